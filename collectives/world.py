@@ -1,0 +1,73 @@
+"""The environment contract: what the process that started this rank promised about the world.
+
+Every engine tells its ranks who they are through environment variables; reading them costs nothing, so a world of one
+never imports MPI, and a world that turns out smaller than promised is an error instead of a silent singleton.
+The launcher imports this module too, and nothing else of `collectives`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: Set by the keeper to its own pid, in the environment of the rank it watches.
+KEEPER = "DDP_KEEPER"
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A rank's place in the world, as its engine promised it.
+
+    engine: "mpich" (also Intel MPI and whatever speaks PMI-1), "openmpi" or "slurm"
+    rank, size: this rank and the number of ranks
+    local_rank, local_size: the same among the ranks of this node; None where the engine does not say
+    """
+
+    engine: str
+    rank: int
+    size: int
+    local_rank: int | None = None
+    local_size: int | None = None
+
+
+# engine, then the variables of rank, size, local rank and local size. The order matters: MPICH under srun sets PMI_* or
+# SLURM_STEP_*, and Open MPI's mpiexec inside an allocation sees Slurm's variables of the batch step as well.
+_TABLE = (
+    ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # SLURM_NTASKS holds in a batch script though no step runs there: only the step's own size is a promise.
+    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+)
+
+
+def promised(environ: Mapping[str, str] = os.environ) -> World | None:
+    """The world that the engine promised, or None where no engine started this process.
+
+    Raises: ValueError if an engine's variable holds no number.
+    """
+    for engine, rank, size, local_rank, local_size in _TABLE:
+        if rank in environ and size in environ:
+            return World(
+                engine=engine,
+                rank=_number(environ, rank),
+                size=_number(environ, size),
+                local_rank=_number(environ, local_rank) if local_rank in environ else None,
+                local_size=_number(environ, local_size) if local_size in environ else None,
+            )
+    return None
+
+
+def supervised(environ: Mapping[str, str] = os.environ) -> bool:
+    """True in a rank that a keeper watches: who fails there just exits, and the launcher ends the others.
+
+    Children of a rank inherit the variable but not the parent, so they are not taken for ranks.
+    """
+    return environ.get(KEEPER) == str(os.getppid())
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise ValueError(f"environment variable {name} should be a whole number, is {environ[name]!r}") from None

