@@ -31,10 +31,12 @@ class World:
     local_size: int | None = None
 
 
+_OMPI = "OMPI_COMM_WORLD"
+
 # engine, then the variables of rank, size, local rank and local size. The order matters: MPICH under srun sets PMI_* or
 # SLURM_STEP_*, and Open MPI's mpiexec inside an allocation sees Slurm's variables of the batch step as well.
 _TABLE = (
-    ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("openmpi", f"{_OMPI}_RANK", f"{_OMPI}_SIZE", f"{_OMPI}_LOCAL_RANK", f"{_OMPI}_LOCAL_SIZE"),
     ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     # SLURM_NTASKS holds in a batch script though no step runs there: only the step's own size is a promise.
     ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),

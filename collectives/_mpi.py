@@ -1,0 +1,193 @@
+"""Collectives over MPI: nonblocking calls only, each tested until complete, so that every wait can end (decision 10).
+
+The one module that imports mpi4py. Source of the operations: MPI 4.1, chapter 6 (nonblocking collectives).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mpi4py
+import numpy as np
+
+from collectives import world
+from collectives.departure import Departure
+from collectives.errors import BackendError, WorldError
+from collectives.reduction import Array, ReduceOp
+from collectives.transport import Test, offsets
+
+_HOST_BYTES = 256  # what POSIX allows a host name, rounded up
+
+
+class MPIWorld:
+    """This process's membership in MPI's world: joined once, left once.
+
+    Raises: WorldError if MPI sees another world than the one promised; BackendError if MPI cannot serve threads.
+    """
+
+    def __init__(self, promised: world.World | None, timeout: float) -> None:
+        self._ours = "mpi4py.MPI" not in sys.modules
+        MPI = _join_and_wait_for_every_rank_to_call_init(timeout)
+        self._MPI = MPI
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise BackendError(
+                "this MPI was started without MPI_THREAD_MULTIPLE, which asynchronous collectives need: "
+                "import collectives before mpi4py.MPI, or leave mpi4py.rc.thread_level at 'multiple'"
+            )
+        base = MPI.COMM_WORLD
+        if promised is not None and (promised.size, promised.rank) != (base.size, base.rank):
+            raise WorldError(_mismatch(promised, base.size, MPI.Get_library_version()))
+        # Calls of ours never meet calls that the user makes on MPI.COMM_WORLD.
+        self._comm = base.Dup()
+        self._farewell = base.Dup()
+        self._lock = threading.Lock()
+        self._left: dict[int, Departure] = {}
+        self._sent: list[tuple[Any, bytes]] = []
+
+    def transport(self) -> MPITransport:
+        """The transport of all ranks."""
+        hosts = np.zeros((self._comm.size, _HOST_BYTES), np.uint8)
+        name = self._MPI.Get_processor_name().encode()[:_HOST_BYTES]
+        mine = np.frombuffer(name.ljust(_HOST_BYTES, b"\0"), np.uint8)
+        self._comm.Allgather(mine, hosts)
+        seat = take_seat([row.tobytes() for row in hosts], self.rank)
+        return MPITransport(self._MPI, self._comm, self, seat, "world")
+
+    @property
+    def rank(self) -> int:
+        return int(self._comm.rank)
+
+    @property
+    def size(self) -> int:
+        return int(self._comm.size)
+
+    def leave(self, departure: Departure) -> None:
+        """Tells every other rank that this one is leaving; the messages go out as tests make progress."""
+        message = departure.encode()
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._sent.append((self._farewell.Isend([message, self._MPI.BYTE], rank), message))
+
+    def departures(self) -> Mapping[int, Departure]:
+        """The ranks that have said that they leave, as far as their messages have arrived."""
+        with self._lock:  # many threads may be waiting, one of them reads
+            status = self._MPI.Status()
+            while (message := self._farewell.Improbe(status=status)) is not None:
+                text = bytearray(status.Get_count(self._MPI.BYTE))
+                message.Recv([text, self._MPI.BYTE])  # matched and small: it has arrived
+                self._left[status.Get_source()] = Departure.decode(bytes(text))
+            return dict(self._left)
+
+    def said_goodbye(self) -> bool:
+        """True once this rank's own departure has reached everybody."""
+        return all(request.Test() for request, _ in self._sent)
+
+    def finalize(self) -> None:
+        """Ends MPI. Every rank must be there; an MPI that the user started is left to who started it."""
+        if self._ours:
+            self._MPI.Finalize()
+
+    def abort(self, status: int) -> None:
+        """Ends all ranks with this exit status."""
+        self._MPI.COMM_WORLD.Abort(status)
+
+
+def _join_and_wait_for_every_rank_to_call_init(timeout: float) -> Any:
+    # MPI_Init blocks until every rank calls it, with the interpreter lock held: only a timer in C can end that wait.
+    # What it prints is a stack whose top is this function's name.
+    mpi4py.rc.finalize = False
+    faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__ or 2)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise BackendError(
+            f"no MPI library can be loaded ({error}): pip install mpich, or load your cluster's MPI"
+        ) from error
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return MPI
+
+
+def _mismatch(promised: world.World, size: int, library: str) -> str:
+    return (
+        f"this process was started by {promised.engine} as rank {promised.rank} of {promised.size}, but MPI sees a "
+        f"world of {size}: mpiexec and the MPI library ({library.strip().splitlines()[0]}) do not belong together. "
+        "Install one MPI only, start with the mpiexec that came with it (ddp-launch does), or under Slurm choose its "
+        "interface (srun --mpi=list)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where a rank stands: in the world, among the ranks of its node, and which node that is."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+
+
+def take_seat(hosts: Sequence[bytes], rank: int) -> Seat:
+    """A rank's seat by all ranks' host names; nodes are counted in the order of their first rank."""
+    mine = hosts[rank]
+    return Seat(
+        rank=rank,
+        size=len(hosts),
+        local_rank=hosts[:rank].count(mine),
+        local_size=list(hosts).count(mine),
+        node=list(dict.fromkeys(hosts)).index(mine),
+    )
+
+
+class MPITransport:
+    """One MPI communicator of our own."""
+
+    name = "mpi"
+
+    def __init__(self, MPI: Any, comm: Any, membership: MPIWorld, seat: Seat, key: str) -> None:
+        self._MPI = MPI
+        self._comm = comm
+        self._membership = membership
+        self._seat = seat
+        self._ops = {ReduceOp.SUM: MPI.SUM, ReduceOp.PROD: MPI.PROD, ReduceOp.MAX: MPI.MAX, ReduceOp.MIN: MPI.MIN}
+        self.key = key
+        self.rank, self.size = seat.rank, seat.size
+        self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
+
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
+        source = self._MPI.IN_PLACE if x is out else x
+        return self._comm.Iallreduce(source, out, self._ops[op]).Test
+
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
+        return self._comm.Ireduce(x, out, self._ops[op], root).Test
+
+    def broadcast(self, x: Array, root: int) -> Test:
+        return self._comm.Ibcast([x, self._MPI.BYTE], root).Test
+
+    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
+        return self._comm.Igatherv([x, self._MPI.BYTE], self._parts(out, counts), root).Test
+
+    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
+        return self._comm.Iscatterv(self._parts(x, counts), [out, self._MPI.BYTE], root).Test
+
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
+        return self._comm.Iallgatherv([x, self._MPI.BYTE], self._parts(out, counts)).Test
+
+    def barrier(self) -> Test:
+        return self._comm.Ibarrier().Test
+
+    def duplicate(self, key: str) -> tuple[MPITransport, Test]:
+        comm, request = self._comm.Idup()  # its handle is there at once, usable when the request is done
+        return MPITransport(self._MPI, comm, self._membership, self._seat, key), request.Test
+
+    def departures(self) -> Mapping[int, Departure]:
+        return self._membership.departures()
+
+    def _parts(self, whole: Array | None, counts: Sequence[int]) -> Any:
+        return None if whole is None else [whole, (list(counts), offsets(counts)), self._MPI.BYTE]

@@ -1,0 +1,50 @@
+"""Who has left the job: a rank that waits must learn that the one it waits for will never come.
+
+A leaving rank tells every other its exit status and how many calls it made on each communicator. The count is what
+makes the answer exact: a rank that took part in call #5 and left is no reason to give up call #5, which may still be
+waiting for somebody slow; one that left before call #5 is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """What a rank says when it leaves. status: its exit status; calls: communicator → number of calls it made."""
+
+    status: int
+    calls: Mapping[str, int]
+
+    def encode(self) -> bytes:
+        """This departure as JSON."""
+        return json.dumps({"status": self.status, "calls": dict(self.calls)}).encode()
+
+    @staticmethod
+    def decode(message: bytes) -> Departure:
+        """The departure that `encode` wrote."""
+        read = json.loads(message)
+        return Departure(status=read["status"], calls=read["calls"])
+
+
+def never_coming(departures: Mapping[int, Departure], communicator: str, number: int) -> list[int]:
+    """The ranks that left before making call `number` (counted from 0) on that communicator, in rank order.
+
+    A rank that failed counts whatever it made: it may have died with calls queued, and the job is lost anyway.
+    """
+    return sorted(
+        rank for rank, left in departures.items() if left.status != 0 or left.calls.get(communicator, 0) <= number
+    )
+
+
+def describe(departures: Mapping[int, Departure], ranks: list[int]) -> str:
+    """`rank 1 has left (exit status 0)`, for one rank or several."""
+    said = [f"rank {rank} has {_how(departures[rank].status)}" for rank in ranks]
+    return said[0] if len(said) == 1 else ", ".join(said[:-1]) + " and " + said[-1]
+
+
+def _how(status: int) -> str:
+    return "left (exit status 0)" if status == 0 else f"failed (exit status {status})"

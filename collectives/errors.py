@@ -1,0 +1,57 @@
+"""What can go wrong between ranks, as one tree:
+
+    CollectivesError (RuntimeError)
+    ├── WorldError                      the world is not the one the launcher promised, or cannot be reached
+    ├── BackendError                    a backend asked for by name cannot be used
+    ├── ArgumentError (ValueError)      a collective was called with arguments it cannot take
+    │   └── DtypeError (TypeError)      … or with a dtype it cannot take
+    ├── MismatchError                   ranks made different calls at the same place in the order
+    ├── CommunicatorClosed              a call on a communicator after close()
+    ├── CollectiveInterrupted           an earlier call was interrupted half-way; the communicator cannot go on
+    ├── CollectiveTimeout (TimeoutError)  a collective passed its time limit
+    └── PeerLeft                        a rank left the job, or failed, while this one waits for it
+
+A message says what was asked, what was expected, what was got, on which rank, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class CollectivesError(RuntimeError):
+    """The root: anything that `collectives` raises on purpose."""
+
+
+class WorldError(CollectivesError):
+    """The world is not the one the launcher promised, or cannot be reached."""
+
+
+class BackendError(CollectivesError):
+    """A backend asked for by name cannot be used; it never falls back."""
+
+
+class ArgumentError(CollectivesError, ValueError):
+    """A collective was called with arguments it cannot take."""
+
+
+class DtypeError(ArgumentError, TypeError):
+    """A collective was called with a dtype it cannot take, or with something that is no array."""
+
+
+class MismatchError(CollectivesError):
+    """Ranks made different calls at the same place in the order."""
+
+
+class CommunicatorClosed(CollectivesError):
+    """A call on a communicator after `close()`."""
+
+
+class CollectiveInterrupted(CollectivesError):
+    """An earlier call on this communicator was interrupted half-way, so ranks no longer agree on what comes next."""
+
+
+class CollectiveTimeout(CollectivesError, TimeoutError):
+    """A collective passed its time limit; the communicator is broken from then on."""
+
+
+class PeerLeft(CollectivesError):
+    """A rank left the job, or failed, while this one waits for it."""

@@ -1,0 +1,277 @@
+"""Progress: who drives a communicator's collectives to their end, in which order, and for how long.
+
+A collective is a generator that yields each step's test and returns its result, so that one description serves the
+calling thread and the helper thread alike. A synchronous call runs in the caller when nothing of its communicator is
+queued or in flight; everything else goes through one helper thread a communicator, one call after the other. Nothing
+here blocks inside a backend: a test is repeated until it is True, the time limit passes, Ctrl-C arrives or a rank turns
+out to have left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar
+
+from collectives import departure
+from collectives.errors import (
+    ArgumentError,
+    CollectiveInterrupted,
+    CollectivesError,
+    CollectiveTimeout,
+    CommunicatorClosed,
+    MismatchError,
+    PeerLeft,
+)
+from collectives.site import Site
+from collectives.transport import Test, Transport
+
+T = TypeVar("T")
+Steps = Generator[Test, None, T]
+
+_SPIN = 50e-6  # s; a peer that is about to arrive is worth a short spin …
+_PAUSE = 100e-6  # s; … a later one is not: it may be computing on this very core
+_LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
+
+# Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
+_IN_ORDER = (ArgumentError, MismatchError)
+
+# MPI cannot cancel a collective: what a broken call may still write into must live until the process ends.
+_never_freed: list[Any] = []
+
+
+class Call(Generic[T]):
+    """One collective on one rank: what it is called, its steps, and its outcome."""
+
+    __slots__ = ("_finished", "error", "name", "number", "result", "site", "steps", "timeout", "what")
+
+    def __init__(self, name: str, what: object, site: Site, steps: Steps[T], timeout: float) -> None:
+        self.name = name
+        self.what = what
+        self.site = site
+        self.steps = steps
+        self.timeout = timeout
+        self.number = -1
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self._finished = threading.Event()
+
+    def __str__(self) -> str:
+        return f"{self.name} #{self.number} ({self.site}) {self.what}".rstrip()
+
+    def finish(self, result: T | None, error: BaseException | None) -> None:
+        """Publishes the outcome to whoever waits."""
+        self.result, self.error = result, error
+        self._finished.set()
+
+    def finished(self) -> bool:
+        """True once the outcome is known."""
+        return self._finished.is_set()
+
+    def join(self, timeout: float | None) -> bool:
+        """Waits for the outcome; False if it is not known after `timeout` seconds."""
+        return self._finished.wait(timeout)
+
+    def outcome(self) -> T:
+        """The result. Raises: the error that ended the call."""
+        if self.error is not None:
+            raise _again(self.error)
+        return self.result  # type: ignore[return-value]  # a finished call without an error has its result
+
+
+class CallQueue:
+    """The calls of one communicator on one rank, in their one order."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._changed = threading.Condition()
+        self._queue: deque[Call[Any]] = deque()
+        self._busy = False  # a call is being driven, by whichever thread
+        self._helper: threading.Thread | None = None
+        self._closed = False
+        self._error: BaseException | None = None
+        self.started = 0
+
+    def run(self, call: Call[T]) -> T:
+        """Runs `call` after all that were submitted before it, and returns its result."""
+        with self._changed:
+            self._enter(call)
+            inline = not self._busy and not self._queue
+            if inline:
+                self._busy = True
+            else:
+                self._enqueue(call)
+        if not inline:
+            # Its own time limit ends it, so waiting for it ends too.
+            call.join(None)
+            return call.outcome()
+        try:
+            return self._drive(call)
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def submit(self, call: Call[Any]) -> None:
+        """Has the helper thread run `call` after all that were submitted before it."""
+        with self._changed:
+            self._enter(call)
+            self._enqueue(call)
+
+    def close(self) -> None:
+        """Takes no further calls. Those under way are finished by the helper thread, which then ends."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def drain(self, deadline: float) -> bool:
+        """Waits until nothing is queued or in flight; False if that is not so at `deadline` (monotonic seconds)."""
+        with self._changed:
+            left = max(0.0, deadline - time.monotonic())
+            return self._changed.wait_for(lambda: not self._busy and not self._queue, left)
+
+    @property
+    def broken(self) -> bool:
+        """True once a call ended half-way: no further call on this communicator can be trusted."""
+        return self._error is not None
+
+    def _enter(self, call: Call[Any]) -> None:
+        if self._error is not None:
+            raise _again(self._error)
+        if self._closed:
+            raise CommunicatorClosed(f"rank {self._transport.rank}: {call.name} ({call.site}) on a closed communicator")
+        call.number = self.started
+        self.started += 1
+
+    def _enqueue(self, call: Call[Any]) -> None:
+        self._queue.append(call)
+        if self._helper is None:
+            self._helper = threading.Thread(target=self._help, name=f"collectives-{self._transport.key}", daemon=True)
+            self._helper.start()
+        self._changed.notify_all()
+
+    def _help(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: (self._queue and not self._busy) or (self._closed and not self._queue))
+                if not self._queue:
+                    return
+                call = self._queue.popleft()
+                self._busy = True
+            try:
+                self._drive(call)
+            except BaseException:  # published in the call, raised where it is waited for
+                pass
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+            del call  # its arrays belong to whoever waits, not to an idle thread
+
+    def _drive(self, call: Call[T]) -> T:
+        try:
+            if self._error is not None:
+                raise _again(self._error)
+            result = _walk(call, self._transport)
+        except _IN_ORDER as error:
+            call.finish(None, error)
+            raise
+        except CollectivesError as error:
+            raise self._break(call, error) from None
+        except BaseException as error:
+            raise self._break(call, error) from error
+        call.finish(result, None)
+        return result
+
+    def _break(self, call: Call[Any], error: BaseException) -> BaseException:
+        if self._error is None:
+            if isinstance(error, Exception):
+                if not isinstance(error, CollectivesError):
+                    reason = f"{type(error).__name__}: {error}"
+                    error = CollectivesError(f"rank {self._transport.rank}: {call} failed: {reason}")
+                self._error = error
+            else:
+                self._error = CollectiveInterrupted(
+                    f"rank {self._transport.rank}: {call} was interrupted ({type(error).__name__}); "
+                    "this communicator cannot go on"
+                )
+            _never_freed.append(call)
+        call.finish(None, error)
+        return error
+
+
+def _walk(call: Call[T], transport: Transport) -> T:
+    try:
+        test = next(call.steps)
+        while True:
+            if not test():
+                _wait(test, call, transport)
+            test = next(call.steps)
+    except StopIteration as end:
+        return end.value
+
+
+def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
+    start = time.monotonic()
+    while time.monotonic() - start < _SPIN:
+        if test():
+            return
+    look = start + _LOOK_AROUND
+    while not test():
+        time.sleep(_PAUSE)
+        now = time.monotonic()
+        if now >= look:
+            look = now + _LOOK_AROUND
+            _look_around(test, call, transport)
+            if now - start > call.timeout:
+                raise CollectiveTimeout(
+                    f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. "
+                    "Every rank must make the same calls in the same order; one has not arrived, or hangs elsewhere"
+                )
+
+
+def _look_around(test: Test, call: Call[Any], transport: Transport) -> None:
+    departures = transport.departures()
+    if departures:
+        gone = departure.never_coming(departures, transport.key, call.number)
+        if gone and not test():
+            raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
+
+
+def _again(error: BaseException) -> BaseException:
+    # A fresh exception: one instance raised at several places would collect all their tracebacks.
+    fresh = type(error)(*error.args)
+    fresh.__cause__ = error.__cause__
+    return fresh
+
+
+class Work(Generic[T]):
+    """A collective under way, as `async_op=True` returns it. It keeps its arrays alive.
+
+    Until `wait` returns, the arrays given to the collective must be neither changed nor, if they are written, read.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call[T]) -> None:
+        self._call = call
+
+    def done(self) -> bool:
+        """True once `wait` would return, or raise, at once."""
+        return self._call.finished()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The collective's result; may be called again.
+
+        timeout: seconds that this call waits at most; the collective's own time limit holds besides
+        Raises: CollectiveTimeout if it is not complete by then (a limit given here leaves the communicator usable);
+        whatever ended the collective.
+        """
+        if not self._call.join(timeout):
+            raise CollectiveTimeout(f"{self._call} was not complete after waiting {timeout:g} s; it goes on")
+        return self._call.outcome()
+
+    def __repr__(self) -> str:
+        return f"<Work {self._call}: {'done' if self.done() else 'under way'}>"

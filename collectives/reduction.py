@@ -1,0 +1,94 @@
+"""What a reduction means for each dtype, whatever the backend: decided here once, so that no two backends differ.
+
+dtype             sum, prod     mean                       max, min
+bool              -             -                          or, and
+integers          wraps around  sum / size, toward zero    yes
+float16           in float32    in float32                 yes
+float32, float64  yes           yes                        yes
+complex           yes           yes                        -
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from collectives.errors import ArgumentError, DtypeError
+
+Array = np.ndarray[Any, Any]
+
+
+class ReduceOp(Enum):
+    """How a reduction combines the ranks' values; collectives accept the values' names as strings too."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+    PROD = "prod"
+
+    @staticmethod
+    def parse(op: ReduceOp | str) -> ReduceOp:
+        """The op of that name. Raises: ArgumentError naming the ones there are."""
+        if isinstance(op, ReduceOp):
+            return op
+        try:
+            return _BY_NAME[op]
+        except (KeyError, TypeError):
+            raise ArgumentError(f"op should be one of {', '.join(_BY_NAME)}, is {op!r}") from None
+
+
+_BY_NAME = {op.value: op for op in ReduceOp}
+_ARITHMETIC = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD)
+_ORDER = (ReduceOp.MAX, ReduceOp.MIN)
+_ALLOWED = {"b": _ORDER, "i": tuple(ReduceOp), "u": tuple(ReduceOp), "f": tuple(ReduceOp), "c": _ARITHMETIC}
+
+#: How two values are combined, on the wire's dtype; MEAN is a SUM until `finish`.
+COMBINE: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PROD: np.multiply,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: np.minimum,
+}
+
+
+def wire_op(op: ReduceOp) -> ReduceOp:
+    """The op that ranks carry out between them; what is left is done by `finish`."""
+    return ReduceOp.SUM if op is ReduceOp.MEAN else op
+
+
+def wire_dtype(dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
+    """The dtype in which `op` is carried out on arrays of `dtype`.
+
+    Raises: DtypeError if the pair has no meaning.
+    """
+    allowed = _ALLOWED.get(dtype.kind, ())
+    if op not in allowed:
+        can = f"it has {', '.join(each.value for each in allowed)}" if allowed else "it cannot be reduced"
+        raise DtypeError(f"{op.value} of {dtype} is not defined: {can}")
+    if dtype.kind == "b":
+        return np.dtype(np.uint8)
+    if dtype == np.float16:
+        return np.dtype(np.float32)
+    return dtype.newbyteorder("=")
+
+
+def check_scale(dtype: np.dtype[Any], scale: object) -> None:
+    """Raises: DtypeError if a scale is given for a dtype that cannot be scaled."""
+    if scale is not None and dtype.kind not in "fc":
+        raise DtypeError(f"scale needs a floating or complex dtype, got {dtype}: scale the result yourself")
+
+
+def finish(total: Array, op: ReduceOp, size: int, scale: float | None) -> None:
+    """Turns the wire's result into the answer, in place: the division of a mean, then the scale."""
+    if op is ReduceOp.MEAN and size > 1:
+        if total.dtype.kind in "iu":
+            negative = (total < 0) & (total % size != 0)
+            np.floor_divide(total, size, out=total)
+            total += negative.astype(total.dtype)
+        else:
+            np.multiply(total, 1.0 / size, out=total) if size & (size - 1) == 0 else np.divide(total, size, out=total)
+    if scale is not None and scale != 1.0:
+        np.multiply(total, scale, out=total)

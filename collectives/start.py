@@ -1,0 +1,65 @@
+"""Joining the world: which backend serves it, decided once, and the one communicator of all ranks."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+
+from collectives import farewell, simulation, world
+from collectives._single import SingleTransport
+from collectives.communicator import Communicator
+from collectives.errors import BackendError
+
+_BACKENDS = ("auto", "single", "mpi")
+
+_lock = threading.Lock()
+_world: Communicator | None = None
+
+
+def init(backend: str = "auto", timeout: float = 600.0) -> Communicator:
+    """The communicator of all ranks. Collective at the first call; later calls return the same one.
+
+    backend: "auto" takes "mpi" where an engine started several ranks, and "single" otherwise, which imports nothing; a
+    backend asked for by name never falls back
+    timeout: seconds; the time limit of every collective, of start and of exit
+    Inside `run_threads` it returns the calling rank's communicator.
+
+    Raises: WorldError if the world is not the one that the launcher promised; BackendError if the backend is unknown,
+    cannot be loaded, or is another than the one in use.
+    """
+    simulated = simulation.current()
+    if simulated is not None:
+        return simulated
+    if backend not in _BACKENDS:
+        raise BackendError(f"backend should be one of {', '.join(_BACKENDS)}, is {backend!r}")
+    global _world
+    with _lock:
+        if _world is None:
+            _world = _join(choose(backend, world.promised()), timeout)
+        elif backend not in ("auto", _world.backend):
+            raise BackendError(f"backend {backend!r} was asked for, but this process already uses {_world.backend!r}")
+        return _world
+
+
+def choose(backend: str, promised: world.World | None) -> str:
+    """The backend that serves the promised world. Raises: BackendError if "single" is asked for in a larger one."""
+    size = 1 if promised is None else promised.size
+    if backend == "auto":
+        return "single" if size == 1 else "mpi"
+    if backend == "single" and size > 1:
+        raise BackendError(f'backend "single" was asked for in a world of {size} ranks')
+    return backend
+
+
+def _join(backend: str, timeout: float) -> Communicator:
+    if backend == "single":
+        return Communicator(SingleTransport(), timeout)
+    from collectives._mpi import MPIWorld  # here, so that a world of one never loads MPI
+
+    membership = MPIWorld(world.promised(), timeout)
+    comm = Communicator(membership.transport(), timeout)
+    family = comm.family
+    status = farewell.ExitStatus(lambda: sum(each.queue.started for each in family))
+    status.watch()
+    atexit.register(lambda: farewell.depart(membership, family, status.status(), timeout, world.supervised()))
+    return comm

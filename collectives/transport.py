@@ -1,0 +1,68 @@
+"""What a backend must be able to do: move and combine contiguous host arrays without ever blocking.
+
+A transport knows nothing of dtypes' meaning, lengths, scales, queues or time limits: `Communicator` has those once for
+all backends. Each method starts one collective and returns its `Test`; the caller keeps the arrays alive and unchanged
+until that test answers True. All ranks call the same methods in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from collectives.departure import Departure
+from collectives.reduction import Array, ReduceOp
+
+#: Makes progress; True once the collective is complete on this rank; raises if it failed.
+Test = Callable[[], bool]
+
+
+class Transport(Protocol):
+    """One rank's end of a communicator. Arrays are one-dimensional and C-contiguous.
+
+    name: the backend's name; key: the same text on all ranks and different for each communicator of a world
+    """
+
+    name: str
+    key: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
+        """x, out: (n,), same dtype; `x is out` reduces in place."""
+
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
+        """x: (n,); out: (n,) on the root, None elsewhere."""
+
+    def broadcast(self, x: Array, root: int) -> Test:
+        """x: (n,) uint8, read on the root, written elsewhere."""
+
+    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
+        """x: (counts[rank],) uint8; out: (sum(counts),) uint8 on the root, None elsewhere."""
+
+    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
+        """x: (sum(counts),) uint8 on the root, None elsewhere; out: (counts[rank],) uint8."""
+
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
+        """x: (counts[rank],) uint8; out: (sum(counts),) uint8."""
+
+    def barrier(self) -> Test:
+        """Complete once every rank has started it."""
+
+    def duplicate(self, key: str) -> tuple[Transport, Test]:
+        """A transport of the same ranks whose calls never mix with this one's; usable once the test is True."""
+
+    def departures(self) -> Mapping[int, Departure]:
+        """The ranks of this communicator that are known to have left."""
+
+
+def offsets(counts: Sequence[int]) -> list[int]:
+    """Where each rank's part starts: `offsets([2, 0, 3]) == [0, 2, 2]`."""
+    starts, at = [], 0
+    for count in counts:
+        starts.append(at)
+        at += count
+    return starts
