@@ -5,10 +5,11 @@ The one module that imports mpi4py. Source of the operations: MPI 4.1, chapter 6
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from collectives.errors import BackendError, WorldError
 from collectives.reduction import Array, ReduceOp
 from collectives.transport import Test, offsets
 
+_FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
 _HOST_BYTES = 256  # what POSIX allows a host name, rounded up
 
 
@@ -90,7 +92,9 @@ class MPIWorld:
     def finalize(self) -> None:
         """Ends MPI. Every rank must be there; an MPI that the user started is left to who started it."""
         if self._ours:
-            self._MPI.Finalize()
+            # A collective that timed out and was forgiven may still be in flight: no MPI promises to end then.
+            with _ended_by_a_timer(_FINALIZE):
+                self._MPI.Finalize()
 
     def abort(self, status: int) -> None:
         """Ends all ranks with this exit status."""
@@ -98,19 +102,27 @@ class MPIWorld:
 
 
 def _join_and_wait_for_every_rank_to_call_init(timeout: float) -> Any:
-    # MPI_Init blocks until every rank calls it, with the interpreter lock held: only a timer in C can end that wait.
-    # What it prints is a stack whose top is this function's name.
+    # MPI_Init blocks until every rank calls it, with the interpreter lock held; this function's name is what the stack
+    # that the timer prints has to say.
     mpi4py.rc.finalize = False
-    faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__ or 2)
     try:
-        from mpi4py import MPI
+        with _ended_by_a_timer(timeout):
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise BackendError(
             f"no MPI library can be loaded ({error}): pip install mpich, or load your cluster's MPI"
         ) from error
+    return MPI
+
+
+@contextlib.contextmanager
+def _ended_by_a_timer(seconds: float) -> Iterator[None]:
+    """Ends the process, printing its stack, if the body takes longer: for what blocks holding the interpreter lock."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
+    try:
+        yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-    return MPI
 
 
 def _mismatch(promised: world.World, size: int, library: str) -> str:

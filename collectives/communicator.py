@@ -259,11 +259,6 @@ class Communicator:
         """The same text on every rank, and another one for each communicator of a world."""
         return self._transport.key
 
-    @property
-    def line(self) -> CallQueue:
-        """The calls of this communicator, in their order."""
-        return self.queue
-
     # Shared parts ----------------------------------------------------------------------------------------------------
 
     @overload

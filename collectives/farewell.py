@@ -1,7 +1,7 @@
 """The orderly exit: no rank ends alone.
 
-MPI_Finalize waits for all ranks, without a limit and without a word. So finalizing is ours: at exit every rank tells the
-others its status and how far it came, and waits until it has heard from all of them. All there: finalize. Somebody
+MPI_Finalize waits for all ranks, without a limit and without a word. So finalizing is ours: at exit every rank tells
+the others its status and how far it came, and waits until it has heard from all of them. All there: finalize. Somebody
 failed, or did not come in time: say who, and end the job with the first failing rank's status.
 """
 
@@ -19,15 +19,17 @@ from collectives.communicator import Communicator
 from collectives.departure import Departure
 
 _GRACE = 1.0  # s; how long a failing rank lets the others find out and speak before it ends them
+_READ = 0.1  # s; engines kill on abort and drop what they have not read: the traceback just printed
 _PAUSE = 0.2e-3  # s
 
 
 class Membership(Protocol):
     """What leaving needs of a world: see `MPIWorld`."""
 
-    rank: int
-    size: int
-
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
     def leave(self, departure: Departure) -> None: ...
     def departures(self) -> Mapping[int, Departure]: ...
     def said_goodbye(self) -> bool: ...
@@ -72,7 +74,7 @@ class ExitStatus:
 
 
 def exit_code(status: object) -> int:
-    """What `sys.exit(status)` makes of its argument: None is 0, a number is itself, anything else is printed and is 1."""
+    """What `sys.exit(status)` makes of its argument: None is 0, a number is itself, all else is printed and is 1."""
     if status is None:
         return 0
     return status & 0xFF if isinstance(status, int) else 1
@@ -103,23 +105,24 @@ def depart(
     broken = any(comm.queue.broken for comm in family)
     departures = membership.departures()
     missing = [rank for rank in range(membership.size) if rank != membership.rank and rank not in departures]
-    if not missing and not broken:
+    if not missing and not (failed and broken):
         membership.finalize()
         return
     code = verdict(status, before, [left.status for left in departures.values()])
     if not failed and missing:
         names = ", ".join(map(str, missing))
         _say(
-            f"collectives: rank {membership.rank} has finished and waited {timeout:g} s for rank {names} to finish too: "
-            "still at work, or hanging. Ending the job"
+            f"collectives: rank {membership.rank} has finished and waited {timeout:g} s for rank {names}, still at "
+            "work or hanging. Ending the job"
         )
         code = code or 1
     _flush()
     if supervised:
         os._exit(status or code)
-    if missing or code:
-        membership.abort(code)
-    os._exit(0)  # everybody left with 0 after a broken call that they caught: MPI_Finalize would wait for that call
+    if status == 0:
+        time.sleep(_GRACE)  # the rank that failed ends the job, and has something to say first
+    time.sleep(_READ)
+    membership.abort(code)
 
 
 def _gather(membership: Membership, status: int, deadline: float) -> bool:

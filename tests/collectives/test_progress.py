@@ -1,0 +1,204 @@
+"""Waits that end: time limits, ranks that left, interruptions, and what a communicator is worth afterwards."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives import Communicator
+from collectives._single import SingleTransport
+from collectives.departure import Departure, describe, never_coming
+from collectives.progress import Work
+from collectives.transport import Test
+
+
+class NeverTransport(SingleTransport):
+    """A world whose other rank never comes."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.left: dict[int, Departure] = {}
+
+    def all_reduce(self, x: object, out: object, op: object) -> Test:
+        self.calls.append("all_reduce")
+        return lambda: False
+
+    def barrier(self) -> Test:
+        self.calls.append("barrier")
+        return lambda: True
+
+    def departures(self) -> dict[int, Departure]:
+        return self.left
+
+
+def test_a_collective_past_its_limit_breaks_the_communicator_for_good() -> None:
+    comm = Communicator(NeverTransport(), timeout=0.2)
+    with pytest.raises(
+        collectives.CollectiveTimeout, match=r"all_reduce #0 \(test_progress.py:\d+\) sum float64 \(3,\)"
+    ):
+        comm.all_reduce(np.ones(3))
+    with pytest.raises(collectives.CollectiveTimeout, match="#0"):  # the first error, whatever is called
+        comm.barrier()
+    with pytest.raises(collectives.CollectiveTimeout, match="#0"):
+        comm.barrier(async_op=True)
+
+
+def test_what_was_queued_behind_a_failure_fails_with_it() -> None:
+    transport = NeverTransport()
+    comm = Communicator(transport, timeout=0.2)
+    works = [comm.all_reduce(np.ones(1), async_op=True), comm.barrier(async_op=True)]
+    for work in works:
+        with pytest.raises(collectives.CollectiveTimeout, match="#0"):
+            work.wait()
+    assert transport.calls == ["all_reduce"]
+
+
+def test_a_limit_given_to_wait_leaves_the_communicator_usable() -> None:
+    def check(comm: Communicator) -> float:
+        if comm.rank == 1:
+            time.sleep(0.3)
+        work: Work[np.ndarray] = comm.all_reduce(np.ones(1), async_op=True)
+        if comm.rank == 0:
+            with pytest.raises(collectives.CollectiveTimeout, match=r"after waiting 0.05 s; it goes on"):
+                work.wait(timeout=0.05)
+            assert not work.done()
+        return float(work.wait()[0])
+
+    assert collectives.run_threads(check, size=2) == [2.0, 2.0]
+
+
+def test_ctrl_c_reaches_a_waiting_rank_at_once() -> None:
+    comm = Communicator(NeverTransport(), timeout=30)
+    timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        comm.all_reduce(np.ones(1))
+    assert time.monotonic() - start < 10
+    with pytest.raises(collectives.CollectiveInterrupted, match=r"all_reduce #0 .* was interrupted"):
+        comm.barrier()
+
+
+def test_a_rank_that_left_before_the_call_is_named() -> None:
+    transport = NeverTransport()
+    comm = Communicator(transport, timeout=30)
+    transport.left = {1: Departure(status=0, calls={"world": 0})}
+    with pytest.raises(
+        collectives.PeerLeft, match=r"rank 1 has left \(exit status 0\) while rank 0 waits in all_reduce #0"
+    ):
+        comm.all_reduce(np.ones(1))
+
+
+def test_a_rank_that_took_part_and_left_is_no_reason_to_give_up() -> None:
+    transport = NeverTransport()
+    comm = Communicator(transport, timeout=0.3)
+    transport.left = {1: Departure(status=0, calls={"world": 1})}
+    with pytest.raises(collectives.CollectiveTimeout):
+        comm.all_reduce(np.ones(1))
+
+
+def test_never_coming_is_a_table() -> None:
+    left = {2: Departure(status=0, calls={"world": 3}), 1: Departure(status=3, calls={"world": 9})}
+    assert never_coming(left, "world", 2) == [1]
+    assert never_coming(left, "world", 3) == [1, 2]
+    assert never_coming({2: left[2]}, "other", 0) == [2]
+    assert describe(left, [1, 2]) == "rank 1 has failed (exit status 3) and rank 2 has left (exit status 0)"
+    assert Departure.decode(left[1].encode()) == left[1]
+
+
+def test_a_simulated_rank_that_returns_early_is_named() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank != 1:
+            comm.all_reduce(np.ones(1))
+
+    with pytest.raises(collectives.PeerLeft, match=r"rank 1 has left \(exit status 0\)"):
+        collectives.run_threads(check, size=3)
+
+
+def test_a_simulated_ranks_exception_comes_out_and_frees_the_others() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank == 1:
+            raise ZeroDivisionError("mine")
+        comm.all_reduce(np.ones(1))
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        collectives.run_threads(check, size=2)
+
+
+def test_a_simulated_rank_that_does_not_end_is_named() -> None:
+    release = threading.Event()
+
+    def check(comm: Communicator) -> None:
+        if comm.rank == 1:
+            release.wait(10)
+
+    with pytest.raises(collectives.CollectiveTimeout, match=r"rank 1 of 2 still ran after 0\.2 s"):
+        collectives.run_threads(check, size=2, timeout=0.2)
+    release.set()
+
+
+def test_simulated_ranks_that_call_different_things_are_told() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.all_reduce(np.ones(3))
+        else:
+            comm.all_reduce(np.ones(4))
+
+    with pytest.raises(collectives.MismatchError, match="ranks made different calls: rank 0"):
+        collectives.run_threads(check, size=2)
+
+
+def test_closing_twice_and_with_work_under_way() -> None:
+    def check(comm: Communicator) -> float:
+        works = [comm.all_reduce(np.ones(10), async_op=True) for _ in range(5)]
+        comm.close()
+        comm.close()
+        with pytest.raises(collectives.CommunicatorClosed, match="on a closed communicator"):
+            comm.all_reduce(np.ones(1))
+        return sum(float(work.wait()[0]) for work in works)
+
+    assert collectives.run_threads(check, size=2) == [10.0, 10.0]
+
+
+def test_closing_ends_the_helper_thread() -> None:
+    comm = Communicator(SingleTransport("closing"), timeout=5)
+    comm.barrier(async_op=True).wait()
+    comm.close()
+    deadline = time.monotonic() + 5
+    while any(thread.name == "collectives-closing" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_many_threads_of_a_rank_may_call() -> None:
+    # Their order is theirs to agree on; here every call is alike, so any order is right.
+    def check(comm: Communicator) -> list[float]:
+        results: list[float] = []
+        threads = [
+            threading.Thread(target=lambda: results.extend(float(comm.all_reduce(np.ones(2))[0]) for _ in range(20)))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return results
+
+    assert collectives.run_threads(check, size=2) == [[2.0] * 80] * 2
+
+
+def test_a_work_says_what_it_is() -> None:
+    comm = Communicator(NeverTransport(), timeout=0.2)
+    work = comm.all_reduce(np.ones(2), async_op=True)
+    assert "all_reduce #0" in repr(work)
+    assert "under way" in repr(work)
+    with pytest.raises(collectives.CollectiveTimeout):
+        work.wait()

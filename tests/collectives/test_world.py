@@ -1,0 +1,130 @@
+"""Which engine promised what, and what the first `init` makes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import collectives
+from collectives import world
+from collectives._mpi import Seat, take_seat
+from collectives.start import choose
+from collectives.world import World
+
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+OMPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+STEP = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        (HYDRA, World(engine="mpich", rank=1, size=4, local_rank=1, local_size=2)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, World(engine="mpich", rank=0, size=2)),
+        (OMPI, World(engine="openmpi", rank=3, size=4, local_rank=1, local_size=2)),
+        (STEP, World(engine="slurm", rank=2, size=3, local_rank=0)),
+        # A batch script knows how many tasks were asked for, but no step runs there: it is one process.
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
+        ({**OMPI, "SLURM_NTASKS": "8"}, World(engine="openmpi", rank=3, size=4, local_rank=1, local_size=2)),
+        ({**HYDRA, **STEP}, World(engine="mpich", rank=1, size=4, local_rank=1, local_size=2)),
+    ],
+)
+def test_the_engine_is_read_from_the_environment(environ: dict[str, str], expected: World | None) -> None:
+    assert world.promised(environ) == expected
+
+
+def test_a_variable_that_holds_no_number_is_named() -> None:
+    with pytest.raises(ValueError, match="PMI_SIZE should be a whole number, is 'many'"):
+        world.promised({"PMI_RANK": "0", "PMI_SIZE": "many"})
+
+
+def test_only_the_keepers_own_child_is_supervised() -> None:
+    assert world.supervised({world.KEEPER: str(os.getppid())})
+    assert not world.supervised({world.KEEPER: str(os.getpid())})
+    assert not world.supervised({})
+
+
+def test_seats_are_counted_by_host_name() -> None:
+    hosts = [b"a", b"b", b"a", b"b", b"b"]
+    seats = [take_seat(hosts, rank) for rank in range(5)]
+    assert [(seat.local_rank, seat.local_size, seat.node) for seat in seats] == [
+        (0, 2, 0),
+        (0, 3, 1),
+        (1, 2, 0),
+        (1, 3, 1),
+        (2, 3, 1),
+    ]
+    assert seats[4] == Seat(rank=4, size=5, local_rank=2, local_size=3, node=1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "size", "expected"),
+    [
+        ("auto", None, "single"),
+        ("auto", 1, "single"),
+        ("auto", 2, "mpi"),
+        ("mpi", None, "mpi"),
+        ("single", 1, "single"),
+    ],
+)
+def test_the_backend_follows_the_promise(backend: str, size: int | None, expected: str) -> None:
+    assert choose(backend, None if size is None else World(engine="mpich", rank=0, size=size)) == expected
+
+
+def test_a_backend_asked_for_by_name_never_falls_back() -> None:
+    with pytest.raises(collectives.BackendError, match='"single" was asked for in a world of 2'):
+        choose("single", World(engine="mpich", rank=0, size=2))
+    with pytest.raises(collectives.BackendError, match="backend should be one of auto, single, mpi, is 'gloo'"):
+        collectives.init("gloo")
+
+
+def test_init_is_idempotent_and_a_world_of_one_imports_no_mpi() -> None:
+    code = (
+        "import sys, collectives\n"
+        "a = collectives.init(); assert collectives.init() is a and a.backend == 'single'\n"
+        "assert not {'mpi4py', 'cupy', 'pynccl'} & set(sys.modules)\n"
+        "try: collectives.init('mpi')\n"
+        "except collectives.BackendError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert "backend 'mpi' was asked for, but this process already uses 'single'" in done.stdout
+
+
+def test_inside_run_threads_init_gives_the_ranks_communicator() -> None:
+    assert collectives.run_threads(lambda comm: collectives.init() is comm, size=2) == [True, True]
+
+
+@pytest.mark.mpi
+def test_a_world_smaller_than_promised_is_an_error(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    # What a rank sees when the other MPI's mpiexec started it.
+    mpich_here = (Path(sys.executable).parent / "mpiexec.hydra").exists()
+    rank, size = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if mpich_here else ("PMI_RANK", "PMI_SIZE")
+    script = [sys.executable, "-c", "import collectives; collectives.init()"]
+    done = run_job(script, env={rank: "1", size: "2"})
+    assert done.returncode != 0
+    assert "as rank 1 of 2, but MPI sees a world of 1" in done.stderr
+
+
+@pytest.mark.mpi
+def test_a_rank_that_never_calls_init_does_not_hold_the_others_for_ever(
+    start_job: Callable[..., object], mpiexec: list[str]
+) -> None:
+    code = (
+        "import time, collectives\nfrom collectives import world\n"
+        "if world.promised().rank == 1: time.sleep(30)\n"
+        "collectives.init(timeout=1)\n"
+    )
+    done = start_job([*mpiexec, "-n", "2", sys.executable, "-c", code]).wait(timeout=20)  # type: ignore[attr-defined]
+    assert done.returncode != 0
+    assert "_join_and_wait_for_every_rank_to_call_init" in done.stderr
