@@ -1,0 +1,26 @@
+"""Starts the ranks of a job, watches over them and explains how they failed.
+
+From the shell: `ddp-launch -n 4 train.py`. From Python: `launcher.launch(launcher.Job(script="train.py", n=4))`.
+This file imports nothing until asked: a keeper imports it beside every rank, and must stay small.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.job import Job as Job
+    from launcher.job import UsageError as UsageError
+    from launcher.watch import launch as launch
+
+__all__ = ["Job", "UsageError", "launch"]
+
+_HOMES = {"Job": "launcher.job", "UsageError": "launcher.job", "launch": "launcher.watch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

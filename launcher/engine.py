@@ -1,0 +1,109 @@
+"""Which MPI starts the ranks, and with what command.
+
+Ranks are started by an engine that exists (MPICH's or Intel's hydra, Open MPI's prterun), never by a home-made one.
+A wrong mpiexec is worse than none: its ranks would each believe that they are alone, so the one beside this Python wins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from launcher.job import UsageError
+
+HYDRA = "mpich"
+OPENMPI = "openmpi"
+
+# What Open MPI needs to start as fast as MPICH on one machine; by default it probes every network first.
+_OPENMPI_FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm,tcp"}
+# The job is on this machine, also inside an allocation: no ssh, no srun.
+_HYDRA_LOCAL = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+# An outer engine's word about its own rank must not be taken for the inner one's.
+_FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
+
+
+def find_mpiexec(executable: str = sys.executable, environ: Mapping[str, str] = os.environ) -> str:
+    """The path of `mpiexec`: beside this Python (the environment need not be activated), else on PATH.
+
+    Raises: UsageError if there is none.
+    """
+    for folder in (os.path.dirname(executable), *environ.get("PATH", os.defpath).split(os.pathsep)):
+        path = os.path.join(folder, "mpiexec")
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    raise UsageError("no MPI found (no mpiexec beside this Python, none on PATH): pip install mpich")
+
+
+def flavour(mpiexec: str, version: Callable[[str], str] | None = None) -> str:
+    """Which family `mpiexec` belongs to: "mpich" (also Intel's) or "openmpi".
+
+    version: runs `mpiexec --version` and returns what it prints; asked only where file names do not tell.
+    Raises: UsageError if it is neither.
+    """
+    real = os.path.realpath(mpiexec)
+    name = os.path.basename(real)
+    if "hydra" in name or "mpich" in name:
+        return HYDRA
+    if "prte" in name or "orte" in name or "openmpi" in name:
+        return OPENMPI
+    for folder in dict.fromkeys((os.path.dirname(mpiexec), os.path.dirname(real))):
+        hydra = _any(folder, "mpiexec.hydra", "hydra_pmi_proxy")
+        openmpi = _any(folder, "prterun", "orterun", "ompi_info")
+        if hydra != openmpi:
+            return HYDRA if hydra else OPENMPI
+    said = (version or _version)(mpiexec)
+    if "Open MPI" in said or "OpenRTE" in said or "PRRTE" in said:
+        return OPENMPI
+    if "HYDRA" in said or "Intel(R) MPI" in said or "MPICH" in said:
+        return HYDRA
+    raise UsageError(f"{mpiexec} is neither MPICH's nor Open MPI's; for one that is: pip install mpich")
+
+
+def engine_command(family: str, mpiexec: str, n: int, rank: Sequence[str]) -> list[str]:
+    """The command that starts `n` times the command `rank`.
+
+    >>> engine_command("mpich", "mpiexec", 2, ["python", "train.py"])
+    ['mpiexec', '-n', '2', 'python', 'train.py']
+    """
+    # Binding to one core, Open MPI's default for two ranks, makes BLAS and our helper threads share it.
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if family == OPENMPI else []
+    return [mpiexec, *options, "-n", str(n), *rank]
+
+
+def engine_environment(family: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the engine: what makes it start fast on one machine, unless the user chose otherwise.
+
+    family: None where a world of one is started without any engine
+    """
+    fast = {OPENMPI: _OPENMPI_FAST, HYDRA: _HYDRA_LOCAL, None: {}}[family]
+    clean = {name: value for name, value in environ.items() if family is not None or not name.startswith(_FOREIGN)}
+    return {**fast, **clean}
+
+
+def shield(args: Sequence[str]) -> list[str]:
+    """The same arguments, safe to pass through an engine: a lone colon would begin a second program.
+
+    >>> shield(["a:b", ":", "::"])
+    ['a:b', '::', ':::']
+    """
+    return [arg + ":" if arg and not arg.strip(":") else arg for arg in args]
+
+
+def unshield(args: Sequence[str]) -> list[str]:
+    """Undoes `shield`."""
+    return [arg[:-1] if arg and not arg.strip(":") else arg for arg in args]
+
+
+def _any(folder: str, *names: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, name)) for name in names)
+
+
+def _version(mpiexec: str) -> str:
+    import subprocess
+
+    try:
+        done = subprocess.run([mpiexec, "--version"], capture_output=True, timeout=20, text=True, errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{mpiexec} --version does not work: {error}") from None
+    return done.stdout + done.stderr

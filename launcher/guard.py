@@ -1,0 +1,133 @@
+"""The engine's parent: a fork of the launcher that outlives a `kill -9` of it just long enough to leave nothing behind.
+
+mpiexec's ranks may put their children into sessions of their own, and mpiexec, its proxies or a keeper may be killed.
+Whatever they leave comes to the guard, which is a subreaper; when the launcher lets go of it, or dies, it ends them all.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from launcher.process import become_subreaper, die_with_parent, reap_all, sweep
+
+_SWEEP_LIMIT = 3.0
+_CANNOT_START = 127
+
+
+class Guard:
+    """A running engine and the guard above it, as the launcher sees them.
+
+    pid, engine: of the guard and of mpiexec
+    status: how mpiexec ended (exit code, or minus the signal), None while it runs
+    lost: True if the guard itself has gone
+    silent: True once the engine can say no more
+    chatter: file descriptor of what the engine itself prints
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.status: int | None = None
+        self.lost = False
+        self.silent = False
+        self.chatter, words = os.pipe()
+        self._socket, theirs = socket.socketpair()
+        self._news = b""
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                self._socket.close()
+                os.close(self.chatter)
+                _watch(command, dict(environ), theirs, words)
+            finally:
+                os._exit(_CANNOT_START)
+        theirs.close()
+        os.close(words)
+        self.engine = int(self._line())
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self) -> None:
+        """Takes the guard's news: the engine has ended, or the guard has."""
+        line = self._line()
+        if line:
+            self.status = int(line)
+        else:
+            self.lost = True
+
+    def listen(self) -> bytes:
+        """What the engine has said since; `chatter` must not block."""
+        data = b""
+        try:
+            while more := os.read(self.chatter, 1 << 16):
+                data += more
+        except BlockingIOError:
+            return data
+        self.silent = True
+        return data
+
+    def close(self) -> None:
+        """Ends whatever still runs below the guard, and then the guard."""
+        self._socket.close()
+        os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
+        os.close(self.chatter)
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._news:
+            data = self._socket.recv(64)
+            if not data:
+                return b""
+            self._news += data
+        line, _, self._news = self._news.partition(b"\n")
+        return line
+
+
+def _watch(command: Sequence[str], environ: dict[str, str], launcher: socket.socket, words: int) -> NoReturn:
+    """The guard's whole life."""
+    become_subreaper()
+    wakeup, signals = os.pipe()
+    os.set_blocking(wakeup, False)
+    os.set_blocking(signals, False)
+    signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # the launcher's handlers are not ours
+    me = os.getpid()
+    engine = os.fork()
+    if engine == 0:
+        _become(command, environ, me, words)
+    # Open ends of these would keep the launcher waiting for more.
+    os.close(words)
+    launcher.sendall(b"%d\n" % engine)
+    while True:
+        readable, _, _ = select.select([launcher, wakeup], [], [])
+        if wakeup in readable:
+            os.read(wakeup, 512)
+            status = reap_all().get(engine)
+            if status is not None:
+                launcher.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        if launcher in readable:  # it has let go, or died: it never sends anything
+            sweep(_SWEEP_LIMIT)
+            os._exit(0)
+
+
+def _become(command: Sequence[str], environ: dict[str, str], guard: int, words: int) -> NoReturn:
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(words, 1)
+        os.dup2(words, 2)
+        die_with_parent(guard)
+        os.execve(command[0], list(command), environ)
+    except OSError as error:
+        os.write(2, f"{command[0]} cannot be started: {error}\n".encode())
+    os._exit(_CANNOT_START)

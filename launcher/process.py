@@ -1,0 +1,99 @@
+"""Linux's answer to orphans: parent-death signals, subreapers, and the end of a whole process tree."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+# Loaded before any fork: a child between fork and exec should do as little as it can.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}, {value}): {os.strerror(code)}")
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """This process gets signal `number` when its parent, of pid `parent`, ends; at once if that has ended already."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process come to it instead of to init, so that it can end them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children_of(parents: dict[int, int], root: int) -> list[int]:
+    """All descendants of `root`, given every process's parent.
+
+    >>> children_of({2: 1, 3: 2, 4: 1, 5: 9}, 1)
+    [2, 4, 3]
+    """
+    found = [pid for pid, parent in parents.items() if parent == root]
+    for pid in found:
+        found.extend(child for child, parent in parents.items() if parent == pid)
+    return found
+
+
+def parents() -> dict[int, int]:
+    """The parent of every process that lives now."""
+    table = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stat:
+                    table[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended while we looked
+    return table
+
+
+def sweep(limit: float, spare: frozenset[int] = frozenset()) -> dict[int, int]:
+    """Kills and reaps every descendant of this process, a subreaper, but the trees of its children in `spare`.
+
+    limit: seconds after which it gives up (a process in uninterruptible sleep does not die)
+    Returns: the wait status of each child that it reaped.
+    """
+    ended = {}
+    deadline = time.monotonic() + limit
+    pause = 0.0005
+    while True:
+        ended.update(reap_all())
+        table = parents()
+        for pid in spare:
+            table.pop(pid, None)
+        left = children_of(table, os.getpid())
+        if not left:
+            return ended
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue  # ended meanwhile, or runs as another user: only its own end will remove it
+        if time.monotonic() > deadline:
+            return ended
+        # Killed processes die within microseconds, those they leave come to us then: look again, ever less often.
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def reap_all() -> dict[int, int]:
+    """The wait status of every child that has ended, without waiting for any."""
+    ended = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status

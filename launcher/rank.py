@@ -1,0 +1,136 @@
+"""Runs the user's script in a forked child as `python SCRIPT` would, and tells the keeper what went wrong.
+
+The keeper forks before anything is imported, so a rank costs no second interpreter start. What the script can see of
+this is nothing: `__main__` is a module of its own, `sys.argv` and `sys.path` are as usual, tracebacks begin in its code.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from types import CodeType, ModuleType, TracebackType
+from typing import NoReturn
+
+# A traceback longer than this would only scroll away what matters; its end names the error.
+_TRACEBACK_LIMIT = 1 << 16
+
+
+def run(target: Sequence[str], report: int) -> NoReturn:
+    """Runs `SCRIPT ARGS...` or `-m MODULE ARGS...`; ends the way a Python program does.
+
+    report: file descriptor on which an uncaught exception is told, as one line of JSON
+    Raises: SystemExit, always
+    """
+    me = os.getpid()
+    try:
+        _execute(target)
+        status = 0
+    except SystemExit as exit_:
+        status = _status(exit_.code)
+    except KeyboardInterrupt:
+        status = 130
+    except BaseException as error:  # whatever it is, the launcher must hear of it before exit handlers run
+        status = 1
+        # A child that the script forked may come here too; it is not the rank.
+        _explain(error, report if os.getpid() == me else None)
+    # Looked up now: who must know a program's status before it ends has replaced it.
+    sys.exit(status)
+
+
+def _execute(target: Sequence[str]) -> None:
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    if target[0] == "-m":
+        # As `python -m`: the working folder comes first, and is there before the module is looked for.
+        sys.argv[:] = ["-m", *target[2:]]
+        sys.path[0] = os.getcwd()
+        code = _load_module(target[1], main)
+    else:
+        sys.argv[:] = list(target)
+        sys.path[0] = os.path.dirname(os.path.realpath(target[0]))
+        main.__file__ = os.path.abspath(target[0])
+        with io.open_code(main.__file__) as file:
+            source = file.read()
+        sys.modules["__main__"] = main
+        code = compile(source, main.__file__, "exec", dont_inherit=True)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+def _load_module(name: str, main: ModuleType) -> CodeType:
+    import importlib.util
+
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {name!r}, or it is a package that cannot be run", name=name)
+    code = getattr(spec.loader, "get_code", lambda name: None)(spec.name)
+    if code is None:
+        raise ImportError(f"{name} has no Python code to run", name=name)
+    main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+    if spec.origin is not None:
+        main.__file__ = sys.argv[0] = spec.origin
+    return code  # type: ignore[no-any-return]  # loaders that get_code comes from are untyped here
+
+
+def _status(code: object) -> int:
+    """What Python makes of `sys.exit(code)`."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    try:
+        print(code, file=sys.stderr)
+    except OSError:
+        pass  # nobody is left to read it; the status remains
+    return 1
+
+
+def _explain(error: BaseException, report: int | None) -> None:
+    trace = _users_part(error.__traceback__)
+    # `None` is what an interpreter that is being torn down leaves behind.
+    if report is None or sys.excepthook not in (sys.__excepthook__, None):
+        sys.excepthook(type(error), error, trace)
+    if report is not None:
+        line = json.dumps({"type": _type_name(error), "message": _message(error), "traceback": _format(error, trace)})
+        try:
+            with open(report, "w") as pipe:
+                pipe.write(line + "\n")
+        except OSError:
+            pass  # the keeper has gone, and this rank is about to be killed for it
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame on that is not of this module."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    if trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
+        return None  # the module was not found, and none of the user's code ran
+    return trace
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a broken __str__ must not hide the error
+        return "(its message cannot be shown)"
+
+
+def _format(error: BaseException, trace: TracebackType | None) -> str:
+    try:
+        import traceback
+
+        text = "".join(traceback.format_exception(type(error), error, trace))
+    except Exception:  # memory, file descriptors or the import itself may have failed: Python's own printer needs none
+        sys.__excepthook__(type(error), error, trace)
+        return ""
+    return text if len(text) <= _TRACEBACK_LIMIT else "[...]\n" + text[-_TRACEBACK_LIMIT:]

@@ -1,0 +1,185 @@
+"""Who failed first, what it means, and the job's exit code. Pure: facts in, sentences and a number out."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# An engine's death reaches its ranks within this many seconds, as TERM or KILL out of nowhere.
+_SAME_CAUSE = 0.5
+
+_HINTS = {
+    signal.SIGKILL: "often the kernel, out of memory",
+    signal.SIGSEGV: "invalid memory access in native code",
+    signal.SIGBUS: "often a full /dev/shm",
+    signal.SIGABRT: "abort() in native code",
+    signal.SIGFPE: "arithmetic error in native code",
+    signal.SIGILL: "an instruction that this CPU does not have",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """An uncaught exception."""
+
+    type: str
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailed:
+    """A rank raised, or ended with a status other than 0.
+
+    at: when the launcher learned of it, in seconds
+    status: exit code, or minus the signal that killed it
+    """
+
+    at: float
+    rank: int
+    pid: int
+    status: int | None = None
+    raised: Raised | None = None
+
+    def __str__(self) -> str:
+        if self.raised is not None:
+            return f"rank {self.rank} (pid {self.pid}) raised {self.raised}"
+        assert self.status is not None
+        if self.status < 0:
+            return f"rank {self.rank} (pid {self.pid}) was killed by {signal_name(-self.status)}"
+        return f"rank {self.rank} (pid {self.pid}) exited with code {self.status}"
+
+    @property
+    def code(self) -> int:
+        return 1 if self.raised is not None or self.status is None else exit_code(self.status)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperLost:
+    """A keeper has gone without a word about its rank's end."""
+
+    at: float
+    rank: int
+    pid: int
+    code: int = 1
+
+    def __str__(self) -> str:
+        return f"the keeper of rank {self.rank} (pid {self.pid}) died, and its rank with it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLost:
+    """A keeper's parent, a process of the engine, has died."""
+
+    at: float
+    name: str
+    pid: int
+    code: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the MPI engine'} (pid {self.pid}), which had started the ranks, died"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineEnded:
+    """`mpiexec` ended before the ranks did.
+
+    missing: ranks that had not started yet
+    """
+
+    at: float
+    pid: int
+    status: int
+    missing: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        how = f"was killed by {signal_name(-self.status, hint=False)}" if self.status < 0 else f"exited with code {self.status}"
+        before = f"before {name_ranks(self.missing)} had started" if self.missing else "while ranks were running"
+        return f"mpiexec (pid {self.pid}) {how} {before}"
+
+    @property
+    def code(self) -> int:
+        return exit_code(self.status) or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotStarted:
+    """Ranks that did not come up in time, or not as the ranks that they should be."""
+
+    at: float
+    message: str
+    code: int = 1
+
+    def __str__(self) -> str:
+        return self.message
+
+
+Fact = RankFailed | KeeperLost | EngineLost | EngineEnded | NotStarted
+
+
+def cause(facts: Sequence[Fact]) -> Fact:
+    """The fact that explains the others: the first, but what an engine's death does to ranks and keepers is its doing.
+
+    facts: in the order in which they were learned, at least one
+    """
+    first = facts[0]
+    if not _may_be_collateral(first):
+        return first
+    near = [fact for fact in facts if fact.at - first.at <= _SAME_CAUSE]
+    killed = [fact for fact in near if isinstance(fact, EngineEnded) and fact.status < 0]
+    lost = [fact for fact in near if isinstance(fact, EngineLost)]
+    return (killed + lost + [first])[0]
+
+
+def _may_be_collateral(fact: Fact) -> bool:
+    if isinstance(fact, RankFailed):
+        return fact.raised is None and fact.status in (-signal.SIGTERM, -signal.SIGKILL)
+    return not isinstance(fact, NotStarted)
+
+
+def others(facts: Sequence[Fact], first: Fact) -> str:
+    """One line on the ranks that failed after the first, "" if none did."""
+    seen = {first.rank} if isinstance(first, RankFailed | KeeperLost) else set()
+    words = []
+    for fact in facts:
+        if isinstance(fact, RankFailed) and fact.rank not in seen:
+            seen.add(fact.rank)
+            words.append(str(fact))
+    if not words:
+        return ""
+    return "; ".join(words[:3]) + (f"; and {len(words) - 3} more" if len(words) > 3 else "")
+
+
+def exit_code(status: int) -> int:
+    """The exit code of a shell for a process that ended with `status` (minus the signal that killed it).
+
+    >>> [exit_code(status) for status in (0, 3, -9, -15)]
+    [0, 3, 137, 143]
+    """
+    return status if status >= 0 else 128 - status
+
+
+def signal_name(number: int, hint: bool = True) -> str:
+    """A signal's name and number, and what it usually means.
+
+    >>> signal_name(9)
+    'SIGKILL (signal 9); often the kernel, out of memory'
+    """
+    try:
+        name = f"{signal.Signals(number).name} (signal {number})"
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+    meaning = _HINTS.get(signal.Signals(number)) if hint else None
+    return f"{name}; {meaning}" if meaning else name
+
+
+def name_ranks(numbers: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 1, 2 and 5 more`."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"ranks {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

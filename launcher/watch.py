@@ -1,0 +1,434 @@
+"""The launcher's heart: starts the engine, listens to the keepers, decides when the job is over, ends it.
+
+One loop, one selector, no thread: every event is a readable or writable file, every wait has a deadline. What failed
+is decided in `launcher.verdict`; here is only what to do about it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from launcher import engine
+from launcher.console import BACKLOG, Console
+from launcher.guard import Guard
+from launcher.job import Job
+from launcher.verdict import (
+    EngineEnded,
+    EngineLost,
+    Fact,
+    KeeperLost,
+    NotStarted,
+    Raised,
+    RankFailed,
+    cause,
+    name_ranks,
+    others,
+    signal_name,
+)
+from launcher.wire import ADDRESS, SECRET, Channel, Message, WireError, nonce, proof, proves, to_bytes, to_text
+
+# After a failure nobody needs the others' work: they get at most this long to end by themselves.
+_FAILURE_GRACE = 2.0
+# Killed ranks are reported within milliseconds, unless their keeper is stopped or gone: then the guard ends everything.
+_KILL_LIMIT = 0.5
+# The engine cleans up after itself once all keepers have ended.
+_ENGINE_LIMIT = 1.5
+_STRANGER_LIMIT = 10.0
+_CHATTER_LIMIT = 1 << 16
+_STDIN_CHUNK = 1 << 15
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def launch(job: Job) -> int:
+    """Runs a job to its end and returns its exit code.
+
+    0 if every rank ended with 0; else that of the first rank that failed, 128 + N if signal N killed it, 1 if it raised;
+    130 after Ctrl-C, 143 after SIGTERM.
+    Raises: UsageError if no MPI is there to start more than one rank.
+    """
+    with _Signals() as wakeup:
+        watch = _Watch(job, wakeup)
+        try:
+            return watch.run()
+        finally:
+            watch.close()
+
+
+class _Stranger:
+    """Somebody who has connected and not yet shown that it is one of our keepers."""
+
+    def __init__(self, *, challenge: str, until: float) -> None:
+        self.challenge = challenge
+        self.until = until
+        self.said: Message = {}
+
+
+class _Rank:
+    """What is known of one rank."""
+
+    def __init__(self, channel: Channel, hello: Message) -> None:
+        self.channel = channel
+        self.pid = int(hello["pid"])
+        self.keeper = int(hello["keeper"])
+        self.engine = int(hello["engine"])
+        self.engine_name = str(hello["name"])
+        self.raised: Raised | None = None
+        self.status: int | None = None  # exit code, or minus the signal that killed it
+        self.lost = False
+        self.closed = False
+
+    @property
+    def over(self) -> bool:
+        return self.lost or self.status is not None
+
+
+class _Watch:
+    """One run of a job."""
+
+    def __init__(self, job: Job, wakeup: int, environ: Mapping[str, str] = os.environ) -> None:
+        self.job = job
+        self.wakeup = wakeup
+        self.console = Console(job.n)
+        self.ranks: dict[int, _Rank] = {}
+        self.strangers: dict[Channel, _Stranger] = {}
+        self.facts: list[Fact] = []
+        self.chatter = b""
+        self.stop = 0  # the signal by which the user ended the job
+        self.ending = False
+        self.killed = False
+        self.released = False
+        self.now = time.monotonic()
+        # What happens when its time comes; removed when it no longer matters.
+        self.deadlines: dict[str, float] = {"start": self.now + job.start_limit}
+        # Read only while rank 0 has taken what it was sent before.
+        self.stdin: int | None = 0 if _is_open(0) else None
+        self.stdin_taken = True
+        family, command = _command(job, environ)
+        self.secret = nonce()
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.listener.setblocking(False)
+        self.guard = Guard(command, self._environment(family, environ))
+        os.set_blocking(self.guard.chatter, False)
+
+    def _environment(self, family: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+        host, port = self.listener.getsockname()
+        ours = {ADDRESS: f"{host}:{port}", SECRET: self.secret}
+        if size := self.console.columns():
+            ours |= {"COLUMNS": str(max(1, size[0] - self.console.prefix_width)), "LINES": str(size[1])}
+        threads = max(1, len(os.sched_getaffinity(0)) // self.job.n)
+        return {"OMP_NUM_THREADS": str(threads), **engine.engine_environment(family, environ), **ours}
+
+    def run(self) -> int:
+        """Watches to the end; returns the exit code."""
+        while not self._finished():
+            self._turn()
+        self._on_chatter()
+        code = self._report()
+        while self.console.waiting_for is not None and not self.killed:
+            self._turn()  # a slow reader gets everything, unless the user presses Ctrl-C
+        return code
+
+    def close(self) -> None:
+        """Ends whatever still runs."""
+        for channel in (*self.strangers, *(rank.channel for rank in self.ranks.values())):
+            channel.close()
+        self.listener.close()
+        self.guard.close()
+
+    # -- the loop
+
+    def _turn(self) -> None:
+        """Waits for the next events and deals with them."""
+        self.console.flush()
+        if self.console.broken and not self.stop:
+            self._stop(signal.SIGPIPE)
+        interests = self._interests()
+        poll = select.poll()
+        for fd, (mask, _) in interests.items():
+            poll.register(fd, mask)
+        wait = min(self.deadlines.values(), default=None)
+        events = poll.poll(None if wait is None else max(0.0, 1000 * (wait - time.monotonic())))
+        self.now = time.monotonic()
+        for fd, _ in events:
+            interests[fd][1]()
+        self._on_deadlines()
+        self._advance()
+
+    def _interests(self) -> dict[int, tuple[int, Callable[[], None]]]:
+        """What to wait for now, and whom to tell. In this order: what ranks say comes before their engine's end."""
+        table: dict[int, tuple[int, Callable[[], None]]] = {}
+        reading = select.POLLIN if self.console.backlog < BACKLOG else 0
+        for number, rank in self.ranks.items():
+            if not rank.closed:
+                mask = reading | (select.POLLOUT if rank.channel.backlog else 0)
+                table[rank.channel.fileno()] = mask, partial(self._on_rank, number, rank)
+        for channel, stranger in self.strangers.items():
+            table[channel.fileno()] = select.POLLIN, partial(self._on_stranger, channel, stranger)
+        table[self.listener.fileno()] = select.POLLIN, self._accept
+        table[self.wakeup] = select.POLLIN, self._on_signal
+        if not self.guard.lost:
+            table[self.guard.fileno()] = select.POLLIN, self._on_guard
+        if not self.guard.silent:
+            table[self.guard.chatter] = select.POLLIN, self._on_chatter
+        if self.stdin is not None and self.stdin_taken and 0 in self.ranks and _may_read(self.stdin):
+            table[self.stdin] = select.POLLIN, self._on_stdin
+        if (waiting := self.console.waiting_for) is not None:
+            table[waiting] = select.POLLOUT, self.console.flush
+        return table
+
+    def _on_deadlines(self) -> None:
+        due = {name for name, at in self.deadlines.items() if at <= self.now}
+        if "start" in due:
+            missing = tuple(sorted(set(range(self.job.n)) - self.ranks.keys()))
+            text = f"{name_ranks(missing)} did not start within {self.job.start_limit:g} s"
+            self._fail(NotStarted(at=self.now, message=text))
+        if "kill" in due:
+            self._kill()
+        for channel, stranger in list(self.strangers.items()):
+            if stranger.until <= self.now:
+                self._drop(channel)
+
+    def _advance(self) -> None:
+        """Lets the keepers go once no rank is left to watch."""
+        if self.released or not self._all_over():
+            return
+        self.released = True
+        self.deadlines = {"engine": self.now + _ENGINE_LIMIT}
+        self._tell_all({"release": True})
+
+    def _finished(self) -> bool:
+        if self.deadlines.get("sweep", float("inf")) <= self.now or self.deadlines.get("engine", float("inf")) <= self.now:
+            return True
+        return self._all_over() and (self.guard.status is not None or self.guard.lost)
+
+    def _all_over(self) -> bool:
+        return (self.ending or len(self.ranks) == self.job.n) and all(rank.over for rank in self.ranks.values())
+
+    # -- ending
+
+    def _fail(self, fact: Fact) -> None:
+        """Takes note of a failure. The first ends the job."""
+        if self.stop:
+            return
+        self.facts.append(fact)
+        if not self.ending:
+            grace = min(self.job.grace, _FAILURE_GRACE)
+            self._end(signal.SIGTERM, grace)
+
+    def _stop(self, number: int) -> None:
+        self.stop = number
+        self._end(number if number != signal.SIGPIPE else signal.SIGTERM, self.job.grace)
+
+    def _end(self, number: int, grace: float) -> None:
+        self.ending = True
+        self.order: Message = {"signal": number}
+        self.deadlines = {"kill": self.now + grace}
+        # A rank that raised is on its way out, through its exit handlers.
+        self._tell_all(self.order, lambda rank: not rank.over and rank.raised is None)
+
+    def _kill(self) -> None:
+        self.ending = self.killed = True
+        self.order = {"kill": True}
+        self.deadlines = {"sweep": self.now + _KILL_LIMIT}
+        self._tell_all(self.order, lambda rank: not rank.over)
+
+    def _tell_all(self, message: Message, who: Callable[[_Rank], bool] = lambda rank: True) -> None:
+        for rank in self.ranks.values():
+            if not rank.closed and who(rank):
+                rank.channel.send(message)
+
+    # -- events
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self.listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # the caller has gone again
+        channel = Channel(sock)
+        stranger = _Stranger(challenge=nonce(), until=self.now + _STRANGER_LIMIT)
+        self.strangers[channel] = stranger
+        self.deadlines[f"stranger {id(channel)}"] = stranger.until
+        channel.send({"challenge": stranger.challenge})
+
+    def _drop(self, channel: Channel) -> None:
+        del self.strangers[channel]
+        self.deadlines.pop(f"stranger {id(channel)}", None)
+        channel.close()
+
+    def _on_stranger(self, channel: Channel, stranger: _Stranger) -> None:
+        try:
+            messages = channel.receive()
+        except WireError:
+            messages = None
+        for message in messages or []:
+            stranger.said |= message
+        if messages is None:
+            self._drop(channel)
+        elif "answer" in stranger.said:
+            if proves(stranger.said["answer"], self.secret, "keeper", stranger.challenge):
+                del self.strangers[channel]
+                self.deadlines.pop(f"stranger {id(channel)}", None)
+                channel.trusted = True
+                channel.send({"answer": proof(self.secret, "launcher", str(stranger.said.get("challenge")))})
+                self._welcome(channel, stranger.said)
+            else:
+                self._drop(channel)
+
+    def _welcome(self, channel: Channel, hello: Message) -> None:
+        number = int(hello["rank"])
+        if int(hello["size"]) != self.job.n or number in self.ranks:
+            channel.close()
+            text = f"the ranks were not told that they are {self.job.n}: rank {number} believes in a world of {hello['size']}"
+            self._fail(NotStarted(at=self.now, message=f"{text} (is mpiexec the one of the MPI in use?)"))
+            return
+        self.ranks[number] = _Rank(channel, hello)
+        if len(self.ranks) == self.job.n:
+            self.deadlines.pop("start", None)
+        if self.ending:
+            channel.send(self.order)
+
+    def _on_rank(self, number: int, rank: _Rank) -> None:
+        rank.channel.flush()
+        messages = rank.channel.receive()
+        if messages is None:
+            rank.closed = True
+            rank.channel.close()
+            if not rank.over:
+                rank.lost = True
+                self.console.close(number)
+                if not self.ending:
+                    self._fail(KeeperLost(at=self.now, rank=number, pid=rank.keeper))
+            return
+        for message in messages:
+            for stream in ("out", "err"):
+                if stream in message:
+                    self.console.write(number, stream, to_bytes(message[stream]))
+            if "raised" in message:
+                rank.raised = Raised(**json.loads(message["raised"]))
+                self._fail(RankFailed(at=self.now, rank=number, pid=rank.pid, raised=rank.raised))
+            if "lost" in message:
+                self._fail(EngineLost(at=self.now, name=rank.engine_name, pid=rank.engine))
+            if "took" in message:
+                self.stdin_taken = True
+            if "end" in message:
+                rank.status = int(message["end"])
+                self.console.close(number)
+                # What a rank makes of our own signal is not a failure.
+                if rank.status != 0 and rank.raised is None and not self.ending:
+                    self._fail(RankFailed(at=self.now, rank=number, pid=rank.pid, status=rank.status))
+
+    def _on_guard(self) -> None:
+        self.guard.read()
+        if self.guard.lost:
+            self._fail(EngineLost(at=self.now, name="the launcher's guard", pid=self.guard.pid))
+            self._kill()
+        elif not self.released and self.guard.status is not None:
+            missing = tuple(sorted(set(range(self.job.n)) - self.ranks.keys()))
+            fact = EngineEnded(at=self.now, pid=self.guard.engine, status=self.guard.status, missing=missing)
+            if not self.ending or fact.status < 0:
+                self._fail(fact)
+
+    def _on_chatter(self) -> None:
+        """Keeps what the engine itself says, for the case that nothing explains a failure better."""
+        self.chatter = (self.chatter + self.guard.listen())[-_CHATTER_LIMIT:]
+
+    def _on_stdin(self) -> None:
+        assert self.stdin is not None
+        try:
+            data = os.read(self.stdin, _STDIN_CHUNK)
+        except OSError:
+            data = b""  # the terminal has gone
+        self.stdin_taken = False
+        self.ranks[0].channel.send({"stdin": to_text(data)})
+        if not data:
+            self.stdin = None
+
+    def _on_signal(self) -> None:
+        for number in os.read(self.wakeup, 512):
+            if number not in _FORWARDED:
+                continue  # SIGCONT, SIGWINCH: only to look again
+            if self.ending:
+                self.console.drop()
+                self._kill()
+                self.deadlines["sweep"] = self.now
+            else:
+                name = "Ctrl-C" if number == signal.SIGINT else signal_name(number, hint=False)
+                self.console.say(f"ddp-launch: {name}: ending the job (once more kills it at once)")
+                self._stop(number)
+
+    # -- the end
+
+    def _report(self) -> int:
+        """Says what went wrong, if anything did; returns the exit code."""
+        if self.stop:
+            return 128 + self.stop
+        if not self.facts:
+            return 0
+        first = cause(self.facts)
+        if also := others(self.facts, first):
+            self.console.say(f"ddp-launch: failed too: {also}")
+        if isinstance(first, RankFailed) and first.raised is not None:
+            self.console.say(first.raised.traceback)
+        if isinstance(first, EngineEnded | NotStarted) and self.chatter.strip():
+            self.console.say(self.chatter.decode("utf-8", "surrogateescape"))
+        self.console.say(f"ddp-launch: {first}")
+        return first.code
+
+
+def _command(job: Job, environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
+    """The engine's family and the command to run; a world of one needs no MPI, its keeper is started directly."""
+    keeper = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
+    rank = [sys.executable, keeper, *engine.shield(job.target)]
+    if job.n == 1:
+        return None, rank
+    mpiexec = engine.find_mpiexec(environ=environ)
+    family = engine.flavour(mpiexec)
+    return family, engine.engine_command(family, mpiexec, job.n, rank)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _may_read(fd: int) -> bool:
+    """False for the terminal of a job in the background: reading would stop us."""
+    return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
+
+
+class _Signals:
+    """While this is entered, signals arrive as bytes on `self.fd`; a job started outside the main thread hears none."""
+
+    def __enter__(self) -> int:
+        self.fd, self._write = os.pipe()
+        for fd in (self.fd, self._write):
+            os.set_blocking(fd, False)
+        self._handlers: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            for number in (*_FORWARDED, signal.SIGCONT, signal.SIGWINCH):
+                # What is ignored (nohup, a shell's background job) stays ignored.
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, lambda number, frame: None)
+        return self.fd
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._handlers:
+            signal.set_wakeup_fd(self._wakeup)
+        os.close(self.fd)
+        os.close(self._write)

@@ -1,0 +1,130 @@
+"""The connection between a keeper and the launcher: JSON lines on a local socket, opened by a mutual challenge.
+
+Both sides prove that they hold the job's secret without ever sending it, so that a stranger who finds the port can
+neither feed the launcher nor command a rank. Bytes that ranks wrote travel as text with `surrogateescape`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import json
+import os
+import socket
+from typing import Any
+
+#: The environment of a keeper: where the launcher listens, and the secret of the job.
+ADDRESS = "DDP_LAUNCH_ADDRESS"
+SECRET = "DDP_LAUNCH_SECRET"
+
+#: What a peer may send before it has shown that it knows the secret.
+STRANGER_LIMIT = 4096
+_CHUNK = 1 << 16
+
+Message = dict[str, Any]
+
+
+class WireError(Exception):
+    """The other side does not speak this protocol."""
+
+
+def nonce() -> str:
+    """A random number, good for one challenge or as the secret of one job."""
+    return os.urandom(32).hex()
+
+
+def proof(secret: str, role: str, challenge: str) -> str:
+    """What only who knows the secret can answer to `challenge`; `role` keeps answers from being played back."""
+    return hmac.digest(secret.encode(), f"{role} {challenge}".encode(), "sha256").hex()
+
+
+def proves(answer: object, secret: str, role: str, challenge: str) -> bool:
+    """True if `answer` is the proof."""
+    return isinstance(answer, str) and hmac.compare_digest(answer.encode(), proof(secret, role, challenge).encode())
+
+
+def to_text(data: bytes) -> str:
+    """Bytes as a JSON string can carry them."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def to_bytes(text: str) -> bytes:
+    """Undoes `to_text`."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+class Channel:
+    """One end of the connection: whole messages in and out of a nonblocking socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        # Small messages that must not wait for each other: an exit status is worth a packet of its own.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = sock
+        self.trusted = False
+        self._in = bytearray()
+        self._out = bytearray()
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return len(self._out)
+
+    def send(self, message: Message) -> None:
+        """Queues a message and sends what the socket takes now; `flush` sends the rest."""
+        self._out += json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what the socket takes now. A peer that has gone is noticed by `receive`, not here."""
+        while self._out:
+            try:
+                sent = self.socket.send(self._out[:_CHUNK])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
+                    raise
+                self._out.clear()
+                return
+            del self._out[:sent]
+
+    def receive(self) -> list[Message] | None:
+        """The messages that are complete now; None once the other side has closed.
+
+        Raises: WireError if they are none of ours.
+        """
+        try:
+            data = self.socket.recv(_CHUNK)
+        except BlockingIOError:
+            return []
+        except (ConnectionResetError, TimeoutError):
+            return None
+        if not data:
+            return None
+        start = len(self._in)
+        self._in += data
+        if not self.trusted and len(self._in) > STRANGER_LIMIT:
+            raise WireError("too much before the handshake")
+        end = self._in.rfind(b"\n", start)
+        if end < 0:
+            return []
+        lines = bytes(self._in[:end]).split(b"\n")
+        del self._in[: end + 1]
+        return [_parse(line) for line in lines]
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _parse(line: bytes) -> Message:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not a message: {error}") from None
+    if not isinstance(message, dict):
+        raise WireError("not a message")
+    return message
