@@ -1,0 +1,82 @@
+"""gradcheck: a backward against central differences, which know nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddp._engine import no_grad
+from ddp._tensor.core import Tensor
+from ddp.autograd._run import grad
+from ddp.errors import ArgumentError, DtypeError, GradcheckError
+
+
+def gradcheck(
+    fn: Callable[..., Any],
+    inputs: Tensor | Sequence[Any],
+    eps: float = 1e-6,
+    atol: float = 1e-5,
+    rtol: float = 1e-3,
+) -> bool:
+    """True if the gradients of `fn(*inputs)` agree with central differences; every differentiable output is checked.
+
+    inputs: those that require grad are float64 leaves; their elements are moved by `eps` and put back. Outputs are
+    weighted by fixed random numbers and summed, so that one backward checks all of them.
+
+    Raises: GradcheckError naming the input, the element and both values; DtypeError, ArgumentError for other inputs.
+    """
+    given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    checked = [(i, x) for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad]
+    if not checked:
+        raise ArgumentError("gradcheck: no input requires grad")
+    for i, x in checked:
+        if x.dtype != np.float64:
+            raise DtypeError(f"gradcheck: input {i} is {x.dtype}; differences need float64")
+        if not x.is_leaf or 0 in [s for s, n in zip(x._array.strides, x.shape, strict=True) if n > 1]:
+            raise ArgumentError(f"gradcheck: input {i} is not a leaf, or repeats elements in memory")
+    outputs = _differentiable(fn(*given))
+    if not outputs:
+        raise GradcheckError("gradcheck: no output depends on the inputs that require grad")
+    random = np.random.default_rng(0)
+    weights = [y._device.xp.asarray(random.uniform(0.5, 1.5, y.shape)) for y in outputs]
+    seeds = [y.detach().clone().copy_(w) for y, w in zip(outputs, weights, strict=True)]
+    leaves = [x for _, x in checked]
+    analytic = grad(outputs, leaves, seeds, allow_unused=True)
+
+    def value() -> float:
+        with no_grad():
+            return sum(float((y._array * w).sum()) for y, w in zip(_floating(fn(*given)), weights, strict=True))
+
+    for (i, x), g in zip(checked, analytic, strict=True):
+        for at in np.ndindex(x.shape):
+            kept = x._array[at].copy()
+            try:
+                x._array[at] = kept + eps
+                above = value()
+                x._array[at] = kept - eps
+                below = value()
+            finally:
+                x._array[at] = kept
+            numeric = (above - below) / (2 * eps)
+            ours = 0.0 if g is None else float(g._array[at])
+            if not abs(ours - numeric) <= atol + rtol * abs(numeric):
+                raise GradcheckError(
+                    f"gradcheck: input {i} of shape {x.shape}, element {list(at)}: "
+                    f"backward gives {ours:.9g}, differences give {numeric:.9g}"
+                )
+    return True
+
+
+def _listed(result: Any) -> list[Any]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _floating(result: Any) -> list[Tensor]:
+    return [y for y in _listed(result) if isinstance(y, Tensor) and y.is_floating_point()]
+
+
+def _differentiable(result: Any) -> list[Tensor]:
+    outputs = _floating(result)
+    return outputs if all(y.requires_grad for y in outputs) else []

@@ -1,0 +1,67 @@
+"""Backward from several tensors, and gradients that are returned instead of accumulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddp import _engine
+from ddp._tensor.base import root_of, seed_of, wrap
+from ddp._tensor.core import Tensor
+from ddp.errors import ArgumentError, GraphError
+
+Tensors = Tensor | Sequence[Tensor]
+
+
+def _listed(tensors: Tensors) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _roots(outputs: Tensors, gradients: Any) -> tuple[list[_engine.Edge], list[Any]]:
+    tensors = _listed(outputs)
+    given = [None] * len(tensors) if gradients is None else _listed(gradients)
+    if len(given) != len(tensors):
+        raise ArgumentError(f"{len(given)} gradients were given for {len(tensors)} tensors")
+    return [root_of(x) for x in tensors], [seed_of(x, g) for x, g in zip(tensors, given, strict=True)]
+
+
+def backward(tensors: Tensors, grad_tensors: Tensors | None = None, retain_graph: bool = False) -> None:
+    """Adds the gradients of all `tensors` to the leaves they depend on, in one pass.
+
+    grad_tensors: one for each tensor, of its shape; left out, 1 for tensors of one element.
+
+    Raises: GraphError, GraphFreedError, VersionError, ShapeError, ArgumentError.
+    """
+    _engine.backward(*_roots(tensors, grad_tensors), retain_graph)
+
+
+def grad(
+    outputs: Tensors,
+    inputs: Tensors,
+    grad_outputs: Tensors | None = None,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of `outputs` with respect to `inputs`, one for each; no `grad` is touched.
+
+    An input that no output depends on raises, or gives None if `allow_unused`. create_graph: raises, as in backward.
+
+    Raises: GraphError, GraphFreedError, VersionError, ShapeError, ArgumentError.
+    """
+    if create_graph:
+        raise GraphError("grad(create_graph=True): differentiation is first order here; compute it by hand")
+    wanted = _listed(inputs)
+    for i, x in enumerate(wanted):
+        if x._edge is None:
+            raise GraphError(f"grad: input {i} of shape {x.shape} does not require grad")
+    sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
+    _engine.backward(*_roots(outputs, grad_outputs), retain_graph, sinks)
+    found: list[Tensor | None] = []
+    for i, x in enumerate(wanted):
+        g = sinks[root_of(x)]
+        if g is None and not allow_unused:
+            raise GraphError(f"grad: no output depends on input {i} of shape {x.shape}; allow_unused=True gives None")
+        # A copy: what the engine hands over may be shared, broadcast or read-only.
+        found.append(None if g is None else wrap(x._device.xp.array(g, x.dtype), x._device))
+    return tuple(found)

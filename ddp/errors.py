@@ -1,0 +1,72 @@
+"""What can go wrong in tensors, autograd, layers and optimizers, as one tree:
+
+    DdpError (RuntimeError)
+    ├── ArgumentError (ValueError)      a value that the call cannot take
+    │   └── ShapeError                  shapes that do not fit each other, or the call
+    ├── DtypeError (TypeError)          a dtype, or a type, that the call cannot take
+    ├── RangeError (IndexError)         an index, a dimension or a class target out of range
+    ├── DeviceError                     a device that is not there, or tensors on different devices
+    ├── GraphError                      backward cannot run on this graph
+    │   ├── GraphFreedError             a second backward over a graph that the first has freed
+    │   ├── VersionError                a value that backward reads was changed in place
+    │   └── InplaceError                an in-place operation that autograd cannot follow
+    ├── ParallelError                   ranks that do not agree on the model, or a wrapper used against its order
+    ├── GradcheckError (AssertionError) a backward disagrees with finite differences
+    └── StateDictError (ValueError)     a state dict that does not fit the module or optimizer
+
+A message says what was asked, what was expected and what was got.
+"""
+
+from __future__ import annotations
+
+
+class DdpError(RuntimeError):
+    """The root: anything that `ddp` raises on purpose."""
+
+
+class ArgumentError(DdpError, ValueError):
+    """A value that the call cannot take."""
+
+
+class ShapeError(ArgumentError):
+    """Shapes that do not fit each other, or the call."""
+
+
+class DtypeError(DdpError, TypeError):
+    """A dtype, or a type, that the call cannot take."""
+
+
+class RangeError(DdpError, IndexError):
+    """An index, a dimension or a class target out of range."""
+
+
+class DeviceError(DdpError):
+    """A device that is not there, or tensors on different devices."""
+
+
+class GraphError(DdpError):
+    """Backward cannot run on this graph."""
+
+
+class GraphFreedError(GraphError):
+    """A second backward over a graph that the first has freed."""
+
+
+class VersionError(GraphError):
+    """A value that backward reads was changed in place after forward saved it."""
+
+
+class InplaceError(GraphError):
+    """An in-place operation that autograd cannot follow."""
+
+
+class ParallelError(DdpError):
+    """Ranks that do not agree on the model or the step, or a wrapper used against its order."""
+
+
+class GradcheckError(DdpError, AssertionError):
+    """A backward disagrees with finite differences."""
+
+
+class StateDictError(DdpError, ValueError):
+    """A state dict that does not fit the module or optimizer it is loaded into."""

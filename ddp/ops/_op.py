@@ -1,0 +1,93 @@
+"""An op: a forward and a backward on arrays, and a declaration of what the backward reads.
+
+    forward(xp, *inputs, **parameters) -> (out, residual)
+    backward(xp, g, needs, saved, residual) -> one gradient per input
+
+Inputs are arrays, or Python scalars where a number stands in for one. `needs` says which inputs want a gradient; the
+others get None. `saved` are the declared values in the order of `saves`, None where no wanted gradient reads them;
+`residual` is whatever else backward needs. A backward never writes into `g`, `saved` or `residual`: the first may
+belong to somebody else, and the graph may be run again. What it returns may be a view, broadcast or read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Array = Any
+Needs = tuple[bool, ...]
+Saved = Sequence[Any]
+Gradients = Sequence[Array | None]
+
+OPS: dict[str, Op] = {}  # every op by name: the gradient tests prove that they miss none
+
+
+class Op:
+    """One differentiable operation.
+
+    inputs: the names of the array inputs; a single "*xs" takes any number, and saves none of them.
+    saves: what backward reads, by name ("out" is the result): a tuple if every gradient reads all of it, or a mapping
+        from the input whose gradient is wanted to what that one reads, so that a frozen input costs no memory.
+    view: the result may share the first input's memory.
+    """
+
+    __slots__ = ("_plans", "_reads", "backward", "forward", "inputs", "name", "saves", "view")
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., tuple[Array, Any]],
+        backward: Callable[[Any, Array, Needs, Saved, Any], Gradients],
+        *,
+        inputs: tuple[str, ...],
+        saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
+        view: bool = False,
+    ) -> None:
+        assert name not in OPS, name
+        self.name = name
+        self.forward = forward
+        self.backward = backward
+        self.inputs = inputs
+        self._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(inputs, saves)
+        self.saves = tuple(dict.fromkeys(value for values in self._reads.values() for value in values))
+        self.view = view
+        self._plans: dict[Needs, tuple[int | None, ...]] = {}
+        OPS[name] = self
+
+    def plan(self, needs: Needs) -> tuple[int | None, ...]:
+        """For each of `saves`: its position among the inputs (len(inputs) is the result), None if nothing reads it."""
+        found = self._plans.get(needs)
+        if found is None:
+            names = (*self.inputs, "out")
+            if self.saves:
+                wanted = [name for name, need in zip(self.inputs, needs, strict=True) if need]
+                read = {value for name in wanted for value in self._reads[name]}
+                found = tuple(names.index(value) if value in read else None for value in self.saves)
+            else:
+                found = ()
+            self._plans[needs] = found
+        return found
+
+    def __repr__(self) -> str:
+        return f"Op({self.name!r}, inputs={self.inputs}, saves={self.saves})"
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of an array, () for a Python scalar."""
+    return getattr(x, "shape", ())
+
+
+def fold(g: Array, shape: tuple[int, ...]) -> Array:
+    """`g` summed over the axes along which something of `shape` was broadcast."""
+    if g.shape == shape:
+        return g
+    extra = g.ndim - len(shape)
+    axes = (*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1))
+    return g.sum(axis=axes, keepdims=True).reshape(shape)
+
+
+def unreduce(g: Array, shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool) -> Array:
+    """`g`, the gradient of a reduction over `axes` of something of `shape`, with the reduced axes back as ones."""
+    if keepdim or not axes:
+        return g
+    return g.reshape([1 if i in axes else n for i, n in enumerate(shape)])

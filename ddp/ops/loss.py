@@ -1,0 +1,35 @@
+"""Losses whose forward and backward are worth fusing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+
+
+# z_n = log sum_c e^x_nc - x_n,target(n), reduced;  dx_nc = g_n*(softmax(x)_nc - [c = target(n)])
+def _cross_entropy(xp: Any, x: Array, target: Array, reduction: str) -> tuple[Array, Any]:
+    """x: (N, C, ...), target: (N, ...) of integers in [0, C)."""
+    p = xp.subtract(x, x.max(axis=1, keepdims=True, initial=-xp.inf))
+    where = xp.expand_dims(target, 1)
+    picked = xp.take_along_axis(p, where, axis=1)[:, 0]
+    xp.exp(p, out=p)
+    total = p.sum(axis=1)
+    out = xp.log(total) - picked
+    p /= xp.expand_dims(total, 1)
+    if reduction == "mean":
+        # The mean over no samples is nan, as in PyTorch, but without a warning.
+        return out.mean() if out.size else xp.full((), xp.nan, x.dtype), (p, where, 1 / max(out.size, 1))
+    return (out.sum() if reduction == "sum" else out), (p, where, 1)
+
+
+def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    p, where, scale = residual
+    g = xp.broadcast_to(xp.expand_dims(g * scale, 1) if g.ndim else g * scale, where.shape)
+    dx = p * g
+    at_target = xp.take_along_axis(dx, where, axis=1)
+    xp.put_along_axis(dx, where, at_target - g, axis=1)
+    return (dx,)
+
+
+cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inputs=("x",))

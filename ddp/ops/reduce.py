@@ -1,0 +1,116 @@
+"""Reductions over axes: `dims` are non-negative axes, all of them for a full reduction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, unreduce
+
+
+def _wide(x: Array) -> Any:
+    """The dtype to sum in: float16 would lose the small addends."""
+    return "float32" if x.dtype == "float16" else None
+
+
+# z = sum x;  dx = g, broadcast
+def _sum(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    out = x.sum(axis=dims, keepdims=keepdim, dtype=_wide(x))
+    return out.astype(x.dtype) if x.dtype == "float16" else out, (x.shape, dims, keepdim)
+
+
+def _sum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    return (xp.broadcast_to(unreduce(g, *residual), residual[0]),)
+
+
+sum = Op("sum", _sum, _sum_backward, inputs=("x",))
+
+
+# z = mean of x over n elements;  dx = g/n, broadcast
+def _mean(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    count = 1
+    for dim in dims:
+        count *= x.shape[dim]
+    total, residual = _sum(xp, x, dims, keepdim)
+    # The mean of nothing is nan, without a division by zero.
+    return total / count if count else total + float("nan"), (residual, count)
+
+
+def _mean_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shapes, count = residual
+    return _sum_backward(xp, g / max(count, 1), needs, saved, shapes)
+
+
+mean = Op("mean", _mean, _mean_backward, inputs=("x",))
+
+
+# z = max x;  dx = g, shared equally by the elements that equal the maximum
+def _amax(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    return x.max(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
+
+
+def _extreme_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, out = saved
+    hit = x == unreduce(out, *residual)
+    # A maximum of nan equals nothing: then nobody shares, and nothing is divided by zero.
+    count = xp.maximum(hit.sum(axis=residual[1], keepdims=True), 1).astype(x.dtype)
+    return (hit * (unreduce(g, *residual) / count),)
+
+
+amax = Op("amax", _amax, _extreme_backward, inputs=("x",), saves=("x", "out"))
+
+
+# z = min x;  dx = g, shared equally by the elements that equal the minimum
+def _amin(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    return x.min(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
+
+
+amin = Op("amin", _amin, _extreme_backward, inputs=("x",), saves=("x", "out"))
+
+
+# z = log sum e^x;  dx = g*e^(x - z)
+def _logsumexp(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    top = x.max(axis=dims, keepdims=True)
+    # Infinite maxima stay what they are: inf - inf would be nan.
+    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    out = xp.log(xp.exp(x - top).sum(axis=dims, keepdims=True)) + top
+    residual = (x.shape, dims, keepdim)
+    return out if keepdim else out.squeeze(dims), residual
+
+
+def _logsumexp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, out = saved
+    return (unreduce(g, *residual) * xp.exp(x - unreduce(out, *residual)),)
+
+
+logsumexp = Op("logsumexp", _logsumexp, _logsumexp_backward, inputs=("x",), saves=("x", "out"))
+
+
+# z_i = e^x_i / sum e^x;  dx = z*(g - sum g*z)
+def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+    out = xp.exp(x - x.max(axis=dim, keepdims=True, initial=-xp.inf))
+    out /= out.sum(axis=dim, keepdims=True)
+    return out, dim
+
+
+def _softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
+    out = saved[0]
+    dx = g * out
+    dx -= out * dx.sum(axis=dim, keepdims=True)
+    return (dx,)
+
+
+softmax = Op("softmax", _softmax, _softmax_backward, inputs=("x",), saves=("out",))
+
+
+# z_i = x_i - log sum e^x;  dx = g - e^z * sum g
+def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+    out = x - x.max(axis=dim, keepdims=True, initial=-xp.inf)
+    out -= xp.log(xp.exp(out).sum(axis=dim, keepdims=True))
+    return out, dim
+
+
+def _log_softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
+    return (g - xp.exp(saved[0]) * g.sum(axis=dim, keepdims=True),)
+
+
+log_softmax = Op("log_softmax", _log_softmax, _log_softmax_backward, inputs=("x",), saves=("out",))
