@@ -67,9 +67,7 @@ def _parse(text: str, index: int | None) -> tuple[str, int | None]:
         raise ArgumentError(f"device({text!r}): the type is 'cpu' or 'cuda', not {kind!r}")
     if colon:
         if index is not None or not digits.isdecimal():
-            raise ArgumentError(
-                f"device({text!r}, index={index}): expected a form like 'cuda', 'cuda:1' or ('cuda', 1)"
-            )
+            raise ArgumentError(f"device({text!r}, index={index}): expected 'cuda', 'cuda:1' or ('cuda', 1)")
         index = int(digits)
     if index is not None and (index < 0 or (kind == "cpu" and index > 0)):
         raise ArgumentError(f"device({text!r}, index={index}): there is no such {kind} device")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp import _engine
 from ddp._device import device, place
-from ddp._engine import Leaf, Node, Version
+from ddp._engine import Leaf, Node, Version, modes
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ class TensorBase:
                 raise GraphError("requires_grad_(False): this tensor is the result of an op; use detach()")
         elif requires_grad:
             if self._array.dtype.kind != "f":
-                raise DtypeError(
-                    f"requires_grad: only floating tensors have gradients, this one is {self._array.dtype}"
-                )
+                raise DtypeError(f"requires_grad: only floating tensors have gradients, not {self._array.dtype}")
             self._edge = self._leaf
         else:
             self._edge = None
@@ -128,9 +126,7 @@ class TensorBase:
         self._array, self._device, self._version = array, where, Version()
         if end is not None and (end.dtype != array.dtype or end.slot.xp is not where.xp or end.slot.buffer is not None):
             if end.watcher is not None:
-                raise GraphError(
-                    "a parameter changes its dtype or device after it was wrapped; convert before wrapping"
-                )
+                raise GraphError("a wrapped parameter cannot change dtype or device; convert before wrapping")
             self._end = None
             if end.slot.full:
                 self._leaf.slot.set(place(end.slot.buffer, where))
@@ -180,7 +176,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Tensor:
     result = wrap(out, where)
     if op.view and xp.may_share_memory(out, arrays[0]):
         result._version = inputs[0]._version
-    if recorded and _engine._mode.enabled:
+    if recorded and modes.state.enabled:
         edges = tuple([x._edge if isinstance(x, TensorBase) else None for x in inputs])
         needs = tuple([edge is not None for edge in edges])
         saved: list[Any] = []
@@ -210,9 +206,7 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
     """The array that a backward from `x` starts with. Raises: ShapeError, ArgumentError, DeviceError."""
     if gradient is None:
         if x._array.size != 1:
-            raise ShapeError(
-                f"backward: a tensor of shape {x._array.shape} needs a gradient of that shape; sum() it first"
-            )
+            raise ShapeError(f"backward: shape {x._array.shape} needs a gradient of that shape; sum() it first")
         return x._device.xp.ones(x._array.shape, x._array.dtype)
     if not isinstance(gradient, TensorBase):
         raise ArgumentError(f"backward: gradient is a Tensor, not {type(gradient).__name__}")

@@ -154,9 +154,7 @@ class Tensor(Arithmetic, Reductions, Shaping, InPlace):
 
     def __bool__(self) -> Any:
         if self._array.size != 1:
-            raise ArgumentError(
-                f"the truth of a tensor of shape {self._array.shape} is not one value; use all() or any()"
-            )
+            raise ArgumentError(f"the truth of shape {self._array.shape} is not one value; use all() or any()")
         return bool(self._array.item())
 
     def __float__(self) -> Any:
@@ -205,7 +203,7 @@ def transfer(x: TensorBase, where: device) -> Tensor:
 
 
 def _rebuild(kind: type[Tensor], array: Any, where: device, requires_grad: bool) -> Tensor:
-    self = kind.__new__(kind)
+    self = object.__new__(kind)
     self._array = place(array, where)
     self._device = where
     self._edge = self._end = self._grad = None

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ddp import _engine
 from ddp._device import generator, place
-from ddp._engine import Node
+from ddp._engine import Node, modes
 from ddp._tensor.arithmetic import broadcast
 from ddp._tensor.base import TensorBase
 from ddp._tensor.shaping import raw_index
@@ -24,7 +23,7 @@ Self = TypeVar("Self", bound="InPlace")
 
 def writable(x: TensorBase, name: str, *operands: Other) -> None:
     """Counts a write to `x`. Raises: InplaceError if autograd would have to follow it."""
-    if _engine._mode.enabled:
+    if modes.state.enabled:
         where = f"{name} on a tensor of shape {x._array.shape}"
         if isinstance(x._edge, Node):
             raise InplaceError(f"{where} that is in the graph: use the out-of-place form, such as x = x + y")
@@ -146,4 +145,4 @@ class InPlace(TensorBase):
 
 
 def _scaled(other: Other, alpha: float) -> Other:
-    return other.detach() * alpha if isinstance(other, TensorBase) and not _engine._mode.enabled else other * alpha
+    return other.detach() * alpha if isinstance(other, TensorBase) and not modes.state.enabled else other * alpha

@@ -93,9 +93,7 @@ class Module:
     def _claim(self, name: str, own: dict[str, Any]) -> None:
         """Makes room for `name` in `own`. Raises: ArgumentError if it cannot be part of a path."""
         if not name or "." in name:
-            raise ArgumentError(
-                f"{type(self).__name__}: {name!r} cannot name a part: it must not be empty or hold a dot"
-            )
+            raise ArgumentError(f"{type(self).__name__}: {name!r} cannot name a part: it is empty or holds a dot")
         self.__dict__.pop(name, None)
         for part in (self._parameters, self._buffers, self._modules):
             if part is not own:

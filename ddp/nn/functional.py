@@ -116,9 +116,7 @@ def _window(name: str, input: Tensor, kernel: Any, stride: Any, padding: Any, di
     """stride, padding and dilation as pairs, if the window fits. Raises: ArgumentError, ShapeError."""
     steps = stride, padding, dilation = pair(stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation")
     if min(*stride, *dilation, *kernel) < 1 or min(padding) < 0:
-        raise ArgumentError(
-            f"{name}: kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation}: too small"
-        )
+        raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {dilation=}")
     for i in range(2):
         if conv.output_size(input.shape[2 + i], kernel[i], stride[i], padding[i], dilation[i]) < 1:
             raise ShapeError(
@@ -155,9 +153,7 @@ def cross_entropy(input: Tensor, target: Tensor, reduction: str = "mean") -> Ten
         loss_ = cross_entropy(input.unsqueeze(0), target.unsqueeze(0), reduction)
         return loss_.squeeze(0) if reduction == "none" else loss_
     if input.ndim < 2 or target.shape != (input.shape[0], *input.shape[2:]):
-        raise ShapeError(
-            f"cross_entropy: input {input.shape} and target {target.shape}: expected (N, C, ...) and (N, ...)"
-        )
+        raise ShapeError(f"cross_entropy: input {input.shape}, target {target.shape}: expected (N, C, ...), (N, ...)")
     classes, array = input.shape[1], target._array
     if array.size and not (array.min() >= 0 and array.max() < classes):
         bad = array[(array < 0) | (array >= classes)][0]
@@ -174,7 +170,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         raise ArgumentError(f"pad: the mode is 'constant', not {mode!r}")
     if len(pad) % 2 or len(pad) > 2 * input.ndim or any(n < 0 for n in pad):
         raise ArgumentError(
-            f"pad: {tuple(pad)} for shape {input.shape}: expected a non-negative pair for each last dimension"
+            f"pad: {tuple(pad)} for shape {input.shape}: expected non-negative pairs, last dimension first"
         )
     given = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
     widths = [(0, 0)] * (input.ndim - len(given)) + given[::-1]

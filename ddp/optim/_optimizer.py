@@ -38,9 +38,7 @@ class Optimizer:
             if not isinstance(p, Tensor):
                 raise DtypeError(f"{type(self).__name__}: a parameter is a Tensor, not {type(p).__name__}")
             if not p.is_leaf:
-                raise ArgumentError(
-                    f"{type(self).__name__}: a tensor of shape {p.shape} is no leaf but the result of an op"
-                )
+                raise ArgumentError(f"{type(self).__name__}: shape {p.shape} is the result of an op, not a leaf")
             if id(p) in seen:
                 raise ArgumentError(f"{type(self).__name__}: a parameter of shape {p.shape} is named twice")
             seen.add(id(p))
@@ -74,9 +72,7 @@ class Optimizer:
         groups = state_dict["param_groups"]
         sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
         if sizes != own:
-            raise StateDictError(
-                f"{type(self).__name__}: the state dict has groups of {sizes} parameters, expected {own}"
-            )
+            raise StateDictError(f"{type(self).__name__}: state dict with groups of {sizes} parameters, expected {own}")
         state: dict[Tensor, dict[str, Any]] = {}
         for group, given in zip(self.param_groups, groups, strict=True):
             for p, number in zip(group["params"], given["params"], strict=True):

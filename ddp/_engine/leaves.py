@@ -1,0 +1,81 @@
+"""Where the graph ends: a leaf, the slot that holds its gradient, and whoever watches it fill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+class Slot:
+    """Where a leaf's gradient lives: empty, or holding an array.
+
+    A bound slot writes into memory that somebody else laid out; an unbound one makes its own at the first write and
+    keeps it, so that a training loop allocates gradients once.
+    """
+
+    __slots__ = ("buffer", "dtype", "full", "shape", "xp")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.xp = xp
+        self.buffer: Array | None = None  # the memory; None while never written and not bound
+        self.full = False  # holds a gradient now
+
+    def accumulate(self, g: Array) -> None:
+        """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
+        if self.full:
+            assert g.shape == self.shape, f"gradient of shape {g.shape} for a leaf of shape {self.shape}"
+            self.xp.add(self.buffer, g, out=self.buffer, casting="same_kind")
+        else:
+            self.set(g)
+
+    def set(self, array: Array) -> None:
+        """Copies `array` (the leaf's shape) in, cast to the leaf's dtype; never keeps a reference to it."""
+        assert array.shape == self.shape, f"gradient of shape {array.shape} for a leaf of shape {self.shape}"
+        if self.buffer is None:
+            self.buffer = self.xp.empty(self.shape, self.dtype)
+        self.buffer[...] = array
+        self.full = True
+
+    def clear(self) -> None:
+        """Empties the slot; its memory stays for the next first write."""
+        self.full = False
+
+    def bind(self, buffer: Array) -> None:
+        """From now on the gradient lives in `buffer` (the leaf's shape and dtype); a live one is copied into it."""
+        assert buffer.shape == self.shape, f"buffer of shape {buffer.shape} for a leaf of shape {self.shape}"
+        assert buffer.dtype == self.dtype, f"buffer of {buffer.dtype} for a leaf of {self.dtype}"
+        if self.full:
+            buffer[...] = self.buffer
+        self.buffer = buffer
+
+
+class Watcher(Protocol):
+    """Somebody who follows leaves through a backward: it learns which will be reached, and when each is complete."""
+
+    def begin(self, leaves: Sequence[Leaf]) -> None:
+        """Before the first node runs: all leaves with this watcher that this backward will reach."""
+
+    def ready(self, leaf: Leaf) -> None:
+        """The leaf's gradient of this backward is complete in its slot (empty if every use gave None)."""
+
+    def end(self) -> None:
+        """After the last node, still inside backward."""
+
+    def abandon(self, error: BaseException) -> None:
+        """Backward raised after begin() was called."""
+
+
+class Leaf:
+    """The graph's end for one tensor that requires grad."""
+
+    __slots__ = ("__weakref__", "dtype", "shape", "slot", "watcher")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.slot = Slot(shape, dtype, xp)
+        self.watcher: Watcher | None = None

@@ -1,0 +1,132 @@
+"""Reverse mode on a graph of nodes: count first, then run newest first, so that the last layers' gradients come first.
+
+A backward begins with a counting pre-pass over what the roots can reach. A node runs when every gradient it waits for
+has come, the newest of the ready ones first; a leaf is complete at the moment its own count reaches zero, and its
+watcher is told so while older layers are still computing: only so does communication overlap with backward.
+
+Nothing here recurses, and nothing here knows tensors: gradients are raw arrays. The graph holds no reference cycles
+(tensor → node → older nodes → leaf → slot), so memory goes by reference counting as backward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from ddp._engine.leaves import Array, Leaf, Watcher
+from ddp._engine.nodes import Edge, Node
+from ddp.errors import GraphFreedError
+
+
+def backward(
+    roots: Sequence[Edge],
+    grads: Sequence[Array],
+    retain_graph: bool = False,
+    sinks: dict[Edge, Array | None] | None = None,
+) -> None:
+    """Propagates `grads` from `roots` into the slots of all leaves they depend on.
+
+    With `sinks`, the gradients of exactly those edges are put there instead, and no slot or watcher is touched.
+    Arrays of `grads` are borrowed: never written to.
+
+    Raises: GraphFreedError, VersionError; and whatever an op or a watcher raises.
+    """
+    pending, watching = _count(roots, sinks is None)
+    groups: dict[int, tuple[Watcher, list[Leaf]]] = {}
+    for leaf, watcher in watching.items():
+        groups.setdefault(id(watcher), (watcher, []))[1].append(leaf)
+    active: list[Watcher] = []
+    try:
+        for watcher, leaves in groups.values():
+            active.append(watcher)
+            watcher.begin(leaves)
+        _run(roots, grads, retain_graph, sinks, pending, watching)
+        while active:
+            active[0].end()
+            del active[0]
+    except BaseException as error:
+        for watcher in active:
+            watcher.abandon(error)
+        raise
+
+
+def _count(roots: Sequence[Edge], watched: bool) -> tuple[dict[Edge, int], dict[Leaf, Watcher]]:
+    """How many gradients each reachable edge waits for (a root waits for its own), and which leaves are watched."""
+    pending: dict[Edge, int] = {}
+    watching: dict[Leaf, Watcher] = {}
+    arrivals: list[Edge] = list(roots)
+    while arrivals:
+        edge = arrivals.pop()
+        count = pending.get(edge, 0)
+        pending[edge] = count + 1
+        if count:
+            continue
+        if isinstance(edge, Leaf):
+            if watched and edge.watcher is not None:
+                watching[edge] = edge.watcher
+            continue
+        if edge.edges is None:
+            raise GraphFreedError(
+                f"{edge.op.name}: backward ran over this graph before and freed it; "
+                "pass retain_graph=True to the first backward to run a second"
+            )
+        arrivals.extend(input for input in edge.edges if input is not None)
+    return pending, watching
+
+
+def _run(
+    roots: Sequence[Edge],
+    grads: Sequence[Array],
+    retain_graph: bool,
+    sinks: dict[Edge, Array | None] | None,
+    pending: dict[Edge, int],
+    watching: dict[Leaf, Watcher],
+) -> None:
+    incoming: dict[Edge, Array] = {}  # what has come for each node so far
+    owned: set[Edge] = set()  # nodes whose incoming array is our own, so that it may be added to in place
+    ready: list[tuple[int, Node]] = []
+
+    def deliver(edge: Edge, g: Array | None) -> None:
+        if isinstance(edge, Leaf) and sinks is None:
+            if g is not None:
+                edge.slot.accumulate(g)
+        elif g is not None:
+            before = incoming.get(edge)
+            if before is None:
+                # Borrowed: it may be broadcast, read-only, or somebody else's.
+                incoming[edge] = g
+            elif edge in owned:
+                before += g
+                incoming[edge] = before  # a 0-d sum is a scalar, and += made a new one
+            else:
+                incoming[edge] = before + g
+                owned.add(edge)
+        pending[edge] -= 1
+        if pending[edge]:
+            return
+        del pending[edge]  # no reference may outlive the node's turn
+        if sinks is not None and edge in sinks:
+            sinks[edge] = incoming.get(edge)
+        if isinstance(edge, Node):
+            heappush(ready, (-edge.number, edge))
+        elif (watcher := watching.get(edge)) is not None:
+            watcher.ready(edge)
+
+    for root, g in zip(roots, grads, strict=True):
+        deliver(root, g)
+    while ready:
+        node = heappop(ready)[1]
+        edges = node.edges
+        assert edges is not None
+        g = incoming.pop(node, None)
+        owned.discard(node)
+        # Nothing came: every use gave None, and None is what its inputs get.
+        results: Sequence[Array | None] = node.run(g) if g is not None else (None,) * len(edges)
+        if not retain_graph:
+            node.free()
+        del g
+        for edge, result in zip(edges, results, strict=True):
+            if edge is not None:
+                deliver(edge, result)
+        del results, edges, node
+        # `edge` and `result` are overwritten at the next node; they hold at most one gradient.
