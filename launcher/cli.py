@@ -118,7 +118,7 @@ def _number(name: str, text: str, kind: type, what: str) -> object:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    from launcher.process import become_subreaper, children_of, parents, sweep
+    from launcher.process import become_subreaper, childless, children_of, parents, sweep
 
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -127,15 +127,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(HELP, end="")
             return 0
         if "--version" in options:
-            from collectives.version import __version__
+            from launcher.contract import version
 
-            print(f"ddp-launch {__version__}")
+            print(f"ddp-launch {version()}")
             return 0
         job = parse(argv)
         from launcher.watch import launch
 
         # If the guard is killed, what it guarded comes to us; what this process had before it became us is not ours.
-        before = frozenset(children_of(parents(), os.getpid()))
+        before = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
         become_subreaper()
         try:
             return launch(job)

@@ -23,7 +23,7 @@ from launcher.job import UsageError
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]  # not installed where it is not needed
 
 _LAUNCH: dict[str, tuple[tuple[type, ...], str]] = {
     "n": ((int,), "a whole number"),
@@ -68,7 +68,7 @@ def settings(document: dict[str, Any], folder: str) -> dict[str, object]:
         kinds, what = _LAUNCH[key]
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise UsageError(f"{key} should be {what}, not {value!r}")
-        found[key] = os.path.join(folder, value) if key == "script" else value
+        found[key] = os.path.join(folder, str(value)) if key == "script" else value
     return found
 
 

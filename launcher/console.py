@@ -144,7 +144,7 @@ class Console:
                 except BlockingIOError:
                     self._queue.appendleft((fd, data[start:]))
                     return
-                except (BrokenPipeError, OSError):  # nobody reads any more: the terminal was closed, or `head` has enough
+                except OSError:  # nobody reads any more: the terminal was closed, `head` has enough, the disk is full
                     self.broken = True
                     self.drop()
                     return

@@ -1,7 +1,7 @@
 """Which MPI starts the ranks, and with what command.
 
 Ranks are started by an engine that exists (MPICH's or Intel's hydra, Open MPI's prterun), never by a home-made one.
-A wrong mpiexec is worse than none: its ranks would each believe that they are alone, so the one beside this Python wins.
+A wrong mpiexec is worse than none (each of its ranks would believe that it is alone): the one beside this Python wins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine's parent: a fork of the launcher that outlives a `kill -9` of it just long enough to leave nothing behind.
 
 mpiexec's ranks may put their children into sessions of their own, and mpiexec, its proxies or a keeper may be killed.
-Whatever they leave comes to the guard, which is a subreaper; when the launcher lets go of it, or dies, it ends them all.
+Whatever they leave comes to the guard, a subreaper; when the launcher lets go of it, or dies, it ends them all.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ def _watch(command: Sequence[str], environ: dict[str, str], launcher: socket.soc
     os.close(words)
     launcher.sendall(b"%d\n" % engine)
     while True:
-        readable, _, _ = select.select([launcher, wakeup], [], [])
+        readable, _, _ = select.select([launcher.fileno(), wakeup], [], [])
         if wakeup in readable:
             os.read(wakeup, 512)
             status = reap_all().get(engine)
             if status is not None:
                 launcher.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
-        if launcher in readable:  # it has let go, or died: it never sends anything
+        if launcher.fileno() in readable:  # it has let go, or died: it never sends anything
             sweep(_SWEEP_LIMIT)
             os._exit(0)
 

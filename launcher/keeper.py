@@ -22,8 +22,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from collectives.world import KEEPER, promised
 from launcher import rank
+from launcher.contract import KEEPER, promised
 from launcher.engine import unshield
 from launcher.process import become_subreaper, die_with_parent, reap_all, sweep
 

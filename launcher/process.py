@@ -63,11 +63,13 @@ def sweep(limit: float, spare: frozenset[int] = frozenset()) -> dict[int, int]:
     limit: seconds after which it gives up (a process in uninterruptible sleep does not die)
     Returns: the wait status of each child that it reaped.
     """
-    ended = {}
+    ended: dict[int, int] = {}
     deadline = time.monotonic() + limit
     pause = 0.0005
     while True:
         ended.update(reap_all())
+        if childless():
+            return ended
         table = parents()
         for pid in spare:
             table.pop(pid, None)
@@ -86,9 +88,18 @@ def sweep(limit: float, spare: frozenset[int] = frozenset()) -> dict[int, int]:
         pause = min(2 * pause, 0.05)
 
 
+def childless() -> bool:
+    """True if this process has no child, dead or alive; far cheaper than asking who they are."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
 def reap_all() -> dict[int, int]:
     """The wait status of every child that has ended, without waiting for any."""
-    ended = {}
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,7 +1,7 @@
 """Runs the user's script in a forked child as `python SCRIPT` would, and tells the keeper what went wrong.
 
-The keeper forks before anything is imported, so a rank costs no second interpreter start. What the script can see of
-this is nothing: `__main__` is a module of its own, `sys.argv` and `sys.path` are as usual, tracebacks begin in its code.
+The keeper forks before anything is imported, so a rank costs no second interpreter start. The script sees nothing of
+this: `__main__` is a module of its own, `sys.argv` and `sys.path` are as usual, tracebacks begin in the user's code.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _load_module(name: str, main: ModuleType) -> CodeType:
     main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
     if spec.origin is not None:
         main.__file__ = sys.argv[0] = spec.origin
-    return code  # type: ignore[no-any-return]  # loaders that get_code comes from are untyped here
+    return code
 
 
 def _status(code: object) -> int:
@@ -115,7 +115,9 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 
 def _type_name(error: BaseException) -> str:
     kind = type(error)
-    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _message(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,7 +98,9 @@ class EngineEnded:
     missing: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        how = f"was killed by {signal_name(-self.status, hint=False)}" if self.status < 0 else f"exited with code {self.status}"
+        how = f"exited with code {self.status}"
+        if self.status < 0:
+            how = f"was killed by {signal_name(-self.status, hint=False)}"
         before = f"before {name_ranks(self.missing)} had started" if self.missing else "while ranks were running"
         return f"mpiexec (pid {self.pid}) {how} {before}"
 
@@ -121,18 +124,24 @@ class NotStarted:
 Fact = RankFailed | KeeperLost | EngineLost | EngineEnded | NotStarted
 
 
-def cause(facts: Sequence[Fact]) -> Fact:
-    """The fact that explains the others: the first, but what an engine's death does to ranks and keepers is its doing.
+def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
+    """The fact that explains the others: the first, unless an engine or a keeper died and took that one with it.
+
+    An engine kills all ranks and keepers when one of its processes dies, and all of that is learned within a moment.
 
     facts: in the order in which they were learned, at least one
+    chatter: what the engine said; both kinds name the pid of the process whose death they noticed
     """
     first = facts[0]
     if not _may_be_collateral(first):
         return first
+    unborn = [fact for fact in facts if isinstance(fact, EngineEnded) and fact.missing]
     near = [fact for fact in facts if fact.at - first.at <= _SAME_CAUSE]
     killed = [fact for fact in near if isinstance(fact, EngineEnded) and fact.status < 0]
     lost = [fact for fact in near if isinstance(fact, EngineLost)]
-    return (killed + lost + [first])[0]
+    keepers = [fact for fact in near if isinstance(fact, KeeperLost)]
+    keepers.sort(key=lambda fact: not re.search(rb"PID %d\b" % fact.pid, chatter))
+    return [*killed, *lost, *keepers, *unborn, first][0]
 
 
 def _may_be_collateral(fact: Fact) -> bool:

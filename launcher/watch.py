@@ -52,8 +52,8 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def launch(job: Job) -> int:
     """Runs a job to its end and returns its exit code.
 
-    0 if every rank ended with 0; else that of the first rank that failed, 128 + N if signal N killed it, 1 if it raised;
-    130 after Ctrl-C, 143 after SIGTERM.
+    0 if every rank ended with 0; else that of the first rank that failed: 128 + N if signal N killed it, 1 if it
+    raised; 130 after Ctrl-C, 143 after SIGTERM.
     Raises: UsageError if no MPI is there to start more than one rank.
     """
     with _Signals() as wakeup:
@@ -134,7 +134,10 @@ class _Watch:
             self._turn()
         self._on_chatter()
         code = self._report()
-        while self.console.waiting_for is not None and not self.killed:
+        self.ending = True
+        self.deadlines = {}
+        self.console.flush()
+        while self.console.waiting_for is not None:
             self._turn()  # a slow reader gets everything, unless the user presses Ctrl-C
         return code
 
@@ -149,9 +152,6 @@ class _Watch:
 
     def _turn(self) -> None:
         """Waits for the next events and deals with them."""
-        self.console.flush()
-        if self.console.broken and not self.stop:
-            self._stop(signal.SIGPIPE)
         interests = self._interests()
         poll = select.poll()
         for fd, (mask, _) in interests.items():
@@ -163,6 +163,9 @@ class _Watch:
             interests[fd][1]()
         self._on_deadlines()
         self._advance()
+        self.console.flush()
+        if self.console.broken and not self.ending:
+            self._stop(signal.SIGPIPE)
 
     def _interests(self) -> dict[int, tuple[int, Callable[[], None]]]:
         """What to wait for now, and whom to tell. In this order: what ranks say comes before their engine's end."""
@@ -189,8 +192,7 @@ class _Watch:
     def _on_deadlines(self) -> None:
         due = {name for name, at in self.deadlines.items() if at <= self.now}
         if "start" in due:
-            missing = tuple(sorted(set(range(self.job.n)) - self.ranks.keys()))
-            text = f"{name_ranks(missing)} did not start within {self.job.start_limit:g} s"
+            text = f"{name_ranks(self._missing())} did not start within {self.job.start_limit:g} s"
             self._fail(NotStarted(at=self.now, message=text))
         if "kill" in due:
             self._kill()
@@ -207,12 +209,15 @@ class _Watch:
         self._tell_all({"release": True})
 
     def _finished(self) -> bool:
-        if self.deadlines.get("sweep", float("inf")) <= self.now or self.deadlines.get("engine", float("inf")) <= self.now:
+        if any(name in self.deadlines and self.deadlines[name] <= self.now for name in ("sweep", "engine")):
             return True
         return self._all_over() and (self.guard.status is not None or self.guard.lost)
 
     def _all_over(self) -> bool:
         return (self.ending or len(self.ranks) == self.job.n) and all(rank.over for rank in self.ranks.values())
+
+    def _missing(self) -> tuple[int, ...]:
+        return tuple(number for number in range(self.job.n) if number not in self.ranks)
 
     # -- ending
 
@@ -288,8 +293,8 @@ class _Watch:
         number = int(hello["rank"])
         if int(hello["size"]) != self.job.n or number in self.ranks:
             channel.close()
-            text = f"the ranks were not told that they are {self.job.n}: rank {number} believes in a world of {hello['size']}"
-            self._fail(NotStarted(at=self.now, message=f"{text} (is mpiexec the one of the MPI in use?)"))
+            text = f"mpiexec was to start {self.job.n} ranks, but rank {number} was told of a world of {hello['size']}"
+            self._fail(NotStarted(at=self.now, message=text))
             return
         self.ranks[number] = _Rank(channel, hello)
         if len(self.ranks) == self.job.n:
@@ -306,7 +311,7 @@ class _Watch:
             if not rank.over:
                 rank.lost = True
                 self.console.close(number)
-                if not self.ending:
+                if not self.killed:
                     self._fail(KeeperLost(at=self.now, rank=number, pid=rank.keeper))
             return
         for message in messages:
@@ -333,8 +338,9 @@ class _Watch:
             self._fail(EngineLost(at=self.now, name="the launcher's guard", pid=self.guard.pid))
             self._kill()
         elif not self.released and self.guard.status is not None:
-            missing = tuple(sorted(set(range(self.job.n)) - self.ranks.keys()))
-            fact = EngineEnded(at=self.now, pid=self.guard.engine, status=self.guard.status, missing=missing)
+            fact = EngineEnded(
+                at=self.now, pid=self.guard.engine, status=self.guard.status, missing=self._missing()
+            )
             if not self.ending or fact.status < 0:
                 self._fail(fact)
 
@@ -374,7 +380,10 @@ class _Watch:
             return 128 + self.stop
         if not self.facts:
             return 0
-        first = cause(self.facts)
+        if missing := self._missing():
+            status = self.guard.status or 0
+            self.facts.append(EngineEnded(at=self.now, pid=self.guard.engine, status=status, missing=missing))
+        first = cause(self.facts, self.chatter)
         if also := others(self.facts, first):
             self.console.say(f"ddp-launch: failed too: {also}")
         if isinstance(first, RankFailed) and first.raised is not None:
