@@ -18,6 +18,23 @@ ROOT = Path(__file__).parent.parent
 MARK = "DDP_TEST_JOB"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run full counts of randomized tests, and tests marked long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if "long" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="takes long: pytest --long runs it"))
+
+
+@pytest.fixture
+def count(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """How often a randomized test repeats: `count(500, 20_000)` is the first, or the second with --long."""
+    return lambda short, long: long if request.config.getoption("--long") else short
+
+
 class Job:
     """A process tree under test, found again by a mark in its environment, whatever its parents do."""
 

@@ -1,0 +1,76 @@
+"""Where gradients lie in flat buckets: a value of its own, which the reducer writes and others may read.
+
+A bucket is one array of one dtype. Each gradient starts on a cache line, so that neighbours never share one; the gaps
+stay zero and are summed along with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+_LINE = 64  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One gradient's place. bucket: its bucket's index; start, stop: elements of that bucket; shape: its own."""
+
+    bucket: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """places: one a gradient, in the order they were given; buckets: (dtype, length in elements) of each bucket."""
+
+    places: tuple[Place, ...]
+    buckets: tuple[tuple[Any, int], ...]
+
+    def members(self, bucket: int) -> list[int]:
+        """The gradients in that bucket, in the order they lie there."""
+        inside = [index for index, place in enumerate(self.places) if place.bucket == bucket]
+        return sorted(inside, key=lambda index: self.places[index].start)
+
+
+def lay_out(plan: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> Layout:
+    """Gives each gradient its place.
+
+    plan: the gradients of each bucket, every gradient once, one dtype a bucket; shapes, dtypes: of each gradient
+    """
+    places: dict[int, Place] = {}
+    buckets = []
+    for bucket, members in enumerate(plan):
+        dtype = dtypes[members[0]]
+        assert all(dtypes[index] == dtype for index in members), "a bucket has one dtype"
+        step = max(1, _LINE // dtype.itemsize)
+        length = 0
+        for index in members:
+            stop = length + _count(shapes[index])
+            places[index] = Place(bucket=bucket, start=length, stop=stop, shape=shapes[index])
+            length = -(-stop // step) * step
+        buckets.append((dtype, length))
+    assert sorted(places) == list(range(len(shapes))), "every gradient has one place"
+    return Layout(places=tuple(places[index] for index in range(len(shapes))), buckets=tuple(buckets))
+
+
+class FlatBuckets:
+    """The memory of a layout. buffers: one (length,) array a bucket; views: each gradient's part, in its shape."""
+
+    def __init__(self, layout: Layout, xp: Any) -> None:
+        self.layout = layout
+        self.buffers: list[Array] = [xp.zeros(length, dtype) for dtype, length in layout.buckets]
+        self.views: list[Array] = [
+            self.buffers[place.bucket][place.start : place.stop].reshape(place.shape) for place in layout.places
+        ]
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count

@@ -1,0 +1,456 @@
+"""n ranks on shards equal one rank on the whole batch; buckets overlap with backward, in one order on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import ParallelError
+from ddp.nn import functional as F
+from ddp.parallel import DataParallel
+
+FEATURES, CLASSES = 6, 3
+
+
+def make_net(seed: int = 0) -> nn.Module:
+    ddp.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, CLASSES)).double()
+
+
+def data(n: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(7)
+    return rng.normal(size=(n, FEATURES)), rng.integers(0, CLASSES, n)
+
+
+def loss_sum(model: Any, x: np.ndarray, t: np.ndarray) -> ddp.Tensor:
+    return F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t), reduction="sum")
+
+
+def grads(net: nn.Module) -> dict[str, np.ndarray]:
+    return {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def on_whole_batch(n: int) -> dict[str, np.ndarray]:
+    net = make_net()
+    x, t = data(n)
+    F.cross_entropy(net(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
+    return grads(net)
+
+
+def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert got.keys() == expected.keys()
+    for name in expected:
+        assert_allclose(got[name], expected[name], rtol=0, atol=1e-13, err_msg=name)
+
+
+class Recorder:
+    """A communicator that notes each launch in a list of events, shared with whoever else notes there."""
+
+    def __init__(self, comm: Communicator, events: list[Any]) -> None:
+        self._comm = comm
+        self.events = events
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def duplicate(self) -> Recorder:
+        return Recorder(self._comm.duplicate(), self.events)
+
+    def all_reduce(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        self.events.append(("all_reduce", x.size))
+        return self._comm.all_reduce(x, *args, **kwargs)
+
+
+def note_ready(model: DataParallel, events: list[Any]) -> None:
+    """Notes every leaf that becomes ready, before the reducer hears of it, and the end of backward."""
+    names = {p._leaf: name for name, p in model.module.named_parameters()}
+    ready, end = model._reducer.ready, model._reducer.end
+
+    def noted_ready(leaf: Any) -> None:
+        events.append(("ready", names[leaf]))
+        ready(leaf)
+
+    def noted_end() -> None:
+        events.append(("end",))
+        end()
+
+    model._reducer.ready, model._reducer.end = noted_ready, noted_end  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("cap", [1e-4, 4.0])
+def test_equal_shards_give_the_gradient_of_the_whole_batch(size: int, cap: float) -> None:
+    x, t = data(12)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(seed=comm.rank), comm, bucket_cap_mb=cap)
+        mine = slice(comm.rank * 12 // size, (comm.rank + 1) * 12 // size)
+        for _ in range(3):  # repeated steps reuse the buckets
+            for p in model.parameters():
+                p.grad = None
+            F.cross_entropy(model(ddp.from_numpy(x[mine])), ddp.from_numpy(t[mine])).backward()
+        return grads(model.module)
+
+    for got in collectives.run_threads(rank, size):
+        assert_same(got, on_whole_batch(12))
+
+
+@pytest.mark.parametrize("shards", [[5, 2], [7, 0], [1, 0, 6]])
+def test_weights_make_uneven_shards_exact(shards: list[int]) -> None:
+    x, t = data(7)
+    starts = np.cumsum([0, *shards])
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm)
+        mine = slice(starts[comm.rank], starts[comm.rank + 1])
+        model.backward(loss_sum(model, x[mine], t[mine]), weight=shards[comm.rank])
+        return grads(model.module)
+
+    for got in collectives.run_threads(rank, len(shards)):
+        assert_same(got, on_whole_batch(7))
+
+
+@pytest.mark.parametrize("forward_inside", [True, False])
+def test_no_sync_accumulates_on_this_rank_alone(forward_inside: bool) -> None:
+    x, t = data(12)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm)
+        parts = [slice(start + comm.rank * 2, start + comm.rank * 2 + 2) for start in (0, 4, 8)]
+        for part in parts[:2]:
+            if forward_inside:
+                with model.no_sync():
+                    model.backward(loss_sum(model, x[part], t[part]), weight=2)
+            else:
+                loss = loss_sum(model, x[part], t[part])
+                with model.no_sync():
+                    model.backward(loss, weight=2)
+        model.backward(loss_sum(model, x[parts[2]], t[parts[2]]), weight=2)
+        return grads(model.module)
+
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, on_whole_batch(12))
+
+
+def test_no_sync_ends_with_an_exception_too() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm)
+        with pytest.raises(ZeroDivisionError), model.no_sync():
+            raise ZeroDivisionError
+        assert model._reducer.sync
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_repeated_plain_backward_adds_to_the_reduced_gradient() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm)
+        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
+        for _ in range(2):
+            F.cross_entropy(model(ddp.from_numpy(x[mine])), ddp.from_numpy(t[mine])).backward()
+        return grads(model.module)
+
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, {name: 2 * g for name, g in on_whole_batch(4).items()})
+
+
+class Branches(nn.Module):
+    """Two heads; which one runs is asked of it by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(FEATURES, 4).double()
+        self.left = nn.Linear(4, CLASSES).double()
+        self.right = nn.Linear(4, CLASSES).double()
+        self.never = nn.Linear(4, CLASSES).double()
+
+    def forward(self, x: ddp.Tensor, order: str) -> ddp.Tensor:
+        h = F.tanh(self.trunk(x))
+        out = None
+        for each in order.split():
+            y = getattr(self, each)(h)
+            out = y if out is None else out + y
+        return out
+
+
+def test_a_parameter_used_on_some_ranks_counts_as_zero_on_the_others() -> None:
+    x, _ = data(4)
+
+    def rank(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        ddp.manual_seed(0)
+        model = DataParallel(Branches(), comm, bucket_cap_mb=1e-4)
+        model(ddp.from_numpy(x), "left" if comm.rank == 0 else "left right").sum().backward()
+        first = grads(model.module)
+        for p in model.parameters():
+            p.grad = None
+        model(ddp.from_numpy(x), "left").sum().backward()
+        return first, grads(model.module)
+
+    (first, second), (other_first, other_second) = collectives.run_threads(rank, 2)
+    assert_same(first, other_first)
+    assert_same(second, other_second)
+    assert "never.weight" not in first
+    assert "right.weight" in first
+    assert "right.weight" not in second  # used by nobody in the second step: None again
+    ddp.manual_seed(0)
+    alone = Branches()
+    alone(ddp.from_numpy(x), "left right").sum().backward()
+    assert_allclose(first["right.weight"], grads(alone)["right.weight"] / 2, atol=1e-14)
+
+
+def test_the_first_bucket_is_launched_before_backward_has_finished() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> list[Any]:
+        events: list[Any] = []
+        model = DataParallel(make_net(), Recorder(comm, events), bucket_cap_mb=1e-4)  # type: ignore[arg-type]
+        note_ready(model, events)
+        F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
+        return events
+
+    for events in collectives.run_threads(rank, 2):
+        kinds = [event[0] for event in events]
+        launches = [place for place, kind in enumerate(kinds) if kind == "all_reduce"]
+        assert launches[0] == 0  # the control message, before any gradient
+        assert launches[1] < max(place for place, kind in enumerate(kinds) if kind == "ready")
+        assert kinds[-1] == "end"
+        # The last layer's gradients come first, and their bucket goes out with the first layer still to come.
+        before = {name for _, name in events[1 : launches[1]]}
+        assert before
+        assert before <= {"4.weight", "4.bias"}
+        # Exactly the planned buckets and one control message.
+        assert len(launches) == 1 + 6
+
+
+def test_buckets_launch_in_plan_order_though_ranks_become_ready_in_different_orders() -> None:
+    x, _ = data(4)
+
+    def rank(comm: Communicator) -> tuple[list[str], list[int], list[int]]:
+        events: list[Any] = []
+        ddp.manual_seed(0)
+        model = DataParallel(Branches(), Recorder(comm, events), bucket_cap_mb=1e-5)  # type: ignore[arg-type]
+        note_ready(model, events)
+        order = "left right never" if comm.rank == 0 else "never right left"
+        model(ddp.from_numpy(x), order).sum().backward()
+        ready = [event[1] for event in events if event[0] == "ready"]
+        sizes = [event[1] for event in events if event[0] == "all_reduce"][1:]
+        return ready, sizes, [buffer.size for buffer in model._reducer._buckets.buffers]
+
+    (ready0, launched0, planned), (ready1, launched1, _) = collectives.run_threads(rank, 2)
+    assert ready0 != ready1
+    assert sorted(ready0) == sorted(ready1)
+    assert launched0 == launched1 == planned
+
+
+def test_gradients_are_views_of_the_buckets() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm)
+        F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
+        for p in model.parameters():
+            assert any(np.shares_memory(p.grad.numpy(), buffer) for buffer in model._reducer._buckets.buffers)
+        kept = next(iter(model.parameters()))
+        kept.grad = ddp.ones_like(kept)  # an assigned array is copied in
+        assert any(np.shares_memory(kept.grad.numpy(), buffer) for buffer in model._reducer._buckets.buffers)
+        assert_array_equal(kept.grad.numpy(), np.ones(kept.shape))
+
+    collectives.run_threads(rank, 2)
+
+
+def test_parameters_and_buffers_start_as_rank_0s() -> None:
+    def rank(comm: Communicator) -> list[np.ndarray]:
+        net = make_net(seed=comm.rank)
+        net.register_buffer("count", ddp.full((2,), float(comm.rank)))
+        model = DataParallel(net, comm)
+        return [t.detach().numpy().copy() for t in (*model.module.parameters(), *model.module.buffers())]
+
+    first, second = collectives.run_threads(rank, 2)
+    for a, b in zip(first, second, strict=True):
+        assert_array_equal(a, b)
+    assert_array_equal(first[-1], np.zeros(2))
+
+
+class Named(nn.Module):
+    """A module of given parameters."""
+
+    def __init__(self, **parameters: Any) -> None:
+        super().__init__()
+        for name, (shape, dtype) in parameters.items():
+            setattr(self, name, nn.Parameter(ddp.zeros(shape, dtype=dtype)))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"w": ((2, 3), ddp.float32), "b": ((4,), ddp.float32)},
+            r"1 is b float32 \(3,\) on rank 0, but b float32 \(4,\)",
+        ),
+        (
+            {"w": ((2, 3), ddp.float32), "b": ((3,), ddp.float64)},
+            r"b float32 \(3,\) on rank 0, but b float64 \(3,\) on rank 1",
+        ),
+        ({"w": ((2, 3), ddp.float32), "bias": ((3,), ddp.float32)}, r"but bias float32 \(3,\) on rank 1"),
+        ({"w": ((2, 3), ddp.float32)}, "but missing on rank 1"),
+    ],
+)
+def test_ranks_with_different_models_are_told_the_first_difference(other: dict[str, Any], message: str) -> None:
+    errors: dict[int, str] = {}
+
+    def rank(comm: Communicator) -> None:
+        mine = {"w": ((2, 3), ddp.float32), "b": ((3,), ddp.float32)} if comm.rank != 1 else other
+        with pytest.raises(ParallelError, match="ranks wrap different models") as caught:
+            DataParallel(Named(**mine), comm)
+        errors[comm.rank] = str(caught.value)
+
+    collectives.run_threads(rank, 3)
+    assert len(set(errors.values())) == 1
+    with pytest.raises(ParallelError, match=message):
+        raise ParallelError(errors[0])
+
+
+def test_frozen_parameters_are_part_of_the_description() -> None:
+    def rank(comm: Communicator) -> None:
+        net = make_net()
+        if comm.rank == 1:
+            next(iter(net.parameters())).requires_grad_(False)
+        with pytest.raises(ParallelError, match=r"0\.weight .* without grad on rank 1"):
+            DataParallel(net, comm)
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_model_without_trained_parameters_is_refused() -> None:
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ParallelError, match="no parameter of this module requires grad"):
+            DataParallel(nn.ReLU(), comm)
+
+    collectives.run_threads(rank, 1)
+
+
+def misuse(check: Callable[[DataParallel, Communicator], None]) -> None:
+    def rank(comm: Communicator) -> None:
+        check(DataParallel(make_net(), comm), comm)
+
+    collectives.run_threads(rank, 2)
+
+
+def test_weights_and_no_weights_do_not_mix() -> None:
+    x, t = data(4)
+
+    def across_ranks(model: DataParallel, comm: Communicator) -> None:
+        loss = loss_sum(model, x, t)
+        with pytest.raises(ParallelError, match="1 of 2 ranks gave a weight"):
+            model.backward(loss, weight=4) if comm.rank == 0 else loss.backward()
+
+    def across_passes(model: DataParallel, comm: Communicator) -> None:
+        with model.no_sync():
+            loss_sum(model, x, t).backward()
+        with pytest.raises(ParallelError, match="with and without a weight"):
+            model.backward(loss_sum(model, x, t), weight=4)
+
+    def onto_a_mean(model: DataParallel, comm: Communicator) -> None:
+        model.backward(loss_sum(model, x, t), weight=4)
+        with pytest.raises(ParallelError, match=r"would add to 0\.weight\.grad, which is already a mean"):
+            model.backward(loss_sum(model, x, t), weight=4)
+
+    def negative(model: DataParallel, comm: Communicator) -> None:
+        for weight in (-1, float("nan")):
+            with pytest.raises(ParallelError, match="at least 0"):
+                model.backward(loss_sum(model, x, t), weight=weight)
+
+    for check in (across_ranks, across_passes, onto_a_mean, negative):
+        misuse(check)
+
+
+def test_after_a_backward_that_failed_half_way_nothing_runs_on() -> None:
+    x, t = data(4)
+
+    def check(model: DataParallel, comm: Communicator) -> None:
+        ready = model._reducer.ready
+
+        def fails(leaf: Any) -> None:
+            raise ZeroDivisionError("in a hook")
+
+        model._reducer.ready = fails  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError):
+            loss_sum(model, x, t).backward()
+        model._reducer.ready = ready  # type: ignore[method-assign]
+        with pytest.raises(ParallelError, match="ZeroDivisionError: in a hook"):
+            loss_sum(model, x, t).backward()
+
+    misuse(check)
+
+
+def test_a_loss_that_reaches_nothing_takes_part_with_zeros() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm)
+        if comm.rank == 0:
+            model.backward(loss_sum(model, x, t), weight=4)
+        else:
+            model.backward(ddp.zeros(()), weight=0)
+        return grads(model.module)
+
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, on_whole_batch(4))
+
+
+def test_tied_weights_are_reduced_once_with_both_uses() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(FEATURES, FEATURES, bias=False).double()
+            self.b = nn.Linear(FEATURES, FEATURES, bias=False).double()
+            self.b.weight = self.a.weight
+
+        def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+            return self.b(F.tanh(self.a(x)))
+
+    x, _ = data(4)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        ddp.manual_seed(3)
+        model = DataParallel(Tied(), comm)
+        model.backward(model(ddp.from_numpy(x[comm.rank * 2 : comm.rank * 2 + 2])).sum(), weight=2)
+        return grads(model.module)
+
+    ddp.manual_seed(3)
+    alone = Tied()
+    alone(ddp.from_numpy(x)).sum().backward()
+    expected = {name: g / 4 for name, g in grads(alone).items()}
+    assert len(expected) == 1
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, expected)
+
+
+def test_many_steps_leave_no_thread_behind() -> None:
+    before = threading.active_count()
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm)
+        for _ in range(10):
+            for p in model.parameters():
+                p.grad = None
+            model.backward(loss_sum(model, x, t), weight=4)
+        model.comm.close()
+
+    collectives.run_threads(rank, 2)
+    for thread in threading.enumerate():
+        if thread.name.startswith("collectives-"):
+            thread.join(5)
+    assert threading.active_count() <= before
