@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launcher.job import UsageError
 
-HYDRA = "mpich"
+MPICH = "mpich"
+INTEL = "intel"
 OPENMPI = "openmpi"
 
 # What Open MPI needs to start as fast as MPICH on one machine; by default it probes every network first.
@@ -36,27 +37,31 @@ def find_mpiexec(executable: str = sys.executable, environ: Mapping[str, str] = 
 
 
 def flavour(mpiexec: str, version: Callable[[str], str] | None = None) -> str:
-    """Which family `mpiexec` belongs to: "mpich" (also Intel's) or "openmpi".
+    """Which family `mpiexec` belongs to: "mpich", "intel" or "openmpi".
 
     version: runs `mpiexec --version` and returns what it prints; asked only where file names do not tell.
     Raises: UsageError if it is neither.
     """
     real = os.path.realpath(mpiexec)
     name = os.path.basename(real)
+    if _any(os.path.dirname(real), "hydra_bstrap_proxy"):
+        return INTEL
     if "hydra" in name or "mpich" in name:
-        return HYDRA
+        return MPICH
     if "prte" in name or "orte" in name or "openmpi" in name:
         return OPENMPI
     for folder in dict.fromkeys((os.path.dirname(mpiexec), os.path.dirname(real))):
         hydra = _any(folder, "mpiexec.hydra", "hydra_pmi_proxy")
         openmpi = _any(folder, "prterun", "orterun", "ompi_info")
         if hydra != openmpi:
-            return HYDRA if hydra else OPENMPI
+            return MPICH if hydra else OPENMPI
     said = (version or _version)(mpiexec)
     if "Open MPI" in said or "OpenRTE" in said or "PRRTE" in said:
         return OPENMPI
-    if "HYDRA" in said or "Intel(R) MPI" in said or "MPICH" in said:
-        return HYDRA
+    if "Intel(R) MPI" in said:
+        return INTEL
+    if "HYDRA" in said or "MPICH" in said:
+        return MPICH
     raise UsageError(f"{mpiexec} is neither MPICH's nor Open MPI's; for one that is: pip install mpich")
 
 
@@ -64,10 +69,12 @@ def engine_command(family: str, mpiexec: str, n: int, rank: Sequence[str]) -> li
     """The command that starts `n` times the command `rank`.
 
     >>> engine_command("mpich", "mpiexec", 2, ["python", "train.py"])
-    ['mpiexec', '-n', '2', 'python', 'train.py']
+    ['mpiexec', '-disable-auto-cleanup', '-n', '2', 'python', 'train.py']
     """
     # Binding to one core, Open MPI's default for two ranks, makes BLAS and our helper threads share it.
-    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if family == OPENMPI else []
+    openmpi = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    # Who died first, and what the others get to do about it, is for the launcher to judge.
+    options = {OPENMPI: openmpi, MPICH: ["-disable-auto-cleanup"], INTEL: []}[family]
     return [mpiexec, *options, "-n", str(n), *rank]
 
 
@@ -76,7 +83,7 @@ def engine_environment(family: str | None, environ: Mapping[str, str]) -> dict[s
 
     family: None where a world of one is started without any engine
     """
-    fast = {OPENMPI: _OPENMPI_FAST, HYDRA: _HYDRA_LOCAL, None: {}}[family]
+    fast = {OPENMPI: _OPENMPI_FAST, MPICH: _HYDRA_LOCAL, INTEL: _HYDRA_LOCAL, None: {}}[family]
     clean = {name: value for name, value in environ.items() if family is not None or not name.startswith(_FOREIGN)}
     return {**fast, **clean}
 

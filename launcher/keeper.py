@@ -127,7 +127,7 @@ class _Keeper:
         host, _, port = address.rpartition(":")
         deadline = time.monotonic() + _HANDSHAKE_LIMIT
         try:
-            channel = Channel(socket.create_connection((host, int(port)), timeout=_HANDSHAKE_LIMIT))
+            channel = Channel(socket.create_connection((host, int(port)), timeout=_HANDSHAKE_LIMIT), trusted=True)
             challenge = nonce()
             channel.send({"challenge": challenge})
             messages: list[Message] = []
@@ -147,7 +147,6 @@ class _Keeper:
         except (OSError, WireError) as error:
             print(f"keeper of rank {self.identity['rank']}: no connection to the launcher: {error}", file=sys.stderr)
             self._end_at_once()
-        channel.trusted = True
         self.channel = channel
         self._obey(messages)  # orders may have come with the answer
 
@@ -207,6 +206,7 @@ class _Keeper:
             self._end_at_once()
         for number in numbers:
             if number != signal.SIGCHLD:
+                self.channel.send({"asked": number})
                 self._signal(number)
         self._reap()
 

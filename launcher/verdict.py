@@ -38,12 +38,14 @@ class RankFailed:
 
     at: when the launcher learned of it, in seconds
     status: exit code, or minus the signal that killed it
+    asked: True if its keeper had got a signal from outside, most likely from an engine that ends everything
     """
 
     at: float
     rank: int
     pid: int
     status: int | None = None
+    asked: bool = False
     raised: Raised | None = None
 
     def __str__(self) -> str:
@@ -140,13 +142,13 @@ def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
     killed = [fact for fact in near if isinstance(fact, EngineEnded) and fact.status < 0]
     lost = [fact for fact in near if isinstance(fact, EngineLost)]
     keepers = [fact for fact in near if isinstance(fact, KeeperLost)]
-    keepers.sort(key=lambda fact: not re.search(rb"PID %d\b" % fact.pid, chatter))
-    return [*killed, *lost, *keepers, *unborn, first][0]
+    named = [fact for fact in keepers if re.search(rb"PID %d\b" % fact.pid, chatter)]
+    return [*killed, *lost, *named, *unborn, *keepers, first][0]
 
 
 def _may_be_collateral(fact: Fact) -> bool:
     if isinstance(fact, RankFailed):
-        return fact.raised is None and fact.status in (-signal.SIGTERM, -signal.SIGKILL)
+        return fact.raised is None and fact.asked
     return not isinstance(fact, NotStarted)
 
 

@@ -84,6 +84,7 @@ class _Rank:
         self.engine_name = str(hello["name"])
         self.raised: Raised | None = None
         self.status: int | None = None  # exit code, or minus the signal that killed it
+        self.asked = False  # by somebody but the launcher to end
         self.lost = False
         self.closed = False
 
@@ -259,7 +260,7 @@ class _Watch:
             sock, _ = self.listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # the caller has gone again
-        channel = Channel(sock)
+        channel = Channel(sock, trusted=False)
         stranger = _Stranger(challenge=nonce(), until=self.now + _STRANGER_LIMIT)
         self.strangers[channel] = stranger
         self.deadlines[f"stranger {id(channel)}"] = stranger.until
@@ -323,6 +324,8 @@ class _Watch:
                 self._fail(RankFailed(at=self.now, rank=number, pid=rank.pid, raised=rank.raised))
             if "lost" in message:
                 self._fail(EngineLost(at=self.now, name=rank.engine_name, pid=rank.engine))
+            if "asked" in message:
+                rank.asked = True
             if "took" in message:
                 self.stdin_taken = True
             if "end" in message:
@@ -330,7 +333,7 @@ class _Watch:
                 self.console.close(number)
                 # What a rank makes of our own signal is not a failure.
                 if rank.status != 0 and rank.raised is None and not self.ending:
-                    self._fail(RankFailed(at=self.now, rank=number, pid=rank.pid, status=rank.status))
+                    self._fail(RankFailed(at=self.now, rank=number, pid=rank.pid, status=rank.status, asked=rank.asked))
 
     def _on_guard(self) -> None:
         self.guard.read()
@@ -388,7 +391,9 @@ class _Watch:
             self.console.say(f"ddp-launch: failed too: {also}")
         if isinstance(first, RankFailed) and first.raised is not None:
             self.console.say(first.raised.traceback)
-        if isinstance(first, EngineEnded | NotStarted) and self.chatter.strip():
+        # A keeper's own last words come through the engine too.
+        unexplained = isinstance(first, EngineEnded | NotStarted) or b"Traceback" in self.chatter
+        if unexplained and self.chatter.strip():
             self.console.say(self.chatter.decode("utf-8", "surrogateescape"))
         self.console.say(f"ddp-launch: {first}")
         return first.code

@@ -54,14 +54,17 @@ def to_bytes(text: str) -> bytes:
 
 
 class Channel:
-    """One end of the connection: whole messages in and out of a nonblocking socket."""
+    """One end of the connection: whole messages in and out of a nonblocking socket.
 
-    def __init__(self, sock: socket.socket) -> None:
+    trusted: False while the other side may be a stranger, of whom no more than a handshake is read
+    """
+
+    def __init__(self, sock: socket.socket, trusted: bool) -> None:
         sock.setblocking(False)
         # Small messages that must not wait for each other: an exit status is worth a packet of its own.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
-        self.trusted = False
+        self.trusted = trusted
         self._in = bytearray()
         self._out = bytearray()
 

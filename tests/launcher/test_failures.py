@@ -1,0 +1,173 @@
+"""A job that fails: who did it is named, once and last, and the exit code is theirs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+HANG = "time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("act", "says", "code"),
+    [
+        ("sys.exit(3)", "exited with code 3", 3),
+        ("raise SystemExit(4)", "exited with code 4", 4),
+        ("os._exit(5)", "exited with code 5", 5),
+        ("sys.exit('words')", "exited with code 1", 1),
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL (signal 9); often the kernel, out of memory", 137),
+        ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV (signal 11); invalid memory access in native code", 139),
+        ("os.kill(os.getpid(), 15)", "was killed by SIGTERM (signal 15)", 143),
+    ],
+)
+def test_how_a_rank_ended(ddp_launch: Any, act: str, says: str, code: int) -> None:
+    done = ddp_launch(
+        f"""
+        print("start", flush=True)
+        if rank == 1:
+            {act}
+        {HANG}
+        """
+    )
+    assert done.returncode == code
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ddp-launch: rank 1 (pid ")
+    assert last.endswith(says)
+    assert done.stderr.replace("1: words\n", "").count("\n") == 1
+    assert "1: start" in done.stdout
+
+
+def test_the_first_traceback_is_shown_once_and_last(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        import atexit
+        atexit.register(lambda: print("at exit", rank))
+        def fail():
+            try:
+                {}["x"]
+            except KeyError:
+                raise ValueError("no é") from None
+        if rank == 1:
+            print("before")
+            fail()
+        time.sleep(60)
+        """
+    )
+    assert done.returncode == 1
+    assert sorted(done.stdout.splitlines()) == ["1: at exit 1", "1: before"]
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].endswith("in <module>")
+    assert "job.py" in lines[1]
+    assert lines[2].strip() == "fail()"
+    assert lines[-2] == "ValueError: no é"
+    assert lines[-1].startswith("ddp-launch: rank 1 (pid ")
+    assert lines[-1].endswith("raised ValueError: no é")
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_later_failures_are_one_line(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        signal.signal(signal.SIGTERM, lambda *a: 1 / 0)
+        if rank == 1:
+            time.sleep(0.3)
+            raise ValueError("first")
+        time.sleep(60)
+        """
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "failed too: rank 0 (pid " in done.stderr.splitlines()[0]
+    assert "raised ZeroDivisionError" in done.stderr.splitlines()[0]
+    assert done.stderr.splitlines()[-1].endswith("raised ValueError: first")
+
+
+def test_syntax_errors_have_their_line(ddp_launch: Any) -> None:
+    done = ddp_launch("x = (\n", n=1)
+    assert done.returncode == 1
+    assert "job.py" in done.stderr.splitlines()[0]
+    assert done.stderr.splitlines()[-1].endswith("raised SyntaxError: '(' was never closed (job.py, line 4)")
+
+
+def test_a_hook_of_the_users_is_called(ddp_launch: Any) -> None:
+    done = ddp_launch("sys.excepthook = lambda kind, error, trace: print('hook', error)\nraise ValueError('x')", n=1)
+    assert done.stdout == "hook x\n"
+    assert done.returncode == 1
+
+
+def test_exit_status_is_told_to_whoever_wraps_exit(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        real = sys.exit
+        def exit(status=None):
+            print("leaving with", status, flush=True)
+            real(status)
+        sys.exit = exit
+        raise [ValueError, KeyboardInterrupt, lambda: SystemExit(4)][int(sys.argv[1])]()
+        """,
+        "2",
+        n=1,
+    )
+    assert (done.stdout, done.returncode) == ("leaving with 4\n", 4)
+
+
+def test_what_a_rank_leaves_behind_ends_with_it(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); os.setsid(); time.sleep(60)"
+        child = subprocess.Popen([sys.executable, "-c", code])
+        time.sleep(0.3)
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_forked_children_are_not_ranks(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        if os.fork() == 0:
+            raise ValueError("in a child")
+        print("child ended with", os.waitstatus_to_exitcode(os.wait()[1]))
+        """,
+        n=1,
+    )
+    assert done.returncode == 0
+    assert done.stdout == "child ended with 1\n"
+    assert "ValueError: in a child" in done.stderr
+
+
+def test_ranks_that_never_start_are_named(run_job: Any, script: Any, tmp_path: Any) -> None:
+    engine = tmp_path / "bin" / "mpiexec"
+    engine.parent.mkdir()
+    (engine.parent / "hydra_pmi_proxy").touch()
+    engine.write_text("#!/bin/sh\necho words of the engine\nexec sleep 60\n")
+    engine.chmod(0o755)
+    code = f"""
+import sys
+real, sys.executable = sys.executable, {str(engine.parent / "python")!r}
+import launcher
+sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, start_limit=0.3)))
+"""
+    done = run_job([sys.executable, "-c", code], timeout=20)
+    assert done.returncode == 1
+    words, sentence = done.stderr.splitlines()
+    assert words == "words of the engine"
+    assert sentence == "ddp-launch: ranks 0, 1 did not start within 0.3 s"
+
+    engine.write_text("#!/bin/sh\necho no such host >&2\nexit 7\n")
+    done = run_job([sys.executable, "-c", code], timeout=20)
+    assert done.returncode == 7
+    words, sentence = done.stderr.splitlines()
+    assert words == "no such host"
+    assert sentence.endswith("exited with code 7 before ranks 0, 1 had started")
+
+    # An engine whose ranks do not learn who they are: two worlds of one.
+    engine.write_text(f'#!/bin/sh\nshift 3\n{sys.executable} "$@" & {sys.executable} "$@"; wait\n')
+    done = run_job([sys.executable, "-c", code], timeout=20)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ddp-launch: mpiexec was to start 2 ranks, but rank 0 was told of a world of 1"

@@ -1,0 +1,205 @@
+"""A job that goes well: what the script sees, and what the user sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+LAUNCH = [sys.executable, "-m", "launcher"]
+
+
+def test_the_contract_with_a_rank(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        import json
+        names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE OMP_NUM_THREADS".split()
+        secrets = [name for name in os.environ if name.startswith("DDP_LAUNCH")]
+        parent = int(os.environ["DDP_KEEPER"]) == os.getppid()
+        print(json.dumps([*(os.environ[name] for name in names), parent, secrets, sys.argv[1:]]))
+        """,
+        *["a b", "", ":", "-n", "é", "x\ny"],
+    )
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    rows = {line[:3]: json.loads(line[3:]) for line in done.stdout.splitlines()}
+    args = ["a b", "", ":", "-n", "é", "x\ny"]
+    assert rows == {f"{rank}: ": [str(rank), "2", str(rank), "2", threads, True, [], args] for rank in range(2)}
+
+
+def test_a_world_of_one_needs_no_mpi(run_job: Any, script: Any, tmp_path: Path) -> None:
+    path = script("print(rank, size, flush=True); sys.stderr.write('to stderr')")
+    # A Python in a folder without mpiexec, and an empty PATH.
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    code = f"import sys; sys.executable = {str(python)!r}; from launcher.cli import main; sys.exit(main())"
+    done = run_job([sys.executable, "-c", code, path], env={"PATH": ""})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1\n", "to stderr\n")
+    done = run_job([sys.executable, "-c", code, "-n", "2", path], env={"PATH": ""})
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install mpich" in done.stderr
+
+
+def test_main_is_a_module_of_its_own(ddp_launch: Any, tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("value = 7\n")
+    done = ddp_launch(
+        """
+        import atexit, linecache, multiprocessing, pickle, threading
+        class Here: pass
+        if __name__ == "__main__":
+            import neighbour
+            atexit.register(lambda: print("at exit", pickle.loads(pickle.dumps(Here())).__class__.__module__))
+            print(os.path.basename(__file__), __spec__, neighbour.value, sys.path[0] == os.path.dirname(__file__))
+            print(linecache.getline(__file__, 2).strip())
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.map(len, ["abc"]))
+        """,
+        n=1,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "job.py None 7 True",
+        "import os, signal, subprocess, sys, time",
+        "[3]",
+        "at exit __main__",
+    ]
+
+
+def test_modules_and_packages(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    text = "import sys; print(__name__, __package__, __spec__.name, sys.argv[1:], sys.modules['__main__'].__file__)"
+    (tmp_path / "package" / "__main__.py").write_text(text)
+    # A folder of the user's must not take the place of ours.
+    (tmp_path / "socket.py").write_text("raise SystemExit('wrong socket')")
+    (tmp_path / "launcher").mkdir()
+    for name in ("__init__.py", "keeper.py"):
+        (tmp_path / "launcher" / name).write_text("raise SystemExit('wrong launcher')")
+    command = [str(Path(sys.executable).parent / "ddp-launch")]
+    done = run_job([*command, "-m", "package", "--x"], cwd=tmp_path)
+    main = tmp_path / "package" / "__main__.py"
+    assert done.stdout == f"__main__ package package.__main__ ['--x'] {main}\n", done.stderr
+    done = run_job([*command, "-n", "2", "-m", "no_such_module"], cwd=tmp_path)
+    assert done.returncode == 1
+    assert "raised ModuleNotFoundError: No module named 'no_such_module'" in done.stderr.splitlines()[-1]
+
+
+def test_lines_stay_whole(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        for i in range(3000):
+            print(f"{i:06d}" + str(rank) * (i % 500), file=(sys.stdout, sys.stderr)[i % 2])
+        """
+    )
+    assert done.returncode == 0
+    for rank in range(2):
+        for parity, text in enumerate((done.stdout, done.stderr)):
+            lines = [line for line in text.splitlines() if line.startswith(f"{rank}: ")]
+            assert lines == [f"{rank}: {i:06d}" + str(rank) * (i % 500) for i in range(parity, 3000, 2)]
+            assert len(text.splitlines()) == 3000
+
+
+def test_bytes_survive(ddp_launch: Any) -> None:
+    done = ddp_launch("sys.stdout.buffer.write(bytes(range(128, 256)) + 'é\\u2588'.encode() + b'no newline')", n=2, text=False)
+    expected = bytes(range(128, 256)) + "é\u2588".encode() + b"no newline"
+    assert sorted(done.stdout.split(b"\n")) == [b"", b"0: " + expected, b"1: " + expected]
+
+
+def test_stdin_goes_to_rank_0(start_job: Any, script: Any) -> None:
+    path = script("data = sys.stdin.read(); print(len(data), data[-4:], flush=True)")
+    job = start_job([*LAUNCH, "-n", "2", path], stdin=subprocess.PIPE)
+    out, err = job.process.communicate("x" * 300_000 + "end\n", timeout=20)
+    assert sorted(out.splitlines()) == ["0: 300004 end", "1: 0 "], err
+    job.assert_gone()
+
+
+def test_a_progress_bar_leaves_its_last_state_in_a_file(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        for i in range(5):
+            print(f"\\rstep {i}", end="", file=sys.stderr, flush=True)
+            time.sleep(0.02)
+        print(file=sys.stderr)
+        """
+    )
+    assert sorted(done.stderr.splitlines()) == ["0: step 4", "1: step 4"]
+
+
+def test_a_job_file(run_job: Any, script: Any, tmp_path: Path) -> None:
+    script("print(rank, sys.argv[1:])")
+    (tmp_path / "job.toml").write_text('[launch]\nn = 2\nscript = "job.py"\n[args]\nlr = 0.5\n')
+    done = run_job([*LAUNCH, "--config", str(tmp_path / "job.toml"), "--seed", "1"])
+    assert sorted(done.stdout.splitlines()) == [f"{rank}: {rank} ['--lr', '0.5', '--seed', '1']" for rank in range(2)]
+
+
+def test_a_reader_that_has_enough_ends_the_job(start_job: Any, script: Any) -> None:
+    path = script("while True: print('line ' * 20)")
+    job = start_job(["bash", "-c", f'"$0" -m launcher -n 2 {path} | head -1; echo ${{PIPESTATUS[0]}}', sys.executable])
+    done = job.wait(20)
+    assert done.stdout.splitlines()[-1] == "141"
+    assert done.stderr == ""
+
+
+def test_a_keeper_stays_small(run_job: Any, script: Any) -> None:
+    done = run_job([*LAUNCH, script("print(*sorted({'numpy', 'mpi4py', 'cupy', 'asyncio'} & {*sys.modules}))")])
+    assert done.stdout == "\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["no_such.py"], "there is no script no_such.py"),
+        (["."], ". is a directory, not a Python script"),
+        (["-n", "0", "job.py"], "the number of ranks must be at least 1, not 0"),
+        (["-n", "x", "job.py"], "-n should be a whole number of ranks, not 'x'"),
+        (["-n"], "option -n needs a value"),
+        ([], "no script to run"),
+        (["-n", "2"], "no script to run"),
+        (["-m"], "option -m needs a value"),
+        (["--grase", "3", "job.py"], "unknown option --grase (did you mean --grace?)"),
+        (["--help=3"], "option --help takes no value"),
+        (["--grace", "-1", "job.py"], "the grace must be a number of seconds, zero or more, not -1.0"),
+        (["--grace", "nan", "job.py"], "the grace must be a number of seconds"),
+        (["--config", "none.toml"], "the job file none.toml cannot be read: No such file or directory"),
+        (["--config", "syntax.toml"], "syntax.toml is not valid TOML: Invalid value (at line 2, column 5)"),
+        (["--config", "key.toml"], "key.toml: unknown key in [launch]: scirpt (did you mean script?)"),
+        (["--config", "table.toml"], "table.toml: unknown table lanch (did you mean launch?)"),
+        (["--config", "kind.toml"], "kind.toml: n should be a whole number, not '2'"),
+        (["--config", "both.toml"], "give a script or a module, not both"),
+    ],
+)
+def test_wrong_use(args: list[str], says: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    from launcher.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    Path("job.py").touch()
+    Path("syntax.toml").write_text("[launch]\nn = \n")
+    Path("key.toml").write_text('[launch]\nscirpt = "job.py"\n')
+    Path("table.toml").write_text("[lanch]\nn = 2\n")
+    Path("kind.toml").write_text('[launch]\nn = "2"\n')
+    Path("both.toml").write_text('[launch]\nmodule = "a"\nscript = "job.py"\n')
+    assert main(args) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("ddp-launch: ")
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_help_and_version(capsys: Any) -> None:
+    from launcher.cli import main
+
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) < 24
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ddp-launch ")

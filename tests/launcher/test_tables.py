@@ -1,0 +1,219 @@
+"""The pure parts of the launcher, as tables: what goes in, what comes out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher import cli, config, engine, verdict
+from launcher.job import Job, UsageError
+from launcher.lines import Line, LineSplitter, Repaint
+from launcher.process import children_of
+from launcher.verdict import EngineEnded, EngineLost, KeeperLost, NotStarted, Raised, RankFailed
+
+
+@pytest.mark.parametrize(
+    ("chunks", "pieces", "rest"),
+    [
+        ([b"a\nb\n"], [Line(b"a"), Line(b"b")], []),
+        ([b"a", b"b", b"c\nd"], [Line(b"abc")], [Line(b"d")]),
+        ([b"\n\n"], [Line(b""), Line(b"")], []),
+        ([b"a\r\nb\r", b"\n"], [Line(b"a"), Repaint(b"b"), Line(b"b")], []),
+        ([b"\r\n"], [Line(b"")], []),
+        ([b"\r 10%", b"\r 20%", b"\r100%\n"], [Repaint(b" 10%"), Repaint(b" 20%"), Line(b"100%")], []),
+        ([b"10%\r", b"20%\r"], [Repaint(b"10%"), Repaint(b"20%")], [Line(b"20%")]),
+        ([b"\rbar", b"\r   \r", b"message\n", b"\rbar"], [Repaint(b"bar"), Repaint(b"   "), Line(b"message"), Repaint(b"bar")], [Line(b"bar")]),
+        ([b"\rbar", b"\r   \r"], [Repaint(b"bar"), Repaint(b"   ")], []),
+        ([b"\xff\xfe\n"], [Line(b"\xff\xfe")], []),
+        ([b"123456", b"7890", b"1\n"], [Line(b"1234567890"), Line(b"1")], []),
+        ([b""], [], []),
+    ],
+)
+def test_lines(chunks: list[bytes], pieces: list[Line | Repaint], rest: list[Line]) -> None:
+    splitter = LineSplitter(limit=8)
+    assert [piece for chunk in chunks for piece in splitter.feed(chunk)] == pieces
+    assert splitter.close() == rest
+
+
+def test_lines_may_be_cut_anywhere() -> None:
+    data = b"one\r\ntwo\n\rbar 1\rbar 2\nlast"
+    for cut in range(len(data)):
+        splitter = LineSplitter()
+        pieces = [*splitter.feed(data[:cut]), *splitter.feed(data[cut:]), *splitter.close()]
+        assert [p for p in pieces if isinstance(p, Line)] == [Line(b"one"), Line(b"two"), Line(b"bar 2"), Line(b"last")]
+
+
+def test_engine_commands() -> None:
+    rank = ["python", "keeper.py", "train.py"]
+    assert engine.engine_command("mpich", "/m/mpiexec", 2, rank) == [
+        "/m/mpiexec",
+        "-disable-auto-cleanup",
+        "-n",
+        "2",
+        *rank,
+    ]
+    assert engine.engine_command("intel", "/m/mpiexec", 2, rank) == ["/m/mpiexec", "-n", "2", *rank]
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    assert engine.engine_command("openmpi", "/m/mpiexec", 3, rank) == ["/m/mpiexec", *options, "-n", "3", *rank]
+
+
+def test_engine_environment_leaves_the_users_choice() -> None:
+    assert engine.engine_environment("openmpi", {"OMPI_MCA_pml": "ucx"}) == {
+        "OMPI_MCA_pml": "ucx",
+        "OMPI_MCA_mtl": "^ofi",
+        "OMPI_MCA_btl": "self,sm,tcp",
+    }
+    assert engine.engine_environment(None, {"PMI_RANK": "1", "HOME": "/"}) == {"HOME": "/"}
+
+
+@pytest.mark.parametrize(
+    ("files", "said", "family"),
+    [
+        (["mpiexec", "hydra_pmi_proxy"], None, "mpich"),
+        (["mpiexec", "mpiexec.hydra"], None, "mpich"),
+        (["mpiexec", "mpiexec.hydra", "hydra_bstrap_proxy"], None, "intel"),
+        (["mpiexec", "prterun"], None, "openmpi"),
+        (["mpiexec", "orterun"], None, "openmpi"),
+        (["mpiexec"], "mpiexec (Open MPI) 5.0.11", "openmpi"),
+        (["mpiexec"], "HYDRA build details:", "mpich"),
+        (["mpiexec"], "Intel(R) MPI Library for Linux", "intel"),
+        # both in one folder, as in /usr/bin: only the program itself knows
+        (["mpiexec", "mpiexec.hydra", "orterun"], "mpiexec (OpenRTE) 4.1.4", "openmpi"),
+    ],
+)
+def test_flavour(tmp_path: Path, files: list[str], said: str | None, family: str) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+
+    def version(path: str) -> str:
+        assert said is not None, "file names were enough"
+        return said
+
+    assert engine.flavour(str(tmp_path / "mpiexec"), version) == family
+
+
+def test_flavour_by_the_name_a_link_resolves_to(tmp_path: Path) -> None:
+    (tmp_path / "mpiexec.openmpi").touch()
+    (tmp_path / "mpiexec").symlink_to(tmp_path / "mpiexec.openmpi")
+    assert engine.flavour(str(tmp_path / "mpiexec")) == "openmpi"
+    with pytest.raises(UsageError, match="neither"):
+        engine.flavour("/x/mpiexec", lambda path: "something else")
+
+
+def test_mpiexec_beside_python_comes_before_path(tmp_path: Path) -> None:
+    for name in ("venv", "path"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mpiexec").touch(mode=0o755)
+    environ = {"PATH": str(tmp_path / "path")}
+    assert engine.find_mpiexec(str(tmp_path / "venv/python"), environ) == str(tmp_path / "venv/mpiexec")
+    assert engine.find_mpiexec(str(tmp_path / "python"), environ) == str(tmp_path / "path/mpiexec")
+    with pytest.raises(UsageError, match="pip install mpich"):
+        engine.find_mpiexec(str(tmp_path / "python"), {"PATH": ""})
+
+
+def test_shield_keeps_every_argument() -> None:
+    args = ["", ":", "::", "a:b", ":a", "x y"]
+    assert engine.unshield(engine.shield(args)) == args
+    assert ":" not in engine.shield(args)
+
+
+def rank_failed(at: float, rank: int, status: int, asked: bool = False) -> RankFailed:
+    return RankFailed(at=at, rank=rank, pid=100 + rank, status=status, asked=asked)
+
+
+_RAISED = RankFailed(at=0.0, rank=1, pid=101, raised=Raised(type="ValueError", message="no", traceback=""))
+_KILLED = EngineEnded(at=0.1, pid=7, status=-9)
+_LOST = EngineLost(at=0.1, name="hydra_pmi_proxy", pid=8)
+_KEEPER = KeeperLost(at=0.0, rank=0, pid=200)
+_OTHER = KeeperLost(at=0.1, rank=1, pid=201)
+_UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
+
+
+@pytest.mark.parametrize(
+    ("facts", "chatter", "expected"),
+    [
+        ([_RAISED, rank_failed(0.1, 0, 3)], b"", 0),
+        ([rank_failed(0, 0, 3), _RAISED, _KILLED], b"", 0),  # an exit code is the rank's own
+        ([rank_failed(0, 0, -15, True), _KEEPER, _KILLED], b"", 2),
+        ([rank_failed(0, 0, -9), _KILLED], b"", 0),  # nobody had asked its keeper to end
+        ([_KEEPER, _OTHER], b"", 0),
+        ([_KEEPER, _OTHER], b"=   PID 201 RUNNING AT vm", 1),
+        ([rank_failed(0, 0, -15, True), _OTHER], b"", 1),
+        ([_KEEPER, _LOST], b"", 1),
+        ([rank_failed(0, 0, -15, True), EngineEnded(at=5.0, pid=7, status=-9)], b"", 0),  # much later: another story
+        ([rank_failed(0, 0, -15, True), _UNBORN], b"", 1),
+        ([_KEEPER, _UNBORN], b"", 1),
+    ],
+)
+def test_cause(facts: list[verdict.Fact], chatter: bytes, expected: int) -> None:
+    assert verdict.cause(facts, chatter) is facts[expected]
+
+
+@pytest.mark.parametrize(
+    ("fact", "text", "code"),
+    [
+        (_RAISED, "rank 1 (pid 101) raised ValueError: no", 1),
+        (rank_failed(0, 2, 3), "rank 2 (pid 102) exited with code 3", 3),
+        (
+            rank_failed(0, 2, -9),
+            "rank 2 (pid 102) was killed by SIGKILL (signal 9); often the kernel, out of memory",
+            137,
+        ),
+        (rank_failed(0, 2, -64), "rank 2 (pid 102) was killed by SIGRTMAX (signal 64)", 192),
+        (rank_failed(0, 2, -40), "rank 2 (pid 102) was killed by signal 40", 168),
+        (_KEEPER, "the keeper of rank 0 (pid 200) died, and its rank with it", 1),
+        (_LOST, "hydra_pmi_proxy (pid 8), which had started the ranks, died", 1),
+        (_KILLED, "mpiexec (pid 7) was killed by SIGKILL (signal 9) while ranks were running", 137),
+        (_UNBORN, "mpiexec (pid 7) exited with code 9 before rank 1 had started", 9),
+        (EngineEnded(at=0, pid=7, status=0, missing=(0, 1)), "mpiexec (pid 7) exited with code 0 before ranks 0, 1 had started", 1),
+        (NotStarted(at=0, message="rank 1 did not start within 1 s"), "rank 1 did not start within 1 s", 1),
+    ],
+)
+def test_sentences_and_codes(fact: verdict.Fact, text: str, code: int) -> None:
+    assert (str(fact), fact.code) == (text, code)
+
+
+def test_others_are_one_line() -> None:
+    facts = [_RAISED, *(rank_failed(0, rank, 1) for rank in range(6))]
+    line = verdict.others(facts, _RAISED)
+    assert line.count("exited with code 1") == 3
+    assert line.endswith("and 2 more")
+    assert "rank 1 " not in line
+    assert verdict.others([_RAISED], _RAISED) == ""
+
+
+def test_children_of() -> None:
+    assert sorted(children_of({2: 1, 3: 2, 4: 3, 5: 1, 7: 6}, 1)) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("argv", "options", "rest"),
+    [
+        (["s.py"], {}, ("s.py",)),
+        (["-n", "4", "s.py", "-n", "7", "--help"], {"-n": "4"}, ("s.py", "-n", "7", "--help")),
+        (["-n4", "--grace=1", "s.py"], {"-n": "4", "--grace": "1"}, ("s.py",)),
+        (["-n", "2", "-m", "pkg", "--lr", "3"], {"-n": "2", "-m": "pkg"}, ("--lr", "3")),
+        (["--config", "j.toml", "-n", "2", "--epochs", "3"], {"--config": "j.toml", "-n": "2"}, ("--epochs", "3")),
+        (["--config", "j.toml", "--", "-n", "2"], {"--config": "j.toml"}, ("-n", "2")),
+        (["--", "-odd.py", "x"], {}, ("-odd.py", "x")),
+        (["--help"], {"--help": ""}, ()),
+    ],
+)
+def test_command_line(argv: list[str], options: dict[str, str], rest: tuple[str, ...]) -> None:
+    assert cli.take_apart(argv) == (options, rest)
+
+
+def test_job_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "job.toml"
+    file.write_text('[launch]\nn = 3\nscript = "train.py"\ngrace = 1\n[args]\nlr = 0.1\non = true\noff = false\nxs = [1, "a"]\n')
+    job = cli.parse(["--config", str(file), "-n", "2", "--lr", "1"])
+    args = ("--lr", "0.1", "--on", "--xs", "1", "a", "--lr", "1")
+    assert job == Job(script=os.path.join(tmp_path, "train.py"), n=2, grace=1, args=args)
+    assert cli.parse(["--config", str(file), "-m", "pkg"]).module == "pkg"
+
+
+def test_words() -> None:
+    assert config.words({"a": [True, False], "s": "x y", "f": 1e-5}) == ("--a", "true", "false", "--s", "x y", "--f", "1e-05")
