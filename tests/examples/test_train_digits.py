@@ -1,0 +1,81 @@
+"""The main job, as users start it: the same losses on any number of ranks, and real accuracy."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = str(ROOT / "examples" / "train_digits.py")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def losses(file: Path) -> list[float]:
+    read = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [each["step"] for each in read] == list(range(len(read)))
+    return [each["loss"] for each in read]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--epochs", "2"],  # 23 steps of 64, the last of an epoch of 30: no rank has as many as another
+        ["--epochs", "1", "--batch-size", "3"],  # on four ranks one has no sample at all
+    ],
+)
+def test_every_step_agrees_between_1_2_and_4_ranks(
+    run_job: Run, mpiexec: list[str], tmp_path: Path, options: list[str]
+) -> None:
+    starts = {
+        "python": [sys.executable],
+        "ddp-launch -n 2": [sys.executable, "-m", "launcher", "-n", "2"],
+        "ddp-launch -n 4": [sys.executable, "-m", "launcher", "-n", "4"],
+        "mpiexec -n 2": [*mpiexec, "-n", "2", sys.executable],
+    }
+    seen = {}
+    for number, (name, start) in enumerate(starts.items()):
+        metrics = tmp_path / f"{number}.jsonl"
+        args = ["--dtype", "float64", "--seed", "3", "--metrics", str(metrics), *options]
+        # One thread a rank: with several, idle BLAS threads would spin on the cores that other ranks need.
+        done = run_job([*start, SCRIPT, *args], timeout=100, env={"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stdout + done.stderr
+        seen[name] = losses(metrics)
+    alone = seen.pop("python")
+    assert len(alone) > 40
+    assert alone[-1] < 0.7 * alone[0]
+    for name, theirs in seen.items():
+        assert len(theirs) == len(alone)
+        worst = max(abs(a - b) for a, b in zip(alone, theirs, strict=True))
+        assert worst < 1e-10, f"{name}: {worst}"
+
+
+def test_one_rank_learns_the_digits_and_says_so(run_job: Run) -> None:
+    done = run_job([sys.executable, SCRIPT, "--epochs", "8"], timeout=100, env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"test accuracy ([\d.]+) % \(\d+ of 359\), 1 rank, [\d.]+ s\n", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) >= 95
+    assert "184/184" in done.stderr  # the progress bar
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--batch-size", "0"], "should be at least 1, is 0"),
+        (["--epochs", "x"], "invalid"),
+        (["--dtype", "int8"], "invalid choice"),
+        (["--metrics", "/nowhere/at/all"], "No such file"),
+    ],
+)
+def test_wrong_arguments_are_answered(run_job: Run, args: list[str], message: str) -> None:
+    done = run_job([sys.executable, SCRIPT, *args])
+    assert done.returncode != 0
+    assert message in done.stderr

@@ -1,0 +1,34 @@
+"""What the README and the docs show is run: a block that imports what it uses must work as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(code, id=f"{file.name}:{number}")
+    for file in FILES
+    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", file.read_text(), re.S | re.M))
+    if "import " in code
+]
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_a_block_runs(code: str, run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(code)
+    done = run_job([sys.executable, "block.py"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_between_files_lead_somewhere() -> None:
+    for file in FILES:
+        for target in re.findall(r"\]\(([^)#]+)", file.read_text()):
+            if "://" not in target:
+                assert (file.parent / target).exists(), f"{file.name} links to {target}"
