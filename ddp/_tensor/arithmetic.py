@@ -11,7 +11,7 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import DEFAULT, SUPPORTED, promote, promote_scalar
 from ddp.errors import DtypeError, ShapeError
 from ddp.ops import elementwise as ops
-from ddp.ops import matmul as products
+from ddp.ops import products
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor

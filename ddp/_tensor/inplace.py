@@ -133,7 +133,7 @@ class InPlace(TensorBase):
         return self
 
     def __setitem__(self, where: Any, value: Other) -> None:
-        target = raw_index(where)
+        target = raw_index(where, self._device.xp)
         source = place(value._array, self._device) if isinstance(value, TensorBase) else value
         writable(self, "x[index] = value", value)
         try:

@@ -116,7 +116,7 @@ class Shaping(TensorBase):
 
     def __getitem__(self, where: Any) -> Tensor:
         try:
-            return apply(index.getitem, (self,), index=raw_index(where))
+            return apply(index.getitem, (self,), index=raw_index(where, self._device.xp))
         except IndexError as error:
             raise RangeError(f"indexing a tensor of shape {self._array.shape}: {error}") from error
 
@@ -131,8 +131,13 @@ class Shaping(TensorBase):
         return (self[i] for i in range(len(self._array)))
 
 
-def raw_index(where: Any) -> tuple[Any, ...]:
+def raw_index(where: Any, xp: Any) -> tuple[Any, ...]:
     """An index with arrays for tensors and lists, ended by an Ellipsis, so that a single element is a view too."""
-    parts = where if isinstance(where, tuple) else (where,)
-    raw = tuple(part._array if isinstance(part, TensorBase) else part for part in parts)
+
+    def raw_part(part: Any) -> Any:
+        if isinstance(part, list):
+            return xp.asarray(part) if part else xp.zeros(0, "int64")
+        return part._array if isinstance(part, TensorBase) else part
+
+    raw = tuple(raw_part(part) for part in (where if isinstance(where, tuple) else (where,)))
     return raw if any(part is ... for part in raw) else (*raw, ...)

@@ -11,7 +11,7 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.functions import log_softmax, relu, sigmoid, softmax, tanh
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.ops import conv, elementwise, loss, matmul, pool, shape
+from ddp.ops import conv, elementwise, loss, pool, products, shape
 
 __all__ = [
     "conv2d",
@@ -53,7 +53,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise ShapeError(f"linear: input {input.shape} and weight {weight.shape}: expected (..., n) and (m, n)")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(f"linear: bias {bias.shape} for weight {weight.shape}: expected {weight.shape[:1]}")
-    return apply(matmul.linear, (input, weight, bias))
+    return apply(products.linear, (input, weight, bias))
 
 
 def conv2d(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved
-from ddp.ops.matmul import product
+from ddp.ops.products import product
 
 TILE = 1 << 18  # bytes of columns at a time: half of a small L2 cache, the products take the other half
 
@@ -101,7 +101,7 @@ def _conv2d(
     groups: int,
 ) -> tuple[Array, Any]:
     unfold = _Unfold(xp, x.dtype, x.shape, w.shape, stride, padding, dilation, groups)
-    filters = w.reshape(groups, -1, unfold.column[1])
+    filters = w.reshape(groups, w.shape[0] // groups, unfold.column[1])
     out = xp.empty((x.shape[0], groups, filters.shape[1], unfold.column[2]), x.dtype)
     for tile, columns in unfold.columns(x):
         out[tile] = product(xp, filters, columns)
@@ -114,9 +114,9 @@ def _conv2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
     w, x = saved
     unfold = _Unfold(xp, g.dtype, *residual)
     groups, length, positions = unfold.column
-    g = g.reshape(g.shape[0], groups, -1, positions)
+    g = g.reshape(g.shape[0], groups, residual[1][0] // groups, positions)
     return (
-        _input_gradient(xp, g, w.reshape(groups, -1, length), unfold) if needs[0] else None,
+        _input_gradient(xp, g, w.reshape(groups, w.shape[0] // groups, length), unfold) if needs[0] else None,
         _filter_gradient(xp, g, x, unfold).reshape(residual[1]) if needs[1] else None,
         g.sum(axis=(0, 3)).reshape(-1) if needs[2] else None,
     )

@@ -104,7 +104,9 @@ softmax = Op("softmax", _softmax, _softmax_backward, inputs=("x",), saves=("out"
 
 # z_i = x_i - log sum e^x;  dx = g - e^z * sum g
 def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
-    out = x - x.max(axis=dim, keepdims=True, initial=-xp.inf)
+    if not x.size:
+        return x.copy(), dim  # the logarithm of an empty sum would warn
+    out = x - x.max(axis=dim, keepdims=True)
     out -= xp.log(xp.exp(out).sum(axis=dim, keepdims=True))
     return out, dim
 

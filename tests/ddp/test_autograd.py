@@ -1,0 +1,104 @@
+"""autograd.backward, grad and gradcheck; gradcheck must find what is wrong, not only pass what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ddp
+from ddp.errors import ArgumentError, DtypeError, GradcheckError, GraphError
+from ddp.ops import OPS, Op
+
+
+def leaf(*values: float) -> ddp.Tensor:
+    return ddp.tensor(values, dtype=ddp.float64, requires_grad=True)
+
+
+@pytest.fixture
+def wrong_op() -> Iterator[Op]:
+    """x*x with a factor forgotten."""
+
+    def forward(xp: Any, x: Any) -> Any:
+        return x * x, None
+
+    def backward(xp: Any, g: Any, needs: Any, saved: Any, residual: Any) -> Any:
+        return (g * saved[0],)
+
+    yield Op("wrong", forward, backward, inputs=("x",), saves=("x",))
+    del OPS["wrong"]
+
+
+class TestGradcheck:
+    def test_names_input_element_and_values(self, wrong_op: Op) -> None:
+        from ddp._tensor.base import apply
+
+        with pytest.raises(GradcheckError, match=r"input 1 of shape \(2,\), element \[0\]: backward gives .*, differ"):
+            ddp.autograd.gradcheck(lambda a, x: a + apply(wrong_op, (x,)), (leaf(1.0, 2.0), leaf(1.5, 2.5)))
+
+    def test_several_outputs(self) -> None:
+        assert ddp.autograd.gradcheck(lambda x: (x * 2, x.exp(), x.argmax()), leaf(1.0, 2.0))
+
+    def test_inputs_are_left_as_they_were(self) -> None:
+        x = leaf(1.0, 2.0)
+        ddp.autograd.gradcheck(lambda x: x * x, x)
+        assert x.tolist() == [1.0, 2.0]
+        assert x.grad is None
+
+    def test_refusals(self) -> None:
+        with pytest.raises(DtypeError, match="float32"):
+            ddp.autograd.gradcheck(lambda x: x * 2, ddp.ones(2, requires_grad=True))
+        with pytest.raises(ArgumentError, match="no input requires grad"):
+            ddp.autograd.gradcheck(lambda x: x * 2, ddp.ones(2))
+        with pytest.raises(ArgumentError, match="repeats"):
+            ddp.autograd.gradcheck(lambda x: x * 2, leaf(1.0).detach().expand(3).requires_grad_())
+        with pytest.raises(GradcheckError, match="no output depends"):
+            ddp.autograd.gradcheck(lambda x: x.detach(), leaf(1.0))
+
+
+class TestGrad:
+    def test_of_leaves_and_intermediates(self) -> None:
+        x, w = leaf(2.0), leaf(3.0)
+        h = x * w
+        gx, gh = ddp.autograd.grad(h * h, [x, h])
+        assert (gx.tolist(), gh.tolist()) == ([36.0], [12.0])
+        assert x.grad is None
+        assert w.grad is None
+
+    def test_results_are_arrays_of_their_own(self) -> None:
+        x, y = leaf(1.0, 2.0), leaf(1.0, 2.0)
+        gx, gy = ddp.autograd.grad((x + y).sum(), (x, y))
+        gx.add_(1)
+        assert gy.tolist() == [1.0, 1.0]
+
+    def test_several_outputs_with_weights(self) -> None:
+        x = leaf(2.0)
+        (g,) = ddp.autograd.grad([x * 3, x * x], x, [leaf(1.0).detach(), leaf(10.0).detach()])
+        assert g.tolist() == [43.0]
+
+    def test_unused(self) -> None:
+        x, y = leaf(1.0), leaf(1.0)
+        with pytest.raises(GraphError, match="input 1"):
+            ddp.autograd.grad(x * 2, [x, y])
+        assert ddp.autograd.grad(x * 2, [x, y], allow_unused=True)[1] is None
+
+    def test_refusals(self) -> None:
+        x = leaf(1.0)
+        with pytest.raises(GraphError, match="first order"):
+            ddp.autograd.grad(x * 2, x, create_graph=True)
+        with pytest.raises(GraphError, match="does not require grad"):
+            ddp.autograd.grad(x * 2, x.detach())
+
+
+class TestBackward:
+    def test_several_roots_one_below_the_other(self) -> None:
+        x = leaf(2.0)
+        y = x * x
+        ddp.autograd.backward([y, y * 3])
+        assert x.grad.tolist() == [16.0]
+
+    def test_numbers_must_match(self) -> None:
+        x = leaf(2.0)
+        with pytest.raises(ArgumentError, match="2 gradients were given for 1"):
+            ddp.autograd.backward([x * 2], [leaf(1.0), leaf(1.0)])

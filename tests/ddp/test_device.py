@@ -1,0 +1,88 @@
+"""Devices are values, CuPy stays away until it computes, and random numbers are per thread."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import _device
+from ddp.errors import ArgumentError, DeviceError
+
+
+def test_forms_and_repr() -> None:
+    assert repr(ddp.device("cpu")) == "device(type='cpu')"
+    assert repr(ddp.device("cuda:1")) == "device(type='cuda', index=1)"
+    assert str(ddp.device("cuda:1")) == "cuda:1"
+    assert (ddp.device("cuda:1").type, ddp.device("cuda:1").index) == ("cuda", 1)
+    assert ddp.device("cuda").index is None
+
+
+def test_equality_is_identity() -> None:
+    one = ddp.device("cuda:1")
+    assert ddp.device("cuda", 1) is one
+    assert ddp.device(one) is one
+    assert ddp.device("cuda:0") != one
+    assert pickle.loads(pickle.dumps(one)) is one
+    assert copy.deepcopy(one) is one
+    assert {one: "found"}[ddp.device("cuda:1")] == "found"
+
+
+@pytest.mark.parametrize("text", ["tpu", "cuda:", "cuda:x", "cuda:-1", "cpu:1", ""])
+def test_malformed(text: str) -> None:
+    with pytest.raises(ArgumentError, match="device"):
+        ddp.device(text)
+
+
+def test_a_missing_gpu_is_named_when_it_is_computed_on() -> None:
+    try:
+        import cupy
+
+        if cupy.cuda.is_available():
+            pytest.skip("this machine has a GPU")
+    except ImportError:
+        pass
+    with pytest.raises(DeviceError, match="device cuda:1: CuPy"):
+        ddp.zeros(2, device="cuda:1")
+
+
+def test_place_on_its_own_device_is_the_same_array() -> None:
+    x = np.ones(3)
+    assert _device.place(x, _device.CPU) is x
+
+
+def test_seed_repeats() -> None:
+    ddp.manual_seed(3)
+    first = ddp.randn(4), ddp.rand(4), ddp.randperm(9), ddp.randint(0, 5, (3,))
+    ddp.manual_seed(3)
+    again = ddp.randn(4), ddp.rand(4), ddp.randperm(9), ddp.randint(0, 5, (3,))
+    assert [x.tolist() for x in first] == [x.tolist() for x in again]
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="-1"):
+        ddp.manual_seed(-1)
+
+
+def test_random_numbers_are_per_thread() -> None:
+    drawn: dict[str, list[float]] = {}
+    turn = threading.Barrier(2, timeout=10)
+
+    def draw(name: str, seed: int) -> None:
+        ddp.manual_seed(seed)
+        turn.wait()
+        drawn[name] = ddp.rand(5).tolist()
+
+    threads = [threading.Thread(target=draw, args=(f"thread {seed}", seed)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+    for seed in (1, 2):
+        ddp.manual_seed(seed)
+        assert drawn[f"thread {seed}"] == ddp.rand(5).tolist()
+    assert drawn["thread 1"] != drawn["thread 2"]

@@ -1,0 +1,473 @@
+"""The engine: order, ownership, freeing, versions, modes. Leaves are followed by a watcher that records."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._engine import Leaf, Slot
+from ddp.errors import GraphError, GraphFreedError, InplaceError, ShapeError, VersionError
+
+
+def leaf(*values: float, dtype: Any = ddp.float64) -> ddp.Tensor:
+    return ddp.tensor(values, dtype=dtype, requires_grad=True)
+
+
+class Recorder:
+    """A watcher that writes down what it is told, with leaves by name."""
+
+    def __init__(self, **leaves: ddp.Tensor) -> None:
+        self.names = {x._leaf: name for name, x in leaves.items()}
+        self.calls: list[Any] = []
+        for x in leaves.values():
+            x._leaf.watcher = self
+
+    def begin(self, leaves: Sequence[Leaf]) -> None:
+        self.calls.append(("begin", sorted(self.names[end] for end in leaves)))
+
+    def ready(self, leaf: Leaf) -> None:
+        self.calls.append(("ready", self.names[leaf], leaf.slot.buffer.tolist() if leaf.slot.full else None))
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+    def abandon(self, error: BaseException) -> None:
+        self.calls.append(("abandon", str(error)))
+
+
+class TestOrder:
+    def test_last_layers_become_ready_first(self) -> None:
+        w = {f"w{i}": leaf(2.0) for i in range(4)}
+        recorder = Recorder(**w)
+        y = ddp.ones(1, dtype=ddp.float64)
+        for each in w.values():
+            y = y * each
+        y.backward()
+        ready = [("ready", f"w{i}", [8.0]) for i in (3, 2, 1, 0)]
+        assert recorder.calls == [("begin", ["w0", "w1", "w2", "w3"]), *ready, "end"]
+
+    def test_a_shared_leaf_is_ready_once_at_its_last_use(self) -> None:
+        tied, other = leaf(3.0), leaf(5.0)
+        recorder = Recorder(tied=tied, other=other)
+        (tied * other * tied).backward()
+        assert recorder.calls == [
+            ("begin", ["other", "tied"]),
+            ("ready", "tied", [30.0]),
+            ("ready", "other", [9.0]),
+            "end",
+        ]
+
+    def test_a_shared_leaf_waits_for_the_earliest_layer(self) -> None:
+        tied, middle = leaf(3.0), leaf(5.0)
+        recorder = Recorder(tied=tied, middle=middle)
+        ((tied + 0) * middle * (tied * 1)).backward()
+        assert [call[1] for call in recorder.calls if call[0] == "ready"] == ["middle", "tied"]
+
+    def test_begin_names_only_what_this_backward_reaches(self) -> None:
+        used, unused = leaf(1.0), leaf(1.0)
+        recorder = Recorder(used=used, unused=unused)
+        (used * 2).backward()
+        assert recorder.calls[0] == ("begin", ["used"])
+
+    def test_two_watchers_are_told_of_their_own(self) -> None:
+        a, b = leaf(2.0), leaf(3.0)
+        first, second = Recorder(a=a), Recorder(b=b)
+        (a * b).backward()
+        assert first.calls == [("begin", ["a"]), ("ready", "a", [3.0]), "end"]
+        assert second.calls == [("begin", ["b"]), ("ready", "b", [2.0]), "end"]
+
+    def test_a_root_that_is_a_leaf(self) -> None:
+        x = leaf(2.0)
+        recorder = Recorder(x=x)
+        x.backward()
+        assert recorder.calls == [("begin", ["x"]), ("ready", "x", [1.0]), "end"]
+
+    def test_an_error_abandons(self) -> None:
+        x, y = leaf(2.0), ddp.tensor([3.0], dtype=ddp.float64)
+        recorder = Recorder(x=x)
+        z = x * y
+        y.add_(1)
+        with pytest.raises(VersionError):
+            z.backward()
+        kind, message = recorder.calls[-1]
+        assert kind == "abandon"
+        assert "version" in message
+
+    def test_a_watcher_that_raises_in_begin_is_abandoned_and_the_later_ones_are_left_alone(self) -> None:
+        a, b = leaf(2.0), leaf(3.0)
+        first, second = Recorder(a=a), Recorder(b=b)
+
+        def fail(leaves: Sequence[Leaf]) -> None:
+            raise ConnectionError("no peer")
+
+        for recorder in (first, second):
+            recorder.begin = fail  # type: ignore[method-assign]
+        with pytest.raises(ConnectionError):
+            (a * b).backward()
+        assert sorted([first.calls, second.calls]) == [[], [("abandon", "no peer")]]
+
+    def test_grad_tells_no_watcher_and_fills_no_slot(self) -> None:
+        x = leaf(2.0)
+        recorder = Recorder(x=x)
+        (g,) = ddp.autograd.grad(x * x, x)
+        assert g.tolist() == [4.0]
+        assert recorder.calls == []
+        assert x.grad is None
+
+
+class TestAccumulation:
+    def test_a_leaf_used_several_times(self) -> None:
+        x = leaf(3.0)
+        (x * x * x + x).backward()
+        assert x.grad.tolist() == [28.0]
+
+    def test_backward_twice_adds(self) -> None:
+        x = leaf(3.0)
+        (x * 2).backward()
+        (x * 2).backward()
+        assert x.grad.tolist() == [4.0]
+
+    def test_an_intermediate_used_several_times(self) -> None:
+        x = leaf(2.0)
+        y = x * x
+        (y + y + y * y).backward()
+        assert x.grad.tolist() == [2 * 4.0 + 2 * 4.0 * 4.0]
+
+    def test_a_shared_gradient_array_is_not_written_to(self) -> None:
+        # add hands one array to both inputs; h's second gradient must not be added into x's first.
+        x, h = leaf(1.0, 1.0), leaf(1.0, 1.0)
+        y = h * 1
+        (x + y + (y * 3)).sum().backward()
+        assert x.grad.tolist() == [1.0, 1.0]
+        assert h.grad.tolist() == [4.0, 4.0]
+
+    def test_the_callers_gradient_is_copied(self) -> None:
+        x, seed = leaf(1.0, 2.0), ddp.tensor([1.0, 1.0], dtype=ddp.float64)
+        x.backward(seed)
+        x.backward(seed)
+        assert seed.tolist() == [1.0, 1.0]
+        assert x.grad.tolist() == [2.0, 2.0]
+
+    def test_a_0d_intermediate(self) -> None:
+        x = ddp.tensor(2.0, requires_grad=True)
+        y = x * 1
+        (y + y + y).backward()
+        assert x.grad.item() == 3.0
+
+    def test_shape_and_dtype_of_the_leaf_are_kept(self) -> None:
+        x = ddp.ones((3, 1), requires_grad=True)
+        y = ddp.ones((2, 3, 4), dtype=ddp.float64)
+        (x * y).sum().backward()
+        assert x.grad.shape == (3, 1)
+        assert x.grad.dtype == ddp.float32
+        assert x.grad.tolist() == [[8.0]] * 3
+
+    def test_a_frozen_input_costs_no_memory(self) -> None:
+        x, frozen = leaf(1.0, 2.0), ddp.tensor([3.0, 4.0], dtype=ddp.float64)
+        kept = weakref.ref(x.detach() * 1)
+        assert kept() is None
+        node = (x * frozen)._edge
+        saved = dict(zip(node.op.saves, node.saved, strict=True))
+        assert saved["x"] is None
+        assert saved["y"] is frozen._array
+
+
+class TestSlot:
+    def slot(self) -> Slot:
+        return Slot((2,), np.dtype("float32"), np)
+
+    def test_first_is_copied_later_ones_added(self) -> None:
+        slot, g = self.slot(), np.array([1.0, 2.0], np.float32)
+        slot.accumulate(g)
+        assert not np.shares_memory(slot.buffer, g)
+        slot.accumulate(np.broadcast_to(np.float32(1), (2,)))
+        assert slot.buffer.tolist() == [2.0, 3.0]
+        assert g.tolist() == [1.0, 2.0]
+
+    def test_clear_keeps_the_memory_for_the_next_first_write(self) -> None:
+        slot = self.slot()
+        slot.accumulate(np.ones(2, np.float32))
+        before = slot.buffer
+        slot.clear()
+        assert not slot.full
+        slot.accumulate(np.full(2, 5, np.float32))
+        assert slot.buffer is before
+        assert slot.buffer.tolist() == [5.0, 5.0]
+
+    def test_bind_moves_a_live_gradient(self) -> None:
+        slot, memory = self.slot(), np.zeros(4, np.float32)
+        slot.accumulate(np.ones(2, np.float32))
+        slot.bind(memory[1:3])
+        assert memory.tolist() == [0.0, 1.0, 1.0, 0.0]
+        slot.accumulate(np.ones(2, np.float32))
+        assert memory.tolist() == [0.0, 2.0, 2.0, 0.0]
+
+    def test_bind_empty_leaves_the_memory_alone(self) -> None:
+        slot, memory = self.slot(), np.full(2, 7, np.float32)
+        slot.bind(memory)
+        assert not slot.full
+        assert memory.tolist() == [7.0, 7.0]
+        slot.set(np.array([1.0, 2.0]))
+        assert memory.tolist() == [1.0, 2.0]
+
+    def test_grad_of_a_bound_leaf_is_the_memory(self) -> None:
+        x, memory = ddp.ones(2, requires_grad=True), np.zeros(5, np.float32)
+        x._leaf.slot.bind(memory[3:])
+        (x * 3).sum().backward()
+        assert memory.tolist() == [0.0, 0.0, 0.0, 3.0, 3.0]
+        assert np.shares_memory(x.grad._array, memory)
+        assert x.grad is x.grad
+
+
+class TestFreeing:
+    def test_a_chain_of_50_000_ops(self) -> None:
+        x = leaf(1.0)
+        y = x
+        for _ in range(50_000):
+            y = y + 1.0
+        y.backward()
+        assert x.grad.tolist() == [1.0]
+
+    def test_a_long_chain_is_freed_without_backward(self) -> None:
+        x = leaf(1.0)
+        y = x
+        for _ in range(50_000):
+            y = y * 1.0
+        first = weakref.ref(y._edge)
+        del y
+        assert first() is None
+
+    def test_a_long_chain_is_freed_after_a_retained_backward(self) -> None:
+        x = leaf(1.0)
+        y = x
+        for _ in range(50_000):
+            y = y * 1.0
+        y.backward(retain_graph=True)
+        first = weakref.ref(y._edge)
+        del y
+        assert first() is None
+
+    def test_memory_falls_while_backward_runs(self) -> None:
+        x = leaf(1.0, 2.0)
+        alive: list[bool] = []
+        first = x.exp()
+        saved = weakref.ref(first._array)
+
+        class Watching(Recorder):
+            def ready(self, leaf: Leaf) -> None:
+                alive.append(saved() is not None)
+
+        Watching(x=x)
+        y = first.exp().sum()
+        del first
+        y.backward()
+        assert alive == [False]
+
+    def test_no_cycles(self) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            x = leaf(1.0, 2.0)
+            y = (x * 2).exp().relu()
+            z = y.reshape(2, 1).sum()
+            watched = [weakref.ref(o) for o in (x, y, z, y._edge, z._edge, x._leaf, y._array)]
+            z.backward()
+            g = weakref.ref(x.grad)
+            del x, y, z
+            assert [ref() for ref in (*watched, g)] == [None] * 8
+            model = ddp.nn.Sequential(ddp.nn.Linear(3, 4), ddp.nn.ReLU(), ddp.nn.Linear(4, 2))
+            optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            model(ddp.randn(5, 3)).sum().backward()
+            optimizer.step()
+            watched = [weakref.ref(p) for p in model.parameters()]
+            del model, optimizer
+            assert [ref() for ref in watched] == [None] * 4
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
+
+    def test_a_second_backward_says_what_to_do(self) -> None:
+        x = leaf(1.0)
+        y = (x * x).exp()
+        y.backward()
+        with pytest.raises(GraphFreedError, match=r"exp: .*retain_graph=True"):
+            y.backward()
+
+    def test_retain_graph(self) -> None:
+        x = leaf(2.0)
+        y = x * x
+        y.backward(retain_graph=True)
+        y.backward()
+        assert x.grad.tolist() == [8.0]
+
+
+class TestWrongUse:
+    def test_create_graph(self) -> None:
+        with pytest.raises(GraphError, match="first order"):
+            (leaf(1.0) * 2).backward(create_graph=True)
+
+    def test_nothing_requires_grad(self) -> None:
+        with pytest.raises(GraphError, match="does not require grad"):
+            ddp.ones(1).backward()
+
+    def test_a_seed_is_needed_or_does_not_fit(self) -> None:
+        x = leaf(1.0, 2.0)
+        with pytest.raises(ShapeError, match=r"shape \(2,\) needs a gradient"):
+            (x * 2).backward()
+        with pytest.raises(ShapeError, match=r"\(3,\)"):
+            (x * 2).backward(ddp.ones(3))
+
+
+class TestVersions:
+    def test_a_changed_saved_value_is_named(self) -> None:
+        x, w = leaf(1.0, 2.0), ddp.tensor([3.0, 4.0], dtype=ddp.float64)
+        y = x * w
+        w.mul_(2)
+        with pytest.raises(VersionError, match=r"mul: .*'y' of shape \(2,\), saved at version 0, .* version 1"):
+            y.sum().backward()
+
+    def test_a_value_that_no_backward_reads_may_change(self) -> None:
+        x, w = leaf(1.0, 2.0), ddp.tensor([3.0, 4.0], dtype=ddp.float64)
+        y = x + w
+        w.mul_(2)
+        y.sum().backward()
+        assert x.grad.tolist() == [1.0, 1.0]
+
+    def test_views_share_the_counter(self) -> None:
+        x, w = leaf(1.0, 2.0), ddp.zeros((2, 2), dtype=ddp.float64)
+        y = x * w[0]
+        w.reshape(4)[0:1].fill_(1)
+        with pytest.raises(VersionError):
+            y.sum().backward()
+
+    def test_a_copy_has_its_own(self) -> None:
+        x, w = leaf(1.0, 2.0), ddp.zeros((2, 2), dtype=ddp.float64)
+        y = x * w.clone()[0]
+        w.fill_(1)
+        y.sum().backward()
+        assert x.grad.tolist() == [0.0, 0.0]
+
+    def test_a_saved_result(self) -> None:
+        x = leaf(1.0)
+        y = x.exp()
+        y.detach().zero_()
+        with pytest.raises(VersionError, match=r"exp: .*'out'"):
+            y.backward()
+
+    def test_an_optimizer_step_between_forward_and_backward(self) -> None:
+        p, x = leaf(2.0), leaf(1.0)
+        y = p * x
+        p.grad = ddp.ones(1, dtype=ddp.float64)
+        ddp.optim.SGD([p], lr=0.1).step()
+        with pytest.raises(VersionError):
+            y.backward()
+
+
+class TestInPlace:
+    def test_on_a_leaf(self) -> None:
+        x = leaf(1.0)
+        with pytest.raises(InplaceError, match="no_grad"):
+            x.add_(1)
+        with ddp.no_grad():
+            x.add_(1)
+            x += 1
+        assert x.tolist() == [3.0]
+
+    def test_in_the_graph(self) -> None:
+        y = leaf(1.0, 2.0) * 2
+        for write in (lambda: y.zero_(), lambda: y.__iadd__(1), lambda: y.__setitem__(0, 1.0)):
+            with pytest.raises(InplaceError, match="out-of-place"):
+                write()
+
+    def test_an_operand_that_requires_grad(self) -> None:
+        with pytest.raises(InplaceError, match="operand"):
+            ddp.zeros(1).add_(leaf(1.0))
+        with pytest.raises(InplaceError, match="operand"):
+            ddp.zeros(2)[0] = leaf(1.0)
+
+
+class TestModes:
+    def test_scopes_nest_and_are_restored_after_an_error(self) -> None:
+        scopes: list[tuple[Any, bool]] = [(ddp.no_grad, False), (ddp.enable_grad, True)]
+        scopes += [(lambda: ddp.set_grad_enabled(False), False), (lambda: ddp.set_grad_enabled(True), True)]
+        for scope, inside in scopes:
+            seen = []
+
+            def fail(scope: Any = scope, seen: list[bool] = seen) -> None:
+                with ddp.no_grad(), scope():
+                    seen.append(ddp.is_grad_enabled())
+                    raise KeyError
+
+            with pytest.raises(KeyError):
+                fail()
+            assert seen == [inside]
+            assert ddp.is_grad_enabled()
+
+    def test_one_scope_inside_itself(self) -> None:
+        scope = ddp.no_grad()
+        with scope:
+            with scope:
+                pass
+            assert not ddp.is_grad_enabled()
+        assert ddp.is_grad_enabled()
+
+    @pytest.mark.parametrize("decorate", [ddp.no_grad, lambda: ddp.set_grad_enabled(False)])
+    def test_decorators(self, decorate: Any) -> None:
+        @decorate()
+        def run(fail: bool) -> bool:
+            """What it does."""
+            if fail:
+                raise KeyError
+            return ddp.is_grad_enabled()
+
+        assert run.__doc__ == "What it does."
+        assert run(False) is False
+        with pytest.raises(KeyError):
+            run(True)
+        assert ddp.is_grad_enabled()
+
+    def test_set_grad_enabled_as_a_statement(self) -> None:
+        try:
+            ddp.set_grad_enabled(False)
+            assert not (leaf(1.0) * 2).requires_grad
+        finally:
+            ddp.set_grad_enabled(True)
+
+    def test_no_grad_records_nothing(self) -> None:
+        with ddp.no_grad():
+            assert (leaf(1.0) * 2)._edge is None
+
+    def test_modes_are_per_thread(self) -> None:
+        seen: list[bool] = []
+        with ddp.no_grad():
+            thread = threading.Thread(target=lambda: seen.append(ddp.is_grad_enabled()))
+            thread.start()
+            thread.join(timeout=10)
+        assert seen == [True]
+
+    def test_threads_run_backward_at_once(self) -> None:
+        results: dict[int, list[float]] = {}
+
+        def work(i: int) -> None:
+            x = leaf(float(i))
+            for _ in range(50):
+                x.grad = None
+                y = x
+                for _ in range(20):
+                    y = y * 1.0 + x
+                y.sum().backward()
+            results[i] = x.grad.tolist()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+        assert results == {i: [21.0] for i in range(3)}
