@@ -172,7 +172,7 @@ class _Keeper:
         if self.wakeup in readable:
             self._handle_signals(os.read(self.wakeup, 512))
         if self.channel.fileno() in readable:
-            self._obey(self.channel.receive())
+            self._obey(self._receive())
         self._tell_end()
 
     def _carry(self, name: str) -> None:
@@ -217,6 +217,15 @@ class _Keeper:
     def _signal(self, number: int) -> None:
         if self.status is None:
             os.kill(self.pid, number)  # not reaped yet, so the pid is the rank's
+
+    def _receive(self) -> list[Message] | None:
+        from launcher.wire import WireError
+
+        try:
+            return self.channel.receive()
+        except WireError as error:
+            print(f"keeper: {error}", file=sys.stderr)
+            return None
 
     def _obey(self, messages: list[Message] | None) -> None:
         from launcher.wire import to_bytes

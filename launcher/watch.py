@@ -305,7 +305,10 @@ class _Watch:
 
     def _on_rank(self, number: int, rank: _Rank) -> None:
         rank.channel.flush()
-        messages = rank.channel.receive()
+        try:
+            messages = rank.channel.receive()
+        except WireError:
+            messages = None  # as good as gone: nothing that it says can be trusted
         if messages is None:
             rank.closed = True
             rank.channel.close()

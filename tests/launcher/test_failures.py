@@ -167,7 +167,8 @@ sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, start_limit=0.
     assert sentence.endswith("exited with code 7 before ranks 0, 1 had started")
 
     # An engine whose ranks do not learn who they are: two worlds of one.
-    engine.write_text(f'#!/bin/sh\nshift 3\n{sys.executable} "$@" & {sys.executable} "$@"; wait\n')
+    engine.write_text(f'#!/bin/sh\nshift 4\n{sys.executable} "$@" & {sys.executable} "$@"; wait\n')
     done = run_job([sys.executable, "-c", code], timeout=20)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "ddp-launch: mpiexec was to start 2 ranks, but rank 0 was told of a world of 1"
+    sentence = done.stderr.splitlines()[-1]
+    assert sentence == "ddp-launch: mpiexec was to start 2 ranks, but rank 0 was told of a world of 1"

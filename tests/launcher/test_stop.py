@@ -82,7 +82,9 @@ def find(job: Any, *names: str) -> int:
 
 
 def rank_pids(job: Any) -> list[int]:
-    return sorted(pid for pid in job.pids() if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    """Keepers and ranks: forks of one command."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in job.pids()}
+    return sorted(pid for pid, words in commands.items() if len(words) > 1 and words[1].endswith(b"/keeper.py"))
 
 
 def test_kill_9_of_the_launcher(start_launch: Any) -> None:
@@ -141,7 +143,8 @@ def test_kill_9_of_the_guard(start_launch: Any) -> None:
 
 
 def test_a_stopped_rank_does_not_hold_the_end_up(start_launch: Any) -> None:
-    job = start_launch(READY + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n" + SLEEP, options=("--grace", "0.3"))
+    body = READY + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n" + SLEEP
+    job = start_launch(body, options=("--grace", "0.3"))
     job.process.send_signal(signal.SIGINT)
     status, _, _ = end(job, 4)
     assert status == 130

@@ -24,7 +24,11 @@ from launcher.verdict import EngineEnded, EngineLost, KeeperLost, NotStarted, Ra
         ([b"\r\n"], [Line(b"")], []),
         ([b"\r 10%", b"\r 20%", b"\r100%\n"], [Repaint(b" 10%"), Repaint(b" 20%"), Line(b"100%")], []),
         ([b"10%\r", b"20%\r"], [Repaint(b"10%"), Repaint(b"20%")], [Line(b"20%")]),
-        ([b"\rbar", b"\r   \r", b"message\n", b"\rbar"], [Repaint(b"bar"), Repaint(b"   "), Line(b"message"), Repaint(b"bar")], [Line(b"bar")]),
+        (
+            [b"\rbar", b"\r   \r", b"message\n", b"\rbar"],
+            [Repaint(b"bar"), Repaint(b"   "), Line(b"message"), Repaint(b"bar")],
+            [Line(b"bar")],
+        ),
         ([b"\rbar", b"\r   \r"], [Repaint(b"bar"), Repaint(b"   ")], []),
         ([b"\xff\xfe\n"], [Line(b"\xff\xfe")], []),
         ([b"123456", b"7890", b"1\n"], [Line(b"1234567890"), Line(b"1")], []),
@@ -167,7 +171,11 @@ def test_cause(facts: list[verdict.Fact], chatter: bytes, expected: int) -> None
         (_LOST, "hydra_pmi_proxy (pid 8), which had started the ranks, died", 1),
         (_KILLED, "mpiexec (pid 7) was killed by SIGKILL (signal 9) while ranks were running", 137),
         (_UNBORN, "mpiexec (pid 7) exited with code 9 before rank 1 had started", 9),
-        (EngineEnded(at=0, pid=7, status=0, missing=(0, 1)), "mpiexec (pid 7) exited with code 0 before ranks 0, 1 had started", 1),
+        (
+            EngineEnded(at=0, pid=7, status=0, missing=(0, 1)),
+            "mpiexec (pid 7) exited with code 0 before ranks 0, 1 had started",
+            1,
+        ),
         (NotStarted(at=0, message="rank 1 did not start within 1 s"), "rank 1 did not start within 1 s", 1),
     ],
 )
@@ -208,7 +216,8 @@ def test_command_line(argv: list[str], options: dict[str, str], rest: tuple[str,
 def test_job_file(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     file = tmp_path / "job.toml"
-    file.write_text('[launch]\nn = 3\nscript = "train.py"\ngrace = 1\n[args]\nlr = 0.1\non = true\noff = false\nxs = [1, "a"]\n')
+    launch = '[launch]\nn = 3\nscript = "train.py"\ngrace = 1\n'
+    file.write_text(launch + '[args]\nlr = 0.1\non = true\noff = false\nxs = [1, "a"]\n')
     job = cli.parse(["--config", str(file), "-n", "2", "--lr", "1"])
     args = ("--lr", "0.1", "--on", "--xs", "1", "a", "--lr", "1")
     assert job == Job(script=os.path.join(tmp_path, "train.py"), n=2, grace=1, args=args)
@@ -216,4 +225,5 @@ def test_job_file(tmp_path: Path) -> None:
 
 
 def test_words() -> None:
-    assert config.words({"a": [True, False], "s": "x y", "f": 1e-5}) == ("--a", "true", "false", "--s", "x y", "--f", "1e-05")
+    words = config.words({"a": [True, False], "s": "x y", "f": 1e-5})
+    assert words == ("--a", "true", "false", "--s", "x y", "--f", "1e-05")

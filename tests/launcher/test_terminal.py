@@ -15,7 +15,7 @@ import pytest
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 
-def on_a_terminal(start_job: Any, args: list[str], keys: bytes = b"", env: dict[str, str] | None = None) -> tuple[int, str]:
+def on_a_terminal(start_job: Any, args: list[str], keys: bytes = b"") -> tuple[int, str]:
     """Runs a command on a terminal of 24 x 60, with `keys` typed in; its exit code and what the terminal got."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
@@ -25,7 +25,7 @@ def on_a_terminal(start_job: Any, args: list[str], keys: bytes = b"", env: dict[
     # A session of its own with this terminal, as a shell's foreground job has.
     code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
     command = [sys.executable, "-c", code, *args]
-    job = start_job(command, stdin=slave, stdout=slave, stderr=slave, env={"TERM": "xterm", "NO_COLOR": "", **(env or {})})
+    job = start_job(command, stdin=slave, stdout=slave, stderr=slave, env={"TERM": "xterm", "NO_COLOR": ""})
     os.close(slave)
     if keys:
         os.write(master, keys)
