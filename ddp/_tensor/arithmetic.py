@@ -9,7 +9,7 @@ import numpy as np
 from ddp._device import place
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import DEFAULT, SUPPORTED, promote, promote_scalar
-from ddp.errors import DtypeError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
 from ddp.ops import products
 
@@ -239,9 +239,9 @@ class Arithmetic(TensorBase):
         return apply(ops.relu, (self,))
 
     def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
-        """self held within [min, max]; either may be left out. Raises: DtypeError if both are."""
+        """self held within [min, max]; either may be left out. Raises: ArgumentError if both are."""
         if min is None and max is None:
-            raise DtypeError("clamp: expected min, max or both")
+            raise ArgumentError("clamp: expected min, max or both")
         x: TensorBase = self
         for bound in (min, max):
             if bound is not None:

@@ -122,12 +122,12 @@ class TensorBase:
 
         Raises: GraphError if somebody watches the leaf, who would be left with the old memory.
         """
-        end, self._grad = self._end, None
+        end = self._end
+        if end is not None and end.watcher is not None:
+            raise GraphError("a wrapped parameter cannot change dtype or device; convert before wrapping")
         self._array, self._device, self._version = array, where, Version()
-        if end is not None and (end.dtype != array.dtype or end.slot.xp is not where.xp or end.slot.buffer is not None):
-            if end.watcher is not None:
-                raise GraphError("a wrapped parameter cannot change dtype or device; convert before wrapping")
-            self._end = None
+        self._end = self._grad = None
+        if end is not None:
             if end.slot.full:
                 self._leaf.slot.set(place(end.slot.buffer, where))
             if self._edge is not None:
@@ -176,7 +176,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Tensor:
     result = wrap(out, where)
     if op.view and xp.may_share_memory(out, arrays[0]):
         result._version = inputs[0]._version
-    if recorded and modes.state.enabled:
+    if recorded and modes.state.enabled and out.dtype.kind == "f":  # integers and bool have no gradient
         edges = tuple([x._edge if isinstance(x, TensorBase) else None for x in inputs])
         needs = tuple([edge is not None for edge in edges])
         saved: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from ddp._tensor.dtypes import DEFAULT, bool_, float16, float32, float64, int32,
 from ddp._tensor.inplace import InPlace
 from ddp._tensor.reductions import Reductions
 from ddp._tensor.shaping import Shaping
-from ddp.errors import ArgumentError, GraphError, ShapeError
+from ddp.errors import ArgumentError, DeviceError, GraphError, ShapeError
 from ddp.ops import elementwise
 
 T = TypeVar("T", bound="Tensor")
@@ -89,11 +90,14 @@ class Tensor(Arithmetic, Reductions, Shaping, InPlace):
         return self._array.tolist()
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The NumPy array of this tensor: shared memory. Raises: GraphError if it requires grad or is on a GPU."""
+        """The NumPy array of this tensor: shared memory.
+
+        Raises: GraphError if it requires grad; DeviceError if it is on a GPU.
+        """
         if self._edge is not None:
             raise GraphError("numpy: this tensor requires grad; use detach().numpy()")
         if self._device is not CPU:
-            raise GraphError(f"numpy: this tensor is on {self._device}; use cpu().numpy()")
+            raise DeviceError(f"numpy: this tensor is on {self._device}; use cpu().numpy()")
         return self._array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -164,7 +168,7 @@ class Tensor(Arithmetic, Reductions, Shaping, InPlace):
         return int(self.item())
 
     def __index__(self) -> Any:
-        return self._array.item().__index__()
+        return operator.index(self.item())
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec and not self._array.ndim else format(str(self), spec)

@@ -15,7 +15,7 @@ from ddp._engine import Node, modes
 from ddp._tensor.arithmetic import broadcast
 from ddp._tensor.base import TensorBase
 from ddp._tensor.shaping import raw_index
-from ddp.errors import DtypeError, InplaceError, RangeError, ShapeError
+from ddp.errors import DeviceError, DtypeError, InplaceError, RangeError, ShapeError
 
 Other = Any
 Self = TypeVar("Self", bound="InPlace")
@@ -55,6 +55,8 @@ def raw(x: TensorBase, y: Other, name: str) -> Any:
 
 
 def _update(x: Self, name: str, ufunc: str, y: Other) -> Self:
+    if isinstance(y, TensorBase) and y._device is not x._device:
+        raise DeviceError(f"{name}: one tensor is on {x._device}, another on {y._device}")
     value = raw(x, y, name)
     writable(x, name, y)
     try:
@@ -67,18 +69,19 @@ def _update(x: Self, name: str, ufunc: str, y: Other) -> Self:
 class InPlace(TensorBase):
     """Methods that end in an underscore write into this tensor and return it.
 
-    Raises: InplaceError on a tensor that autograd tracks, outside no_grad; ShapeError, DtypeError.
+    Raises: InplaceError on a tensor that autograd tracks, outside no_grad; ShapeError, DtypeError,
+    DeviceError.
     """
 
     __slots__ = ()
 
     def add_(self: Self, other: Other, alpha: float = 1) -> Self:
         """self += alpha * other."""
-        return _update(self, "add_", "add", other if alpha == 1 else _scaled(other, alpha))
+        return _update(self, "add_", "add", other if alpha == 1 else other * alpha)
 
     def sub_(self: Self, other: Other, alpha: float = 1) -> Self:
         """self -= alpha * other."""
-        return _update(self, "sub_", "subtract", other if alpha == 1 else _scaled(other, alpha))
+        return _update(self, "sub_", "subtract", other if alpha == 1 else other * alpha)
 
     def mul_(self: Self, other: Other) -> Self:
         """self *= other."""
@@ -142,7 +145,3 @@ class InPlace(TensorBase):
             raise RangeError(f"x[index] = value on a tensor of shape {self._array.shape}: {error}") from error
         except ValueError as error:
             raise ShapeError(f"x[index] = value on a tensor of shape {self._array.shape}: {error}") from error
-
-
-def _scaled(other: Other, alpha: float) -> Other:
-    return other.detach() * alpha if isinstance(other, TensorBase) and not modes.state.enabled else other * alpha

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops.reduce import peak
 
 
 # z_n = log sum_c e^x_nc - x_n,target(n), reduced;  dx_nc = g_n*(softmax(x)_nc - [c = target(n)])
 def _cross_entropy(xp: Any, x: Array, target: Array, reduction: str) -> tuple[Array, Any]:
     """x: (N, C, ...), target: (N, ...) of integers in [0, C)."""
-    p = xp.subtract(x, x.max(axis=1, keepdims=True, initial=-xp.inf))
+    p = xp.subtract(x, peak(xp, x, 1))
     where = xp.expand_dims(target, 1)
     picked = xp.take_along_axis(p, where, axis=1)[:, 0]
     xp.exp(p, out=p)

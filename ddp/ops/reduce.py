@@ -12,10 +12,15 @@ def _wide(x: Array) -> Any:
     return "float32" if x.dtype == "float16" else None
 
 
+def _narrow(total: Array, x: Array) -> Array:
+    """What was summed in _wide(x), back in the dtype of a float16 `x`."""
+    return total.astype(x.dtype) if x.dtype == "float16" else total
+
+
 # z = sum x;  dx = g, broadcast
 def _sum(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
     out = x.sum(axis=dims, keepdims=keepdim, dtype=_wide(x))
-    return out.astype(x.dtype) if x.dtype == "float16" else out, (x.shape, dims, keepdim)
+    return _narrow(out, x), (x.shape, dims, keepdim)
 
 
 def _sum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -30,9 +35,10 @@ def _mean(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Arra
     count = 1
     for dim in dims:
         count *= x.shape[dim]
-    total, residual = _sum(xp, x, dims, keepdim)
+    total = x.sum(axis=dims, keepdims=keepdim, dtype=_wide(x))
     # The mean of nothing is nan, without a division by zero.
-    return total / count if count else total + float("nan"), (residual, count)
+    out = total / count if count else total + float("nan")
+    return _narrow(out, x), ((x.shape, dims, keepdim), count)
 
 
 def _mean_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -85,9 +91,16 @@ def _logsumexp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
 logsumexp = Op("logsumexp", _logsumexp, _logsumexp_backward, inputs=("x",), saves=("x", "out"))
 
 
+def peak(xp: Any, x: Array, dim: int) -> Array:
+    """The largest elements along `dim`, which stays with size 1; zeros where there is none."""
+    if x.shape[dim]:
+        return x.max(axis=dim, keepdims=True)
+    return xp.zeros([1 if i == dim else n for i, n in enumerate(x.shape)], x.dtype)
+
+
 # z_i = e^x_i / sum e^x;  dx = z*(g - sum g*z)
 def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
-    out = xp.exp(x - x.max(axis=dim, keepdims=True, initial=-xp.inf))
+    out = xp.exp(x - peak(xp, x, dim))
     out /= out.sum(axis=dim, keepdims=True)
     return out, dim
 
@@ -106,7 +119,7 @@ softmax = Op("softmax", _softmax, _softmax_backward, inputs=("x",), saves=("out"
 def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
     if not x.size:
         return x.copy(), dim  # the logarithm of an empty sum would warn
-    out = x - x.max(axis=dim, keepdims=True)
+    out = x - peak(xp, x, dim)
     out -= xp.log(xp.exp(out).sum(axis=dim, keepdims=True))
     return out, dim
 

@@ -113,6 +113,32 @@ class TestOrder:
             (a * b).backward()
         assert sorted([first.calls, second.calls]) == [[], [("abandon", "no peer")]]
 
+    def test_a_watcher_that_raises_in_end_is_abandoned(self) -> None:
+        a = leaf(2.0)
+        recorder = Recorder(a=a)
+
+        def fail() -> None:
+            raise TimeoutError("peer is late")
+
+        recorder.end = fail  # type: ignore[method-assign]
+        with pytest.raises(TimeoutError):
+            (a * 1).backward()
+        assert recorder.calls[-1] == ("abandon", "peer is late")
+
+    def test_a_use_that_gives_no_gradient_still_counts(self) -> None:
+        from ddp._tensor.base import apply
+        from ddp.ops import OPS, Op
+
+        silent = Op("silent", lambda xp, x: (x.copy(), None), lambda *args: (None,), inputs=("x",))
+        try:
+            a, b = leaf(2.0), leaf(2.0)
+            recorder = Recorder(a=a, b=b)
+            (a * 3 + apply(silent, (apply(silent, (a * b,)),))).backward()
+        finally:
+            del OPS["silent"]
+        assert recorder.calls[0] == ("begin", ["a", "b"])
+        assert sorted(recorder.calls[1:3]) == [("ready", "a", [3.0]), ("ready", "b", None)]
+
     def test_grad_tells_no_watcher_and_fills_no_slot(self) -> None:
         x = leaf(2.0)
         recorder = Recorder(x=x)

@@ -62,6 +62,17 @@ def test_no_module_bears_the_name_of_a_public_function_or_class() -> None:
     assert names & public <= {"autograd", "errors", "functional", "init", "nn", "optim", "parallel"}  # modules, public
 
 
+def test_import_takes_little_longer_than_numpy() -> None:
+    def seconds(module: str) -> float:
+        code = f"import time; start = time.process_time(); import {module}; print(time.process_time() - start)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        return float(done.stdout)
+
+    pairs = [(seconds("ddp"), seconds("numpy")) for _ in range(7)]
+    # The best of each: what else this machine does only adds.
+    assert min(ours for ours, _ in pairs) <= 1.5 * min(numpy for _, numpy in pairs), pairs
+
+
 def test_import_is_light() -> None:
     code = "import sys, ddp; print(sorted({'mpi4py', 'cupy', 'pynccl', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

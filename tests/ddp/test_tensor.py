@@ -190,6 +190,13 @@ class TestValues:
         with pytest.raises(ArgumentError, match="all"):
             bool(ddp.zeros(2))
 
+    def test_integers_are_outside_the_graph(self) -> None:
+        x = ddp.ones(2, requires_grad=True)
+        for y in (x.long(), x.bool(), x.argmax(), x > 0):
+            assert not y.requires_grad
+        with pytest.raises(TypeError, match="integer"):
+            [1, 2][ddp.tensor(1.0)]
+
     def test_numpy_of_a_tracked_tensor(self) -> None:
         x = ddp.ones(2, requires_grad=True)
         with pytest.raises(GraphError, match="detach"):
@@ -344,7 +351,7 @@ class TestMessages:
             (lambda: ddp.stack([ddp.zeros(2)], 2), RangeError, "expected -2 to 1"),
             (lambda: ddp.where(ddp.zeros(2), 1.0, 2.0), DtypeError, "bool"),
             (lambda: ddp.zeros(2).maximum("text"), DtypeError, "str"),
-            (lambda: ddp.zeros(2).clamp(), DtypeError, "min, max"),
+            (lambda: ddp.zeros(2).clamp(), ArgumentError, "min, max"),
             (lambda: ddp.zeros(2) + "text", TypeError, "unsupported operand"),
         ],
     )
@@ -355,8 +362,12 @@ class TestMessages:
     def test_other_devices_are_named(self) -> None:
         x, y = ddp.zeros(2), ddp.zeros(2)
         y._device = ddp.device("cuda:1")  # as if: no GPU is needed to be refused
-        with pytest.raises(DeviceError, match="one tensor is on cpu, another on cuda:1"):
+        with pytest.raises(DeviceError, match="add: one tensor is on cpu, another on cuda:1"):
             x + y
+        with pytest.raises(DeviceError, match="add_: one tensor is on cpu, another on cuda:1"):
+            x.add_(y)
+        with pytest.raises(DeviceError, match=r"cpu\(\)"):
+            y.numpy()
 
     def test_gradients_must_fit(self) -> None:
         x = ddp.zeros(2, requires_grad=True)
