@@ -133,25 +133,32 @@ class Console:
         """Writes what can be written without blocking."""
         while self._queue:
             fd, data = self._queue.popleft()
-            size = len(data) if stat.S_ISREG(os.fstat(fd).st_mode) else _PIPE_BUF
             start = 0
             while start < len(data):
-                if not select.select([], [fd], [], 0)[1]:
-                    self._queue.appendleft((fd, data[start:]))
-                    return
                 try:
-                    written = os.write(fd, data[start : start + size])
-                except BlockingIOError:
-                    self._queue.appendleft((fd, data[start:]))
-                    return
+                    written = _write(fd, memoryview(data)[start:])
                 except OSError:  # nobody reads any more: the terminal was closed, `head` has enough, the disk is full
                     self.broken = True
                     self.drop()
                     return
                 start += written
                 self.backlog -= written
+                if not written:
+                    self._queue.appendleft((fd, data[start:]))
+                    return
 
     def drop(self) -> None:
         """Forgets what has not been written."""
         self._queue.clear()
         self.backlog = 0
+
+
+def _write(fd: int, data: memoryview) -> int:
+    """Writes as much as goes without blocking; how much that was."""
+    size = len(data) if stat.S_ISREG(os.fstat(fd).st_mode) else _PIPE_BUF
+    if not select.select([], [fd], [], 0)[1]:
+        return 0
+    try:
+        return os.write(fd, data[:size])
+    except BlockingIOError:
+        return 0

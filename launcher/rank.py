@@ -6,6 +6,7 @@ this: `__main__` is a module of its own, `sys.argv` and `sys.path` are as usual,
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import os
@@ -42,7 +43,7 @@ def run(target: Sequence[str], report: int) -> NoReturn:
 
 def _execute(target: Sequence[str]) -> None:
     main = ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__["__builtins__"] = builtins
     if target[0] == "-m":
         # As `python -m`: the working folder comes first, and is there before the module is looked for.
         sys.argv[:] = ["-m", *target[2:]]

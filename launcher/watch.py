@@ -10,18 +10,17 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from launcher import engine
 from launcher.console import BACKLOG, Console
 from launcher.guard import Guard
 from launcher.job import Job
+from launcher.reception import Reception
+from launcher.signals import ENDING, SignalPipe
 from launcher.verdict import (
     EngineEnded,
     EngineLost,
@@ -35,7 +34,7 @@ from launcher.verdict import (
     others,
     signal_name,
 )
-from launcher.wire import ADDRESS, SECRET, Channel, Message, WireError, nonce, proof, proves, to_bytes, to_text
+from launcher.wire import ADDRESS, SECRET, Channel, Message, WireError, to_bytes, to_text
 
 # After a failure nobody needs the others' work: they get at most this long to end by themselves.
 _FAILURE_GRACE = 2.0
@@ -43,10 +42,8 @@ _FAILURE_GRACE = 2.0
 _KILL_LIMIT = 0.5
 # The engine cleans up after itself once all keepers have ended.
 _ENGINE_LIMIT = 1.5
-_STRANGER_LIMIT = 10.0
 _CHATTER_LIMIT = 1 << 16
 _STDIN_CHUNK = 1 << 15
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def launch(job: Job) -> int:
@@ -56,21 +53,12 @@ def launch(job: Job) -> int:
     raised; 130 after Ctrl-C, 143 after SIGTERM.
     Raises: UsageError if no MPI is there to start more than one rank.
     """
-    with _Signals() as wakeup:
+    with SignalPipe() as wakeup:
         watch = _Watch(job, wakeup)
         try:
             return watch.run()
         finally:
             watch.close()
-
-
-class _Stranger:
-    """Somebody who has connected and not yet shown that it is one of our keepers."""
-
-    def __init__(self, *, challenge: str, until: float) -> None:
-        self.challenge = challenge
-        self.until = until
-        self.said: Message = {}
 
 
 class _Rank:
@@ -101,7 +89,6 @@ class _Watch:
         self.wakeup = wakeup
         self.console = Console(job.n)
         self.ranks: dict[int, _Rank] = {}
-        self.strangers: dict[Channel, _Stranger] = {}
         self.facts: list[Fact] = []
         self.chatter = b""
         self.stop = 0  # the signal by which the user ended the job
@@ -115,15 +102,12 @@ class _Watch:
         self.stdin: int | None = 0 if _is_open(0) else None
         self.stdin_taken = True
         family, command = _command(job, environ)
-        self.secret = nonce()
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.listener.setblocking(False)
+        self.reception = Reception()
         self.guard = Guard(command, self._environment(family, environ))
         os.set_blocking(self.guard.chatter, False)
 
     def _environment(self, family: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-        host, port = self.listener.getsockname()
-        ours = {ADDRESS: f"{host}:{port}", SECRET: self.secret}
+        ours = {ADDRESS: self.reception.address, SECRET: self.reception.secret}
         if size := self.console.columns():
             ours |= {"COLUMNS": str(max(1, size[0] - self.console.prefix_width)), "LINES": str(size[1])}
         threads = max(1, len(os.sched_getaffinity(0)) // self.job.n)
@@ -144,9 +128,9 @@ class _Watch:
 
     def close(self) -> None:
         """Ends whatever still runs."""
-        for channel in (*self.strangers, *(rank.channel for rank in self.ranks.values())):
-            channel.close()
-        self.listener.close()
+        for rank in self.ranks.values():
+            rank.channel.close()
+        self.reception.close()
         self.guard.close()
 
     # -- the loop
@@ -157,8 +141,9 @@ class _Watch:
         poll = select.poll()
         for fd, (mask, _) in interests.items():
             poll.register(fd, mask)
-        wait = min(self.deadlines.values(), default=None)
-        events = poll.poll(None if wait is None else max(0.0, 1000 * (wait - time.monotonic())))
+        until = min(*self.deadlines.values(), self.reception.deadline, float("inf"))
+        wait = None if until == float("inf") else max(0.0, 1000 * (until - time.monotonic()))
+        events = poll.poll(wait)
         self.now = time.monotonic()
         for fd, _ in events:
             interests[fd][1]()
@@ -176,9 +161,8 @@ class _Watch:
             if not rank.closed:
                 mask = reading | (select.POLLOUT if rank.channel.backlog else 0)
                 table[rank.channel.fileno()] = mask, partial(self._on_rank, number, rank)
-        for channel, stranger in self.strangers.items():
-            table[channel.fileno()] = select.POLLIN, partial(self._on_stranger, channel, stranger)
-        table[self.listener.fileno()] = select.POLLIN, self._accept
+        for fileno in self.reception.filenos():
+            table[fileno] = select.POLLIN, partial(self._on_reception, fileno)
         table[self.wakeup] = select.POLLIN, self._on_signal
         if not self.guard.lost:
             table[self.guard.fileno()] = select.POLLIN, self._on_guard
@@ -197,9 +181,7 @@ class _Watch:
             self._fail(NotStarted(at=self.now, message=text))
         if "kill" in due:
             self._kill()
-        for channel, stranger in list(self.strangers.items()):
-            if stranger.until <= self.now:
-                self._drop(channel)
+        self.reception.drop_silent(self.now)
 
     def _advance(self) -> None:
         """Lets the keepers go once no rank is left to watch."""
@@ -255,40 +237,9 @@ class _Watch:
 
     # -- events
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self.listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return  # the caller has gone again
-        channel = Channel(sock, trusted=False)
-        stranger = _Stranger(challenge=nonce(), until=self.now + _STRANGER_LIMIT)
-        self.strangers[channel] = stranger
-        self.deadlines[f"stranger {id(channel)}"] = stranger.until
-        channel.send({"challenge": stranger.challenge})
-
-    def _drop(self, channel: Channel) -> None:
-        del self.strangers[channel]
-        self.deadlines.pop(f"stranger {id(channel)}", None)
-        channel.close()
-
-    def _on_stranger(self, channel: Channel, stranger: _Stranger) -> None:
-        try:
-            messages = channel.receive()
-        except WireError:
-            messages = None
-        for message in messages or []:
-            stranger.said |= message
-        if messages is None:
-            self._drop(channel)
-        elif "answer" in stranger.said:
-            if proves(stranger.said["answer"], self.secret, "keeper", stranger.challenge):
-                del self.strangers[channel]
-                self.deadlines.pop(f"stranger {id(channel)}", None)
-                channel.trusted = True
-                channel.send({"answer": proof(self.secret, "launcher", str(stranger.said.get("challenge")))})
-                self._welcome(channel, stranger.said)
-            else:
-                self._drop(channel)
+    def _on_reception(self, fileno: int) -> None:
+        if news := self.reception.serve(fileno):
+            self._welcome(*news)
 
     def _welcome(self, channel: Channel, hello: Message) -> None:
         number = int(hello["rank"])
@@ -367,7 +318,7 @@ class _Watch:
 
     def _on_signal(self) -> None:
         for number in os.read(self.wakeup, 512):
-            if number not in _FORWARDED:
+            if number not in ENDING:
                 continue  # SIGCONT, SIGWINCH: only to look again
             if self.ending:
                 self.console.drop()
@@ -423,29 +374,7 @@ def _is_open(fd: int) -> bool:
 
 def _may_read(fd: int) -> bool:
     """False for the terminal of a job in the background: reading would stop us."""
-    return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
-
-
-class _Signals:
-    """While this is entered, signals arrive as bytes on `self.fd`; a job started outside the main thread hears none."""
-
-    def __enter__(self) -> int:
-        self.fd, self._write = os.pipe()
-        for fd in (self.fd, self._write):
-            os.set_blocking(fd, False)
-        self._handlers: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            for number in (*_FORWARDED, signal.SIGCONT, signal.SIGWINCH):
-                # What is ignored (nohup, a shell's background job) stays ignored.
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    self._handlers[number] = signal.signal(number, lambda number, frame: None)
-        return self.fd
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        if self._handlers:
-            signal.set_wakeup_fd(self._wakeup)
-        os.close(self.fd)
-        os.close(self._write)
+    try:
+        return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return True  # a terminal, but not the one that controls us

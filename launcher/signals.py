@@ -1,0 +1,41 @@
+"""Signals as bytes on a file descriptor: the loop that waits for ranks waits for Ctrl-C in the same place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+#: What ends a job, and is passed on to its ranks.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Back in the foreground, or in another window: time to look again.
+_WAKING = (signal.SIGCONT, signal.SIGWINCH)
+
+
+class SignalPipe:
+    """While entered, each signal's number arrives as a byte on the descriptor that `with` gives.
+
+    A job that is started outside the main thread hears of none: Python delivers signals only there.
+    """
+
+    def __enter__(self) -> int:
+        self._read, self._write = os.pipe()
+        for fd in (self._read, self._write):
+            os.set_blocking(fd, False)
+        self._handlers: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            for number in (*ENDING, *_WAKING):
+                # What is ignored (nohup, a shell's background job) stays ignored.
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, lambda number, frame: None)
+        return self._read
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._handlers:
+            signal.set_wakeup_fd(self._wakeup)
+        os.close(self._read)
+        os.close(self._write)
