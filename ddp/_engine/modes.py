@@ -30,17 +30,17 @@ class set_grad_enabled:
 
     def __init__(self, mode: bool) -> None:
         self.mode = mode
-        self.before = [state.enabled]
+        self.before = state.enabled
         state.enabled = mode
 
     def __enter__(self) -> None:
         state.enabled = self.mode
 
     def __exit__(self, *exc: object) -> None:
-        state.enabled = self.before[-1]
+        state.enabled = self.before
 
     def __call__(self, function: Fn) -> Fn:
-        state.enabled = self.before[-1]  # used as a decorator: only calls of the function are meant
+        state.enabled = self.before  # used as a decorator: only calls of the function are meant
         return _decorated(function, self.mode)
 
 

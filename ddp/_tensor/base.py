@@ -136,8 +136,8 @@ class TensorBase:
 
 def wrap(array: Array, where: device, version: Version | None = None) -> Tensor:
     """A tensor around `array`, outside the graph; with `version`, one more view of that memory."""
-    from_class = _plain[0]
-    self = from_class.__new__(from_class)
+    kind = _plain[0]
+    self = kind.__new__(kind)
     self._array = array
     self._device = where
     self._edge = self._end = self._grad = None
