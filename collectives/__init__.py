@@ -1,28 +1,52 @@
 """Collectives for NumPy arrays: reduce, broadcast, gather, scatter, all-reduce, all-gather, over MPI or alone.
 
-import collectives
-comm = collectives.init()
-total = comm.all_reduce(array)
+    import collectives
+    comm = collectives.init()
+    total = comm.all_reduce(array)
+
+This file imports nothing until asked: the launcher and its keepers read `collectives.world` and have no use for NumPy.
 """
 
-from collectives.communicator import Communicator
-from collectives.errors import (
-    ArgumentError,
-    BackendError,
-    CollectiveInterrupted,
-    CollectivesError,
-    CollectiveTimeout,
-    CommunicatorClosed,
-    DtypeError,
-    MismatchError,
-    PeerLeft,
-    WorldError,
-)
-from collectives.progress import Work
-from collectives.reduction import ReduceOp
-from collectives.simulation import run_threads
-from collectives.start import init
-from collectives.version import __version__
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator as Communicator
+    from collectives.errors import ArgumentError as ArgumentError
+    from collectives.errors import BackendError as BackendError
+    from collectives.errors import CollectiveInterrupted as CollectiveInterrupted
+    from collectives.errors import CollectivesError as CollectivesError
+    from collectives.errors import CollectiveTimeout as CollectiveTimeout
+    from collectives.errors import CommunicatorClosed as CommunicatorClosed
+    from collectives.errors import DtypeError as DtypeError
+    from collectives.errors import MismatchError as MismatchError
+    from collectives.errors import PeerLeft as PeerLeft
+    from collectives.errors import WorldError as WorldError
+    from collectives.progress import Work as Work
+    from collectives.reduction import ReduceOp as ReduceOp
+    from collectives.simulation import run_threads as run_threads
+    from collectives.start import init as init
+    from collectives.version import __version__ as __version__
+
+_HOMES = {
+    "ArgumentError": "errors",
+    "BackendError": "errors",
+    "CollectiveInterrupted": "errors",
+    "CollectiveTimeout": "errors",
+    "CollectivesError": "errors",
+    "Communicator": "communicator",
+    "CommunicatorClosed": "errors",
+    "DtypeError": "errors",
+    "MismatchError": "errors",
+    "PeerLeft": "errors",
+    "ReduceOp": "reduction",
+    "Work": "progress",
+    "WorldError": "errors",
+    "__version__": "version",
+    "init": "start",
+    "run_threads": "simulation",
+}
 
 __all__ = [
     "ArgumentError",
@@ -42,3 +66,13 @@ __all__ = [
     "init",
     "run_threads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"collectives.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -62,8 +62,10 @@ from ddp._tensor.functions import (
     unsqueeze,
     where,
 )
+from ddp.parallel import DataParallel
 
 __all__ = [
+    "DataParallel",
     "Tensor",
     "abs",
     "amax",
