@@ -26,6 +26,18 @@ def run(target: Sequence[str], report: int) -> NoReturn:
     Raises: SystemExit, always
     """
     me = os.getpid()
+    told = False
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        nonlocal told
+        if os.getpid() != me:  # a child that the script forked is not the rank
+            sys.__excepthook__(kind, error, trace)
+        elif not told:
+            told = True
+            _report(error, trace, report)
+
+    # The launcher prints tracebacks, so that the first one comes once, and last. Hooks set later call this one in turn.
+    sys.excepthook = tell
     try:
         _execute(target)
         status = 0
@@ -35,8 +47,10 @@ def run(target: Sequence[str], report: int) -> NoReturn:
         status = 130
     except BaseException as error:  # whatever it is, the launcher must hear of it before exit handlers run
         status = 1
-        # A child that the script forked may come here too; it is not the rank.
-        _explain(error, report if os.getpid() == me else None)
+        error.__traceback__ = trace = _users_part(error.__traceback__)
+        tell(type(error), error, trace)
+        if sys.excepthook not in (tell, None):  # None is what an interpreter leaves behind that is being torn down
+            sys.excepthook(type(error), error, trace)
     # Looked up now: who must know a program's status before it ends has replaced it.
     sys.exit(status)
 
@@ -91,18 +105,13 @@ def _status(code: object) -> int:
     return 1
 
 
-def _explain(error: BaseException, report: int | None) -> None:
-    trace = _users_part(error.__traceback__)
-    # `None` is what an interpreter that is being torn down leaves behind.
-    if report is None or sys.excepthook not in (sys.__excepthook__, None):
-        sys.excepthook(type(error), error, trace)
-    if report is not None:
-        line = json.dumps({"type": _type_name(error), "message": _message(error), "traceback": _format(error, trace)})
-        try:
-            with open(report, "w") as pipe:
-                pipe.write(line + "\n")
-        except OSError:
-            pass  # the keeper has gone, and this rank is about to be killed for it
+def _report(error: BaseException, trace: TracebackType | None, report: int) -> None:
+    line = json.dumps({"type": _type_name(error), "message": _message(error), "traceback": _format(error, trace)})
+    try:
+        with open(report, "w") as pipe:
+            pipe.write(line + "\n")
+    except OSError:
+        pass  # the keeper has gone, and this rank is about to be killed for it
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:

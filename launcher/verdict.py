@@ -10,6 +10,9 @@ from dataclasses import dataclass
 # An engine's death reaches its ranks within this many seconds, as TERM or KILL out of nowhere.
 _SAME_CAUSE = 0.5
 
+# What `collectives` raises in a rank whose peer has gone; the peer's own failure, if it was one, says more.
+_ECHOES = ("collectives.errors.PeerLeft",)
+
 _HINTS = {
     signal.SIGKILL: "often the kernel, out of memory",
     signal.SIGSEGV: "invalid memory access in native code",
@@ -135,6 +138,9 @@ def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
     chatter: what the engine said; both kinds name the pid of the process whose death they noticed
     """
     first = facts[0]
+    if is_echo(first):
+        own = (fact for fact in facts if isinstance(fact, RankFailed) and not is_echo(fact) and not fact.asked)
+        return next(own, first)
     if not _may_be_collateral(first):
         return first
     unborn = [fact for fact in facts if isinstance(fact, EngineEnded) and fact.missing]
@@ -144,6 +150,11 @@ def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
     keepers = [fact for fact in near if isinstance(fact, KeeperLost)]
     named = [fact for fact in keepers if re.search(rb"PID %d\b" % fact.pid, chatter)]
     return [*killed, *lost, *named, *unborn, *keepers, first][0]
+
+
+def is_echo(fact: Fact) -> bool:
+    """True if a rank raised only because it waited for another, which has failed or left."""
+    return isinstance(fact, RankFailed) and fact.raised is not None and fact.raised.type in _ECHOES
 
 
 def _may_be_collateral(fact: Fact) -> bool:

@@ -30,6 +30,7 @@ from launcher.verdict import (
     Raised,
     RankFailed,
     cause,
+    is_echo,
     name_ranks,
     others,
     signal_name,
@@ -40,6 +41,9 @@ from launcher.wire import ADDRESS, SECRET, Channel, Message, WireError, to_bytes
 _FAILURE_GRACE = 2.0
 # Killed ranks are reported within milliseconds, unless their keeper is stopped or gone: then the guard ends everything.
 _KILL_LIMIT = 0.5
+# A rank that failed because a peer did may be heard of first: a failing rank of `collectives` waits a second for the
+# others to learn of it before it ends.
+_SETTLE = 1.5
 # The engine cleans up after itself once all keepers have ended.
 _ENGINE_LIMIT = 1.5
 _CHATTER_LIMIT = 1 << 16
@@ -179,6 +183,8 @@ class _Watch:
         if "start" in due:
             text = f"{name_ranks(self._missing())} did not start within {self.job.start_limit:g} s"
             self._fail(NotStarted(at=self.now, message=text))
+        if "settle" in due:
+            self._end(signal.SIGTERM, min(self.job.grace, _FAILURE_GRACE))
         if "kill" in due:
             self._kill()
         self.reception.drop_silent(self.now)
@@ -209,7 +215,10 @@ class _Watch:
         if self.stop:
             return
         self.facts.append(fact)
-        if not self.ending:
+        if is_echo(fact) and "settle" not in self.deadlines:
+            # Ending the others now would kill the one whose failure this is, before it has told us.
+            self.deadlines["settle"] = self.now + _SETTLE
+        elif not self.ending:
             grace = min(self.job.grace, _FAILURE_GRACE)
             self._end(signal.SIGTERM, grace)
 
@@ -294,7 +303,7 @@ class _Watch:
         if self.guard.lost:
             self._fail(EngineLost(at=self.now, name="the launcher's guard", pid=self.guard.pid))
             self._kill()
-        elif not self.released and self.guard.status is not None:
+        elif self.guard.status is not None and (self.facts or not self.released):
             fact = EngineEnded(
                 at=self.now, pid=self.guard.engine, status=self.guard.status, missing=self._missing()
             )

@@ -100,6 +100,36 @@ def test_a_hook_of_the_users_is_called(ddp_launch: Any) -> None:
     assert done.returncode == 1
 
 
+def test_a_hook_that_calls_the_one_before_adds_nothing(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        before = sys.excepthook
+        sys.excepthook = lambda *what: before(*what)
+        raise ValueError("x")
+        """,
+        n=1,
+    )
+    assert done.stderr.count("Traceback") == 1
+    assert "rank.py" not in done.stderr
+
+
+def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        class PeerLeft(Exception):
+            __module__ = "collectives.errors"
+        if rank == 0:
+            raise PeerLeft("rank 1 has failed")
+        time.sleep(0.2)
+        sys.exit(3)
+        """
+    )
+    assert done.returncode == 3
+    assert "rank 0 (pid " in done.stderr.splitlines()[0]
+    assert done.stderr.splitlines()[-1].endswith("exited with code 3")
+    assert done.stderr.count("\n") == 2
+
+
 def test_exit_status_is_told_to_whoever_wraps_exit(ddp_launch: Any) -> None:
     done = ddp_launch(
         """

@@ -128,6 +128,9 @@ def rank_failed(at: float, rank: int, status: int, asked: bool = False) -> RankF
 
 
 _RAISED = RankFailed(at=0.0, rank=1, pid=101, raised=Raised(type="ValueError", message="no", traceback=""))
+_ECHO = RankFailed(
+    at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.PeerLeft", message="rank 1", traceback="")
+)
 _KILLED = EngineEnded(at=0.1, pid=7, status=-9)
 _LOST = EngineLost(at=0.1, name="hydra_pmi_proxy", pid=8)
 _KEEPER = KeeperLost(at=0.0, rank=0, pid=200)
@@ -142,6 +145,8 @@ _UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
         ([rank_failed(0, 0, 3), _RAISED, _KILLED], b"", 0),  # an exit code is the rank's own
         ([rank_failed(0, 0, -15, True), _KEEPER, _KILLED], b"", 2),
         ([rank_failed(0, 0, -9), _KILLED], b"", 0),  # nobody had asked its keeper to end
+        ([_ECHO, rank_failed(0.1, 1, 3)], b"", 1),
+        ([_ECHO, rank_failed(0.1, 1, -15, True), EngineEnded(at=0.2, pid=7, status=1)], b"", 0),
         ([_KEEPER, _OTHER], b"", 0),
         ([_KEEPER, _OTHER], b"=   PID 201 RUNNING AT vm", 1),
         ([rank_failed(0, 0, -15, True), _OTHER], b"", 1),
