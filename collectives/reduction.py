@@ -1,11 +1,13 @@
 """What a reduction means for each dtype, whatever the backend: decided here once, so that no two backends differ.
 
-dtype             sum, prod     mean                       max, min
-bool              -             -                          or, and
-integers          wraps around  sum / size, toward zero    yes
-float16           in float32    in float32                 yes
-float32, float64  yes           yes                        yes
-complex           yes           yes                        -
+    dtype             sum, prod     mean                       max, min
+    bool              -             -                          or, and
+    integers          wraps around  sum / size, toward zero    yes
+    float16           in float32    in float32                 yes
+    float32, float64  yes           yes                        yes
+    complex           yes           yes                        -
+
+"-" is an error.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ BLOCKS = [
 @pytest.mark.parametrize("code", BLOCKS)
 def test_a_block_runs(code: str, run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(code)
+    (tmp_path / "train.py").write_text("")  # what a block about launching launches
     done = run_job([sys.executable, "block.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,7 +29,7 @@ def losses(file: Path) -> list[float]:
     "options",
     [
         ["--epochs", "2"],  # 23 steps of 64, the last of an epoch of 30: no rank has as many as another
-        ["--epochs", "1", "--batch-size", "3"],  # on four ranks one has no sample at all
+        ["--epochs", "1", "--batch-size", "3", "--lr", "0.01"],  # on four ranks one has no sample at all
     ],
 )
 def test_every_step_agrees_between_1_2_and_4_ranks(
@@ -50,7 +51,7 @@ def test_every_step_agrees_between_1_2_and_4_ranks(
         seen[name] = losses(metrics)
     alone = seen.pop("python")
     assert len(alone) > 40
-    assert alone[-1] < 0.7 * alone[0]
+    assert statistics.mean(alone[-20:]) < 0.7 * statistics.mean(alone[:5])
     for name, theirs in seen.items():
         assert len(theirs) == len(alone)
         worst = max(abs(a - b) for a, b in zip(alone, theirs, strict=True))
