@@ -98,8 +98,7 @@ def parse(argv: Sequence[str]) -> Job:
         settings.pop("script", None)
         settings["module"] = options["-m"]
     elif rest and "script" not in settings and "module" not in settings:
-        settings["script"], *rest_ = rest
-        rest = tuple(rest_)
+        settings["script"], rest = rest[0], rest[1:]
     if "-n" in options:
         settings["n"] = _number("-n", options["-n"], int, "a whole number of ranks")
     if "--grace" in options:

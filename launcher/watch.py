@@ -215,12 +215,13 @@ class _Watch:
         if self.stop:
             return
         self.facts.append(fact)
-        if is_echo(fact) and "settle" not in self.deadlines:
+        if self.ending:
+            return
+        if is_echo(fact):
             # Ending the others now would kill the one whose failure this is, before it has told us.
-            self.deadlines["settle"] = self.now + _SETTLE
-        elif not self.ending:
-            grace = min(self.job.grace, _FAILURE_GRACE)
-            self._end(signal.SIGTERM, grace)
+            self.deadlines.setdefault("settle", self.now + _SETTLE)
+        else:
+            self._end(signal.SIGTERM, min(self.job.grace, _FAILURE_GRACE))
 
     def _stop(self, number: int) -> None:
         self.stop = number

@@ -118,14 +118,16 @@ def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any) -> None:
         """
         class PeerLeft(Exception):
             __module__ = "collectives.errors"
-        if rank == 0:
+        if rank != 1:
             raise PeerLeft("rank 1 has failed")
         time.sleep(0.2)
         sys.exit(3)
-        """
+        """,
+        n=3,
     )
     assert done.returncode == 3
     assert "rank 0 (pid " in done.stderr.splitlines()[0]
+    assert "rank 2 (pid " in done.stderr.splitlines()[0]
     assert done.stderr.splitlines()[-1].endswith("exited with code 3")
     assert done.stderr.count("\n") == 2
 
@@ -181,16 +183,16 @@ def test_ranks_that_never_start_are_named(run_job: Any, script: Any, tmp_path: A
 import sys
 real, sys.executable = sys.executable, {str(engine.parent / "python")!r}
 import launcher
-sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, start_limit=0.3)))
+sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, start_limit=float(sys.argv[1]))))
 """
-    done = run_job([sys.executable, "-c", code], timeout=20)
+    done = run_job([sys.executable, "-c", code, "0.3"], timeout=20)
     assert done.returncode == 1
     words, sentence = done.stderr.splitlines()
     assert words == "words of the engine"
     assert sentence == "ddp-launch: ranks 0, 1 did not start within 0.3 s"
 
     engine.write_text("#!/bin/sh\necho no such host >&2\nexit 7\n")
-    done = run_job([sys.executable, "-c", code], timeout=20)
+    done = run_job([sys.executable, "-c", code, "15"], timeout=20)
     assert done.returncode == 7
     words, sentence = done.stderr.splitlines()
     assert words == "no such host"
@@ -198,7 +200,7 @@ sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, start_limit=0.
 
     # An engine whose ranks do not learn who they are: two worlds of one.
     engine.write_text(f'#!/bin/sh\nshift 4\n{sys.executable} "$@" & {sys.executable} "$@"; wait\n')
-    done = run_job([sys.executable, "-c", code], timeout=20)
+    done = run_job([sys.executable, "-c", code, "15"], timeout=20)
     assert done.returncode == 1
     sentence = done.stderr.splitlines()[-1]
     assert sentence == "ddp-launch: mpiexec was to start 2 ranks, but rank 0 was told of a world of 1"

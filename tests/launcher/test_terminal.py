@@ -15,8 +15,11 @@ import pytest
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 
-def on_a_terminal(start_job: Any, args: list[str], keys: bytes = b"") -> tuple[int, str]:
-    """Runs a command on a terminal of 24 x 60, with `keys` typed in; its exit code and what the terminal got."""
+def on_a_terminal(start_job: Any, args: list[str], keys: bytes = b"", after: bytes = b"") -> tuple[int, str]:
+    """Runs a command on a terminal of 24 x 60; its exit code and what the terminal got.
+
+    keys: typed in once the terminal shows `after`
+    """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     attributes = termios.tcgetattr(slave)
@@ -27,10 +30,11 @@ def on_a_terminal(start_job: Any, args: list[str], keys: bytes = b"") -> tuple[i
     command = [sys.executable, "-c", code, *args]
     job = start_job(command, stdin=slave, stdout=slave, stderr=slave, env={"TERM": "xterm", "NO_COLOR": ""})
     os.close(slave)
-    if keys:
-        os.write(master, keys)
     seen = b""
     while True:
+        if keys and after in seen:
+            os.write(master, keys)
+            keys = b""
         try:
             data = os.read(master, 1 << 16)
         except OSError:
@@ -73,3 +77,12 @@ def test_a_world_of_one_has_the_terminal_to_itself(start_job: Any, script: Any) 
     status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", path], keys=b"Ann\n")
     assert status == 3
     assert seen.startswith("name? hello Ann\n\rbar\nddp-launch: rank 0 (pid ")
+
+
+def test_ctrl_c_on_a_terminal(start_job: Any, script: Any) -> None:
+    path = script("print('ready') if rank == 0 else None\ntime.sleep(60)")
+    command = [sys.executable, "-m", "launcher", "-n", "2", path]
+    status, seen = on_a_terminal(start_job, command, keys=b"\x03", after=b"ready")
+    assert status == 130
+    assert seen.splitlines()[1].replace("^C", "") == "ddp-launch: Ctrl-C: ending the job (once more kills it at once)"
+    assert len(seen.splitlines()) == 2
