@@ -51,7 +51,7 @@ def test_every_step_agrees_between_1_2_and_4_ranks(
         seen[name] = losses(metrics)
     alone = seen.pop("python")
     assert len(alone) > 40
-    assert statistics.mean(alone[-20:]) < 0.7 * statistics.mean(alone[:5])
+    assert statistics.mean(alone[-20:]) < 0.8 * statistics.mean(alone[:5])
     for name, theirs in seen.items():
         assert len(theirs) == len(alone)
         worst = max(abs(a - b) for a, b in zip(alone, theirs, strict=True))
