@@ -67,7 +67,7 @@ def flat(array: Array) -> Array:
 
 def as_bytes(array: Array) -> Array:
     """A (nbytes,) uint8 view of a C-contiguous array."""
-    return flat(array).view(np.uint8) if array.size else np.empty(0, np.uint8)
+    return flat(array).view(np.uint8)
 
 
 def contiguous(array: Array) -> Array:

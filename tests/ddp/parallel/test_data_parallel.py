@@ -209,6 +209,45 @@ def test_a_parameter_used_on_some_ranks_counts_as_zero_on_the_others() -> None:
     assert_allclose(first["right.weight"], grads(alone)["right.weight"] / 2, atol=1e-14)
 
 
+def test_a_gradient_of_the_step_before_is_not_summed_again() -> None:
+    x, _ = data(4)
+
+    def rank(comm: Communicator) -> np.ndarray:
+        ddp.manual_seed(0)
+        model = DataParallel(Branches(), comm)
+        orders = ["right", "right"] if comm.rank == 0 else ["right", "left"]
+        for order in orders:
+            for p in model.parameters():
+                p.grad = None
+            model(ddp.from_numpy(x), order).sum().backward()
+        return grads(model.module)["right.weight"]
+
+    ddp.manual_seed(0)
+    alone = Branches()
+    alone(ddp.from_numpy(x), "right").sum().backward()
+    for got in collectives.run_threads(rank, 2):
+        assert_allclose(got, grads(alone)["right.weight"] / 2, atol=1e-14)
+
+
+def test_a_parameter_used_only_inside_no_sync_is_reduced_with_the_next_backward() -> None:
+    x, _ = data(4)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        ddp.manual_seed(0)
+        model = DataParallel(Branches(), comm)
+        with model.no_sync():
+            model(ddp.from_numpy(x), "right").sum().backward()
+        model(ddp.from_numpy(x), "left").sum().backward()
+        return grads(model.module)
+
+    ddp.manual_seed(0)
+    alone = Branches()
+    alone(ddp.from_numpy(x), "right").sum().backward()
+    alone(ddp.from_numpy(x), "left").sum().backward()
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, grads(alone))
+
+
 def test_the_first_bucket_is_launched_before_backward_has_finished() -> None:
     x, t = data(4)
 
