@@ -112,6 +112,7 @@ def test_lines_stay_whole(ddp_launch: Any) -> None:
 def test_bytes_survive(ddp_launch: Any) -> None:
     body = "sys.stdout.buffer.write(bytes(range(128, 256)) + 'é\\u2588'.encode() + b'no newline')"
     done = ddp_launch(body, text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
     expected = bytes(range(128, 256)) + "é\u2588".encode() + b"no newline"
     assert sorted(done.stdout.split(b"\n")) == [b"", b"0: " + expected, b"1: " + expected]
 
