@@ -1,0 +1,91 @@
+"""One rank on each of two hosts: the contract over a wire, the same training, and an end when a rank is killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.engine import MPICH, flavour
+
+pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(200)]
+
+HERE = Path(__file__).parent
+CONTRACT = str(HERE.parent / "collectives" / "test_contract.py")
+DIGITS = str(HERE.parent.parent / "examples" / "train_digits.py")
+SCRIPT = str(HERE / "hosts.sh")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+# Slow enough that it is seen: 1 MiB takes 84 ms, and 0.4 ms in one machine's memory.
+RATE, BYTES_PER_S = "100mbit", 12.5e6
+
+
+@pytest.fixture(scope="module")
+def hosts(cluster: Callable[..., list[str]]) -> list[str]:
+    """The names of two hosts with a wire between them."""
+    return cluster("hosts.sh", "up", RATE)
+
+
+@pytest.fixture
+def run(hosts: list[str], mpiexec: list[str], run_job: Run) -> Run:
+    """`run(script, ...)` runs it on two ranks, the first on the first host, the second on the second."""
+    if flavour(mpiexec[0]) != MPICH:
+        pytest.skip("the way to two hosts on one machine is known for MPICH alone")
+    # The hosts share one kernel, and UCX must not find its ways from process to process.
+    options = ["-launcher", "ssh", "-launcher-exec", SCRIPT, "-localhost", "10.0.0.1", "-hosts", ",".join(hosts)]
+    start = [SCRIPT, hosts[0], *mpiexec, *options, "-ppn", "1", "-genv", "UCX_TLS", "tcp,self", sys.executable]
+    return lambda *args, timeout=60: run_job([*start, *args], timeout=timeout, env={"OMP_NUM_THREADS": "1"})
+
+
+def test_each_rank_is_the_first_of_its_node(run: Run) -> None:
+    done = run(str(HERE / "where.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "mpi True [[0, 0, 0], [1, 0, 1]]\n"
+
+
+def test_the_bytes_take_the_wire(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "seconds.py"
+    script.write_text(
+        "import time\nimport numpy as np\nimport collectives\n"
+        "comm = collectives.init(timeout=30)\n"
+        "start = time.perf_counter()\n"
+        "comm.all_reduce(np.ones(1 << 20, np.uint8))\n"
+        "if comm.rank == 0: print(time.perf_counter() - start)\n"
+    )
+    done = run(str(script))
+    assert done.returncode == 0, done.stderr
+    burst = 256 * 1024
+    assert float(done.stdout) > ((1 << 20) - burst) / BYTES_PER_S
+
+
+def test_the_contract_holds_between_hosts(run: Run) -> None:
+    done = run("-m", "pytest", CONTRACT, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider", timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" passed") == 2
+
+
+def test_two_hosts_train_as_one_rank_does(run: Run, run_job: Run, tmp_path: Path) -> None:
+    losses = []
+    for name, start in {"alone": lambda *args: run_job([sys.executable, *args]), "hosts": run}.items():
+        metrics = tmp_path / name
+        done = start(DIGITS, "--epochs", "1", "--dtype", "float64", "--metrics", str(metrics))
+        assert done.returncode == 0, done.stderr
+        losses.append([json.loads(line)["loss"] for line in metrics.read_text().splitlines()])
+    alone, together = losses
+    assert len(alone) == len(together) == 23
+    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-10
+
+
+@pytest.mark.parametrize(("how", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", None)])
+def test_a_rank_that_goes_ends_the_job_on_both_hosts(
+    run: Run, leaving: Callable[[str], str], how: str, status: int | None
+) -> None:
+    start = time.monotonic()
+    done = run(leaving(how))
+    assert done.returncode == status or (status is None and done.returncode != 0)
+    assert time.monotonic() - start < 10
