@@ -18,6 +18,8 @@ OPENMPI = "openmpi"
 
 # What Open MPI needs to start as fast as MPICH on one machine; by default it probes every network first.
 _OPENMPI_FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm,tcp"}
+# Open MPI keeps its files in /tmp/ompi.PID; what a killed one leaves there makes a later one with that pid fail.
+_OPENMPI_SCRATCH = "PRTE_MCA_prte_tmpdir_base"
 # The job is on this machine, also inside an allocation: no ssh, no srun.
 _HYDRA_LOCAL = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
 # An outer engine's word about its own rank must not be taken for the inner one's.
@@ -78,12 +80,14 @@ def engine_command(family: str, mpiexec: str, n: int, rank: Sequence[str]) -> li
     return [mpiexec, *options, "-n", str(n), *rank]
 
 
-def engine_environment(family: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+def engine_environment(family: str | None, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
     """The environment of the engine: what makes it start fast on one machine, unless the user chose otherwise.
 
     family: None where a world of one is started without any engine
+    scratch: a folder of this job alone, for the engine's own files
     """
-    fast = {OPENMPI: _OPENMPI_FAST, MPICH: _HYDRA_LOCAL, INTEL: _HYDRA_LOCAL, None: {}}[family]
+    openmpi = {**_OPENMPI_FAST, _OPENMPI_SCRATCH: scratch}
+    fast = {OPENMPI: openmpi, MPICH: _HYDRA_LOCAL, INTEL: _HYDRA_LOCAL, None: {}}[family]
     clean = {name: value for name, value in environ.items() if family is not None or not name.startswith(_FOREIGN)}
     return {**fast, **clean}
 

@@ -22,6 +22,7 @@ _CANNOT_START = 127
 class Guard:
     """A running engine and the guard above it, as the launcher sees them.
 
+    scratch: path of a folder that it makes for the engine's files, and removes with the engine
     pid, engine: of the guard and of mpiexec
     status: how mpiexec ended (exit code, or minus the signal), None while it runs
     lost: True if the guard itself has gone
@@ -29,7 +30,9 @@ class Guard:
     chatter: file descriptor of what the engine itself prints
     """
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], scratch: str) -> None:
+        self._scratch = scratch
+        os.mkdir(scratch, 0o700)
         self.status: int | None = None
         self.lost = False
         self.silent = False
@@ -42,7 +45,7 @@ class Guard:
                 os.setsid()
                 self._socket.close()
                 os.close(self.chatter)
-                _watch(command, dict(environ), theirs, words)
+                _watch(command, dict(environ), theirs, words, scratch)
             finally:
                 os._exit(_CANNOT_START)
         theirs.close()
@@ -75,6 +78,7 @@ class Guard:
         """Ends whatever still runs below the guard, and then the guard."""
         self._socket.close()
         os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
+        _remove(self._scratch)  # if the guard was killed
         os.close(self.chatter)
 
     def _line(self) -> bytes:
@@ -87,7 +91,9 @@ class Guard:
         return line
 
 
-def _watch(command: Sequence[str], environ: dict[str, str], launcher: socket.socket, words: int) -> NoReturn:
+def _watch(
+    command: Sequence[str], environ: dict[str, str], launcher: socket.socket, words: int, scratch: str
+) -> NoReturn:
     """The guard's whole life."""
     become_subreaper()
     wakeup, signals = os.pipe()
@@ -113,7 +119,19 @@ def _watch(command: Sequence[str], environ: dict[str, str], launcher: socket.soc
                 launcher.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
         if launcher.fileno() in readable:  # it has let go, or died: it never sends anything
             sweep(_SWEEP_LIMIT)
+            _remove(scratch)
             os._exit(0)
+
+
+def _remove(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass  # the guard was faster
+    except OSError:  # not empty: the engine was killed
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)  # what cannot be removed bears a name that no other job will use
 
 
 def _become(command: Sequence[str], environ: dict[str, str], guard: int, words: int) -> NoReturn:

@@ -107,15 +107,16 @@ class _Watch:
         self.stdin_taken = True
         family, command = _command(job, environ)
         self.reception = Reception()
-        self.guard = Guard(command, self._environment(family, environ))
+        scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
+        self.guard = Guard(command, self._environment(family, environ, scratch), scratch)
         os.set_blocking(self.guard.chatter, False)
 
-    def _environment(self, family: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, family: str | None, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         ours = {ADDRESS: self.reception.address, SECRET: self.reception.secret}
         if size := self.console.columns():
             ours |= {"COLUMNS": str(max(1, size[0] - self.console.prefix_width)), "LINES": str(size[1])}
         threads = max(1, len(os.sched_getaffinity(0)) // self.job.n)
-        return {"OMP_NUM_THREADS": str(threads), **engine.engine_environment(family, environ), **ours}
+        return {"OMP_NUM_THREADS": str(threads), **engine.engine_environment(family, environ, scratch), **ours}
 
     def run(self) -> int:
         """Watches to the end; returns the exit code."""

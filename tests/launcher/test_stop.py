@@ -87,10 +87,14 @@ def rank_pids(job: Any) -> list[int]:
     return sorted(pid for pid, words in commands.items() if len(words) > 1 and words[1].endswith(b"/keeper.py"))
 
 
-def test_kill_9_of_the_launcher(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + READY + SLEEP)
+def test_kill_9_of_the_launcher(start_launch: Any, tmp_path: Path) -> None:
+    scratch = tmp_path / "t"  # the engine's files are removed too
+    scratch.mkdir()
+    job = start_launch(STUBBORN + READY + SLEEP, env={"TMPDIR": str(scratch)})
+    assert len(list(scratch.glob("ddp-launch-*"))) == 1
     job.process.kill()
     end(job, 5)
+    assert not list(scratch.glob("ddp-launch-*"))
 
 
 def test_kill_9_of_a_world_of_one(start_launch: Any) -> None:

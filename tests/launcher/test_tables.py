@@ -64,12 +64,13 @@ def test_engine_commands() -> None:
 
 
 def test_engine_environment_leaves_the_users_choice() -> None:
-    assert engine.engine_environment("openmpi", {"OMPI_MCA_pml": "ucx"}) == {
+    assert engine.engine_environment("openmpi", {"OMPI_MCA_pml": "ucx"}, "/tmp/x") == {
+        "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
         "OMPI_MCA_pml": "ucx",
         "OMPI_MCA_mtl": "^ofi",
         "OMPI_MCA_btl": "self,sm,tcp",
     }
-    assert engine.engine_environment(None, {"PMI_RANK": "1", "HOME": "/"}) == {"HOME": "/"}
+    assert engine.engine_environment(None, {"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
 
 
 @pytest.mark.parametrize(
