@@ -50,6 +50,7 @@ class MPIWorld:
         self._lock = threading.Lock()
         self._left: dict[int, Departure] = {}
         self._sent: list[tuple[Any, bytes]] = []
+        world.report(joined=True)
 
     def transport(self) -> MPITransport:
         """The transport of all ranks."""
@@ -95,6 +96,7 @@ class MPIWorld:
             # A collective that timed out and was forgiven may still be in flight: no MPI promises to end then.
             with _ended_by_a_timer(_FINALIZE):
                 self._MPI.Finalize()
+        world.report(left=True)
 
     def abort(self, status: int) -> None:
         """Ends all ranks with this exit status."""

@@ -101,6 +101,9 @@ def depart(
         for comm in family:
             comm.queue.drain(deadline)
     membership.leave(Departure(status=status, calls={comm.key: comm.queue.started for comm in family}))
+    if supervised and status != 0:
+        _flush()
+        os._exit(status)  # the launcher knows already, and ends the others
     failed = _gather(membership, status, deadline)
     broken = any(comm.queue.broken for comm in family)
     departures = membership.departures()
@@ -118,7 +121,7 @@ def depart(
         code = code or 1
     _flush()
     if supervised:
-        os._exit(status or code)
+        os._exit(code)
     if status == 0:
         time.sleep(_GRACE)  # the rank that failed ends the job, and has something to say first
     time.sleep(_READ)

@@ -179,9 +179,13 @@ class CallQueue:
             call.finish(None, error)
             raise
         except CollectivesError as error:
-            raise self._break(call, error) from None
-        except BaseException as error:
+            # Where in our own code it was noticed tells the user nothing.
+            raise self._break(call, error).with_traceback(None) from None
+        except Exception as error:
             raise self._break(call, error) from error
+        except BaseException as error:
+            self._break(call, error)
+            raise
         call.finish(result, None)
         return result
 

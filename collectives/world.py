@@ -7,16 +7,18 @@ The launcher imports this module too, and nothing else of `collectives`.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Set by the keeper to its own pid, in the environment of the rank it watches.
 KEEPER = "DDP_KEEPER"
+#: Set by the keeper to the file descriptor on which its rank reports, one JSON object a line.
+REPORT = "DDP_REPORT_FD"
 
 
-@dataclass(frozen=True, kw_only=True)
-class World:
+class World(NamedTuple):  # not a dataclass, whose import would cost every keeper as much as all the rest
     """A rank's place in the world, as its engine promised it.
 
     engine: "mpich" (also Intel MPI and whatever speaks PMI-1), "openmpi" or "slurm"
@@ -66,6 +68,19 @@ def supervised(environ: Mapping[str, str] = os.environ) -> bool:
     Children of a rank inherit the variable but not the parent, so they are not taken for ranks.
     """
     return environ.get(KEEPER) == str(os.getppid())
+
+
+def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
+    """Tells the keeper something of this rank, in the order in which it happens; where there is no keeper, nothing.
+
+    raised: an uncaught exception; leaving: an exit status; joined, left: this rank became part of a world in which
+    others may wait for it, and took its leave of them
+    """
+    if supervised(environ) and REPORT in environ:
+        try:
+            os.write(int(environ[REPORT]), json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # the keeper has gone, and this rank is about to be killed for it
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
