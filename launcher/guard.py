@@ -38,7 +38,6 @@ class Guard:
         self.silent = False
         self.chatter, words = os.pipe()
         self._socket, theirs = socket.socketpair()
-        self._news = b""
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -82,12 +81,13 @@ class Guard:
         os.close(self.chatter)
 
     def _line(self) -> bytes:
-        while b"\n" not in self._news:
-            data = self._socket.recv(64)
+        """The next line, and not a byte more: what stays in the socket wakes the loop."""
+        line = b""
+        while not line.endswith(b"\n"):
+            data = self._socket.recv(1)
             if not data:
                 return b""
-            self._news += data
-        line, _, self._news = self._news.partition(b"\n")
+            line += data
         return line
 
 

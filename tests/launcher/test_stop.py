@@ -23,6 +23,11 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 subprocess.Popen(["sleep", "60"], start_new_session=True)
 """
+LATE = """
+if rank == 1:
+    time.sleep(1)
+    raise ValueError("x")
+"""
 SLEEP = "time.sleep(60)\n"
 
 
@@ -67,7 +72,7 @@ def test_the_second_signal_kills_at_once(start_launch: Any) -> None:
 
 
 def test_a_failure_ends_ranks_that_do_not_listen(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + READY + "if rank == 1: raise ValueError('x')\n" + SLEEP, options=("--grace", "0.3"))
+    job = start_launch(STUBBORN + READY + LATE + SLEEP, options=("--grace", "0.3"))
     status, _, err = end(job, 5)
     assert status == 1
     assert err.splitlines()[-1].endswith("raised ValueError: x")
@@ -118,6 +123,7 @@ def test_kill_9_of_the_proxy(start_launch: Any) -> None:
         victim = find(job, "hydra_pmi_proxy")
     except AssertionError:
         job.process.kill()
+        end(job, 5)
         pytest.skip("this engine has no proxy on the local node")
     os.kill(victim, signal.SIGKILL)
     status, _, err = end(job, 5)
