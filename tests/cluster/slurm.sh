@@ -53,6 +53,9 @@ stop() {
     kill "${daemons[@]}"
     within 10 ended || kill -KILL "${daemons[@]}"
     wait
+    # A step whose srun was killed may wait for it for ever.
+    left=$(grep -lsxzF "SLURM_CONF=$SLURM_CONF" /proc/[0-9]*/environ | cut -d/ -f3)
+    kill -KILL $left || true
 } &>/dev/null
 
 if ! installed; then
