@@ -46,6 +46,7 @@ empty() { [ -z "$(squeue -h)" ]; }
 ended() { ! kill -0 "${daemons[@]}"; }
 
 stop() {
+    set +e # nothing here may keep the rest from being done
     if [ -e "$folder/state/job_state" ]; then
         squeue -h -o %A | xargs -r scancel --full --signal=KILL
         within 10 empty
@@ -55,7 +56,7 @@ stop() {
     wait
     # A step whose srun was killed may wait for it for ever.
     left=$(grep -lsxzF "SLURM_CONF=$SLURM_CONF" /proc/[0-9]*/environ | cut -d/ -f3)
-    kill -KILL $left || true
+    kill -KILL $left
 } &>/dev/null
 
 if ! installed; then
