@@ -7,7 +7,6 @@ The launcher imports this module too, and nothing else of `collectives`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -77,8 +76,11 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     others may wait for it, and took its leave of them
     """
     if supervised(environ) and REPORT in environ:
+        import json  # here, because a keeper imports this module before it forks its rank
+
         try:
-            os.write(int(environ[REPORT]), json.dumps(message).encode() + b"\n")
+            with open(int(environ[REPORT]), "wb", closefd=False) as pipe:
+                pipe.write(json.dumps(message).encode() + b"\n")
         except OSError:
             pass  # the keeper has gone, and this rank is about to be killed for it
 

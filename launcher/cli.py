@@ -126,9 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(HELP, end="")
             return 0
         if "--version" in options:
-            from launcher.contract import version
+            from collectives.version import __version__
 
-            print(f"ddp-launch {version()}")
+            print(f"ddp-launch {__version__}")
             return 0
         job = parse(argv)
         from launcher.watch import launch

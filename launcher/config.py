@@ -1,14 +1,14 @@
 """A job in a TOML file: the same words as on the command line, kept beside the code they belong to.
 
-    [launch]
-    n = 2
-    script = "train.py"    # from the folder of this file
-    grace = 5.0
+[launch]
+n = 2
+script = "train.py"    # from the folder of this file
+grace = 5.0
 
-    [args]                 # handed to the script
-    lr = 0.1               # --lr 0.1
-    layers = [64, 10]      # --layers 64 10
-    verbose = true         # --verbose; false: nothing
+[args]                 # handed to the script
+lr = 0.1               # --lr 0.1
+layers = [64, 10]      # --layers 64 10
+verbose = true         # --verbose; false: nothing
 """
 
 from __future__ import annotations

@@ -92,20 +92,6 @@ def engine_environment(family: str | None, environ: Mapping[str, str], scratch: 
     return {**fast, **clean}
 
 
-def shield(args: Sequence[str]) -> list[str]:
-    """The same arguments, safe to pass through an engine: a lone colon would begin a second program.
-
-    >>> shield(["a:b", ":", "::"])
-    ['a:b', '::', ':::']
-    """
-    return [arg + ":" if arg and not arg.strip(":") else arg for arg in args]
-
-
-def unshield(args: Sequence[str]) -> list[str]:
-    """Undoes `shield`."""
-    return [arg[:-1] if arg and not arg.strip(":") else arg for arg in args]
-
-
 def _any(folder: str, *names: str) -> bool:
     return any(os.path.exists(os.path.join(folder, name)) for name in names)
 

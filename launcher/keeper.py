@@ -22,10 +22,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from collectives.world import KEEPER, REPORT, promised
 from launcher import rank
-from launcher.contract import KEEPER, promised
-from launcher.engine import unshield
 from launcher.process import become_subreaper, die_with_parent, reap_all, sweep
+from launcher.shield import unshield
 
 if TYPE_CHECKING:
     from launcher.wire import Message
@@ -66,11 +66,11 @@ def main(args: Sequence[str]) -> NoReturn:
         # `\r` counts as a line end here, so that progress bars show.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a file that Python itself opened
         os.environ.update(
-            {KEEPER: str(keeper), "RANK": str(number), "WORLD_SIZE": str(size)},
+            {KEEPER: str(keeper), REPORT: str(theirs["report"]), "RANK": str(number), "WORLD_SIZE": str(size)},
             LOCAL_RANK=str(local),
             LOCAL_WORLD_SIZE=str(local_size),
         )
-        rank.run(unshield(args), theirs["report"])
+        rank.run(unshield(args))
     for fd in theirs.values():
         os.close(fd)
     # A signal may come from the engine (it ends the job) or from the kernel (the engine has died).
@@ -80,7 +80,7 @@ def main(args: Sequence[str]) -> NoReturn:
 
 
 def _pipes() -> tuple[dict[str, int], dict[str, int]]:
-    """The keeper's and the rank's ends of the rank's standard streams and of its report of an exception."""
+    """The keeper's and the rank's ends of the rank's standard streams and of its reports."""
     ours, theirs = {}, {}
     for name in ("out", "err", "report"):
         ours[name], theirs[name] = os.pipe()
@@ -99,6 +99,7 @@ class _Keeper:
         self.engine = engine
         self.identity = identity
         self.report = b""
+        self.joined = False  # others may wait for this rank
         self.stdin = b""
         self.status: int | None = None
         self.drain_deadline = float("inf")
@@ -176,18 +177,25 @@ class _Keeper:
         self._tell_end()
 
     def _carry(self, name: str) -> None:
+        import json
+
         from launcher.wire import to_text
 
         data = os.read(self.pipes[name], _CHUNK)
         if not data:
             os.close(self.pipes.pop(name))
         elif name == "report":
-            self.report += data
-            if self.report.endswith(b"\n"):
-                self.channel.send({"raised": to_text(self.report)})
-                self.report = b""
+            *lines, self.report = (self.report + data).split(b"\n")
+            for line in lines:
+                self._take_report(json.loads(line))
         else:
             self.channel.send({name: to_text(data)})
+
+    def _take_report(self, message: Message) -> None:
+        if "joined" in message or "left" in message:
+            self.joined = "joined" in message
+        else:
+            self.channel.send(message)
 
     def _feed(self) -> None:
         """Passes stdin on; the launcher sends more when it hears that this has been taken."""
@@ -261,7 +269,7 @@ class _Keeper:
         self.drain_deadline = float("inf")
         for name in list(self.pipes):
             os.close(self.pipes.pop(name))
-        self.channel.send({"end": os.waitstatus_to_exitcode(self.status)})
+        self.channel.send({"end": os.waitstatus_to_exitcode(self.status), "deserted": self.joined})
 
     def _leave(self) -> NoReturn:
         """Ends as the rank did, for whoever watches the keeper."""

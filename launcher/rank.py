@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import builtins
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
 from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
+from collectives.world import report
+
 # A traceback longer than this would only scroll away what matters; its end names the error.
 _TRACEBACK_LIMIT = 1 << 16
 
 
-def run(target: Sequence[str], report: int) -> NoReturn:
+def run(target: Sequence[str]) -> NoReturn:
     """Runs `SCRIPT ARGS...` or `-m MODULE ARGS...`; ends the way a Python program does.
 
-    report: file descriptor on which an uncaught exception is told, as one line of JSON
+    An uncaught exception or an exit status is reported before exit handlers run: in these the other ranks learn of it,
+    and what they make of it must not be heard first.
+
     Raises: SystemExit, always
     """
     me = os.getpid()
@@ -34,7 +37,7 @@ def run(target: Sequence[str], report: int) -> NoReturn:
             sys.__excepthook__(kind, error, trace)
         elif not told:
             told = True
-            _report(error, trace, report)
+            report(raised={"type": _type_name(error), "message": _message(error), "traceback": _format(error, trace)})
 
     # The launcher prints tracebacks, so that the first one comes once, and last. Hooks set later call this one in turn.
     sys.excepthook = tell
@@ -45,12 +48,14 @@ def run(target: Sequence[str], report: int) -> NoReturn:
         status = _status(exit_.code)
     except KeyboardInterrupt:
         status = 130
-    except BaseException as error:  # whatever it is, the launcher must hear of it before exit handlers run
+    except BaseException as error:
         status = 1
         error.__traceback__ = trace = _users_part(error.__traceback__)
         tell(type(error), error, trace)
         if sys.excepthook not in (tell, None):  # None is what an interpreter leaves behind that is being torn down
             sys.excepthook(type(error), error, trace)
+    if status & 0xFF and not told:
+        report(leaving=status & 0xFF)
     # Looked up now: who must know a program's status before it ends has replaced it.
     sys.exit(status)
 
@@ -103,15 +108,6 @@ def _status(code: object) -> int:
     except OSError:
         pass  # nobody is left to read it; the status remains
     return 1
-
-
-def _report(error: BaseException, trace: TracebackType | None, report: int) -> None:
-    line = json.dumps({"type": _type_name(error), "message": _message(error), "traceback": _format(error, trace)})
-    try:
-        with open(report, "w") as pipe:
-            pipe.write(line + "\n")
-    except OSError:
-        pass  # the keeper has gone, and this rank is about to be killed for it
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:

@@ -37,7 +37,7 @@ class Raised:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailed:
-    """A rank raised, or ended with a status other than 0.
+    """A rank raised, ended with a status other than 0, or ended with 0 and let others wait for it.
 
     at: when the launcher learned of it, in seconds
     status: exit code, or minus the signal that killed it
@@ -57,11 +57,13 @@ class RankFailed:
         assert self.status is not None
         if self.status < 0:
             return f"rank {self.rank} (pid {self.pid}) was killed by {signal_name(-self.status)}"
+        if self.status == 0:
+            return f"rank {self.rank} (pid {self.pid}) exited with code 0 while others were waiting (os._exit?)"
         return f"rank {self.rank} (pid {self.pid}) exited with code {self.status}"
 
     @property
     def code(self) -> int:
-        return 1 if self.raised is not None or self.status is None else exit_code(self.status)
+        return 1 if self.raised is not None or not self.status else exit_code(self.status)
 
 
 @dataclass(frozen=True, kw_only=True)

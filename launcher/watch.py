@@ -6,7 +6,6 @@ is decided in `launcher.verdict`; here is only what to do about it.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -20,6 +19,7 @@ from launcher.console import BACKLOG, Console
 from launcher.guard import Guard
 from launcher.job import Job
 from launcher.reception import Reception
+from launcher.shield import shield
 from launcher.signals import ENDING, SignalPipe
 from launcher.verdict import (
     EngineEnded,
@@ -39,11 +39,12 @@ from launcher.wire import ADDRESS, SECRET, Channel, Message, WireError, to_bytes
 
 # After a failure nobody needs the others' work: they get at most this long to end by themselves.
 _FAILURE_GRACE = 2.0
+# A rank that ended with 0 but took no leave of the others (os._exit) is no failure if they end like that too.
+_DESERTION_LIMIT = 1.0
 # Killed ranks are reported within milliseconds, unless their keeper is stopped or gone: then the guard ends everything.
 _KILL_LIMIT = 0.5
-# A rank that failed because a peer did may be heard of first: a failing rank of `collectives` waits a second for the
-# others to learn of it before it ends.
-_SETTLE = 1.5
+# A rank that failed because a peer did may be heard of first, though the peer said so before it let the others know.
+_SETTLE = 0.5
 # The engine cleans up after itself once all keepers have ended.
 _ENGINE_LIMIT = 1.5
 _CHATTER_LIMIT = 1 << 16
@@ -74,7 +75,7 @@ class _Rank:
         self.keeper = int(hello["keeper"])
         self.engine = int(hello["engine"])
         self.engine_name = str(hello["name"])
-        self.raised: Raised | None = None
+        self.leaving = False  # it has said why it ends
         self.status: int | None = None  # exit code, or minus the signal that killed it
         self.asked = False  # by somebody but the launcher to end
         self.lost = False
@@ -95,6 +96,7 @@ class _Watch:
         self.ranks: dict[int, _Rank] = {}
         self.facts: list[Fact] = []
         self.chatter = b""
+        self.deserter: RankFailed | None = None
         self.stop = 0  # the signal by which the user ended the job
         self.ending = False
         self.killed = False
@@ -186,6 +188,8 @@ class _Watch:
             self._fail(NotStarted(at=self.now, message=text))
         if "settle" in due:
             self._end(signal.SIGTERM, min(self.job.grace, _FAILURE_GRACE))
+        if "deserted" in due and self.deserter is not None and not self._all_over():
+            self._fail(self.deserter)
         if "kill" in due:
             self._kill()
         self.reception.drop_silent(self.now)
@@ -232,8 +236,8 @@ class _Watch:
         self.ending = True
         self.order: Message = {"signal": number}
         self.deadlines = {"kill": self.now + grace}
-        # A rank that raised is on its way out, through its exit handlers.
-        self._tell_all(self.order, lambda rank: not rank.over and rank.raised is None)
+        # A rank that raised or exits is on its way out, through its exit handlers.
+        self._tell_all(self.order, lambda rank: not rank.over and not rank.leaving)
 
     def _kill(self) -> None:
         self.ending = self.killed = True
@@ -285,8 +289,11 @@ class _Watch:
                 if stream in message:
                     self.console.write(number, stream, to_bytes(message[stream]))
             if "raised" in message:
-                rank.raised = Raised(**json.loads(message["raised"]))
-                self._fail(RankFailed(at=self.now, rank=number, pid=rank.pid, raised=rank.raised))
+                rank.leaving = True
+                self._fail(RankFailed(at=self.now, rank=number, pid=rank.pid, raised=Raised(**message["raised"])))
+            if "leaving" in message:
+                rank.leaving = True
+                self._fail(RankFailed(at=self.now, rank=number, pid=rank.pid, status=int(message["leaving"])))
             if "lost" in message:
                 self._fail(EngineLost(at=self.now, name=rank.engine_name, pid=rank.engine))
             if "asked" in message:
@@ -297,8 +304,12 @@ class _Watch:
                 rank.status = int(message["end"])
                 self.console.close(number)
                 # What a rank makes of our own signal is not a failure.
-                if rank.status != 0 and rank.raised is None and not self.ending:
-                    self._fail(RankFailed(at=self.now, rank=number, pid=rank.pid, status=rank.status, asked=rank.asked))
+                failed = RankFailed(at=self.now, rank=number, pid=rank.pid, status=rank.status, asked=rank.asked)
+                if rank.status != 0 and not rank.leaving and not self.ending:
+                    self._fail(failed)
+                elif rank.status == 0 and message["deserted"] and not self.ending and self.deserter is None:
+                    self.deserter = failed
+                    self.deadlines["deserted"] = self.now + _DESERTION_LIMIT
 
     def _on_guard(self) -> None:
         self.guard.read()
@@ -306,9 +317,7 @@ class _Watch:
             self._fail(EngineLost(at=self.now, name="the launcher's guard", pid=self.guard.pid))
             self._kill()
         elif self.guard.status is not None and (self.facts or not self.released):
-            fact = EngineEnded(
-                at=self.now, pid=self.guard.engine, status=self.guard.status, missing=self._missing()
-            )
+            fact = EngineEnded(at=self.now, pid=self.guard.engine, status=self.guard.status, missing=self._missing())
             if not self.ending or fact.status < 0:
                 self._fail(fact)
 
@@ -367,7 +376,7 @@ class _Watch:
 def _command(job: Job, environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
     """The engine's family and the command to run; a world of one needs no MPI, its keeper is started directly."""
     keeper = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
-    rank = [sys.executable, keeper, *engine.shield(job.target)]
+    rank = [sys.executable, keeper, *shield(job.target)]
     if job.n == 1:
         return None, rank
     mpiexec = engine.find_mpiexec(environ=environ)

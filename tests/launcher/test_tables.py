@@ -11,6 +11,7 @@ from launcher import cli, config, engine, verdict
 from launcher.job import Job, UsageError
 from launcher.lines import Line, LineSplitter, Repaint
 from launcher.process import children_of
+from launcher.shield import shield, unshield
 from launcher.verdict import EngineEnded, EngineLost, KeeperLost, NotStarted, Raised, RankFailed
 
 
@@ -120,8 +121,8 @@ def test_mpiexec_beside_python_comes_before_path(tmp_path: Path) -> None:
 
 def test_shield_keeps_every_argument() -> None:
     args = ["", ":", "::", "a:b", ":a", "x y"]
-    assert engine.unshield(engine.shield(args)) == args
-    assert ":" not in engine.shield(args)
+    assert unshield(shield(args)) == args
+    assert ":" not in shield(args)
 
 
 def rank_failed(at: float, rank: int, status: int, asked: bool = False) -> RankFailed:
