@@ -52,7 +52,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 def contestants(folder: Path) -> dict[str, list[str]]:
     """Name → command. The scripts are written into `folder`."""
-    scripts = {"ours": OURS, "bare": BARE, "torch": TORCH}
+    scripts = {"ours": OURS, "bare": BARE, "gloo": TORCH}
     for name, text in scripts.items():
         (folder / f"{name}.py").write_text(text)
     beside = Path(sys.executable).parent
@@ -63,15 +63,17 @@ def contestants(folder: Path) -> dict[str, list[str]]:
     }
     if (beside / "torchrun").exists():
         torchrun = [str(beside / "torchrun"), "--nproc-per-node=2"]
-        commands["torchrun, gloo"] = [*torchrun, str(folder / "torch.py")]
-        commands["torchrun --standalone, gloo"] = [*torchrun, "--standalone", str(folder / "torch.py")]
+        commands["torchrun, gloo"] = [*torchrun, str(folder / "gloo.py")]
+        commands["torchrun --standalone, gloo"] = [*torchrun, "--standalone", str(folder / "gloo.py")]
     return commands
 
 
 def seconds(command: list[str]) -> float:
-    """Wall time of one run. Raises: subprocess errors if it fails or takes longer than the limit."""
+    """Wall time of one run. Raises: SystemExit with what it said if it fails; TimeoutExpired after the limit."""
     start = time.perf_counter()
-    subprocess.run(command, check=True, timeout=LIMIT, capture_output=True, env={**os.environ, **AS_ROOT})
+    done = subprocess.run(command, timeout=LIMIT, capture_output=True, text=True, env={**os.environ, **AS_ROOT})
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
     return time.perf_counter() - start
 
 
