@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+# A shell's background job ignores SIGINT, and so would all that is started from it: Ctrl-C could not be tested there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).parent.parent
 MARK = "DDP_TEST_JOB"
 
