@@ -9,7 +9,7 @@ import contextlib
 import faulthandler
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,10 @@ import numpy as np
 from collectives import world
 from collectives.departure import Departure
 from collectives.errors import BackendError, WorldError
-from collectives.reduction import Array, ReduceOp
+from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import Test, offsets
 
+_ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
 _HOST_BYTES = 256  # what POSIX allows a host name, rounded up
 
@@ -45,8 +46,13 @@ class MPIWorld:
         if promised is not None and (promised.size, promised.rank) != (base.size, base.rank):
             raise WorldError(_mismatch(promised, base.size, MPI.Get_library_version()))
         # Calls of ours never meet calls that the user makes on MPI.COMM_WORLD.
-        self._comm = base.Dup()
-        self._farewell = base.Dup()
+        with _ended_by_a_timer(timeout):
+            self._comm = base.Dup()
+            self._farewell = base.Dup()
+            self._hosts = np.zeros((base.size, _HOST_BYTES), np.uint8)
+            name = MPI.Get_processor_name().encode()[:_HOST_BYTES]
+            self._comm.Allgather(np.frombuffer(name.ljust(_HOST_BYTES, b"\0"), np.uint8), self._hosts)
+        self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
         self._left: dict[int, Departure] = {}
         self._sent: list[tuple[Any, bytes]] = []
@@ -54,12 +60,18 @@ class MPIWorld:
 
     def transport(self) -> MPITransport:
         """The transport of all ranks."""
-        hosts = np.zeros((self._comm.size, _HOST_BYTES), np.uint8)
-        name = self._MPI.Get_processor_name().encode()[:_HOST_BYTES]
-        mine = np.frombuffer(name.ljust(_HOST_BYTES, b"\0"), np.uint8)
-        self._comm.Allgather(mine, hosts)
-        seat = take_seat([row.tobytes() for row in hosts], self.rank)
+        seat = take_seat([row.tobytes() for row in self._hosts], self.rank)
         return MPITransport(self._MPI, self._comm, self, seat, "world")
+
+    def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:
+        """MPI's op for arrays of that dtype."""
+        MPI = self._MPI
+        if op in _ORDER and dtype.kind == "f":
+            # What MPI_MAX makes of a NaN depends on where it stands, so ranks would end up with different values.
+            if (op, dtype) not in self._ops:
+                self._ops[op, dtype] = MPI.Op.Create(_combining(COMBINE[op], dtype), commute=True)
+            return self._ops[op, dtype]
+        return {ReduceOp.SUM: MPI.SUM, ReduceOp.PROD: MPI.PROD, ReduceOp.MAX: MPI.MAX, ReduceOp.MIN: MPI.MIN}[op]
 
     @property
     def rank(self) -> int:
@@ -127,6 +139,14 @@ def _ended_by_a_timer(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+def _combining(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
+    def combine(source: Any, target: Any, datatype: Any) -> None:
+        total = np.frombuffer(target, dtype)
+        ufunc(np.frombuffer(source, dtype), total, out=total)
+
+    return combine
+
+
 def _mismatch(promised: world.World, size: int, library: str) -> str:
     return (
         f"this process was started by {promised.engine} as rank {promised.rank} of {promised.size}, but MPI sees a "
@@ -169,17 +189,16 @@ class MPITransport:
         self._comm = comm
         self._membership = membership
         self._seat = seat
-        self._ops = {ReduceOp.SUM: MPI.SUM, ReduceOp.PROD: MPI.PROD, ReduceOp.MAX: MPI.MAX, ReduceOp.MIN: MPI.MIN}
         self.key = key
         self.rank, self.size = seat.rank, seat.size
         self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
         source = self._MPI.IN_PLACE if x is out else x
-        return self._comm.Iallreduce(source, out, self._ops[op]).Test
+        return self._comm.Iallreduce(source, out, self._membership.op(op, out.dtype)).Test
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
-        return self._comm.Ireduce(x, out, self._ops[op], root).Test
+        return self._comm.Ireduce(x, out, self._membership.op(op, x.dtype), root).Test
 
     def broadcast(self, x: Array, root: int) -> Test:
         return self._comm.Ibcast([x, self._MPI.BYTE], root).Test
@@ -199,6 +218,11 @@ class MPITransport:
     def duplicate(self, key: str) -> tuple[MPITransport, Test]:
         comm, request = self._comm.Idup()  # its handle is there at once, usable when the request is done
         return MPITransport(self._MPI, comm, self._membership, self._seat, key), request.Test
+
+    def close(self) -> None:
+        if self.key != "world":
+            # Collective by the standard, local in MPICH and Open MPI; an MPI has about 2,000 of these in all.
+            self._comm.Free()
 
     def departures(self) -> Mapping[int, Departure]:
         return self._membership.departures()

@@ -50,6 +50,9 @@ class SingleTransport:
     def duplicate(self, key: str) -> tuple[SingleTransport, Test]:
         return SingleTransport(key), _done
 
+    def close(self) -> None:
+        return
+
     def departures(self) -> Mapping[int, Departure]:
         return {}
 

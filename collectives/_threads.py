@@ -44,7 +44,7 @@ class Board:
         self.size = size
         self.lock = threading.Lock()
         self._rows: dict[int, _Row] = {}
-        self._duplicates: dict[str, Board] = {}
+        self._duplicates: dict[str, tuple[Board, int]] = {}
 
     def post(self, rank: int, number: int, part: _Part, work: Callable[[list[_Part]], None]) -> Test:
         """Adds `rank`'s part to collective `number`; the last rank to come does the work."""
@@ -57,7 +57,7 @@ class Board:
 
         def test() -> bool:
             if row.error is not None:
-                raise MismatchError(str(row.error))
+                raise MismatchError(str(row.error)) from row.error.__cause__
             return row.done
 
         return test
@@ -65,8 +65,12 @@ class Board:
     def _finish(self, row: _Row, work: Callable[[list[_Part]], None]) -> None:
         parts = [row.parts[rank] for rank in range(self.size)]
         if all(part.what == parts[0].what for part in parts):
-            work(parts)
-            row.done = True
+            try:
+                work(parts)
+                row.done = True
+            except Exception as error:  # every rank must hear of it, not only the one that came last
+                row.error = MismatchError(f"ranks' arrays do not fit each other: {error}")
+                row.error.__cause__ = error
         else:
             table = ", ".join(f"rank {rank} {part.what}" for rank, part in enumerate(parts))
             row.error = MismatchError(f"ranks made different calls: {table}")
@@ -75,7 +79,10 @@ class Board:
     def duplicate(self, key: str) -> Board:
         """The board of the duplicate called `key`: the first rank to ask makes it."""
         with self.lock:
-            return self._duplicates.setdefault(key, Board(self.size))
+            board, ranks = self._duplicates.pop(key, (Board(self.size), 0))
+            if ranks + 1 < self.size:  # kept until every rank has it
+                self._duplicates[key] = board, ranks + 1
+            return board
 
 
 class ThreadTransport:
@@ -114,7 +121,7 @@ class ThreadTransport:
         return self._post(work, ("broadcast", x.size, root), x)
 
     def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
-        return self._post(_join, ("gather", root), x, out)
+        return self._post(_join, ("gather", tuple(counts), root), x, out)
 
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
         return self._post(_join, ("all_gather", tuple(counts)), x, out)
@@ -132,6 +139,9 @@ class ThreadTransport:
 
     def duplicate(self, key: str) -> tuple[ThreadTransport, Test]:
         return ThreadTransport(self._board.duplicate(key), self.rank, self._left, key), self.barrier()
+
+    def close(self) -> None:
+        return  # the board goes with its last user
 
     def departures(self) -> Mapping[int, Departure]:
         return dict(self._left)

@@ -26,6 +26,7 @@ from collectives.arrays import (
     writable,
 )
 from collectives.errors import ArgumentError, MismatchError
+from collectives.family import Family
 from collectives.progress import Call, CallQueue, Steps, Work
 from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
 from collectives.site import user_site
@@ -48,15 +49,19 @@ class Communicator:
     without a copy; they may be 0-d, empty, strided, or read-only where they are only read. Results are new
     C-contiguous arrays unless `out` is given.
 
+    Ranks that bring different shapes or dtypes to a reduction or a broadcast are not told so over MPI, which then gives
+    wrong numbers or fails; the lengths of gather and all_gather are compared unless they are given.
+
     Raises: ArgumentError on this rank alone for arguments that no rank could mean; CollectiveTimeout, PeerLeft and
     CollectivesError when the ranks do not meet, after which the communicator raises the same error for ever.
     """
 
-    def __init__(self, transport: Transport, timeout: float) -> None:
+    def __init__(self, transport: Transport, timeout: float, family: Family | None = None) -> None:
         self._transport = transport
-        self.queue = CallQueue(transport)
         self._duplicates = itertools.count()
-        self.family: list[Communicator] = [self]  # shared by all duplicates: what is drained before the world ends
+        self.family = Family() if family is None else family
+        self.queue = CallQueue(transport, lambda: self.family.leave(transport.key))
+        self.family.join(transport.key, self.queue)
         self.timeout = timeout
         self.rank = transport.rank
         self.size = transport.size
@@ -242,10 +247,7 @@ class Communicator:
         def steps() -> Steps[Communicator]:
             transport, test = self._transport.duplicate(key)
             yield test
-            twin = Communicator(transport, self.timeout)
-            self.family.append(twin)
-            twin.family = self.family
-            return twin
+            return Communicator(transport, self.timeout, self.family)
 
         twin: Communicator = self._run("duplicate", None, steps(), False)
         return twin

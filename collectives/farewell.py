@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from collectives.communicator import Communicator
 from collectives.departure import Departure
+from collectives.family import Family
 
 _GRACE = 1.0  # s; how long a failing rank lets the others find out and speak before it ends them
 _READ = 0.1  # s; engines kill on abort and drop what they have not read: the traceback just printed
@@ -88,9 +88,7 @@ def verdict(mine: int, before: Sequence[int], after: Sequence[int]) -> int:
     return next((status for status in [*before, mine, *after] if status != 0), 0)
 
 
-def depart(
-    membership: Membership, family: Sequence[Communicator], status: int, timeout: float, supervised: bool
-) -> None:
+def depart(membership: Membership, family: Family, status: int, timeout: float, supervised: bool) -> None:
     """Leaves the world together with the others, or ends the job; returns only where Python may go on exiting.
 
     status: this process's exit status; timeout: seconds to wait for the others; supervised: a launcher ends the others
@@ -98,14 +96,13 @@ def depart(
     deadline = time.monotonic() + timeout
     before = [left.status for left in membership.departures().values()]
     if status == 0:
-        for comm in family:
-            comm.queue.drain(deadline)
-    membership.leave(Departure(status=status, calls={comm.key: comm.queue.started for comm in family}))
+        family.drain(deadline)
+    membership.leave(Departure(status=status, calls=family.calls()))
     if supervised and status != 0:
         _flush()
         os._exit(status)  # the launcher knows already, and ends the others
     failed = _gather(membership, status, deadline)
-    broken = any(comm.queue.broken for comm in family)
+    broken = family.broken()
     departures = membership.departures()
     missing = [rank for rank in range(membership.size) if rank != membership.rank and rank not in departures]
     if not missing and not (failed and broken):

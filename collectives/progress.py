@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from collectives import departure
@@ -45,13 +45,14 @@ _never_freed: list[Any] = []
 class Call(Generic[T]):
     """One collective on one rank: what it is called, its steps, and its outcome."""
 
-    __slots__ = ("_finished", "error", "name", "number", "result", "site", "steps", "timeout", "what")
+    __slots__ = ("_finished", "error", "name", "number", "result", "site", "steps", "test", "timeout", "what")
 
     def __init__(self, name: str, what: object, site: Site, steps: Steps[T], timeout: float) -> None:
         self.name = name
         self.what = what
         self.site = site
         self.steps = steps
+        self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
         self.timeout = timeout
         self.number = -1
         self.result: T | None = None
@@ -84,8 +85,9 @@ class Call(Generic[T]):
 class CallQueue:
     """The calls of one communicator on one rank, in their one order."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
         self._transport = transport
+        self._ended = ended  # called once, when it is closed and all its calls are finished
         self._changed = threading.Condition()
         self._queue: deque[Call[Any]] = deque()
         self._busy = False  # a call is being driven, by whichever thread
@@ -96,23 +98,25 @@ class CallQueue:
 
     def run(self, call: Call[T]) -> T:
         """Runs `call` after all that were submitted before it, and returns its result."""
-        with self._changed:
-            self._enter(call)
-            inline = not self._busy and not self._queue
-            if inline:
-                self._busy = True
-            else:
-                self._enqueue(call)
-        if not inline:
-            # Its own time limit ends it, so waiting for it ends too.
-            call.join(None)
-            return call.outcome()
+        inline = False
         try:
-            return self._drive(call)
-        finally:
             with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+                self._enter(call)
+                inline = not self._busy and not self._queue
+                if inline:
+                    self._busy = True
+                else:
+                    self._enqueue(call)
+            if inline:
+                return self._drive(call)
+        finally:  # reached wherever Ctrl-C strikes
+            if inline:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+        # Its own time limit ends it, so waiting for it ends too.
+        call.join(None)
+        return call.outcome()
 
     def submit(self, call: Call[Any]) -> None:
         """Has the helper thread run `call` after all that were submitted before it."""
@@ -123,8 +127,15 @@ class CallQueue:
     def close(self) -> None:
         """Takes no further calls. Those under way are finished by the helper thread, which then ends."""
         with self._changed:
+            if self._closed:
+                return
             self._closed = True
             self._changed.notify_all()
+            helped = self._helper is not None or self._busy
+            if helped and self._helper is None:
+                self._start_helper()  # another thread's call is in flight: somebody must end after it
+        if not helped:
+            self._end()
 
     def drain(self, deadline: float) -> bool:
         """Waits until nothing is queued or in flight; False if that is not so at `deadline` (monotonic seconds)."""
@@ -148,16 +159,24 @@ class CallQueue:
     def _enqueue(self, call: Call[Any]) -> None:
         self._queue.append(call)
         if self._helper is None:
-            self._helper = threading.Thread(target=self._help, name=f"collectives-{self._transport.key}", daemon=True)
-            self._helper.start()
+            self._start_helper()
         self._changed.notify_all()
+
+    def _start_helper(self) -> None:
+        self._helper = threading.Thread(target=self._help, name=f"collectives-{self._transport.key}", daemon=True)
+        self._helper.start()
+
+    def _end(self) -> None:
+        if self._error is None:  # a broken one may still be written to
+            self._transport.close()
+        self._ended()
 
     def _help(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: (self._queue and not self._busy) or (self._closed and not self._queue))
+                self._changed.wait_for(lambda: not self._busy and (self._queue or self._closed))
                 if not self._queue:
-                    return
+                    break
                 call = self._queue.popleft()
                 self._busy = True
             try:
@@ -169,6 +188,7 @@ class CallQueue:
                     self._busy = False
                     self._changed.notify_all()
             del call  # its arrays belong to whoever waits, not to an idle thread
+        self._end()
 
     def _drive(self, call: Call[T]) -> T:
         try:
@@ -208,11 +228,10 @@ class CallQueue:
 
 def _walk(call: Call[T], transport: Transport) -> T:
     try:
-        test = next(call.steps)
         while True:
+            call.test = test = next(call.steps)
             if not test():
                 _wait(test, call, transport)
-            test = next(call.steps)
     except StopIteration as end:
         return end.value
 

@@ -2,7 +2,7 @@
 
     dtype             sum, prod     mean                       max, min
     bool              -             -                          or, and
-    integers          wraps around  sum / size, toward zero    yes
+    integers          wraps around  in 64 bits, toward zero    yes
     float16           in float32    in float32                 yes
     float32, float64  yes           yes                        yes
     complex           yes           yes                        -
@@ -72,6 +72,8 @@ def wire_dtype(dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
         raise DtypeError(f"{op.value} of {dtype} is not defined: {can}")
     if dtype.kind == "b":
         return np.dtype(np.uint8)
+    if op is ReduceOp.MEAN and dtype.kind in "iu" and dtype.itemsize < 8:
+        return np.dtype(np.int64)  # the sum of 8-bit numbers has wrapped long before it is divided
     if dtype == np.float16:
         return np.dtype(np.float32)
     return dtype.newbyteorder("=")

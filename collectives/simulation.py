@@ -14,6 +14,8 @@ from collectives.errors import ArgumentError, CollectiveTimeout, PeerLeft
 
 T = TypeVar("T")
 
+_SPEAK = 1.0  # s; a collective that times out names itself, which says more than "still ran"
+
 _local = threading.local()
 
 
@@ -50,16 +52,14 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
             errors.append(error)
         finally:
             deadline = time.monotonic() + timeout
-            for each in comm.family:
-                each.queue.drain(deadline if status == 0 else 0.0)
-            left[rank] = Departure(status=status, calls={each.key: each.queue.started for each in comm.family})
-            for each in comm.family:
-                each.close()
+            comm.family.drain(deadline if status == 0 else 0.0)
+            left[rank] = Departure(status=status, calls=comm.family.calls())
+            comm.family.close()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout + _SPEAK
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     causes = [error for error in errors if not isinstance(error, PeerLeft)] or errors

@@ -59,7 +59,7 @@ def _join(backend: str, timeout: float) -> Communicator:
     membership = MPIWorld(world.promised(), timeout)
     comm = Communicator(membership.transport(), timeout)
     family = comm.family
-    status = farewell.ExitStatus(lambda: sum(each.queue.started for each in family))
+    status = farewell.ExitStatus(lambda: sum(family.calls().values()))
     status.watch()
     atexit.register(lambda: farewell.depart(membership, family, status.status(), timeout, world.supervised()))
     return comm

@@ -55,6 +55,9 @@ class Transport(Protocol):
     def duplicate(self, key: str) -> tuple[Transport, Test]:
         """A transport of the same ranks whose calls never mix with this one's; usable once the test is True."""
 
+    def close(self) -> None:
+        """Frees what the backend holds for it; nothing is in flight, and other ranks may still use theirs."""
+
     def departures(self) -> Mapping[int, Departure]:
         """The ranks of this communicator that are known to have left."""
 

@@ -58,6 +58,27 @@ class Contract:
 
         run(check)
 
+    def test_mean_of_small_integers_does_not_wrap(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            y = comm.all_reduce(np.full(3, 120, np.int8), "mean")
+            assert y.dtype == np.int8
+            assert y.tolist() == [120] * 3
+
+        run(check)
+
+    @pytest.mark.filterwarnings("ignore:invalid value")
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    def test_nan_wins_max_and_min_on_every_rank(self, run: Run, dtype: type) -> None:
+        def check(comm: Communicator) -> None:
+            for lost in range(comm.size):
+                x = np.array([np.nan if comm.rank == lost else 1, comm.rank], dtype)
+                for op, other in (("max", comm.size - 1), ("min", 0)):
+                    assert_array_equal(comm.all_reduce(x, op), np.array([np.nan, other], dtype))
+                    on_root = comm.reduce(x, op, root=0)
+                    assert on_root is None or np.isnan(on_root[0])
+
+        run(check)
+
     def test_float16_is_summed_in_float32(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             # In float16, 2048 + 1 is 2048 again; the sum of many such steps would be lost.
@@ -312,6 +333,17 @@ class Contract:
             with pytest.raises(collectives.CommunicatorClosed):
                 twin.barrier()
             comm.barrier()
+
+        run(check)
+
+    def test_closed_duplicates_are_given_back(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            for _ in range(2100):  # an MPI has about 2,000
+                comm.duplicate().close()
+            twin = comm.duplicate()
+            work = twin.all_reduce(np.ones(1), async_op=True)
+            twin.close()  # what is under way is finished
+            assert work.wait() == comm.size
 
         run(check)
 

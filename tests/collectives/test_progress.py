@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -59,6 +61,38 @@ def test_what_was_queued_behind_a_failure_fails_with_it() -> None:
         with pytest.raises(collectives.CollectiveTimeout, match="#0"):
             work.wait()
     assert transport.calls == ["all_reduce"]
+
+
+def test_what_a_broken_call_may_still_write_to_is_kept() -> None:
+    class Request:
+        def test(self) -> bool:
+            return False
+
+    requests: list[weakref.ref[Request]] = []
+
+    class Requesting(NeverTransport):
+        def all_gather(self, x: object, out: object, counts: object) -> Test:
+            request = Request()
+            requests.append(weakref.ref(request))
+            return request.test
+
+    comm = Communicator(Requesting(), timeout=0.1)
+    with pytest.raises(collectives.CollectiveTimeout):
+        comm.all_gather(np.ones((4, 4))[::2], lengths=[2, 2])
+    gc.collect()
+    assert requests[0]() is not None
+
+
+def test_ranks_whose_given_lengths_differ_are_told() -> None:
+    errors = []
+
+    def check(comm: Communicator) -> None:
+        with pytest.raises(collectives.MismatchError) as caught:
+            comm.gather(np.ones(1), lengths=[1, 2] if comm.rank == 0 else [0, 1])
+        errors.append(caught.value)
+
+    collectives.run_threads(check, size=2)
+    assert len(errors) == 2
 
 
 def test_a_limit_given_to_wait_leaves_the_communicator_usable() -> None:

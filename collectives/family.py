@@ -1,0 +1,43 @@
+"""A world's communicator and its duplicates, together: what must be finished, and told, before a rank leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from collectives.progress import CallQueue
+
+
+class Family:
+    """The calls of all communicators of one world on one rank. A closed one is remembered by its number of calls."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, CallQueue] = {}
+        self._closed: dict[str, int] = {}
+
+    def join(self, key: str, queue: CallQueue) -> None:
+        """A communicator has been made."""
+        self._open[key] = queue
+
+    def leave(self, key: str) -> None:
+        """A communicator has been closed, and its calls are finished."""
+        # Entered first: a rank that leaves at this moment must find it in one of the two.
+        self._closed[key] = self._open[key].started
+        del self._open[key]
+
+    def calls(self) -> Mapping[str, int]:
+        """How many calls each communicator made, the closed ones too."""
+        return {**{key: queue.started for key, queue in self._open.copy().items()}, **self._closed.copy()}
+
+    def drain(self, deadline: float) -> None:
+        """Waits until no call is queued or in flight, until `deadline` (monotonic seconds) at most."""
+        for queue in self._open.copy().values():
+            queue.drain(deadline)
+
+    def broken(self) -> bool:
+        """True if a call ended half-way on any of them."""
+        return any(queue.broken for queue in self._open.copy().values())
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for queue in self._open.copy().values():
+            queue.close()
