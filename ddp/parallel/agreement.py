@@ -11,8 +11,8 @@ import numpy as np
 from collectives import Communicator
 from ddp.errors import ParallelError
 
-#: name, shape, dtype, requires_grad
-Description = tuple[str, list[int], str, bool]
+#: name, shape, dtype, requires_grad, writeable
+Description = tuple[str, list[int], str, bool, bool]
 
 
 def check_agreement(comm: Communicator, mine: Sequence[Description]) -> None:
@@ -47,5 +47,7 @@ def first_difference(everyones: Sequence[Sequence[Description]]) -> str:
 def _words(described: Description | None) -> str:
     if described is None:
         return "missing"
-    name, shape, dtype, requires_grad = described
-    return f"{name} {dtype} {tuple(shape)}{'' if requires_grad else ' without grad'}"
+    name, shape, dtype, requires_grad, writeable = described
+    return (
+        f"{name} {dtype} {tuple(shape)}{'' if requires_grad else ' without grad'}{'' if writeable else ', read-only'}"
+    )

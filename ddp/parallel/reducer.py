@@ -6,14 +6,14 @@ bucket is launched when it is full and all before it in the plan have been launc
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives import Communicator, ReduceOp, Work
 from ddp._engine import Leaf
 from ddp._layout import FlatBuckets
 from ddp.errors import ParallelError
+from ddp.parallel import accumulation
 from ddp.parallel.control import ControlMessage
 
 
@@ -32,10 +32,8 @@ class Reducer:
         self._buckets = buckets
         self._comm = comm
         self._control = ControlMessage(len(leaves))
-        self._given: float | None = None  # the weight of the backward that runs now
-        self._total: float | None = None  # of those since the last synchronized one; None: they had no weights
-        self._passes = 0  # backwards since the last synchronized one
-        self._begun = False
+        self._accumulation = accumulation.Accumulation()
+        self._begun = False  # the backward that runs now has reached a leaf
         self._index = {leaf: index for index, leaf in enumerate(leaves)}
         self._members = [buckets.layout.members(bucket) for bucket in range(len(buckets.buffers))]
         self._reduced = [False] * len(leaves)  # the slot holds a gradient that is the same on all ranks
@@ -49,18 +47,18 @@ class Reducer:
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
         """A backward starts that will reach these leaves: the ranks are told, the others' slots are ready at once."""
-        self._begun = True
+        self._begun, self._works = True, []
         if self._broken is not None:
             raise ParallelError(
                 f"an earlier backward failed half-way on this rank ({type(self._broken).__name__}: {self._broken}), so "
                 "ranks no longer agree on what was reduced: start again from a checkpoint"
             )
-        self._add_weight()
+        self._accumulate(leaves)
         if not self.sync:
             return
         reached = {self._index[leaf] for leaf in leaves}
         used = [index in reached or leaf.slot.full for index, leaf in enumerate(self._leaves)]
-        self._control.fill(self._total, used)
+        self._control.fill(self._accumulation.weight, used)
         self._missing = [sum(index in reached for index in members) for members in self._members]
         self._launched = 0
         self._works = [self._all_reduce(self._control.array, None)]
@@ -83,7 +81,8 @@ class Reducer:
             work.wait()
         self._works = []
         weighted = self._control.weighted_ranks()
-        mine, self._total, self._passes = self._total is not None, None, 0
+        mine = self._accumulation.weight is not None
+        self._accumulation.clear()
         if weighted not in (0, self._comm.size):
             raise ParallelError(
                 f"rank {self._comm.rank} called {'model.backward(loss, weight=...)' if mine else 'loss.backward()'}, "
@@ -94,41 +93,34 @@ class Reducer:
             self._reduced[index] = used
 
     def abandon(self, error: BaseException) -> None:
-        """Backward raised: what was launched cannot be taken back, and the rest will not come."""
-        if self.sync and self._broken is None and not isinstance(error, ParallelError):
+        """Backward raised: if something was launched it cannot be taken back, and the rest will not come."""
+        if self._works and self._broken is None:
             self._broken = error
-        self._total, self._passes = None, 0
-
-    @contextlib.contextmanager
-    def weighing(self, weight: float) -> Iterator[None]:
-        """The backward inside counts `weight`; where it reaches no leaf, this rank takes part with zeros."""
-        self._given = weight
+        self._accumulation.clear()
         self._begun = False
-        try:
-            yield
-            if not self._begun:
-                self.begin([])
-                self.end()
-        finally:
-            self._given = None
 
-    def _add_weight(self) -> None:
-        for index, leaf in enumerate(self._leaves):
-            self._reduced[index] &= leaf.slot.full
-        if self._passes > 0 and (self._given is None) != (self._total is None):
+    def take_part(self) -> None:
+        """Joins the other ranks' backward with zeros if the one that just ran on this rank reached no leaf."""
+        if not self._begun:
+            self.begin([])
+            self.end()
+        self._begun = False
+
+    def release(self) -> None:
+        """Lets go of the leaves: their gradients stay, and are reduced no more."""
+        for leaf in self._leaves:
+            leaf.watcher = None
+
+    def _accumulate(self, reached: Sequence[Leaf]) -> None:
+        full = [leaf.slot.full for leaf in self._leaves]
+        self._reduced = [was and still for was, still in zip(self._reduced, full, strict=True)]
+        self._accumulation.add(reaches=bool(reached), empty=not any(full))
+        if accumulation.given() and any(self._reduced):
+            name = self._names[self._reduced.index(True)]
             raise ParallelError(
-                "backward with and without a weight cannot be accumulated together: use "
-                "model.backward(loss, weight=...) for all of them, or for none"
+                f"backward with a weight would add to {name}.grad, which is already a mean over ranks: call "
+                "zero_grad() before it, or accumulate inside no_sync()"
             )
-        if self._given is not None:
-            if any(self._reduced):
-                name = self._names[self._reduced.index(True)]
-                raise ParallelError(
-                    f"backward with a weight would add to {name}.grad, which is already a mean over ranks: call "
-                    "zero_grad() before it, or accumulate inside no_sync()"
-                )
-            self._total = (self._total or 0.0) + self._given
-        self._passes += 1
 
     def _launch(self) -> None:
         while self._launched < len(self._members) and self._missing[self._launched] == 0:

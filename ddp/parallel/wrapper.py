@@ -12,7 +12,9 @@ from ddp._layout import FlatBuckets, lay_out
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 from ddp.nn import Module
-from ddp.parallel.agreement import check_agreement
+from ddp.parallel.accumulation import weighing
+from ddp.parallel.agreement import Description, check_agreement
+from ddp.parallel.frozen import Frozen
 from ddp.parallel.plan import plan_buckets
 from ddp.parallel.reducer import Reducer
 
@@ -31,7 +33,10 @@ class DataParallel(Module):
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. Parameters that
     a backward does not reach need no flag: their grad is None where no rank used them.
 
-    Raises: ParallelError if the ranks' modules differ, or no parameter requires grad.
+    What requires grad when the module is wrapped is what is trained: a backward that reaches a parameter that was
+    frozen then raises. `close()` gives the module back.
+
+    Raises: ParallelError if the ranks' modules differ, no parameter requires grad, or the module is wrapped already.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
@@ -47,8 +52,12 @@ class DataParallel(Module):
         self.module = module
         comm = collectives.init() if comm is None else comm
         tensors = list(itertools.chain(module.named_parameters(), module.named_buffers()))
-        described = [(name, list(t.shape), str(t.dtype), bool(t.requires_grad)) for name, t in tensors]
-        check_agreement(comm, described)
+        for name, tensor in tensors:
+            if tensor._leaf.watcher is not None:
+                raise ParallelError(
+                    f"{name} is already part of a DataParallel: use that one, or call its close() first"
+                )
+        check_agreement(comm, [_describe(name, tensor) for name, tensor in tensors])
         trained = [(name, tensor) for name, tensor in tensors if tensor.requires_grad]
         if not trained:
             raise ParallelError("no parameter of this module requires grad: there is nothing to reduce")
@@ -68,6 +77,18 @@ class DataParallel(Module):
         buckets = FlatBuckets(layout, trained[0][1].device.xp)
         self._reducer = Reducer([name for name, _ in trained], leaves, buckets, self.comm)
 
+        for name, tensor in tensors:
+            if not tensor.requires_grad:
+                tensor._leaf.watcher = Frozen(name)
+
+    def close(self) -> None:
+        """Gives the module back: its backward is its own again, and it may be wrapped anew. Gradients stay."""
+        self._reducer.release()
+        for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
+            if isinstance(tensor._leaf.watcher, Frozen):
+                tensor._leaf.watcher = None
+        self.comm.close()
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns."""
         return self.module(*args, **kwargs)
@@ -83,9 +104,10 @@ class DataParallel(Module):
         """
         if not weight >= 0:
             raise ParallelError(f"weight should be a number of samples, at least 0, is {weight!r}")
-        with self._reducer.weighing(float(weight)):
+        with weighing(float(weight)):
             if loss_sum.requires_grad:
                 loss_sum.backward()
+            self._reducer.take_part()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -99,3 +121,8 @@ class DataParallel(Module):
             yield
         finally:
             self._reducer.sync = before
+
+
+def _describe(name: str, tensor: Tensor) -> Description:
+    array = tensor._array
+    return name, list(array.shape), str(array.dtype), bool(tensor.requires_grad), bool(array.flags.writeable)

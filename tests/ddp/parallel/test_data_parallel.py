@@ -414,6 +414,93 @@ def test_weights_and_no_weights_do_not_mix() -> None:
         misuse(check)
 
 
+def test_a_weight_is_thrown_away_with_its_gradient() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm)
+        with model.no_sync():
+            model.backward(loss_sum(model, x, t), weight=4)
+        model.module.zero_grad()
+        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
+        model.backward(loss_sum(model, x[mine], t[mine]), weight=2)
+        return grads(model.module)
+
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, on_whole_batch(4))
+
+
+def test_one_backward_through_two_wrapped_models_has_one_weight() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        net = make_net()
+        body, head = DataParallel(net[0], comm), DataParallel(net[2], comm)
+        mine = slice(comm.rank * 3, comm.rank * 3 + (3 if comm.rank == 0 else 1))
+        hidden = net[1](body(ddp.from_numpy(x[mine])))
+        logits = net[4](net[3](head(hidden)))
+        head.backward(F.cross_entropy(logits, ddp.from_numpy(t[mine]), reduction="sum"), weight=len(x[mine]))
+        return {name: g for name, g in grads(net).items() if name[0] in "02"}
+
+    expected = {name: g for name, g in on_whole_batch(4).items() if name[0] in "02"}
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, expected)
+
+
+def test_a_module_is_wrapped_once_and_given_back_by_close() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        net = make_net()
+        model = DataParallel(net, comm)
+        with pytest.raises(ParallelError, match=r"0\.weight is already part of a DataParallel"):
+            DataParallel(nn.Sequential(net, nn.ReLU())[0], comm)
+        model.close()
+        if comm.rank == 0:
+            net(ddp.from_numpy(x)).sum().backward()  # on this rank alone: nobody waits
+        net.zero_grad()
+        model = DataParallel(net, comm)
+        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
+        model.backward(loss_sum(model, x[mine], t[mine]), weight=2)
+        return grads(net)
+
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, on_whole_batch(4))
+
+
+def test_a_parameter_that_was_frozen_at_the_start_is_not_trained_in_silence() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> None:
+        net = make_net()
+        net[0].bias.requires_grad_(False)
+        model = DataParallel(net, comm)
+        model.backward(loss_sum(model, x, t), weight=4)
+        assert net[0].bias.grad is None
+        net[0].bias.requires_grad_(True)
+        net.zero_grad()
+        with pytest.raises(ParallelError, match=r"0\.bias did not require grad when the model was wrapped"):
+            model.backward(loss_sum(model, x, t), weight=4)
+        model.close()
+        model = DataParallel(net, comm)
+        model.backward(loss_sum(model, x, t), weight=4)
+        assert net[0].bias.grad is not None
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_read_only_buffer_is_a_difference_that_all_ranks_hear_of() -> None:
+    def rank(comm: Communicator) -> None:
+        net = make_net()
+        array = np.zeros(2)
+        array.flags.writeable = comm.rank == 0
+        net.register_buffer("fixed", ddp.from_numpy(array))
+        with pytest.raises(ParallelError, match=r"fixed .*, read-only on rank 1"):
+            DataParallel(net, comm)
+
+    collectives.run_threads(rank, 2)
+
+
 def test_after_a_backward_that_failed_half_way_nothing_runs_on() -> None:
     x, t = data(4)
 
