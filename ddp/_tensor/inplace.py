@@ -136,11 +136,11 @@ class InPlace(TensorBase):
         return self
 
     def __setitem__(self, where: Any, value: Other) -> None:
-        target = raw_index(where, self._device.xp)
+        selects, rest = raw_index(where, self._device.xp)
         source = place(value._array, self._device) if isinstance(value, TensorBase) else value
         writable(self, "x[index] = value", value)
         try:
-            self._array[target] = source
+            (self._array if selects is None else self._array[selects])[rest] = source
         except IndexError as error:
             raise RangeError(f"x[index] = value on a tensor of shape {self._array.shape}: {error}") from error
         except ValueError as error:

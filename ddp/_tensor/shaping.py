@@ -116,7 +116,9 @@ class Shaping(TensorBase):
 
     def __getitem__(self, where: Any) -> Tensor:
         try:
-            return apply(index.getitem, (self,), index=raw_index(where, self._device.xp))
+            selects, rest = raw_index(where, self._device.xp)
+            x: TensorBase = self if selects is None else apply(index.getitem, (self,), index=selects)
+            return apply(index.getitem, (x,), index=rest)
         except IndexError as error:
             raise RangeError(f"indexing a tensor of shape {self._array.shape}: {error}") from error
 
@@ -131,13 +133,40 @@ class Shaping(TensorBase):
         return (self[i] for i in range(len(self._array)))
 
 
-def raw_index(where: Any, xp: Any) -> tuple[Any, ...]:
-    """An index with arrays for tensors and lists, ended by an Ellipsis, so that a single element is a view too."""
+def raw_index(where: Any, xp: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
+    """An index in two: the integers, where they must be applied first, and what is left.
 
-    def raw_part(part: Any) -> Any:
-        if isinstance(part, list):
-            return xp.asarray(part) if part else xp.zeros(0, "int64")
-        return part._array if isinstance(part, TensorBase) else part
+    PyTorch takes a single integer as a select, also beside an array of them; NumPy would broadcast the two together,
+    and put the dimension elsewhere. Both end by an Ellipsis, so that a single element is a view too.
+    """
+    raw = [_raw_part(part, xp) for part in (where if isinstance(where, tuple) else (where,))]
+    if not any(part is ... for part in raw):
+        raw.append(...)
+    single = [isinstance(part, int) and not isinstance(part, bool) for part in raw]
+    if not any(single) or not any(isinstance(part, bool) or hasattr(part, "dtype") for part in raw):
+        return None, tuple(raw)
+    selects: list[Any] = []
+    for part, alone in zip(raw, single, strict=True):
+        if alone or part is ...:
+            selects.append(part)
+        elif part is not None:
+            selects.extend([slice(None)] * _consumed(part))
+    return tuple(selects), tuple(part for part, alone in zip(raw, single, strict=True) if not alone)
 
-    raw = tuple(raw_part(part) for part in (where if isinstance(where, tuple) else (where,)))
-    return raw if any(part is ... for part in raw) else (*raw, ...)
+
+def _raw_part(part: Any, xp: Any) -> Any:
+    """One part of an index: arrays for tensors and lists, numbers for what holds a single integer."""
+    if isinstance(part, list):
+        return xp.asarray(part) if part else xp.zeros(0, "int64")
+    if isinstance(part, TensorBase):
+        part = part._array
+    if hasattr(part, "dtype") and not part.ndim and part.dtype.kind in "iu":
+        return int(part)
+    return part
+
+
+def _consumed(part: Any) -> int:
+    """How many dimensions a slice, an array or a mask stands for."""
+    if isinstance(part, bool):
+        return 0
+    return part.ndim if hasattr(part, "dtype") and part.dtype == bool else 1
