@@ -77,13 +77,24 @@ def shape_of(x: Any) -> tuple[int, ...]:
     return getattr(x, "shape", ())
 
 
+def total(x: Array, axis: Any = None, keepdims: bool = False, *, wide: bool = False) -> Array:
+    """The sum of `x` over `axis`. float16 is added up in float32, and stays so with `wide`; integers in int64.
+
+    A running sum in float16 stands still at 2048: from there on, adding 1 changes nothing.
+    """
+    if x.dtype.char != "e":
+        return x.sum(axis=axis, keepdims=keepdims, dtype="int64" if x.dtype.kind in "bu" else None)
+    out = x.sum(axis=axis, keepdims=keepdims, dtype="float32")
+    return out if wide else out.astype(x.dtype)
+
+
 def fold(g: Array, shape: tuple[int, ...]) -> Array:
     """`g` summed over the axes along which something of `shape` was broadcast."""
     if g.shape == shape:
         return g
     extra = g.ndim - len(shape)
     axes = (*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1))
-    return g.sum(axis=axes, keepdims=True).reshape(shape)
+    return total(g, axes, keepdims=True).reshape(shape)
 
 
 def unreduce(g: Array, shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total
 from ddp.ops.products import product
 
 TILE = 1 << 18  # bytes of columns at a time: half of a small L2 cache, the products take the other half
@@ -118,7 +118,7 @@ def _conv2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
     return (
         _input_gradient(xp, g, w.reshape(groups, w.shape[0] // groups, length), unfold) if needs[0] else None,
         _filter_gradient(xp, g, x, unfold).reshape(residual[1]) if needs[1] else None,
-        g.sum(axis=(0, 3)).reshape(-1) if needs[2] else None,
+        total(g, (0, 3)).reshape(-1) if needs[2] else None,
     )
 
 
@@ -132,10 +132,11 @@ def _input_gradient(xp: Any, g: Array, filters: Array, unfold: _Unfold) -> Array
 
 
 def _filter_gradient(xp: Any, g: Array, x: Array, unfold: _Unfold) -> Array:
-    dw = xp.zeros((unfold.column[0], g.shape[2], unfold.column[1]), g.dtype)
+    # Added up over the tiles in float32 where they are float16, for the reason of `total`.
+    dw = xp.zeros((unfold.column[0], g.shape[2], unfold.column[1]), "float32" if g.dtype.char == "e" else g.dtype)
     for tile, columns in unfold.columns(x):
-        dw += product(xp, g[tile], columns.swapaxes(-1, -2)).sum(axis=0)
-    return dw
+        dw += total(product(xp, g[tile], columns.swapaxes(-1, -2)), 0, wide=True)
+    return dw.astype(g.dtype, copy=False)
 
 
 conv2d = Op(

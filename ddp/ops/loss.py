@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total
 from ddp.ops.reduce import peak
 
 
@@ -15,13 +15,14 @@ def _cross_entropy(xp: Any, x: Array, target: Array, reduction: str) -> tuple[Ar
     where = xp.expand_dims(target, 1)
     picked = xp.take_along_axis(p, where, axis=1)[:, 0]
     xp.exp(p, out=p)
-    total = p.sum(axis=1)
-    out = xp.log(total) - picked
-    p /= xp.expand_dims(total, 1)
-    if reduction == "mean":
+    added = total(p, 1, wide=True)
+    out = xp.log(added) - picked
+    p /= xp.expand_dims(added, 1)
+    count = out.size if reduction == "mean" else 1
+    if reduction != "none":
         # The mean over no samples is nan, as in PyTorch, but without a warning.
-        return out.mean() if out.size else xp.full((), xp.nan, x.dtype), (p, where, 1 / max(out.size, 1))
-    return (out.sum() if reduction == "sum" else out), (p, where, 1)
+        out = out.sum() / count if count else xp.full((), xp.nan)
+    return out.astype(x.dtype, copy=False), (p, where, 1 / max(count, 1))
 
 
 def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:

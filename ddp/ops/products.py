@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, total
 
 
 def _half_in_single(a: Array, b: Array) -> Array:
@@ -67,7 +67,7 @@ def _linear_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) 
     g = _rows(g)
     dx = product(xp, g, w).reshape(shape) if needs[0] else None
     dw = product(xp, g.T, _rows(x)) if needs[1] else None
-    return dx, dw, g.sum(axis=0) if needs[2] else None
+    return dx, dw, total(g, 0) if needs[2] else None
 
 
 def _rows(x: Array) -> Array:

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, unreduce
-
-
-def _wide(x: Array) -> Any:
-    """The dtype to sum in: float16 would lose the small addends."""
-    return "float32" if x.dtype == "float16" else None
-
-
-def _narrow(total: Array, x: Array) -> Array:
-    """What was summed in _wide(x), back in the dtype of a float16 `x`."""
-    return total.astype(x.dtype) if x.dtype == "float16" else total
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total, unreduce
 
 
 # z = sum x;  dx = g, broadcast
 def _sum(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
-    out = x.sum(axis=dims, keepdims=keepdim, dtype=_wide(x))
-    return _narrow(out, x), (x.shape, dims, keepdim)
+    return total(x, dims, keepdim), (x.shape, dims, keepdim)
 
 
 def _sum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -35,10 +24,10 @@ def _mean(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Arra
     count = 1
     for dim in dims:
         count *= x.shape[dim]
-    total = x.sum(axis=dims, keepdims=keepdim, dtype=_wide(x))
+    added = total(x, dims, keepdim, wide=True)
     # The mean of nothing is nan, without a division by zero.
-    out = total / count if count else total + float("nan")
-    return _narrow(out, x), ((x.shape, dims, keepdim), count)
+    out = added / count if count else added + float("nan")
+    return out.astype(x.dtype, copy=False), ((x.shape, dims, keepdim), count)
 
 
 def _mean_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -78,7 +67,7 @@ def _logsumexp(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple
     top = x.max(axis=dims, keepdims=True)
     # Infinite maxima stay what they are: inf - inf would be nan.
     top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-    out = xp.log(xp.exp(x - top).sum(axis=dims, keepdims=True)) + top
+    out = (xp.log(total(xp.exp(x - top), dims, keepdims=True, wide=True)) + top).astype(x.dtype, copy=False)
     residual = (x.shape, dims, keepdim)
     return out if keepdim else out.squeeze(dims), residual
 
@@ -101,14 +90,14 @@ def peak(xp: Any, x: Array, dim: int) -> Array:
 # z_i = e^x_i / sum e^x;  dx = z*(g - sum g*z)
 def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
     out = xp.exp(x - peak(xp, x, dim))
-    out /= out.sum(axis=dim, keepdims=True)
+    out /= total(out, dim, keepdims=True, wide=True)
     return out, dim
 
 
 def _softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
     out = saved[0]
     dx = g * out
-    dx -= out * dx.sum(axis=dim, keepdims=True)
+    dx -= out * total(dx, dim, keepdims=True, wide=True)
     return (dx,)
 
 
@@ -120,12 +109,13 @@ def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
     if not x.size:
         return x.copy(), dim  # the logarithm of an empty sum would warn
     out = x - peak(xp, x, dim)
-    out -= xp.log(xp.exp(out).sum(axis=dim, keepdims=True))
+    out -= xp.log(total(xp.exp(out), dim, keepdims=True, wide=True))
     return out, dim
 
 
 def _log_softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    return (g - xp.exp(saved[0]) * g.sum(axis=dim, keepdims=True),)
+    dx = g - xp.exp(saved[0]) * total(g, dim, keepdims=True, wide=True)
+    return (dx.astype(g.dtype, copy=False),)
 
 
 log_softmax = Op("log_softmax", _log_softmax, _log_softmax_backward, inputs=("x",), saves=("out",))

@@ -1,0 +1,130 @@
+"""Sums of float16: 5000 ones must make 5000, as in float32, and not stand still at 2048."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.nn import functional as F
+
+N = 5000
+
+# Each takes a dtype, and returns what is compared.
+SUMS: dict[str, Callable[[Any], list[ddp.Tensor | None]]] = {}
+
+
+def case(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    SUMS[fn.__name__] = fn
+    return fn
+
+
+def ones(*shape: int, dtype: Any, grad: bool = False) -> ddp.Tensor:
+    return ddp.ones(*shape, dtype=dtype, requires_grad=grad)
+
+
+@case
+def sum_and_mean(dtype: Any) -> Any:
+    x = ones(N, 2, dtype=dtype)
+    return [x.sum(0), x.mean(0)]
+
+
+@case
+def broadcast(dtype: Any) -> Any:
+    x, y = ones(2, dtype=dtype, grad=True), ones(1, 2, dtype=dtype, grad=True)
+    ((ones(N, 2, dtype=dtype) + x) * y).backward(ones(N, 2, dtype=dtype))
+    return [x.grad, y.grad]
+
+
+@case
+def expand(dtype: Any) -> Any:
+    x = ones(2, dtype=dtype, grad=True)
+    x.expand(N, 2).backward(ones(N, 2, dtype=dtype))
+    return [x.grad]
+
+
+@case
+def matmul(dtype: Any) -> Any:
+    x = ones(2, 2, dtype=dtype, grad=True)
+    (ones(N, 1, 2, dtype=dtype) @ x).backward(ones(N, 1, 2, dtype=dtype))
+    return [x.grad]
+
+
+@case
+def linear(dtype: Any) -> Any:
+    w, b = ones(3, 2, dtype=dtype, grad=True), ones(3, dtype=dtype, grad=True)
+    F.linear(ones(N, 2, dtype=dtype), w, b).backward(ones(N, 3, dtype=dtype))
+    return [w.grad, b.grad]
+
+
+@case
+def conv2d(dtype: Any) -> Any:
+    w, b = ones(2, 1, 1, 1, dtype=dtype, grad=True), ones(2, dtype=dtype, grad=True)
+    F.conv2d(ones(N, 1, 2, 1, dtype=dtype), w, b).backward(ones(N, 2, 2, 1, dtype=dtype))
+    return [w.grad, b.grad]
+
+
+@case
+def conv2d_of_many_tiles(dtype: Any) -> Any:
+    w = ones(1, 1, 1, 1, dtype=dtype, grad=True)
+    x = ones(12, 1, 400, 400, dtype=dtype) * 0.0625
+    F.conv2d(x, w).backward(ones(12, 1, 400, 400, dtype=dtype) * 0.0078125)
+    return [w.grad]
+
+
+@case
+def softmax(dtype: Any) -> Any:
+    x = ones(N, 2, dtype=dtype, grad=True)
+    y = x.softmax(0)
+    y.backward(ones(N, 2, dtype=dtype))
+    return [y, x.grad]
+
+
+@case
+def log_softmax(dtype: Any) -> Any:
+    x = ones(N, 2, dtype=dtype, grad=True)
+    y = x.log_softmax(0)
+    y.backward(ones(N, 2, dtype=dtype))
+    return [y, x.grad + 1]  # beside 1: g and its sum cancel, up to the rounding of y
+
+
+@case
+def logsumexp(dtype: Any) -> Any:
+    x = ones(N, 2, dtype=dtype, grad=True)
+    y = x.logsumexp(0)
+    y.backward(ones(2, dtype=dtype))
+    return [y, x.grad]
+
+
+@case
+def cross_entropy_of_many_classes(dtype: Any) -> Any:
+    x = ones(2, N, 2, dtype=dtype, grad=True)
+    y = F.cross_entropy(x, ddp.zeros(2, 2, dtype=ddp.int64), reduction="none")
+    y.backward(ones(2, 2, dtype=dtype))
+    return [y, x.grad]
+
+
+@case
+def cross_entropy_of_many_samples(dtype: Any) -> Any:
+    x, target = ones(N, 2, dtype=dtype), ddp.zeros(N, dtype=ddp.int64)
+    return [F.cross_entropy(x, target, reduction="sum"), F.cross_entropy(x, target)]
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_as_in_float32(name: str) -> None:
+    for half, single in zip(SUMS[name](ddp.float16), SUMS[name](ddp.float32), strict=True):
+        assert half is not None
+        assert single is not None
+        assert half.dtype == ddp.float16
+        # Four units in the last place of float16, its smallest number beside zero.
+        np.testing.assert_allclose(half.detach().numpy(), single.detach().numpy(), 4e-3, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [ddp.bool, ddp.uint8, ddp.int8])
+def test_integers_sum_to_int64(dtype: Any) -> None:
+    y = ddp.ones(300, dtype=dtype).sum()
+    assert y.dtype == ddp.int64
+    assert y.item() == 300
