@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp._device import place
-from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.dtypes import DEFAULT, SUPPORTED, promote, promote_scalar
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
@@ -40,7 +40,7 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
     if not isinstance(y, TensorBase):
         if not hasattr(y, "dtype") or y.dtype not in SUPPORTED:
             return None
-        y = wrap(place(y, x._device), x._device)
+        y = wrap(place(borrowed(y, x), x._device), x._device)
     a, b = x._array, y._array
     if a.shape != b.shape:
         broadcast(a.shape, b.shape, name)

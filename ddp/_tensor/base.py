@@ -195,6 +195,16 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Tensor:
     return result
 
 
+def borrowed(array: Array, *readers: Any) -> Array:
+    """`array`, whose memory somebody else may write to; a copy where backward will read it for one of `readers`.
+
+    An index, a class target or a plain array has no version that would tell of the write.
+    """
+    if modes.state.enabled and any(isinstance(x, TensorBase) and x._edge is not None for x in readers):
+        return array.copy()
+    return array
+
+
 def root_of(x: TensorBase) -> Node | Leaf:
     """Where a backward from `x` starts. Raises: GraphError if nothing it came from requires grad."""
     if x._edge is None:

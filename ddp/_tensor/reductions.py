@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp._tensor.arithmetic import convert, floating
-from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.dtypes import parse
 from ddp.errors import ArgumentError, DtypeError, RangeError
 from ddp.ops import index, reduce
@@ -135,7 +135,7 @@ def _at(x: TensorBase, found: Tensor, dim: int, keepdim: bool) -> Extremes:
     if not x._array.ndim:
         return Extremes(apply(reduce.amax, (x,), dims=(), keepdim=False), found)
     at = axis(x, dim, "max")
-    values = apply(index.gather, (x,), index=found._array, dim=at)
+    values = apply(index.gather, (x,), index=borrowed(found._array, x), dim=at)
     return Extremes(values, found) if keepdim else Extremes(values.squeeze(at), found.squeeze(at))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddp._tensor.base import TensorBase, apply
+from ddp._tensor.base import TensorBase, apply, borrowed
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import index, shape
@@ -118,7 +118,8 @@ class Shaping(TensorBase):
         try:
             selects, rest = raw_index(where, self._device.xp)
             x: TensorBase = self if selects is None else apply(index.getitem, (self,), index=selects)
-            return apply(index.getitem, (x,), index=rest)
+            kept = tuple([borrowed(part, self) if hasattr(part, "dtype") else part for part in rest])
+            return apply(index.getitem, (x,), index=kept)
         except IndexError as error:
             raise RangeError(f"indexing a tensor of shape {self._array.shape}: {error}") from error
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp._device import generator
 from ddp._tensor.arithmetic import floating
-from ddp._tensor.base import apply
+from ddp._tensor.base import apply, borrowed
 from ddp._tensor.core import Tensor
 from ddp._tensor.functions import log_softmax, relu, sigmoid, softmax, tanh
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
@@ -158,7 +158,7 @@ def cross_entropy(input: Tensor, target: Tensor, reduction: str = "mean") -> Ten
     if array.size and not (array.min() >= 0 and array.max() < classes):
         bad = array[(array < 0) | (array >= classes)][0]
         raise RangeError(f"cross_entropy: target {int(bad)} is not one of the {classes} classes 0 to {classes - 1}")
-    return apply(loss.cross_entropy, (floating(input),), target=array, reduction=reduction)
+    return apply(loss.cross_entropy, (floating(input),), target=borrowed(array, input), reduction=reduction)
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
