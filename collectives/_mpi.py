@@ -123,9 +123,10 @@ def _join_and_wait_for_every_rank_to_call_init(timeout: float) -> Any:
         with _ended_by_a_timer(timeout):
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
         raise BackendError(
-            f"no MPI library can be loaded ({error}): pip install mpich, or load your cluster's MPI"
-        ) from error
+            f"no MPI library can be loaded ({reason}): pip install mpich, or load your cluster's MPI"
+        ) from None
     return MPI
 
 

@@ -1,9 +1,20 @@
-"""`python -m launcher` is `ddp-launch`, for places where the command is not on PATH."""
+"""`ddp-launch`, and `python -m launcher` for places where the command is not on PATH."""
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from launcher.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """The command; returns its exit code."""
+    # Until ranks run there is nothing to tell them: Ctrl-C ends this process at once, and without a traceback.
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from launcher import cli
+
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -139,9 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return launch(job)
         finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
             sweep(_SWEEP_LIMIT, spare=before)
     except UsageError as error:
         print(f"ddp-launch: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130  # before the ranks were started

@@ -86,7 +86,8 @@ def engine_environment(family: str | None, environ: Mapping[str, str], scratch: 
     family: None where a world of one is started without any engine
     scratch: a folder of this job alone, for the engine's own files
     """
-    openmpi = {**_OPENMPI_FAST, _OPENMPI_SCRATCH: scratch}
+    # Without HOME it does not start at all.
+    openmpi = {"HOME": os.path.expanduser("~"), **_OPENMPI_FAST, _OPENMPI_SCRATCH: scratch}
     fast = {OPENMPI: openmpi, MPICH: _HYDRA_LOCAL, INTEL: _HYDRA_LOCAL, None: {}}[family]
     clean = {name: value for name, value in environ.items() if family is not None or not name.startswith(_FOREIGN)}
     return {**fast, **clean}

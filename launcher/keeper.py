@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from collectives.world import KEEPER, REPORT, promised
 from launcher import rank
-from launcher.process import become_subreaper, die_with_parent, reap_all, sweep
+from launcher.process import become_subreaper, die_with_parent, fill_standard_streams, reap_all, sweep
 from launcher.shield import unshield
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def main(args: Sequence[str]) -> NoReturn:
     # Taken out, so that nothing the rank starts inherits them.
     address, secret = os.environ.pop("DDP_LAUNCH_ADDRESS"), os.environ.pop("DDP_LAUNCH_SECRET")
 
+    fill_standard_streams()
     become_subreaper()
     keeper = os.getpid()
     ours, theirs = _pipes()

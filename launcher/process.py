@@ -32,6 +32,15 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def fill_standard_streams() -> None:
+    """Opens /dev/null where stdin, stdout or stderr is closed: the next pipe would take its place, and be written."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is fd
+
+
 def children_of(parents: dict[int, int], root: int) -> list[int]:
     """All descendants of `root`, given every process's parent.
 

@@ -31,8 +31,13 @@ class Raised:
     message: str
     traceback: str
 
+    def alike(self, other: Raised | None) -> bool:
+        """True if the other says the same, wherever it was raised."""
+        return other is not None and (self.type, self.message) == (other.type, other.message)
+
     def __str__(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
+        first, *more = self.message.splitlines() or [""]
+        return f"{self.type}: {first}{' [...]' if more else ''}" if first else self.type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +173,16 @@ def _may_be_collateral(fact: Fact) -> bool:
 def others(facts: Sequence[Fact], first: Fact) -> str:
     """One line on the ranks that failed after the first, "" if none did."""
     seen = {first.rank} if isinstance(first, RankFailed | KeeperLost) else set()
-    words = []
+    words, same = [], []
     for fact in facts:
         if isinstance(fact, RankFailed) and fact.rank not in seen:
             seen.add(fact.rank)
-            words.append(str(fact))
+            if fact.raised is not None and isinstance(first, RankFailed) and fact.raised.alike(first.raised):
+                same.append(fact.rank)
+            else:
+                words.append(str(fact))
+    if same:
+        words.insert(0, f"{name_ranks(same)} raised the same")
     if not words:
         return ""
     return "; ".join(words[:3]) + (f"; and {len(words) - 3} more" if len(words) > 3 else "")

@@ -18,6 +18,7 @@ from launcher import engine
 from launcher.console import BACKLOG, Console
 from launcher.guard import Guard
 from launcher.job import Job
+from launcher.process import fill_standard_streams
 from launcher.reception import Reception
 from launcher.shield import shield
 from launcher.signals import ENDING, SignalPipe
@@ -58,6 +59,7 @@ def launch(job: Job) -> int:
     raised; 130 after Ctrl-C, 143 after SIGTERM.
     Raises: UsageError if no MPI is there to start more than one rank.
     """
+    fill_standard_streams()
     with SignalPipe() as wakeup:
         watch = _Watch(job, wakeup)
         try:
@@ -105,7 +107,7 @@ class _Watch:
         # What happens when its time comes; removed when it no longer matters.
         self.deadlines: dict[str, float] = {"start": self.now + job.start_limit}
         # Read only while rank 0 has taken what it was sent before.
-        self.stdin: int | None = 0 if _is_open(0) else None
+        self.stdin: int | None = 0
         self.stdin_taken = True
         family, command = _command(job, environ)
         self.reception = Reception()
@@ -382,14 +384,6 @@ def _command(job: Job, environ: Mapping[str, str]) -> tuple[str | None, list[str
     mpiexec = engine.find_mpiexec(environ=environ)
     family = engine.flavour(mpiexec)
     return family, engine.engine_command(family, mpiexec, job.n, rank)
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def _may_read(fd: int) -> bool:

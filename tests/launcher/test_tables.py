@@ -65,7 +65,8 @@ def test_engine_commands() -> None:
 
 
 def test_engine_environment_leaves_the_users_choice() -> None:
-    assert engine.engine_environment("openmpi", {"OMPI_MCA_pml": "ucx"}, "/tmp/x") == {
+    assert engine.engine_environment("openmpi", {"OMPI_MCA_pml": "ucx", "HOME": "/h"}, "/tmp/x") == {
+        "HOME": "/h",
         "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
         "OMPI_MCA_pml": "ucx",
         "OMPI_MCA_mtl": "^ofi",
