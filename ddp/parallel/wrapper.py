@@ -10,7 +10,7 @@ from typing import Any
 import collectives
 from ddp._layout import FlatBuckets, lay_out
 from ddp._tensor.core import Tensor
-from ddp.errors import ParallelError
+from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import Module
 from ddp.parallel.accumulation import weighing
 from ddp.parallel.agreement import Description, check_agreement
@@ -36,7 +36,7 @@ class DataParallel(Module):
     What requires grad when the module is wrapped is what is trained: a backward that reaches a parameter that was
     frozen then raises. `close()` gives the module back.
 
-    Raises: ParallelError if the ranks' modules differ, no parameter requires grad, or the module is wrapped already.
+    Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, no parameter requires grad, or the module is wrapped already.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
@@ -50,6 +50,8 @@ class DataParallel(Module):
     ) -> None:
         super().__init__()
         self.module = module
+        if not (bucket_cap_mb > 0 and first_bucket_mb > 0):
+            raise ArgumentError(f"buckets hold more than 0 MiB, not {bucket_cap_mb!r} and {first_bucket_mb!r}")
         comm = collectives.init() if comm is None else comm
         tensors = list(itertools.chain(module.named_parameters(), module.named_buffers()))
         for name, tensor in tensors:
@@ -76,7 +78,6 @@ class DataParallel(Module):
         layout = lay_out(self.plan, [array.shape for array in arrays], dtypes)
         buckets = FlatBuckets(layout, trained[0][1].device.xp)
         self._reducer = Reducer([name for name, _ in trained], leaves, buckets, self.comm)
-
         for name, tensor in tensors:
             if not tensor.requires_grad:
                 tensor._leaf.watcher = Frozen(name)

@@ -14,7 +14,7 @@ import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn
-from ddp.errors import ParallelError
+from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel
 
@@ -375,6 +375,15 @@ def test_a_model_without_trained_parameters_is_refused() -> None:
     def rank(comm: Communicator) -> None:
         with pytest.raises(ParallelError, match="no parameter of this module requires grad"):
             DataParallel(nn.ReLU(), comm)
+
+    collectives.run_threads(rank, 1)
+
+
+def test_buckets_of_no_size_are_refused() -> None:
+    def rank(comm: Communicator) -> None:
+        for sizes in ({"bucket_cap_mb": 0}, {"first_bucket_mb": -1}):
+            with pytest.raises(ArgumentError, match="more than 0 MiB"):
+                DataParallel(make_net(), comm, **sizes)
 
     collectives.run_threads(rank, 1)
 
