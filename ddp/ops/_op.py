@@ -97,6 +97,24 @@ def fold(g: Array, shape: tuple[int, ...]) -> Array:
     return total(g, axes, keepdims=True).reshape(shape)
 
 
+def _by_bits(xp: Any, mask: Array, g: Array) -> Array:
+    # where() branches at every element, and is ten times slower than a product on a mask without a pattern.
+    bits = f"i{g.dtype.itemsize}"
+    return (g.view(bits) & -mask.astype(bits)).view(g.dtype)
+
+
+def _by_where(xp: Any, mask: Array, g: Array) -> Array:
+    return xp.where(mask, g, g.dtype.type(0))
+
+
+SELECTS = {"numpy": _by_bits, "cupy": _by_where}
+
+
+def select(xp: Any, mask: Array, g: Array) -> Array:
+    """`g` (floating) where `mask` (bool), else 0, also for infinite `g` and nan: a product would make nan of these."""
+    return SELECTS[xp.__name__](xp, mask, g)
+
+
 def unreduce(g: Array, shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool) -> Array:
     """`g`, the gradient of a reduction over `axes` of something of `shape`, with the reduced axes back as ones."""
     if keepdim or not axes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._device import device, device_of, place
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, shape_of
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, select, shape_of
 
 
 # z = x + y;  dx = g, dy = g
@@ -71,7 +71,7 @@ def _pow_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) ->
         if isinstance(y, int | float):
             dx = g * (x ** (y - 1) * y) if y else xp.zeros_like(g)
         else:
-            dx = g * y * x ** xp.where(y == 0, xp.ones_like(y), y - 1)
+            dx = select(xp, xp.not_equal(y, 0), g * y * x ** xp.where(y == 0, xp.ones_like(y), y - 1))
         dx = fold(dx, shapes[0])
     if needs[1]:
         # A zero base: log is -inf there, but 0^y does not change with y > 0.
@@ -143,34 +143,37 @@ def _abs_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
 abs = Op("abs", _abs, _abs_backward, inputs=("x",), saves=("x",))
 
 
-# z = max(x, y);  the larger one gets g, equal ones half each
+# z = max(x, y);  the larger one gets g, equal ones half each, both all of it beside a nan (as PyTorch has it)
 def _maximum(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
     return xp.maximum(x, y), (shape_of(x), shape_of(y))
 
 
 def _maximum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    return _choose(xp, g, needs, shapes, saved[0] > saved[1], saved[0] == saved[1])
+    return _choose(xp, g, needs, shapes, saved, saved[0] < saved[1], saved[0] > saved[1])
 
 
 maximum = Op("maximum", _maximum, _maximum_backward, inputs=("x", "y"), saves=("x", "y"))
 
 
-# z = min(x, y);  the smaller one gets g, equal ones half each
+# z = min(x, y);  the smaller one gets g, equal ones half each, both all of it beside a nan (as PyTorch has it)
 def _minimum(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
     return xp.minimum(x, y), (shape_of(x), shape_of(y))
 
 
 def _minimum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    return _choose(xp, g, needs, shapes, saved[0] < saved[1], saved[0] == saved[1])
+    return _choose(xp, g, needs, shapes, saved, saved[0] > saved[1], saved[0] < saved[1])
 
 
 minimum = Op("minimum", _minimum, _minimum_backward, inputs=("x", "y"), saves=("x", "y"))
 
 
-def _choose(xp: Any, g: Array, needs: Needs, shapes: Any, first: Array, equal: Array) -> Gradients:
-    """Shares `g` between two inputs: all to the first where `first`, half where `equal`, else all to the second."""
-    dx = xp.where(equal, g * 0.5, g * first)
-    return fold(dx, shapes[0]) if needs[0] else None, fold(g - dx, shapes[1]) if needs[1] else None
+def _choose(xp: Any, g: Array, needs: Needs, shapes: Any, pair: Saved, not_x: Array, not_y: Array) -> Gradients:
+    """`g` for each of `pair`, halved where both are equal, without the elements that were not chosen."""
+    g = xp.where(xp.equal(*pair), g * 0.5, g)
+    return (
+        fold(select(xp, ~not_x, g), shapes[0]) if needs[0] else None,
+        fold(select(xp, ~not_y, g), shapes[1]) if needs[1] else None,
+    )
 
 
 # z = x where c, else y;  dx = g where c, dy = g where not c
@@ -180,8 +183,8 @@ def _where(xp: Any, c: Array, x: Array, y: Array) -> tuple[Array, Any]:
 
 def _where_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     c = saved[0]
-    dx = fold(g * c, shapes[0]) if needs[1] else None
-    return None, dx, fold(g * ~c, shapes[1]) if needs[2] else None
+    dx = fold(select(xp, c, g), shapes[0]) if needs[1] else None
+    return None, dx, fold(select(xp, ~c, g), shapes[1]) if needs[2] else None
 
 
 where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",))
@@ -195,22 +198,22 @@ def _clamp(xp: Any, x: Array, low: float | None, high: float | None) -> tuple[Ar
 def _clamp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, bounds: Any) -> Gradients:
     (x,), (low, high) = saved, bounds
     if low is not None:
-        g = g * (x >= low)
+        g = select(xp, x >= low, g)
     if high is not None:
-        g = g * (x <= high)
+        g = select(xp, x <= high, g)
     return (g,)
 
 
 clamp = Op("clamp", _clamp, _clamp_backward, inputs=("x",), saves=("x",))
 
 
-# z = max(x, 0);  dx = g where z > 0
+# z = max(x, 0);  dx = g unless z = 0, so that a nan lets it pass (as PyTorch has it)
 def _relu(xp: Any, x: Array) -> tuple[Array, Any]:
     return xp.maximum(x, 0), None
 
 
 def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (g * (saved[0] > 0),)
+    return (select(xp, saved[0] != 0, g),)
 
 
 relu = Op("relu", _relu, _relu_backward, inputs=("x",), saves=("out",))

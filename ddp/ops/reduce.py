@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total, unreduce
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, select, total, unreduce
 
 
 # z = sum x;  dx = g, broadcast
@@ -38,7 +38,7 @@ def _mean_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any)
 mean = Op("mean", _mean, _mean_backward, inputs=("x",))
 
 
-# z = max x;  dx = g, shared equally by the elements that equal the maximum
+# z = max x;  dx = g, shared equally by the elements that equal the maximum, or are nan where it is
 def _amax(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
     return x.max(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
 
@@ -46,15 +46,15 @@ def _amax(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Arra
 def _extreme_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, out = saved
     hit = x == unreduce(out, *residual)
-    # A maximum of nan equals nothing: then nobody shares, and nothing is divided by zero.
-    count = xp.maximum(hit.sum(axis=residual[1], keepdims=True), 1).astype(x.dtype)
-    return (hit * (unreduce(g, *residual) / count),)
+    hit |= x != x  # nan alone is unlike itself
+    count = hit.sum(axis=residual[1], keepdims=True).astype(x.dtype)
+    return (select(xp, hit, unreduce(g, *residual) / count),)
 
 
 amax = Op("amax", _amax, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-# z = min x;  dx = g, shared equally by the elements that equal the minimum
+# z = min x;  dx = g, shared equally by the elements that equal the minimum, or are nan where it is
 def _amin(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
     return x.min(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
 
