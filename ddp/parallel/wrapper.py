@@ -36,7 +36,8 @@ class DataParallel(Module):
     What requires grad when the module is wrapped is what is trained: a backward that reaches a parameter that was
     frozen then raises. `close()` gives the module back.
 
-    Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, no parameter requires grad, or the module is wrapped already.
+    Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, no parameter requires
+    grad, or the module is wrapped already.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
