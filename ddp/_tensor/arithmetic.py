@@ -9,7 +9,7 @@ import numpy as np
 from ddp._device import place
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.dtypes import DEFAULT, SUPPORTED, promote, promote_scalar
-from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
 from ddp.ops import products
 
@@ -25,6 +25,21 @@ def convert(x: TensorBase, dtype: np.dtype[Any]) -> TensorBase:
     return x if x._array.dtype == dtype else apply(ops.cast, (x,), dtype=dtype)
 
 
+def adopted(x: TensorBase, y: Other) -> Tensor | None:
+    """An array `y` as a tensor beside `x`; None if it is no array."""
+    if not hasattr(y, "dtype") or y.dtype not in SUPPORTED:
+        return None
+    return wrap(place(borrowed(y, x), x._device), x._device)
+
+
+def refusal(name: str, error: Exception) -> DdpError:
+    """What the array module refused, as an error of ours: a dtype for a TypeError, else a value."""
+    return (DtypeError if isinstance(error, TypeError) else ArgumentError)(f"{name}: {error}")
+
+
+REFUSED = (TypeError, ValueError, OverflowError)  # bool - bool, integer ** -1, uint8 + 300
+
+
 def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple[TensorBase, Any] | None:
     """`x` and `y` in the dtype of their result; None if `y` is nothing to compute with.
 
@@ -38,9 +53,9 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
             dtype = DEFAULT
         return convert(x, dtype), y
     if not isinstance(y, TensorBase):
-        if not hasattr(y, "dtype") or y.dtype not in SUPPORTED:
+        y = adopted(x, y)
+        if y is None:
             return None
-        y = wrap(place(borrowed(y, x), x._device), x._device)
     a, b = x._array, y._array
     if a.shape != b.shape:
         broadcast(a.shape, b.shape, name)
@@ -74,7 +89,12 @@ def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool =
     pair = aligned(x, y, op.name, floating)
     if pair is None:
         return NotImplemented
-    return apply(op, pair[::-1] if swap else pair)
+    try:
+        return apply(op, pair[::-1] if swap else pair)
+    except DdpError:
+        raise
+    except REFUSED as error:
+        raise refusal(op.name, error) from error
 
 
 def compare(name: str, x: TensorBase, y: Other) -> Any:
@@ -84,7 +104,11 @@ def compare(name: str, x: TensorBase, y: Other) -> Any:
         return NotImplemented
     a, b = pair
     xp = x._device.xp
-    return wrap(xp.asarray(getattr(xp, name)(a._array, b._array if isinstance(b, TensorBase) else b)), x._device)
+    try:
+        out = getattr(xp, name)(a._array, b._array if isinstance(b, TensorBase) else b)
+    except REFUSED as error:
+        raise refusal(name, error) from error
+    return wrap(xp.asarray(out), x._device)
 
 
 def required(result: Any, name: str, y: Other) -> Tensor:
@@ -132,13 +156,20 @@ class Arithmetic(TensorBase):
         return binary(ops.pow, self, y, swap=True)
 
     def __neg__(self) -> Tensor:
+        if self._array.dtype.kind == "b":
+            raise DtypeError("neg: bool has no negative; use ~")
         return apply(ops.neg, (self,))
 
     def __abs__(self) -> Tensor:
         return apply(ops.abs, (self,))
 
-    def __matmul__(self, y: TensorBase) -> Tensor:
-        return matmul(self, y) if isinstance(y, TensorBase) else NotImplemented
+    def __matmul__(self, y: Other) -> Tensor:
+        other = y if isinstance(y, TensorBase) else adopted(self, y)
+        return NotImplemented if other is None else matmul(self, other)
+
+    def __rmatmul__(self, y: Other) -> Tensor:
+        other = adopted(self, y)  # a tensor on the left would have answered itself
+        return NotImplemented if other is None else matmul(other, self)
 
     def __eq__(self, y: Other) -> Tensor:  # type: ignore[override]  # elementwise, as everywhere in array code
         return compare("equal", self, y)
@@ -159,6 +190,8 @@ class Arithmetic(TensorBase):
         return compare("greater_equal", self, y)
 
     def __invert__(self) -> Tensor:
+        if self._array.dtype.kind == "f":
+            raise DtypeError(f"invert: expected integers or bool, got {self._array.dtype}")
         return wrap(self._device.xp.asarray(~self._array), self._device)
 
     def __and__(self, y: Other) -> Tensor:
@@ -208,7 +241,7 @@ class Arithmetic(TensorBase):
 
     def neg(self) -> Tensor:
         """-self."""
-        return apply(ops.neg, (self,))
+        return -self
 
     def abs(self) -> Tensor:
         """The absolute value."""
@@ -253,7 +286,7 @@ class Arithmetic(TensorBase):
 
         Raises: ShapeError naming the dimensions that differ; DtypeError if the dtypes do.
         """
-        return matmul(self, other)
+        return required(self.__matmul__(other), "matmul", other)
 
 
 def matmul(x: TensorBase, y: TensorBase) -> Tensor:

@@ -117,14 +117,18 @@ class TensorBase:
         """The same memory outside the graph; in-place changes of either are seen by both, and by backward."""
         return wrap(self._array, self._device, self._version)
 
+    def _check_replaceable(self) -> None:
+        """Raises: GraphError if somebody watches the leaf, who would be left with the old memory."""
+        if self._end is not None and self._end.watcher is not None:
+            raise GraphError("a wrapped parameter cannot change dtype or device; convert before wrapping")
+
     def _replace(self, array: Array, where: device) -> None:
         """Puts this leaf on another array of the same shape, gradient included: how modules change dtype and device.
 
-        Raises: GraphError if somebody watches the leaf, who would be left with the old memory.
+        Raises: GraphError if somebody watches the leaf.
         """
+        self._check_replaceable()
         end = self._end
-        if end is not None and end.watcher is not None:
-            raise GraphError("a wrapped parameter cannot change dtype or device; convert before wrapping")
         self._array, self._device, self._version = array, where, Version()
         self._end = self._grad = None
         if end is not None:
@@ -193,6 +197,14 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Tensor:
                 saved.append(x)
         result._edge = Node(op, xp, edges, needs, tuple(saved), versions, residual)
     return result
+
+
+def clear_grad(x: TensorBase, set_to_none: bool) -> None:
+    """Empties the gradient of `x`, or with `set_to_none` off fills it with zeros if there is one."""
+    if set_to_none:
+        x.grad = None
+    elif x.grad is not None:
+        x.grad.zero_()
 
 
 def borrowed(array: Array, *readers: Any) -> Array:

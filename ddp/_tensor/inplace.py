@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp._device import generator, place
 from ddp._engine import Node, modes
-from ddp._tensor.arithmetic import broadcast
+from ddp._tensor.arithmetic import REFUSED, broadcast, refusal
 from ddp._tensor.base import TensorBase
 from ddp._tensor.shaping import raw_index
 from ddp.errors import DeviceError, DtypeError, InplaceError, RangeError, ShapeError
@@ -63,6 +63,8 @@ def _update(x: Self, name: str, ufunc: str, y: Other) -> Self:
         getattr(x._device.xp, ufunc)(x._array, value, out=x._array, casting="same_kind")
     except TypeError as error:
         raise DtypeError(f"{name}: the result does not fit a tensor of {x._array.dtype}") from error
+    except (ValueError, OverflowError) as error:
+        raise refusal(name, error) from error
     return x
 
 
@@ -107,13 +109,19 @@ class InPlace(TensorBase):
         """The elements of `source`, broadcast and cast to this dtype."""
         value = raw(self, source, "copy_")
         writable(self, "copy_", source)
-        self._array[...] = value
+        try:
+            self._array[...] = value
+        except REFUSED as error:
+            raise refusal("copy_", error) from error
         return self
 
     def fill_(self: Self, value: float) -> Self:
         """Every element becomes `value`."""
         writable(self, "fill_")
-        self._array.fill(value)
+        try:
+            self._array.fill(value)
+        except REFUSED as error:
+            raise refusal("fill_", error) from error
         return self
 
     def zero_(self: Self) -> Self:
@@ -143,5 +151,7 @@ class InPlace(TensorBase):
             (self._array if selects is None else self._array[selects])[rest] = source
         except IndexError as error:
             raise RangeError(f"x[index] = value on a tensor of shape {self._array.shape}: {error}") from error
+        except (TypeError, OverflowError) as error:
+            raise refusal("x[index] = value", error) from error
         except ValueError as error:
             raise ShapeError(f"x[index] = value on a tensor of shape {self._array.shape}: {error}") from error

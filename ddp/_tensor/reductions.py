@@ -33,9 +33,9 @@ def axis(x: TensorBase, dim: int, name: str) -> int:
 
 
 def axes(x: TensorBase, dim: Dims, name: str) -> tuple[int, ...]:
-    """`dim` as non-negative axes, all of them for None or (). Raises: RangeError; ArgumentError for one named twice."""
+    """`dim` as non-negative axes, all of them for None, () or []. Raises: RangeError; ArgumentError if one is twice."""
     ndim: int = x._array.ndim
-    if dim is None or dim == ():
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(ndim))
     named = [axis(x, d, name) for d in ([dim] if isinstance(dim, int) else dim)]
     if len(set(named)) < len(named):

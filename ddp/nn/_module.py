@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
+from ddp._tensor.base import clear_grad
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
 from ddp.nn import _state
@@ -211,10 +212,10 @@ class Module:
             param.requires_grad_(requires_grad)
         return self
 
-    def zero_grad(self) -> None:
-        """Empties the gradients of all parameters."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Empties the gradients of all parameters; not `set_to_none`: those that are there become zeros, and stay."""
         for param in self.parameters():
-            param.grad = None
+            clear_grad(param, set_to_none)
 
     def apply(self: M, fn: Callable[[Module], Any]) -> M:
         """Calls `fn` on every module below this one, children first, and on this one last."""
@@ -226,14 +227,24 @@ class Module:
     def to(self: M, *target: Any, dtype: Any = None, device: Any = None) -> M:
         """Parameters and buffers in another dtype (the floating ones) or on another device; each stays the same object.
 
-        Raises: DtypeError, DeviceError; GraphError if a parameter is watched, as under DataParallel.
+        Raises: DtypeError, DeviceError; GraphError if a parameter is watched, as under DataParallel. Then nothing has
+        changed.
         """
-        for tensor in (*self.parameters(), *self.buffers()):
+
+        def converted(tensor: Tensor) -> Tensor | None:
             before = tensor.detach()
             after = before.to(*target, dtype=dtype, device=device)
             if after.dtype != before.dtype and not (before.is_floating_point() and after.is_floating_point()):
                 after = before.to(device=after.device)
-            if after._array is not before._array:
+            return None if after._array is before._array else after
+
+        tensors = (*self.parameters(), *self.buffers())
+        for tensor in tensors:
+            if tensor._end is not None and tensor._end.watcher is not None and converted(tensor) is not None:
+                tensor._check_replaceable()
+        for tensor in tensors:  # one at a time, so that no second copy of the whole model is held
+            after = converted(tensor)
+            if after is not None:
                 tensor._replace(after._array, after._device)
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ddp._tensor.base import clear_grad
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, StateDictError
 
@@ -44,11 +45,11 @@ class Optimizer:
             seen.add(id(p))
         self.param_groups.append({**self.defaults, **param_group, "params": params})
 
-    def zero_grad(self) -> None:
-        """Empties the gradients of all parameters."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Empties the gradients of all parameters; not `set_to_none`: those that are there become zeros, and stay."""
         for group in self.param_groups:
             for p in group["params"]:
-                p.grad = None
+                clear_grad(p, set_to_none)
 
     def step(self) -> None:
         """Updates the parameters from their gradients; one whose grad is None is not touched. Subclasses define it."""

@@ -150,6 +150,25 @@ class TestPromotion:
             assert isinstance(y, ddp.Tensor)
             assert y.tolist() == [2.0, 2.0]
 
+    def test_numpy_matrices(self) -> None:
+        array = np.arange(6, dtype=np.float32).reshape(2, 3)
+        x = ddp.ones(3, requires_grad=True)
+        y = array @ x
+        assert isinstance(y, ddp.Tensor)
+        assert y.tolist() == [3.0, 12.0]
+        array[:] = 0  # backward has a copy
+        y.sum().backward()
+        assert x.grad.tolist() == [3.0, 5.0, 7.0]
+        assert (x @ np.ones((3, 2), np.float32)).requires_grad
+        assert x.matmul(np.ones(3, np.float32)).item() == 3.0
+
+    @pytest.mark.parametrize("dim", [None, (), []])
+    def test_no_dimension_means_all(self, dim: Any) -> None:
+        x = ddp.ones(2, 3)
+        assert x.sum(dim).item() == x.sum(dim=dim, keepdim=True).item() == 6.0
+        assert x.mean(dim).shape == x.amax(dim).shape == ()
+        assert x.sum(dim, keepdim=True).shape == (1, 1)
+
     def test_gradients_come_back_in_their_own_dtype(self) -> None:
         a, b = ddp.ones(2, requires_grad=True), ddp.ones(2, dtype=ddp.float64, requires_grad=True)
         (a * b).sum().backward()
@@ -353,6 +372,23 @@ class TestMessages:
             (lambda: ddp.zeros(2).maximum("text"), DtypeError, "str"),
             (lambda: ddp.zeros(2).clamp(), ArgumentError, "min, max"),
             (lambda: ddp.zeros(2) + "text", TypeError, "unsupported operand"),
+            (lambda: -ddp.tensor([True]), DtypeError, "^neg: "),
+            (lambda: ddp.tensor([True]).neg(), DtypeError, "^neg: "),
+            (lambda: ddp.tensor([True]) - ddp.tensor([True]), DtypeError, "^sub: "),
+            (lambda: ddp.tensor([True]) - True, DtypeError, "^sub: "),
+            (lambda: ddp.tensor([2]) ** -1, ArgumentError, "^pow: .* negative"),
+            (lambda: ddp.tensor([2]) ** ddp.tensor([-1]), ArgumentError, "^pow: .* negative"),
+            (lambda: ddp.tensor([1], dtype=ddp.uint8) + 300, ArgumentError, "^add: .* 300 out of bounds"),
+            (lambda: ddp.tensor([1]) * 2**70, ArgumentError, "^mul: "),
+            (lambda: ~ddp.zeros(2), DtypeError, "^invert: "),
+            (lambda: ddp.zeros(2) & ddp.zeros(2), DtypeError, "^bitwise_and: "),
+            (lambda: ddp.tensor([1], dtype=ddp.uint8).add_(300), ArgumentError, "^add_: .* 300 out of bounds"),
+            (lambda: ddp.tensor([1], dtype=ddp.uint8).fill_(300), ArgumentError, "^fill_: .* 300 out of bounds"),
+            (lambda: ddp.tensor([1], dtype=ddp.uint8).copy_(300), ArgumentError, "^copy_: .* 300 out of bounds"),
+            (lambda: ddp.tensor([1], dtype=ddp.uint8).__setitem__(0, 300), ArgumentError, "300 out of bounds"),
+            (lambda: np.zeros((2, 3), np.float32) @ ddp.zeros(2), ShapeError, r"^matmul: \(2, 3\) @ \(2,\)"),
+            (lambda: ddp.zeros(2) @ "text", TypeError, "unsupported operand"),
+            (lambda: ddp.zeros(2).matmul("text"), DtypeError, "^matmul: .* str"),
         ],
     )
     def test_wrong_use(self, wrong: Any, kind: type[Exception], message: str) -> None:

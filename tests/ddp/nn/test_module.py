@@ -209,6 +209,35 @@ class TestConversions:
         net.zero_grad()
         assert [p.grad for p in net.parameters()] == [None] * 5
 
+    def test_zero_grad_that_keeps_zeros(self) -> None:
+        net = Net()
+        net(ddp.ones(1, 2)).sum().backward()
+        first, second = list(net.parameters())[:2]
+        grad = first.grad
+        second.grad = None
+        net.zero_grad(set_to_none=False)
+        assert first.grad is grad
+        assert not grad.any()
+        assert second.grad is None
+        net.zero_grad(set_to_none=True)
+        assert first.grad is None
+
+    def test_to_changes_nothing_if_it_raises(self) -> None:
+        class Watcher:
+            def begin(self, leaves: Any) -> None: ...
+            def ready(self, leaf: Any) -> None: ...
+            def end(self) -> None: ...
+            def abandon(self, error: BaseException) -> None: ...
+
+        net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+        last = list(net.parameters())[-1]
+        last._leaf.watcher = Watcher()
+        arrays = [p._array for p in net.parameters()]
+        with pytest.raises(GraphError, match="convert before wrapping"):
+            net.double()
+        assert all(p._array is array for p, array in zip(net.parameters(), arrays, strict=True))
+        assert net.float() is net  # nothing to change, nothing to refuse
+
     def test_deepcopy(self) -> None:
         net = Net()
         other: Any = copy.deepcopy(net)

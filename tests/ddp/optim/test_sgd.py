@@ -155,3 +155,15 @@ def test_state_dict_numbers_parameters() -> None:
 def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         wrong(ddp.ones(1, requires_grad=True))
+
+
+def test_zero_grad_empties_or_keeps_zeros() -> None:
+    net = model()
+    optimizer = ddp.optim.SGD(net.parameters(), lr=0.1)
+    step(net, optimizer)
+    grads = [p.grad for p in net.parameters()]
+    optimizer.zero_grad(set_to_none=False)
+    assert all(p.grad is g for p, g in zip(net.parameters(), grads, strict=True))
+    assert not any(g.any() for g in grads if g is not None)
+    optimizer.zero_grad(set_to_none=True)
+    assert [p.grad for p in net.parameters()] == [None] * 4
