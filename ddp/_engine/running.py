@@ -10,7 +10,7 @@ Nothing here recurses, and nothing here knows tensors: gradients are raw arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 from ddp._engine.leaves import Array, Leaf, Watcher
@@ -26,12 +26,14 @@ def backward(
 ) -> None:
     """Propagates `grads` from `roots` into the slots of all leaves they depend on.
 
-    With `sinks`, the gradients of exactly those edges are put there instead, and no slot or watcher is touched.
+    With `sinks`, the gradients of exactly those edges are put there instead, and no slot or watcher is touched; only
+    the nodes on the way to a sink run, and only they are freed.
     Arrays of `grads` are borrowed: never written to.
 
     Raises: GraphFreedError, VersionError; and whatever an op or a watcher raises.
     """
-    pending, watching = _count(roots, sinks is None)
+    leading = None if sinks is None else _leading(roots, sinks)
+    pending, watching = _count(roots, leading)
     groups: dict[int, tuple[Watcher, list[Leaf]]] = {}
     for leaf, watcher in watching.items():
         groups.setdefault(id(watcher), (watcher, []))[1].append(leaf)
@@ -40,7 +42,7 @@ def backward(
         for watcher, leaves in groups.values():
             active.append(watcher)
             watcher.begin(leaves)
-        _run(roots, grads, retain_graph, sinks, pending, watching)
+        _run(roots, grads, retain_graph, sinks, leading, pending, watching)
         while active:
             active[0].end()
             del active[0]
@@ -50,26 +52,71 @@ def backward(
         raise
 
 
-def _count(roots: Sequence[Edge], watched: bool) -> tuple[dict[Edge, int], dict[Leaf, Watcher]]:
-    """How many gradients each reachable edge waits for (a root waits for its own), and which leaves are watched."""
+def _leading(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> tuple[set[Edge], set[Edge]]:
+    """The edges that are sinks or lead to one, and those of them whose own node must run.
+
+    Raises: GraphFreedError if a sink was not found, and may lie behind a node that was freed.
+    """
+    found: set[Edge] = set()
+    nodes: list[Node] = []
+    freed: Node | None = None
+    arrivals: list[Edge] = list(roots)
+    while arrivals:
+        edge = arrivals.pop()
+        if edge in found:
+            continue
+        found.add(edge)
+        if not isinstance(edge, Node):
+            continue
+        if edge.edges is None:
+            freed = edge
+        else:
+            nodes.append(edge)
+            arrivals.extend(input for input in edge.edges if input is not None)
+    if freed is not None and not found.issuperset(sinks):
+        raise _freed(freed)
+    useful = {edge for edge in found if edge in sinks}
+    running: set[Edge] = set()
+    for node in sorted(nodes, key=lambda node: node.number):  # inputs are older than what was made of them
+        if not useful.isdisjoint(input for input in node.edges or () if input is not None):
+            useful.add(node)
+            running.add(node)
+    return useful, running
+
+
+def _freed(node: Node) -> GraphFreedError:
+    return GraphFreedError(
+        f"{node.op.name}: backward ran over this graph before and freed it; "
+        "pass retain_graph=True to the first backward to run a second"
+    )
+
+
+def _count(
+    roots: Sequence[Edge], leading: tuple[set[Edge], set[Edge]] | None
+) -> tuple[dict[Edge, int], dict[Leaf, Watcher]]:
+    """How many gradients each reachable edge waits for (a root waits for its own), and which leaves are watched.
+
+    leading: the edges to count and the nodes that run, where not all of them do; then no leaf is watched.
+    """
     pending: dict[Edge, int] = {}
     watching: dict[Leaf, Watcher] = {}
     arrivals: list[Edge] = list(roots)
     while arrivals:
         edge = arrivals.pop()
+        if leading is not None and edge not in leading[0]:
+            continue
         count = pending.get(edge, 0)
         pending[edge] = count + 1
         if count:
             continue
         if isinstance(edge, Leaf):
-            if watched and edge.watcher is not None:
+            if leading is None and edge.watcher is not None:
                 watching[edge] = edge.watcher
             continue
+        if leading is not None and edge not in leading[1]:
+            continue
         if edge.edges is None:
-            raise GraphFreedError(
-                f"{edge.op.name}: backward ran over this graph before and freed it; "
-                "pass retain_graph=True to the first backward to run a second"
-            )
+            raise _freed(edge)
         arrivals.extend(input for input in edge.edges if input is not None)
     return pending, watching
 
@@ -79,6 +126,7 @@ def _run(
     grads: Sequence[Array],
     retain_graph: bool,
     sinks: dict[Edge, Array | None] | None,
+    leading: tuple[set[Edge], set[Edge]] | None,
     pending: dict[Edge, int],
     watching: dict[Leaf, Watcher],
 ) -> None:
@@ -108,12 +156,17 @@ def _run(
         if sinks is not None and edge in sinks:
             sinks[edge] = incoming.get(edge)
         if isinstance(edge, Node):
-            heappush(ready, (-edge.number, edge))
+            if leading is None or edge in leading[1]:
+                heappush(ready, (-edge.number, edge))
+            else:
+                incoming.pop(edge, None)
+                owned.discard(edge)
         elif (watcher := watching.get(edge)) is not None:
             watcher.ready(edge)
 
     for root, g in zip(roots, grads, strict=True):
-        deliver(root, g)
+        if leading is None or root in leading[0]:
+            deliver(root, g)
     while ready:
         node = heappop(ready)[1]
         edges = node.edges
@@ -126,7 +179,7 @@ def _run(
             node.free()
         del g
         for edge, result in zip(edges, results, strict=True):
-            if edge is not None:
+            if edge is not None and (leading is None or edge in leading[0]):
                 deliver(edge, result)
         del results, edges, node
         # `edge` and `result` are overwritten at the next node; they hold at most one gradient.

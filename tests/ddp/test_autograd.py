@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, DtypeError, GradcheckError, GraphError
+from ddp.errors import ArgumentError, DtypeError, GradcheckError, GraphError, GraphFreedError
 from ddp.ops import OPS, Op
 
 
@@ -55,6 +55,51 @@ class TestGradcheck:
             ddp.autograd.gradcheck(lambda x: x * 2, leaf(1.0).detach().expand(3).requires_grad_())
         with pytest.raises(GradcheckError, match="no output depends"):
             ddp.autograd.gradcheck(lambda x: x.detach(), leaf(1.0))
+
+
+class TestGradRunsOnlyWhatLeadsToTheInputs:
+    def test_below_an_input_nothing_is_freed(self) -> None:
+        x = leaf(1.0, 2.0)
+        h = x.exp()
+        (dh,) = ddp.autograd.grad((h * h).sum(), h)
+        assert dh.tolist() == (2 * h).tolist()
+        h.sum().backward()
+        assert x.grad.tolist() == h.tolist()
+
+    def test_beside_an_input_nothing_is_freed(self) -> None:
+        x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        h = x.exp()
+        assert ddp.autograd.grad((h * y).sum(), y)[0].tolist() == h.tolist()
+        h.sum().backward()
+        assert x.grad.tolist() == h.tolist()
+
+    def test_what_does_not_lead_there_is_not_asked(self) -> None:
+        x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        h = x.detach().requires_grad_() * 1
+        k = h.exp()
+        with ddp.no_grad():
+            k.mul_(2)  # exp's backward would raise VersionError
+        assert ddp.autograd.grad(k.sum() + (y * 3).sum(), y)[0].tolist() == [3.0, 3.0]
+
+    def test_an_input_above_another(self) -> None:
+        x = leaf(1.0, 2.0)
+        h = x * 3
+        dx, dh, again = ddp.autograd.grad((h * h).sum() + x.sum(), (x, h, h))
+        assert dh.tolist() == again.tolist() == [6.0, 12.0]
+        assert dx.tolist() == [19.0, 37.0]
+
+    def test_an_output_as_input(self) -> None:
+        y = leaf(1.0).exp()
+        assert ddp.autograd.grad(y, y)[0].tolist() == [1.0]
+        y.backward()
+
+    def test_freed_beside_and_freed_in_between(self) -> None:
+        x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        h = x.exp()
+        h.sum().backward()
+        assert ddp.autograd.grad((h + y).sum(), y)[0].tolist() == [1.0, 1.0]
+        with pytest.raises(GraphFreedError, match="exp"):
+            ddp.autograd.grad((h + y).sum(), x)
 
 
 class TestGrad:
