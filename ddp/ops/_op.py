@@ -98,15 +98,16 @@ def fold(g: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _by_bits(xp: Any, mask: Array, g: Array) -> Array:
-    # where() branches at every element, and is ten times slower than a product on a mask without a pattern.
-    bits = f"i{g.dtype.itemsize}"
-    return (g.view(bits) & -mask.astype(bits)).view(g.dtype)
+    # The bits of g as integers, times 0 or 1: as fast as g * mask, where NumPy's where() is ten times slower because it
+    # branches at every element of a mask without a pattern.
+    return (g.view(BITS[g.dtype.itemsize]) * mask).view(g.dtype)
 
 
 def _by_where(xp: Any, mask: Array, g: Array) -> Array:
     return xp.where(mask, g, g.dtype.type(0))
 
 
+BITS = {2: "int16", 4: "int32", 8: "int64"}
 SELECTS = {"numpy": _by_bits, "cupy": _by_where}
 
 
