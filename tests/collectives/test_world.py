@@ -122,9 +122,9 @@ def test_a_rank_that_never_calls_init_does_not_hold_the_others_for_ever(
 ) -> None:
     code = (
         "import time, collectives\nfrom collectives import world\n"
-        "if world.promised().rank == 1: time.sleep(30)\n"
-        "collectives.init(timeout=1)\n"
+        "if world.promised().rank == 1: time.sleep(15)\n"
+        "collectives.init(timeout=3)\n"
     )
-    done = start_job([*mpiexec, "-n", "2", sys.executable, "-c", code]).wait(timeout=20)  # type: ignore[attr-defined]
+    done = start_job([*mpiexec, "-n", "2", sys.executable, "-c", code]).wait(timeout=40)  # type: ignore[attr-defined]
     assert done.returncode != 0
     assert "_join_and_wait_for_every_rank_to_call_init" in done.stderr
