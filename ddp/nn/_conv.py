@@ -1,4 +1,4 @@
-"""Convolution and pooling layers."""
+"""Convolution layers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ddp.errors import ArgumentError
 from ddp.nn import functional
 from ddp.nn._linear import reset_affine
 from ddp.nn._module import Module, Parameter
+from ddp.nn.functional._check import pair
 
 Size = int | Sequence[int]
 
@@ -41,10 +42,10 @@ class Conv2d(Module):
             raise ArgumentError(f"Conv2d: groups {groups} does not divide {in_channels} and {out_channels} channels")
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_size = functional.pair(kernel_size, "kernel_size")
-        self.stride = functional.pair(stride, "stride")
-        self.padding = functional.pair(padding, "padding")
-        self.dilation = functional.pair(dilation, "dilation")
+        self.kernel_size = pair(kernel_size, "kernel_size")
+        self.stride = pair(stride, "stride")
+        self.padding = pair(padding, "padding")
+        self.dilation = pair(dilation, "dilation")
         self.groups = groups
         shape = (out_channels, in_channels // groups, *self.kernel_size)
         self.weight = Parameter(empty(shape, device=device, dtype=dtype))
@@ -68,24 +69,3 @@ class Conv2d(Module):
         if self.groups != 1:
             text += f", groups={self.groups}"
         return text if self.bias is not None else f"{text}, bias=False"
-
-
-class MaxPool2d(Module):
-    """The maximum under a moving window. input: (N, C, H, W); stride: kernel_size unless given.
-
-    Raises: ShapeError, ArgumentError when called; see functional.max_pool2d.
-    """
-
-    def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0, dilation: Size = 1) -> None:
-        super().__init__()
-        self.kernel_size = kernel_size
-        self.stride = kernel_size if stride is None else stride
-        self.padding = padding
-        self.dilation = dilation
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, H, W) or (C, H, W)."""
-        return functional.max_pool2d(input, self.kernel_size, self.stride, self.padding, self.dilation)
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"

@@ -1,0 +1,73 @@
+"""The function forms, one family a file: most call the method of the same name."""
+
+from ddp._tensor.functions._elementwise import (
+    abs,
+    clamp,
+    exp,
+    log,
+    maximum,
+    minimum,
+    relu,
+    sigmoid,
+    sqrt,
+    tanh,
+    where,
+)
+from ddp._tensor.functions._products import (
+    matmul,
+)
+from ddp._tensor.functions._reductions import (
+    amax,
+    amin,
+    argmax,
+    log_softmax,
+    logsumexp,
+    max,
+    mean,
+    min,
+    softmax,
+    sum,
+)
+from ddp._tensor.functions._shapes import (
+    cat,
+    flatten,
+    permute,
+    reshape,
+    squeeze,
+    stack,
+    transpose,
+    unsqueeze,
+)
+
+__all__ = [
+    "abs",
+    "amax",
+    "amin",
+    "argmax",
+    "cat",
+    "clamp",
+    "exp",
+    "flatten",
+    "log",
+    "log_softmax",
+    "logsumexp",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "permute",
+    "relu",
+    "reshape",
+    "sigmoid",
+    "softmax",
+    "sqrt",
+    "squeeze",
+    "stack",
+    "sum",
+    "tanh",
+    "transpose",
+    "unsqueeze",
+    "where",
+]

@@ -1,0 +1,81 @@
+"""A case, and the cases that every op of a kind needs: broadcast, empty, 0-d and non-contiguous among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Case(NamedTuple):
+    op: str
+    label: str
+    fn: Callable[..., Any]  # fn(t, *inputs)
+    inputs: tuple[np.ndarray[Any, Any], ...]  # float64 ones get a gradient
+
+
+def draw(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Distinct numbers, no two near each other, none near zero: differences must not step over a kink."""
+    n = int(np.prod(shape))
+    steps = low + (high - low) * (np.arange(n) + 0.5) / max(n, 1) + 0.003
+    return np.random.default_rng(seed + n).permutation(steps).reshape(shape)
+
+
+def spaced(*shape: int, seed: int = 0, **bounds: float) -> np.ndarray[Any, Any]:
+    """As draw, but every second row and transposed: not contiguous."""
+    return draw(*reversed(shape[:-1]), shape[-1] * 2, seed=seed, **bounds)[..., ::2].transpose(
+        *reversed(range(len(shape) - 1)), len(shape) - 1
+    )
+
+
+def unary(op: str, low: float = -2.0, high: float = 2.0, fn: Callable[..., Any] | None = None) -> Iterator[Case]:
+    run = fn or (lambda t, x: getattr(t, op)(x))
+    bounds = {"low": low, "high": high}
+    yield Case(op, "matrix", run, (draw(3, 4, **bounds),))
+    yield Case(op, "0-d", run, (draw(**bounds),))
+    yield Case(op, "empty", run, (draw(0, 3, **bounds),))
+    yield Case(op, "non-contiguous", run, (spaced(3, 4, **bounds),))
+
+
+def binary(op: str, fn: Callable[..., Any], low: float = -2.0, **right: float) -> Iterator[Case]:
+    left = {"low": low}
+    for label, a, b in [
+        ("same", (3, 4), (3, 4)),
+        ("rows", (3, 4), (4,)),
+        ("columns", (3, 1), (2, 3, 4)),
+        ("outer", (3, 1), (1, 4)),
+        ("0-d", (), ()),
+        ("0-d and matrix", (), (2, 3)),
+        ("empty", (0, 3), (3,)),
+        ("empty broadcast", (0, 3), (1, 3)),
+    ]:
+        yield Case(op, label, fn, (draw(*a, **left), draw(*b, seed=1, **{"low": -1.9, **right})))
+    yield Case(op, "non-contiguous", fn, (spaced(3, 4, **left), spaced(3, 4, seed=1, **{"low": -1.9, **right})))
+
+
+def reduction(op: str, empty: bool = True, always_dim: bool = False) -> Iterator[Case]:
+    for dim in (None, 0, -1, (0, 2), (2, 1, 0)):
+        for keepdim in (False, True):
+            if dim is not None or not (keepdim or always_dim):
+                how = (lambda t, x: getattr(t, op)(x)) if dim is None else _over(op, dim, keepdim)
+                yield Case(op, f"dim={dim} keepdim={keepdim}", how, (draw(2, 3, 4),))
+    zero = _over(op, 0, False)
+    yield Case(op, "0-d", zero, (draw(),))
+    yield Case(op, "non-contiguous", _over(op, 1, False), (spaced(2, 3, 4),))
+    if empty:
+        yield Case(op, "empty", _over(op, 1, False), (draw(0, 3),))
+
+
+def _over(op: str, dim: Any, keepdim: bool) -> Callable[..., Any]:
+    return lambda t, x: getattr(t, op)(x, dim=dim, keepdim=keepdim)
+
+
+def along(op: str) -> Iterator[Case]:
+    for dim in (0, -1):
+        yield Case(op, f"dim={dim}", lambda t, x, dim=dim: getattr(t, op)(x, dim=dim), (draw(3, 4),))
+    yield Case(op, "0-d", lambda t, x: getattr(t, op)(x, dim=0), (draw(),))
+    yield Case(op, "empty", lambda t, x: getattr(t, op)(x, dim=1), (draw(0, 3),))
+    yield Case(op, "no classes", lambda t, x: getattr(t, op)(x, dim=1), (draw(2, 0),))
+    yield Case(op, "large", lambda t, x: getattr(t, op)(x * 400, dim=1), (draw(2, 3),))
+    yield Case(op, "non-contiguous", lambda t, x: getattr(t, op)(x, dim=0), (spaced(3, 4),))
