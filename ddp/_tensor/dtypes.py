@@ -1,13 +1,15 @@
 """Which dtype a result has: PyTorch's rules, on NumPy's dtype objects.
 
 Python numbers never widen a tensor of their own category or a higher one; neither does a 0-d tensor beside one with
-dimensions. bool < integers < floats are the categories.
+dimensions. bool < integers < floats are the categories. bfloat16 is the one of ml_dtypes: its `kind` is "V" and its
+`name` "bfloat16", so whether something is floating is a question for `is_float`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ddp.errors import DtypeError
@@ -19,12 +21,16 @@ int16 = np.dtype("int16")
 int32 = np.dtype("int32")
 int64 = np.dtype("int64")
 float16 = np.dtype("float16")
+bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 float32 = np.dtype("float32")
 float64 = np.dtype("float64")
 
 DEFAULT = float32
-SUPPORTED = frozenset({bool_, uint8, int8, int16, int32, int64, float16, float32, float64})
-_CATEGORY = {"b": 0, "i": 1, "u": 1, "f": 2}
+INTEGERS = frozenset({uint8, int8, int16, int32, int64})
+FLOATS = frozenset({float16, bfloat16, float32, float64})
+HALVES = frozenset({float16, bfloat16})
+SUPPORTED = frozenset({bool_}) | INTEGERS | FLOATS
+_CATEGORY = {bool_: 0, **dict.fromkeys(INTEGERS, 1), **dict.fromkeys(FLOATS, 2)}
 
 
 def parse(dtype: Any) -> np.dtype[Any]:
@@ -32,9 +38,11 @@ def parse(dtype: Any) -> np.dtype[Any]:
 
     Raises: DtypeError for anything else.
     """
+    if isinstance(dtype, np.dtype) and dtype in SUPPORTED:
+        return dtype
     try:
         found = None if dtype is None else np.dtype(dtype)  # NumPy would read None as float64
-    except TypeError:
+    except (TypeError, ValueError):
         found = None
     if found is None or found not in SUPPORTED:
         raise DtypeError(f"dtype {dtype!r}: expected one of {', '.join(sorted(d.name for d in SUPPORTED))}")
@@ -43,25 +51,94 @@ def parse(dtype: Any) -> np.dtype[Any]:
 
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether tensors of this dtype can require grad."""
-    return dtype.kind == "f"
+    return dtype in FLOATS
+
+
+def _join(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    above = _CATEGORY[a] - _CATEGORY[b]
+    if above:
+        return a if above > 0 else b
+    if a != b and a in HALVES and b in HALVES:
+        return float32  # neither holds the other's values
+    return np.promote_types(a, b)
+
+
+_JOINED = {(a, b): _join(a, b) for a in SUPPORTED for b in SUPPORTED}
 
 
 def promote(a: np.dtype[Any], a_dims: int, b: np.dtype[Any], b_dims: int) -> np.dtype[Any]:
     """The dtype of an operation on two tensors of these dtypes and numbers of dimensions."""
     if a == b:
         return a
-    above = _CATEGORY[a.kind] - _CATEGORY[b.kind]
-    if above:
-        return a if above > 0 else b
-    if (a_dims == 0) != (b_dims == 0):
+    if (a_dims == 0) != (b_dims == 0) and _CATEGORY[a] == _CATEGORY[b]:
         return a if a_dims else b
-    return np.promote_types(a, b)
+    return _JOINED[a, b]
 
 
 def promote_scalar(dtype: np.dtype[Any], number: bool | int | float) -> np.dtype[Any]:
     """The dtype of an operation on a tensor of `dtype` and a Python number."""
     if isinstance(number, float):
-        return dtype if dtype.kind == "f" else DEFAULT
-    if dtype.kind == "b" and not isinstance(number, bool):
+        return dtype if dtype in FLOATS else DEFAULT
+    if dtype == bool_ and not isinstance(number, bool):
         return int64
     return dtype
+
+
+def of_number(number: bool | int | float) -> np.dtype[Any]:
+    """The dtype of a tensor made of a Python number alone."""
+    return bool_ if isinstance(number, bool) else int64 if isinstance(number, int) else DEFAULT
+
+
+def promote_types(type1: Any, type2: Any) -> np.dtype[Any]:
+    """The smallest dtype that holds the values of both; of floats beside integers, the floating one."""
+    return _JOINED[parse(type1), parse(type2)]
+
+
+def can_cast(from_: Any, to: Any) -> bool:
+    """Whether values of one dtype may be written into another: not from a higher category into a lower one, except
+    that an integer may be any integer."""
+    return _CATEGORY[parse(from_)] <= _CATEGORY[parse(to)]
+
+
+def get_default_dtype() -> np.dtype[Any]:
+    """The dtype of Python floats: float32. It cannot be set, so that no module changes another's numbers."""
+    return DEFAULT
+
+
+class finfo:
+    """The limits of a floating dtype: bits, eps, max, min, tiny, smallest_normal, resolution; dtype is its name.
+
+    Raises: DtypeError for other dtypes.
+    """
+
+    __slots__ = ("bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny")
+
+    def __init__(self, dtype: Any = DEFAULT) -> None:
+        kind = parse(dtype)
+        if kind not in FLOATS:
+            raise DtypeError(f"finfo: expected a floating dtype, got {kind.name}; iinfo has the limits of integers")
+        limits: Any = ml_dtypes.finfo(kind)
+        self.dtype = kind.name
+        self.bits = kind.itemsize * 8
+        self.eps, self.max, self.min = float(limits.eps), float(limits.max), float(limits.min)
+        self.tiny = self.smallest_normal = float(limits.smallest_normal)
+        self.resolution = 10.0**-limits.precision
+
+    def __repr__(self) -> str:
+        return f"finfo({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+
+
+class iinfo:
+    """The limits of an integer dtype: bits, max, min; dtype is its name. Raises: DtypeError for other dtypes."""
+
+    __slots__ = ("bits", "dtype", "max", "min")
+
+    def __init__(self, dtype: Any) -> None:
+        kind = parse(dtype)
+        if kind not in INTEGERS:
+            raise DtypeError(f"iinfo: expected an integer dtype, got {kind.name}; finfo has the limits of floats")
+        limits = np.iinfo(kind)
+        self.dtype, self.bits, self.max, self.min = kind.name, limits.bits, limits.max, limits.min
+
+    def __repr__(self) -> str:
+        return f"iinfo({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
