@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp._device import place
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
-from ddp._tensor.dtypes import DEFAULT, SUPPORTED, promote, promote_scalar
+from ddp._tensor.dtypes import DEFAULT, SUPPORTED, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
 from ddp.ops import products
@@ -49,7 +49,7 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
         y = y.item()  # a NumPy scalar counts as a number; its float64 must not widen the result
     if isinstance(y, bool | int | float):
         dtype = promote_scalar(x._array.dtype, y)
-        if floating and dtype.kind != "f":
+        if floating and not is_float(dtype):
             dtype = DEFAULT
         return convert(x, dtype), y
     if not isinstance(y, TensorBase):
@@ -62,7 +62,7 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
     if a.dtype == b.dtype and not floating:
         return x, y
     dtype = promote(a.dtype, a.ndim, b.dtype, b.ndim)
-    if floating and dtype.kind != "f":
+    if floating and not is_float(dtype):
         dtype = DEFAULT
     return convert(x, dtype), convert(y, dtype)
 
@@ -76,7 +76,7 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> None:
 
 def floating(x: TensorBase) -> TensorBase:
     """`x`, or for integers and bool its float32 form: what exp, mean and kin compute on."""
-    return x if x._array.dtype.kind == "f" else convert(x, DEFAULT)
+    return x if is_float(x._array.dtype) else convert(x, DEFAULT)
 
 
 def unary(op: Op, x: TensorBase) -> Tensor:
@@ -190,7 +190,7 @@ class Arithmetic(TensorBase):
         return compare("greater_equal", self, y)
 
     def __invert__(self) -> Tensor:
-        if self._array.dtype.kind == "f":
+        if is_float(self._array.dtype):
             raise DtypeError(f"invert: expected integers or bool, got {self._array.dtype}")
         return wrap(self._device.xp.asarray(~self._array), self._device)
 

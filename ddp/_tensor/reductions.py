@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp._tensor.arithmetic import convert, floating
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
-from ddp._tensor.dtypes import parse
+from ddp._tensor.dtypes import is_float, parse
 from ddp.errors import ArgumentError, DtypeError, RangeError
 from ddp.ops import index, reduce
 
@@ -62,7 +62,7 @@ class Reductions(TensorBase):
 
     def mean(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """The mean. Raises: DtypeError unless floating."""
-        if self._array.dtype.kind != "f":
+        if not is_float(self._array.dtype):
             raise DtypeError(f"mean: expected a floating tensor, got {self._array.dtype}; convert it with float()")
         return apply(reduce.mean, (self,), dims=axes(self, dim, "mean"), keepdim=keepdim)
 
