@@ -9,7 +9,8 @@
     ├── GraphError                      backward cannot run on this graph
     │   ├── GraphFreedError             a second backward over a graph that the first has freed
     │   ├── VersionError                a value that backward reads was changed in place
-    │   └── InplaceError                an in-place operation that autograd cannot follow
+    │   ├── InplaceError                an in-place operation that autograd cannot follow
+    │   └── AnomalyError                a gradient is nan, in anomaly mode
     ├── ParallelError                   ranks that do not agree on the model, or a wrapper used against its order
     ├── GradcheckError (AssertionError) a backward disagrees with finite differences
     └── StateDictError (ValueError)     a state dict that does not fit the module or optimizer
@@ -58,6 +59,10 @@ class VersionError(GraphError):
 
 class InplaceError(GraphError):
     """An in-place operation that autograd cannot follow."""
+
+
+class AnomalyError(GraphError):
+    """A gradient is nan, found in anomaly mode."""
 
 
 class ParallelError(DdpError):

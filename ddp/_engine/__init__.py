@@ -1,20 +1,36 @@
 """Reverse mode: leaves and nodes make the graph, `backward` runs over it, grad mode says whether it is recorded."""
 
+from ddp._engine.anomaly import detect_anomaly, set_detect_anomaly
+from ddp._engine.handles import RemovableHandle
 from ddp._engine.leaves import Leaf, Slot, Watcher
-from ddp._engine.modes import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
-from ddp._engine.nodes import Edge, Node, Version
+from ddp._engine.modes import (
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_grad_enabled,
+)
+from ddp._engine.nodes import Edge, Joint, Node, Version, ports
 from ddp._engine.running import backward
 
 __all__ = [
     "Edge",
+    "Joint",
     "Leaf",
     "Node",
+    "RemovableHandle",
     "Slot",
     "Version",
     "Watcher",
     "backward",
+    "detect_anomaly",
     "enable_grad",
+    "inference_mode",
     "is_grad_enabled",
+    "is_inference_mode_enabled",
     "no_grad",
+    "ports",
+    "set_detect_anomaly",
     "set_grad_enabled",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -70,12 +70,18 @@ class Watcher(Protocol):
 
 
 class Leaf:
-    """The graph's end for one tensor that requires grad."""
+    """The graph's end for one tensor that requires grad.
 
-    __slots__ = ("__weakref__", "dtype", "shape", "slot", "watcher")
+    hooks: see the sum of a backward's gradients before it is accumulated, and may replace it; after: are called once it
+    is
+    """
+
+    __slots__ = ("__weakref__", "after", "dtype", "hooks", "shape", "slot", "watcher")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
         self.dtype = dtype
         self.slot = Slot(shape, dtype, xp)
         self.watcher: Watcher | None = None
+        self.hooks: list[Callable[[Array], Array | None]] = []
+        self.after: list[Callable[[], None]] = []

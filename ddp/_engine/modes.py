@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
 class _Mode(threading.local):
-    enabled = True
+    enabled = True  # ops are recorded
+    inference = False
+    anomaly = False  # gradients are checked for nan as they come
+    quiet = False  # somebody above has silenced floating-point warnings already
+    observers: tuple[Callable[[Any], None], ...] = ()  # see every new node: anomaly mode, checkpointed regions
+    autocast: Callable[[Any, Sequence[Any]], Sequence[Any]] | None = None  # (op, inputs) -> inputs in the dtype to use
 
 
 state = _Mode()
+
+
+def _turn(mode: bool) -> None:
+    state.enabled = mode and not state.inference
 
 
 def is_grad_enabled() -> bool:
@@ -31,10 +40,10 @@ class set_grad_enabled:
     def __init__(self, mode: bool) -> None:
         self.mode = mode
         self.before = state.enabled
-        state.enabled = mode
+        _turn(mode)
 
     def __enter__(self) -> None:
-        state.enabled = self.mode
+        _turn(self.mode)
 
     def __exit__(self, *exc: object) -> None:
         state.enabled = self.before
@@ -54,7 +63,7 @@ class _Scope:
 
     def __enter__(self) -> None:
         self.before.append(state.enabled)
-        state.enabled = self.mode
+        _turn(self.mode)
 
     def __exit__(self, *exc: object) -> None:
         state.enabled = self.before.pop()
@@ -69,6 +78,40 @@ class no_grad(_Scope):
     mode = False
 
 
+class inference_mode(_Scope):
+    """As no_grad, and enable_grad inside does not turn recording on again. `mode=False` changes nothing."""
+
+    mode = False
+
+    def __init__(self, mode: bool = True) -> None:
+        super().__init__()
+        self.wanted = mode
+        self.outer: list[bool] = []
+
+    def __enter__(self) -> None:
+        self.outer.append(state.inference)
+        self.before.append(state.enabled)
+        if self.wanted:
+            state.inference, state.enabled = True, False
+
+    def __exit__(self, *exc: object) -> None:
+        state.inference = self.outer.pop()
+        state.enabled = self.before.pop()
+
+    def __call__(self, function: Fn) -> Fn:
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            with inference_mode(self.wanted):
+                return function(*args, **kwargs)
+
+        return cast(Fn, inner)
+
+
+def is_inference_mode_enabled() -> bool:
+    """Whether this thread is inside inference_mode."""
+    return state.inference
+
+
 class enable_grad(_Scope):
     """Ops inside are recorded, also within no_grad: `with enable_grad(): ...` or `@enable_grad()`. Per thread."""
 
@@ -79,7 +122,7 @@ def _decorated(function: Fn, mode: bool) -> Fn:
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
         before = state.enabled
-        state.enabled = mode
+        _turn(mode)
         try:
             return function(*args, **kwargs)
         finally:

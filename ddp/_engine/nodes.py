@@ -1,19 +1,30 @@
-"""What the graph is made of: one node for each op that ran, and the version counters of what it saved."""
+"""What the graph is made of: one node for each op that ran, and the version counters of what it saved.
+
+An op of several results has a node, a `Joint`, that waits for all their gradients, and a `Port` before it for each
+result, so that everything else (counts, hooks, sums over uses) sees one gradient a node.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from ddp._engine.leaves import Array, Leaf
+from ddp._engine.leaves import Array, Leaf, Slot
 from ddp.errors import VersionError
 
 
 class Version:
-    """How often the memory of a tensor and its views was written in place; shared by all of them."""
+    """How often the memory of a tensor and its views was written in place; shared by all of them.
 
-    count = 0  # a class attribute, so that making one for every tensor runs no __init__
+    count: writes of any kind; epoch: those that autograd follows, after which the other tensors over this memory no
+    longer say where their values come from; base: a weak reference to the tensor that views were first made of
+    """
+
+    # Class attributes, so that making one for every tensor runs no __init__.
+    count = 0
+    epoch = 0
+    base: Callable[[], Any] | None = None
 
 
 class Differentiable(Protocol):
@@ -21,7 +32,26 @@ class Differentiable(Protocol):
 
     name: str
     saves: tuple[str, ...]
-    backward: Callable[..., Sequence[Array | None]]
+    backward: Callable[..., Sequence[Any]]
+
+
+Hook = Callable[[Array], "Array | None"]
+
+
+class Attachments:
+    """What few nodes have.
+
+    hooks: see a node's incoming gradient first, and may replace it; retained: where a copy of it goes; recall: fills in
+    saved values that were dropped, before backward reads them; trace: the line of user code that ran the op
+    """
+
+    __slots__ = ("hooks", "recall", "retained", "trace")
+
+    def __init__(self) -> None:
+        self.hooks: list[Hook] = []
+        self.retained: Slot | None = None
+        self.recall: Callable[[], None] | None = None
+        self.trace: str | None = None
 
 
 _numbers = itertools.count()
@@ -30,7 +60,7 @@ _numbers = itertools.count()
 class Node:
     """One op that ran: what its backward needs, and where the gradients go."""
 
-    __slots__ = ("__weakref__", "edges", "needs", "number", "op", "residual", "saved", "versions", "xp")
+    __slots__ = ("__weakref__", "attached", "edges", "needs", "number", "op", "residual", "saved", "versions", "xp")
 
     def __init__(
         self,
@@ -50,17 +80,32 @@ class Node:
         self.saved = saved  # arrays, in the order of op.saves
         self.versions = versions  # (counter, count at save time, position in saved) of each saved tensor
         self.residual = residual  # what backward needs besides: shapes, masks, parameters
+        self.attached: Attachments | None = None
 
-    def run(self, g: Array) -> Sequence[Array | None]:
-        """The gradients of the inputs. Raises: VersionError if a saved value was changed in place since."""
+    def attach(self) -> Attachments:
+        """Its attachments, made when first asked for."""
+        if self.attached is None:
+            self.attached = Attachments()
+        return self.attached
+
+    def check_versions(self) -> None:
+        """Raises: VersionError if a saved value was changed in place since."""
         for counter, count, position in self.versions:
             if counter.count != count:
+                what = repr(self.op.saves[position]) if position < len(self.op.saves) else f"saved tensor {position}"
+                shape = f" of shape {tuple(self.saved[position].shape)}" if position < len(self.saved) else ""
                 raise VersionError(
-                    f"{self.op.name}: backward reads {self.op.saves[position]!r} of shape "
-                    f"{tuple(self.saved[position].shape)}, saved at version {count}, but it was changed in place and "
-                    f"is now at version {counter.count}; use the out-of-place form, or clone() it before"
+                    f"{self.op.name}: backward reads {what}{shape}, saved at version {count}, but it was changed in "
+                    f"place and is now at version {counter.count}; use the out-of-place form, or clone() it before"
                 )
-        return self.op.backward(self.xp, g, self.needs, self.saved, self.residual)
+
+    def run(self, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
+        """The gradients of the inputs, None where `needs` is False. Raises: VersionError; what the op raises."""
+        if self.attached is not None and self.attached.recall is not None:
+            self.attached.recall()
+        if self.versions:
+            self.check_versions()
+        return self.op.backward(self.xp, g, needs, self.saved, self.residual)
 
     def free(self) -> None:
         """Lets go of everything, so that memory falls while backward still runs."""
@@ -68,6 +113,39 @@ class Node:
         self.saved = ()
         self.versions = ()
         self.residual = None
+        self.attached = None
+
+
+class Joint(Node):
+    """The node of an op with `outputs` results: its gradient is a list of one each, None where nothing came."""
+
+    __slots__ = ("outputs",)
+    outputs: int
+
+
+class Part(NamedTuple):
+    """What a port hands on: the gradient of result `index`."""
+
+    index: int
+    g: Array
+
+
+class _Through:
+    """The op of a port."""
+
+    saves: tuple[str, ...] = ()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def backward(self, xp: Any, g: Array, needs: Any, saved: Any, index: int) -> Sequence[Part]:
+        return (Part(index, g),)
+
+
+def ports(joint: Joint) -> list[Node]:
+    """One node for each result of `joint`."""
+    through = _Through(joint.op.name)
+    return [Node(through, joint.xp, (joint,), (True,), (), (), index) for index in range(joint.outputs)]
 
 
 Edge = Node | Leaf

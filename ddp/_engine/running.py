@@ -12,9 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from typing import Any, cast
 
+import numpy as np
+
+from ddp._engine.anomaly import check_gradients
 from ddp._engine.leaves import Array, Leaf, Watcher
-from ddp._engine.nodes import Edge, Node
+from ddp._engine.modes import state
+from ddp._engine.nodes import Edge, Hook, Joint, Node, Part
 from ddp.errors import GraphFreedError
 
 
@@ -42,7 +47,8 @@ def backward(
         for watcher, leaves in groups.values():
             active.append(watcher)
             watcher.begin(leaves)
-        _run(roots, grads, retain_graph, sinks, leading, pending, watching)
+        with np.errstate(all="ignore"):  # infinities and nan are values here; anomaly mode looks for them
+            _run(roots, grads, retain_graph, sinks, leading, pending, watching)
         while active:
             active[0].end()
             del active[0]
@@ -130,17 +136,17 @@ def _run(
     pending: dict[Edge, int],
     watching: dict[Leaf, Watcher],
 ) -> None:
-    incoming: dict[Edge, Array] = {}  # what has come for each node so far
+    incoming: dict[Edge, Any] = {}  # what has come for each node so far
     owned: set[Edge] = set()  # nodes whose incoming array is our own, so that it may be added to in place
     ready: list[tuple[int, Node]] = []
 
-    def deliver(edge: Edge, g: Array | None) -> None:
-        if isinstance(edge, Leaf) and sinks is None:
-            if g is not None:
-                edge.slot.accumulate(g)
+    def deliver(edge: Edge, g: Any) -> None:
+        if type(g) is Part:
+            incoming.setdefault(edge, [None] * cast(Joint, edge).outputs)[g.index] = g.g
         elif g is not None:
-            before = incoming.get(edge)
-            if before is None:
+            if sinks is None and isinstance(edge, Leaf) and not edge.hooks:
+                edge.slot.accumulate(g)
+            elif (before := incoming.get(edge)) is None:
                 # Borrowed: it may be broadcast, read-only, or somebody else's.
                 incoming[edge] = g
             elif edge in owned:
@@ -150,19 +156,36 @@ def _run(
                 incoming[edge] = before + g
                 owned.add(edge)
         pending[edge] -= 1
-        if pending[edge]:
-            return
-        del pending[edge]  # no reference may outlive the node's turn
+        if not pending[edge]:
+            del pending[edge]  # no reference may outlive the node's turn
+            complete(edge)
+
+    def complete(edge: Edge) -> None:
+        if (hooks := _hooks(edge)) and (g := incoming.get(edge)) is not None:
+            for hook in [*hooks]:  # one may take itself out
+                changed = hook(g)
+                if changed is not None:
+                    g = incoming[edge] = changed
+                    owned.discard(edge)
         if sinks is not None and edge in sinks:
             sinks[edge] = incoming.get(edge)
         if isinstance(edge, Node):
+            if edge.attached is not None and edge.attached.retained is not None and edge in incoming:
+                edge.attached.retained.accumulate(incoming[edge])
             if leading is None or edge in leading[1]:
                 heappush(ready, (-edge.number, edge))
             else:
                 incoming.pop(edge, None)
                 owned.discard(edge)
-        elif (watcher := watching.get(edge)) is not None:
-            watcher.ready(edge)
+        elif sinks is None:
+            if (g := incoming.pop(edge, None)) is not None:
+                owned.discard(edge)
+                edge.slot.accumulate(g)
+            if edge.slot.full:
+                for after in [*edge.after]:
+                    after()
+            if (watcher := watching.get(edge)) is not None:
+                watcher.ready(edge)
 
     for root, g in zip(roots, grads, strict=True):
         if leading is None or root in leading[0]:
@@ -173,8 +196,13 @@ def _run(
         assert edges is not None
         g = incoming.pop(node, None)
         owned.discard(node)
+        needs = node.needs
+        if leading is not None:
+            needs = tuple([need and edge in leading[0] for need, edge in zip(needs, edges, strict=True)])
         # Nothing came: every use gave None, and None is what its inputs get.
-        results: Sequence[Array | None] = node.run(g) if g is not None else (None,) * len(edges)
+        results: Sequence[Any] = node.run(g, needs) if g is not None else (None,) * len(edges)
+        if state.anomaly:
+            check_gradients(node, results)
         if not retain_graph:
             node.free()
         del g
@@ -183,3 +211,9 @@ def _run(
                 deliver(edge, result)
         del results, edges, node
         # `edge` and `result` are overwritten at the next node; they hold at most one gradient.
+
+
+def _hooks(edge: Edge) -> Sequence[Hook]:
+    if isinstance(edge, Leaf):
+        return edge.hooks
+    return () if edge.attached is None else edge.attached.hooks

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddp import _engine
+from numpy import errstate
+
 from ddp._device import device, place
-from ddp._engine import Leaf, Node, Version, modes
-from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
+from ddp._engine import Joint, Leaf, Node, Version, modes, ports
+from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, InplaceError, ShapeError
+from ddp.ops._op import BFLOAT16
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -24,11 +27,12 @@ Self = TypeVar("Self", bound="TensorBase")
 class TensorBase:
     """Storage, graph and gradient of a tensor; see `Tensor`."""
 
-    __slots__ = ("__weakref__", "_array", "_device", "_edge", "_end", "_grad", "_version")
+    __slots__ = ("__weakref__", "_array", "_device", "_edge", "_end", "_epoch", "_grad", "_version")
     _array: Array  # the raw array
     _device: device
     _edge: Node | Leaf | None  # where a gradient goes from here; None if none is wanted
     _end: Leaf | None  # the graph's end for this tensor, kept while requires_grad is off
+    _epoch: int  # of the version, when this tensor's place in the graph was true
     _grad: Tensor | None  # the tensor around the slot's buffer, made when `grad` is first read
     _version: Version
 
@@ -50,7 +54,7 @@ class TensorBase:
             if not requires_grad:
                 raise GraphError("requires_grad_(False): this tensor is the result of an op; use detach()")
         elif requires_grad:
-            if self._array.dtype.kind != "f":
+            if self._array.dtype.kind not in FLOATS:
                 raise DtypeError(f"requires_grad: only floating tensors have gradients, not {self._array.dtype}")
             self._edge = self._leaf
         else:
@@ -99,24 +103,6 @@ class TensorBase:
             raise DeviceError(f"grad: a tensor on {self._device} was given one on {value._device}")
         self._leaf.slot.set(value._array)
 
-    def backward(
-        self, gradient: TensorBase | None = None, retain_graph: bool = False, create_graph: bool = False
-    ) -> None:
-        """Adds the gradients of this tensor with respect to all leaves it depends on to their `grad`.
-
-        gradient: of this tensor's shape; 1 for a tensor of one element. retain_graph: keeps the graph for another
-        backward. create_graph: not supported, and raises, because differentiation is first order.
-
-        Raises: GraphError, GraphFreedError, VersionError; ShapeError if `gradient` does not fit.
-        """
-        if create_graph:
-            raise GraphError("backward(create_graph=True): differentiation is first order here; compute it by hand")
-        _engine.backward([root_of(self)], [seed_of(self, gradient)], retain_graph)
-
-    def detach(self) -> Tensor:
-        """The same memory outside the graph; in-place changes of either are seen by both, and by backward."""
-        return wrap(self._array, self._device, self._version)
-
     def _check_replaceable(self) -> None:
         """Raises: GraphError if somebody watches the leaf, who would be left with the old memory."""
         if self._end is not None and self._end.watcher is not None:
@@ -129,7 +115,7 @@ class TensorBase:
         """
         self._check_replaceable()
         end = self._end
-        self._array, self._device, self._version = array, where, Version()
+        self._array, self._device, self._version, self._epoch = array, where, Version(), 0
         self._end = self._grad = None
         if end is not None:
             if end.slot.full:
@@ -138,65 +124,136 @@ class TensorBase:
                 self._edge = self._leaf
 
 
-def wrap(array: Array, where: device, version: Version | None = None) -> Tensor:
-    """A tensor around `array`, outside the graph; with `version`, one more view of that memory."""
+def wrap(array: Array, where: device, like: TensorBase | None = None) -> Tensor:
+    """A tensor around `array`, outside the graph; with `like`, one more view of that tensor's memory."""
     kind = _plain[0]
     self = kind.__new__(kind)
     self._array = array
     self._device = where
     self._edge = self._end = self._grad = None
-    self._version = version or Version()
+    if like is None:
+        self._version = Version()
+        self._epoch = 0
+    else:
+        see(self, like)
     return self
+
+
+def see(view: TensorBase, x: TensorBase) -> None:
+    """`view` shares the memory of `x` from now on, and its version."""
+    version = view._version = x._version
+    view._epoch = x._epoch
+    if version.base is None:
+        version.base = weakref.ref(x)
 
 
 # The class of results. Tensor is made of the mixins that call `apply`, so it can only be put here once it exists.
 _plain: list[type[Tensor]] = []
 
 
-def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Tensor:
+def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     """Runs `op` on tensors, or on Python numbers in their place, and records a node if a gradient will be wanted.
 
-    Raises: DeviceError if the tensors are on different devices.
+    Returns a tensor, or a tuple of them where the op has several results.
+
+    Raises: DeviceError if the tensors are on different devices; InplaceError if one was left behind by a write.
     """
+    state = modes.state
+    if state.autocast is not None:
+        inputs = state.autocast(op, inputs)
     arrays: list[Array] = []
     where: device | None = None
-    recorded = False
+    recorded = wide = False
     for x in inputs:
         if isinstance(x, TensorBase):
-            arrays.append(x._array)
+            array = x._array
+            arrays.append(array)
             if where is not x._device:
                 if where is not None:
                     raise DeviceError(f"{op.name}: one tensor is on {where}, another on {x._device}")
                 where = x._device
             if x._edge is not None:
                 recorded = True
+            if x._epoch != x._version.epoch and state.enabled:
+                raise _left_behind(op.name, x)
+            if array.dtype is BFLOAT16:
+                wide = True
         else:
             arrays.append(x)
     assert where is not None, f"{op.name} was applied to no tensor"
     xp = where.xp
-    out, residual = op.forward(xp, *arrays, **parameters)
+    run: Any = op.widened if wide and not op.native else op
+    if state.quiet or op.view:
+        out, residual = run.forward(xp, *arrays, **parameters)
+    else:
+        with errstate(all="ignore"):  # infinities and nan are values, as in PyTorch
+            out, residual = run.forward(xp, *arrays, **parameters)
+    recorded = recorded and state.enabled
+    if type(out) is tuple:
+        return _several(op, run, where, inputs, out, residual, recorded)
     if not isinstance(out, xp.ndarray):
         out = xp.asarray(out)  # a 0-d result of NumPy is a scalar
     result = wrap(out, where)
     if op.view and xp.may_share_memory(out, arrays[0]):
-        result._version = inputs[0]._version
-    if recorded and modes.state.enabled and out.dtype.kind == "f":  # integers and bool have no gradient
-        edges = tuple([x._edge if isinstance(x, TensorBase) else None for x in inputs])
-        needs = tuple([edge is not None for edge in edges])
-        saved: list[Any] = []
-        versions: list[tuple[Version, int, int]] = []
-        for position in op.plan(needs):
-            if position is None:
-                saved.append(None)
-                continue
-            x = inputs[position] if position < len(inputs) else result
-            if isinstance(x, TensorBase):
-                versions.append((x._version, x._version.count, len(saved)))
-                saved.append(x._array)
-            else:
-                saved.append(x)
-        result._edge = Node(op, xp, edges, needs, tuple(saved), versions, residual)
+        see(result, inputs[0])
+    if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
+        node = _node(Node, op, op.widened if wide else op, xp, inputs, result, residual)
+        result._edge = node
+        for observer in state.observers:
+            observer(node)
     return result
+
+
+FLOATS = "fV"  # the kinds of dtypes that have gradients: V is bfloat16's, and no other tensor's
+
+
+def _several(
+    op: Op, run: Any, where: device, inputs: Sequence[Any], outs: tuple[Array, ...], residual: Any, recorded: bool
+) -> tuple[Tensor, ...]:
+    """The results of an op that has several, each with a port of their joint node."""
+    xp = where.xp
+    results = tuple([wrap(out if isinstance(out, xp.ndarray) else xp.asarray(out), where) for out in outs])
+    if recorded:
+        joint = _node(Joint, op, run, xp, inputs, None, residual)
+        joint.outputs = len(outs)
+        for result, port in zip(results, ports(joint), strict=True):
+            if result._array.dtype.kind in FLOATS:
+                result._edge = port
+        for observer in modes.state.observers:
+            observer(joint)
+    return results
+
+
+N = TypeVar("N", bound=Node)
+
+
+def _node(
+    kind: type[N], op: Op, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
+) -> N:
+    """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
+    edges = tuple([x._edge if isinstance(x, TensorBase) else None for x in inputs])
+    needs = tuple([edge is not None for edge in edges])
+    saved: list[Any] = []
+    versions: list[tuple[Version, int, int]] = []
+    for position in op.plan(needs):
+        if position is None:
+            saved.append(None)
+            continue
+        x = inputs[position] if position < len(inputs) else result
+        if isinstance(x, TensorBase):
+            versions.append((x._version, x._version.count, len(saved)))
+            saved.append(x._array)
+        else:
+            saved.append(x)
+    return kind(run, xp, edges, needs, tuple(saved), versions, residual)
+
+
+def _left_behind(name: str, x: TensorBase) -> InplaceError:
+    return InplaceError(
+        f"{name}: a tensor of shape {x._array.shape} shares memory with one that was changed in place inside the graph "
+        "after this view was made, so its place in the graph is not true any more: make the view after the change, or "
+        "use the out-of-place form"
+    )
 
 
 def clear_grad(x: TensorBase, set_to_none: bool) -> None:

@@ -14,6 +14,7 @@ from ddp._tensor import base
 from ddp._tensor.arithmetic import Arithmetic, convert
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import DEFAULT, bool_, float16, float32, float64, int32, int64, parse
+from ddp._tensor.gradients import Gradients
 from ddp._tensor.inplace import InPlace
 from ddp._tensor.reductions import Reductions
 from ddp._tensor.shaping import Shaping
@@ -23,7 +24,7 @@ from ddp.ops import elementwise
 T = TypeVar("T", bound="Tensor")
 
 
-class Tensor(Arithmetic, Reductions, Shaping, InPlace):
+class Tensor(Gradients, Arithmetic, Reductions, Shaping, InPlace):
     """A multi-dimensional array with a gradient. Made by `ddp.tensor` and the other creation functions.
 
     shape: a tuple of sizes. dtype: float16, float32, float64, an integer or bool. device: where the memory is.
@@ -211,5 +212,5 @@ def _rebuild(kind: type[Tensor], array: Any, where: device, requires_grad: bool)
     self._array = place(array, where)
     self._device = where
     self._edge = self._end = self._grad = None
-    self._version = _engine.Version()
+    self._version, self._epoch = _engine.Version(), 0
     return self.requires_grad_(requires_grad)

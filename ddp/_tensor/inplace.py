@@ -1,37 +1,93 @@
-"""Writing into tensors: what optimizers, initialisation and user code under no_grad need.
+"""Writing into tensors.
 
-Autograd does not follow a write: on a tensor that it tracks one raises, outside no_grad, and names the form that is
-followed. Every write counts in the version that all views share, so that backward notices a saved value that changed.
+A write counts in the version that all views of the memory share, so that backward notices a saved value that changed.
+Where autograd must follow it, the tensor gets a new node over its old one; a leaf that requires grad, and a view of a
+tensor that is still there, cannot be followed, and raise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ddp._device import generator, place
 from ddp._engine import Node, modes
-from ddp._tensor.arithmetic import REFUSED, broadcast, refusal
-from ddp._tensor.base import TensorBase
+from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
+from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.shaping import raw_index
-from ddp.errors import DeviceError, DtypeError, InplaceError, RangeError, ShapeError
+from ddp.errors import DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
+from ddp.ops import elementwise, index
 
 Other = Any
 Self = TypeVar("Self", bound="InPlace")
 
 
-def writable(x: TensorBase, name: str, *operands: Other) -> None:
-    """Counts a write to `x`. Raises: InplaceError if autograd would have to follow it."""
-    if modes.state.enabled:
-        where = f"{name} on a tensor of shape {x._array.shape}"
-        if isinstance(x._edge, Node):
-            raise InplaceError(f"{where} that is in the graph: use the out-of-place form, such as x = x + y")
-        if x._edge is not None:
-            raise InplaceError(f"{where} that is a leaf and requires grad: wrap the call in ddp.no_grad()")
-        if any(isinstance(y, TensorBase) and y._edge is not None for y in operands):
-            raise InplaceError(f"{where}: the operand requires grad; use the out-of-place form, or detach() it")
+def followed(x: TensorBase, name: str, *operands: Other) -> bool:
+    """Whether autograd must follow a write of `operands` into `x`. Raises: InplaceError if it cannot."""
+    if not modes.state.enabled:
+        return False
+    if x._edge is None and not any(isinstance(y, TensorBase) and y._edge is not None for y in operands):
+        return False
+    where = f"{name} on a tensor of shape {x._array.shape}"
+    if x._edge is not None and not isinstance(x._edge, Node):
+        raise InplaceError(f"{where} that is a leaf and requires grad: wrap the call in ddp.no_grad()")
+    version = x._version
+    if version.epoch != x._epoch:
+        raise InplaceError(f"{where} that shares memory with one that was changed in place inside the graph since")
+    base = None if version.base is None else version.base()
+    if base is not None and base is not x:
+        raise InplaceError(
+            f"{where} that is a view of a tensor of shape {base._array.shape}, inside the graph: use the out-of-place "
+            "form, such as x = x + y, or assign to the tensor itself by x[index] = value"
+        )
+    return True
+
+
+def become(x: Self, name: str, result: TensorBase) -> Self:
+    """Writes the values of `result`, which was computed of `x`, into `x`, which takes over its place in the graph.
+
+    Raises: ShapeError, DtypeError if it does not fit; InplaceError (see `followed`). Nothing is written then.
+    """
+    array, values = x._array, result._array
+    if values.shape != array.shape:
+        raise ShapeError(f"{name}: a result of shape {values.shape} does not fit a tensor of shape {array.shape}")
+    if _CATEGORY[values.dtype.kind] > _CATEGORY[array.dtype.kind]:
+        raise DtypeError(f"{name}: a result of {values.dtype} does not fit a tensor of {array.dtype}")
+    if not followed(x, name, result):
+        if values is not array:
+            array[...] = values
+            x._version.count += 1
+        return x
+    before = x._edge
+    node = convert(result, array.dtype)._edge
+    if not isinstance(node, Node):  # the result is an operand itself
+        node = apply(elementwise.clone, (result,))._edge
+        assert isinstance(node, Node)
+    _own(node, x)
+    if values is not array:
+        array[...] = values
     x._version.count += 1
+    x._version.epoch = x._epoch = x._version.epoch + 1
+    x._edge = node
+    if isinstance(before, Node) and before.attached is not None and before.attached.retained is not None:
+        node.attach().retained, before.attached.retained = before.attached.retained, None
+    return x
+
+
+_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2}
+
+
+def _own(node: Node, x: TensorBase) -> None:
+    """What `node` saved of `x`, which is about to be overwritten, becomes a copy of its own."""
+    saved, versions = list(node.saved), []
+    for counter, count, position in node.versions:
+        if counter is x._version and counter.count == count:
+            saved[position] = saved[position].copy()
+        else:
+            versions.append((counter, count, position))
+    node.saved, node.versions = tuple(saved), versions
 
 
 def raw(x: TensorBase, y: Other, name: str) -> Any:
@@ -54,44 +110,50 @@ def raw(x: TensorBase, y: Other, name: str) -> Any:
     return place(y, x._device)
 
 
-def _update(x: Self, name: str, ufunc: str, y: Other) -> Self:
+def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> Self:
+    """x = function(x, y) in the memory of `x`; where autograd need not follow, by the array module's `ufunc`."""
+    if followed(x, name, y):
+        return become(x, name, function(x, y))
     if isinstance(y, TensorBase) and y._device is not x._device:
         raise DeviceError(f"{name}: one tensor is on {x._device}, another on {y._device}")
     value = raw(x, y, name)
-    writable(x, name, y)
+    if x._array.dtype.kind == "V":  # bfloat16 computes in float32
+        return become(x, name, function(x, y))
     try:
-        getattr(x._device.xp, ufunc)(x._array, value, out=x._array, casting="same_kind")
+        with np.errstate(all="ignore"):
+            getattr(x._device.xp, ufunc)(x._array, value, out=x._array, casting="same_kind")
     except TypeError as error:
         raise DtypeError(f"{name}: the result does not fit a tensor of {x._array.dtype}") from error
     except (ValueError, OverflowError) as error:
         raise refusal(name, error) from error
+    x._version.count += 1
     return x
 
 
 class InPlace(TensorBase):
-    """Methods that end in an underscore write into this tensor and return it.
+    """Methods that end in an underscore write into this tensor and return it; autograd follows them.
 
-    Raises: InplaceError on a tensor that autograd tracks, outside no_grad; ShapeError, DtypeError,
-    DeviceError.
+    Raises: InplaceError on a leaf that requires grad, outside no_grad, and on a view of a tensor in the graph;
+    ShapeError, DtypeError, DeviceError.
     """
 
     __slots__ = ()
 
     def add_(self: Self, other: Other, alpha: float = 1) -> Self:
         """self += alpha * other."""
-        return _update(self, "add_", "add", other if alpha == 1 else other * alpha)
+        return update(self, "add_", lambda x, y: x + y, "add", other if alpha == 1 else other * alpha)
 
     def sub_(self: Self, other: Other, alpha: float = 1) -> Self:
         """self -= alpha * other."""
-        return _update(self, "sub_", "subtract", other if alpha == 1 else other * alpha)
+        return update(self, "sub_", lambda x, y: x - y, "subtract", other if alpha == 1 else other * alpha)
 
     def mul_(self: Self, other: Other) -> Self:
         """self *= other."""
-        return _update(self, "mul_", "multiply", other)
+        return update(self, "mul_", lambda x, y: x * y, "multiply", other)
 
     def div_(self: Self, other: Other) -> Self:
         """self /= other."""
-        return _update(self, "div_", "true_divide", other)
+        return update(self, "div_", lambda x, y: x / y, "true_divide", other)
 
     def __iadd__(self: Self, other: Other) -> Self:
         return self.add_(other)
@@ -105,53 +167,78 @@ class InPlace(TensorBase):
     def __itruediv__(self: Self, other: Other) -> Self:
         return self.div_(other)
 
-    def copy_(self: Self, source: Other) -> Self:
-        """The elements of `source`, broadcast and cast to this dtype."""
+    def copy_(self: Self, source: Other, non_blocking: bool = False) -> Self:
+        """The elements of `source`, broadcast and cast to this dtype. non_blocking: accepted, and changes nothing."""
         value = raw(self, source, "copy_")
-        writable(self, "copy_", source)
+        if followed(self, "copy_", source):
+            self[...] = source
+            return self
         try:
             self._array[...] = value
         except REFUSED as error:
             raise refusal("copy_", error) from error
+        self._version.count += 1
         return self
 
-    def fill_(self: Self, value: float) -> Self:
-        """Every element becomes `value`."""
-        writable(self, "fill_")
+    def fill_(self: Self, value: Any) -> Self:
+        """Every element becomes `value`, a number or a tensor of one element."""
+        if isinstance(value, TensorBase) and value._array.size != 1:
+            raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {value._array.shape}")
+        if followed(self, "fill_", value):
+            self[...] = value
+            return self
         try:
-            self._array.fill(value)
+            self._array.fill(value._array.item() if isinstance(value, TensorBase) else value)
         except REFUSED as error:
             raise refusal("fill_", error) from error
+        self._version.count += 1
         return self
 
     def zero_(self: Self) -> Self:
         """Every element becomes 0."""
-        writable(self, "zero_")
-        self._array.fill(0)
-        return self
+        return self.fill_(0)
 
-    def uniform_(self: Self, low: float = 0.0, high: float = 1.0) -> Self:
+    def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, uniform in [low, high)."""
-        writable(self, "uniform_")
         # In float64, so that one seed gives the same weights, rounded, in every dtype.
-        self._array[...] = generator(self._device).random(self._array.shape) * (high - low) + low
-        return self
+        return _drawn(self, "uniform_", _source(self, generator).random(self._array.shape) * (high - low) + low)
 
-    def normal_(self: Self, mean: float = 0.0, std: float = 1.0) -> Self:
+    def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, normally distributed."""
-        writable(self, "normal_")
-        self._array[...] = generator(self._device).standard_normal(self._array.shape) * std + mean
-        return self
+        return _drawn(self, "normal_", _source(self, generator).standard_normal(self._array.shape) * std + mean)
 
     def __setitem__(self, where: Any, value: Other) -> None:
+        name = "x[index] = value"
         selects, rest = raw_index(where, self._device.xp)
-        source = place(value._array, self._device) if isinstance(value, TensorBase) else value
-        writable(self, "x[index] = value", value)
         try:
+            if followed(self, name, value):
+                if not isinstance(value, TensorBase):
+                    value = wrap(self._device.xp.asarray(value, self._array.dtype), self._device)
+                kept = tuple([borrowed(part, self) if hasattr(part, "dtype") else part for part in rest])
+                steps = (kept,) if selects is None else (selects, kept)
+                become(self, name, apply(index.setitem, (self, convert(value, self._array.dtype)), steps=steps))
+                return
+            source = place(value._array, self._device) if isinstance(value, TensorBase) else value
             (self._array if selects is None else self._array[selects])[rest] = source
+            self._version.count += 1
         except IndexError as error:
-            raise RangeError(f"x[index] = value on a tensor of shape {self._array.shape}: {error}") from error
+            raise RangeError(f"{name} on a tensor of shape {self._array.shape}: {error}") from error
+        except DdpError:
+            raise
         except (TypeError, OverflowError) as error:
-            raise refusal("x[index] = value", error) from error
+            raise refusal(name, error) from error
         except ValueError as error:
-            raise ShapeError(f"x[index] = value on a tensor of shape {self._array.shape}: {error}") from error
+            raise ShapeError(f"{name} on a tensor of shape {self._array.shape}: {error}") from error
+
+
+def _source(x: TensorBase, chosen: Any) -> Any:
+    return generator(x._device) if chosen is None else getattr(chosen, "_generator", chosen)
+
+
+def _drawn(x: Self, name: str, numbers: Any) -> Self:
+    if followed(x, name):
+        x[...] = wrap(numbers.astype(x._array.dtype), x._device)
+    else:
+        x._array[...] = numbers
+        x._version.count += 1
+    return x

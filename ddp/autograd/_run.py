@@ -8,6 +8,7 @@ from typing import Any
 from ddp import _engine
 from ddp._tensor.base import root_of, seed_of, wrap
 from ddp._tensor.core import Tensor
+from ddp._tensor.gradients import into
 from ddp.errors import ArgumentError, GraphError
 
 Tensors = Tensor | Sequence[Tensor]
@@ -25,21 +26,33 @@ def _roots(outputs: Tensors, gradients: Any) -> tuple[list[_engine.Edge], list[A
     return [root_of(x) for x in tensors], [seed_of(x, g) for x, g in zip(tensors, given, strict=True)]
 
 
-def backward(tensors: Tensors, grad_tensors: Tensors | None = None, retain_graph: bool = False) -> None:
+def backward(
+    tensors: Tensors,
+    grad_tensors: Tensors | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensors | None = None,
+) -> None:
     """Adds the gradients of all `tensors` to the leaves they depend on, in one pass.
 
-    grad_tensors: one for each tensor, of its shape; left out, 1 for tensors of one element.
+    grad_tensors: one for each tensor, of its shape; left out, 1 for tensors of one element. inputs: only these get a
+    gradient. create_graph: raises, as in Tensor.backward.
 
     Raises: GraphError, GraphFreedError, VersionError, ShapeError, ArgumentError.
     """
-    _engine.backward(*_roots(tensors, grad_tensors), retain_graph)
+    if create_graph:
+        raise GraphError("backward(create_graph=True): differentiation is first order here; compute it by hand")
+    if inputs is None:
+        _engine.backward(*_roots(tensors, grad_tensors), bool(retain_graph))
+    else:
+        into(*_roots(tensors, grad_tensors), inputs, bool(retain_graph))
 
 
 def grad(
     outputs: Tensors,
     inputs: Tensors,
     grad_outputs: Tensors | None = None,
-    retain_graph: bool = False,
+    retain_graph: bool | None = None,
     create_graph: bool = False,
     allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:
@@ -56,7 +69,7 @@ def grad(
         if x._edge is None:
             raise GraphError(f"grad: input {i} of shape {x.shape} does not require grad")
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
-    _engine.backward(*_roots(outputs, grad_outputs), retain_graph, sinks)
+    _engine.backward(*_roots(outputs, grad_outputs), bool(retain_graph), sinks)
     found: list[Tensor | None] = []
     for i, x in enumerate(wanted):
         g = sinks[root_of(x)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-from ddp._tensor.base import clear_grad
+from ddp._tensor.base import clear_grad, see
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
 from ddp.nn import _state
@@ -23,7 +23,8 @@ class Parameter(Tensor):
 
     def __new__(cls, data: Tensor, requires_grad: bool = True) -> Parameter:
         self = super().__new__(cls)
-        self._array, self._device, self._version = data._array, data._device, data._version
+        self._array, self._device = data._array, data._device
+        see(self, data)
         self._edge = self._end = self._grad = None
         return self.requires_grad_(requires_grad)
 

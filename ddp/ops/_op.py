@@ -3,6 +3,8 @@
     forward(xp, *inputs, **parameters) -> (out, residual)
     backward(xp, g, needs, saved, residual) -> one gradient per input
 
+`out` is an array, or a tuple of them; then `g` is a list with a gradient or None for each.
+
 Inputs are arrays, or Python scalars where a number stands in for one. `needs` says which inputs want a gradient; the
 others get None. `saved` are the declared values in the order of `saves`, None where no wanted gradient reads them;
 `residual` is whatever else backward needs. A backward never writes into `g`, `saved` or `residual`: the first may
@@ -14,10 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 Array = Any
 Needs = tuple[bool, ...]
 Saved = Sequence[Any]
 Gradients = Sequence[Array | None]
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FLOAT32 = np.dtype("float32")
 
 OPS: dict[str, Op] = {}  # every op by name: the gradient tests prove that they miss none
 
@@ -28,10 +36,11 @@ class Op:
     inputs: the names of the array inputs; a single "*xs" takes any number, and saves none of them.
     saves: what backward reads, by name ("out" is the result): a tuple if every gradient reads all of it, or a mapping
         from the input whose gradient is wanted to what that one reads, so that a frozen input costs no memory.
-    view: the result may share the first input's memory.
+    view: the result may share the first input's memory, and no number changes.
+    native: the forward knows bfloat16; others compute it in float32, and the result is rounded.
     """
 
-    __slots__ = ("_plans", "_reads", "backward", "forward", "inputs", "name", "saves", "view")
+    __slots__ = ("_plans", "_reads", "_widened", "backward", "forward", "inputs", "name", "native", "saves", "view")
 
     def __init__(
         self,
@@ -42,6 +51,7 @@ class Op:
         inputs: tuple[str, ...],
         saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
         view: bool = False,
+        native: bool = False,
     ) -> None:
         assert name not in OPS, name
         self.name = name
@@ -51,8 +61,17 @@ class Op:
         self._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(inputs, saves)
         self.saves = tuple(dict.fromkeys(value for values in self._reads.values() for value in values))
         self.view = view
+        self.native = native or view
+        self._widened: Widened | None = None
         self._plans: dict[Needs, tuple[int | None, ...]] = {}
         OPS[name] = self
+
+    @property
+    def widened(self) -> Widened:
+        """This op on bfloat16."""
+        if self._widened is None:
+            self._widened = Widened(self)
+        return self._widened
 
     def plan(self, needs: Needs) -> tuple[int | None, ...]:
         """For each of `saves`: its position among the inputs (len(inputs) is the result), None if nothing reads it."""
@@ -70,6 +89,35 @@ class Op:
 
     def __repr__(self) -> str:
         return f"Op({self.name!r}, inputs={self.inputs}, saves={self.saves})"
+
+
+class Widened:
+    """An op on bfloat16: it computes in float32, and what comes out is rounded, forward and backward.
+
+    NumPy and CuPy know bfloat16 as storage: their loops over it are slow, and their products do not take it.
+    """
+
+    def __init__(self, op: Op) -> None:
+        self.name, self.saves = op.name, op.saves
+        self._forward = op.forward
+        self._backward = op.backward
+
+    def forward(self, xp: Any, *inputs: Any, **parameters: Any) -> tuple[Any, Any]:
+        out, residual = self._forward(xp, *[widen(x) for x in inputs], **parameters)
+        return (tuple([_narrow(each) for each in out]) if isinstance(out, tuple) else _narrow(out)), residual
+
+    def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        wide = [widen(each) for each in g] if isinstance(g, list) else widen(g)
+        return [_narrow(dx) for dx in self._backward(xp, wide, needs, [widen(x) for x in saved], residual)]
+
+
+def widen(x: Any) -> Any:
+    """A bfloat16 array in float32; anything else as it is."""
+    return x.astype("float32") if getattr(x, "dtype", None) is BFLOAT16 else x
+
+
+def _narrow(x: Any) -> Any:
+    return x.astype(BFLOAT16) if getattr(x, "dtype", None) is _FLOAT32 else x
 
 
 def shape_of(x: Any) -> tuple[int, ...]:

@@ -1,0 +1,99 @@
+"""Anomaly mode: which forward line made the op whose gradient is nan."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from ddp._engine.modes import state
+from ddp._engine.nodes import Node
+from ddp.errors import AnomalyError
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def user_line() -> str:
+    """Where user code stands now: `train.py:88 in forward: y = x.log()`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    found = traceback.extract_stack(frame, limit=1)[0]
+    return f"{found.filename}:{found.lineno} in {found.name}: {found.line}"
+
+
+def _trace(node: Node) -> None:
+    node.attach().trace = user_line()
+
+
+class set_detect_anomaly:
+    """Turns anomaly mode of this thread on or off: called as a statement, as a context manager or a decorator.
+
+    With it, ops remember the line that ran them, and a backward whose op gives a nan gradient names that line and
+    stops, unless `check_nan` is off. Slow: for debugging.
+
+    Raises, in backward: AnomalyError.
+    """
+
+    def __init__(self, mode: bool = True, check_nan: bool = True) -> None:
+        self.mode, self.check_nan = mode, check_nan
+        self.before = state.observers, state.anomaly
+        self._turn()
+
+    def _turn(self) -> None:
+        rest = tuple(observer for observer in state.observers if observer is not _trace)
+        state.observers = (_trace, *rest) if self.mode else rest
+        state.anomaly = self.mode and self.check_nan
+
+    def __enter__(self) -> None:
+        self._turn()
+
+    def __exit__(self, *exc: object) -> None:
+        state.observers, state.anomaly = self.before
+
+    def __call__(self, function: Fn) -> Fn:
+        state.observers, state.anomaly = self.before  # used as a decorator: only calls of the function are meant
+
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            with type(self)(self.mode, self.check_nan):
+                return function(*args, **kwargs)
+
+        return cast(Fn, inner)
+
+
+class detect_anomaly(set_detect_anomaly):
+    """Anomaly mode for a `with` block or a decorated function: see `set_detect_anomaly`."""
+
+    def __init__(self, check_nan: bool = True) -> None:
+        self.mode, self.check_nan = True, check_nan
+        self.before = state.observers, state.anomaly
+
+    def __enter__(self) -> None:
+        self.before = state.observers, state.anomaly
+        self._turn()
+
+    def __call__(self, function: Fn) -> Fn:
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            with detect_anomaly(self.check_nan):
+                return function(*args, **kwargs)
+
+        return cast(Fn, inner)
+
+
+def check_gradients(node: Node, results: Sequence[Any]) -> None:
+    """Raises: AnomalyError if a gradient that `node` gave is nan, naming the forward line of its op."""
+    for i, g in enumerate(results):
+        if g is not None and hasattr(g, "dtype") and bool(node.xp.isnan(g).any()):
+            raise AnomalyError(f"{node.op.name}: the gradient of input {i}, shape {g.shape}, is nan; {ran(node)}")
+
+
+def ran(node: Node) -> str:
+    """Where the op of `node` ran, as far as that is known."""
+    trace = None if node.attached is None else node.attached.trace
+    return "it ran outside anomaly mode, so its line is not known" if trace is None else f"it ran at {trace}"

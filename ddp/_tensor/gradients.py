@@ -1,0 +1,123 @@
+"""A tensor's part in backward: where it starts, who looks on, and what keeps a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ddp import _engine
+from ddp._engine import Node, RemovableHandle
+from ddp._tensor.base import TensorBase, root_of, seed_of, wrap
+from ddp.errors import DtypeError, GraphError, ShapeError
+
+if TYPE_CHECKING:
+    from ddp._tensor.core import Tensor
+
+Hook = Callable[[Any], Any]
+
+
+class Gradients(TensorBase):
+    """Backward, hooks and detaching."""
+
+    __slots__ = ()
+
+    def backward(
+        self,
+        gradient: TensorBase | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        """Adds the gradients of this tensor with respect to all leaves it depends on to their `grad`.
+
+        gradient: of this tensor's shape; 1 for a tensor of one element. retain_graph: keeps the graph for another
+        backward. inputs: only these tensors get a gradient. create_graph: not supported, and raises, because
+        differentiation is first order.
+
+        Raises: GraphError, GraphFreedError, VersionError; ShapeError if `gradient` does not fit.
+        """
+        if create_graph:
+            raise GraphError("backward(create_graph=True): differentiation is first order here; compute it by hand")
+        retain = bool(retain_graph)
+        if inputs is None:
+            _engine.backward([root_of(self)], [seed_of(self, gradient)], retain)
+        else:
+            into([root_of(self)], [seed_of(self, gradient)], inputs, retain)
+
+    def detach(self) -> Tensor:
+        """The same memory outside the graph; in-place changes of either are seen by both, and by backward."""
+        return wrap(self._array, self._device, self)
+
+    def register_hook(self, hook: Hook) -> RemovableHandle:
+        """Calls `hook(grad)` in each backward, with the gradient of this tensor; what it returns replaces it.
+
+        grad: a tensor of this shape, of the hook's own. Hooks run in the order of registration; a leaf's before its
+        gradient is accumulated. Raises: GraphError unless this tensor requires grad; ShapeError, DtypeError in
+        backward if the hook returns what does not fit.
+        """
+        hooks = _hooks(self, "register_hook")
+        shape, dtype, where = self._array.shape, self._array.dtype, self._device
+
+        def run(g: Any) -> Any:
+            # A copy: what the engine hands over may be shared, broadcast or read-only.
+            result = hook(wrap(where.xp.array(g, dtype), where))
+            if result is None:
+                return None
+            if not isinstance(result, TensorBase):
+                raise DtypeError(f"hook: expected a Tensor or None, got {type(result).__name__}")
+            if result._array.shape != shape:
+                raise ShapeError(f"hook: a gradient of shape {result._array.shape} for a tensor of shape {shape}")
+            return result._array.astype(dtype, copy=False)
+
+        hooks.append(run)
+        return RemovableHandle(hooks, run)
+
+    def register_post_accumulate_grad_hook(self, hook: Hook) -> RemovableHandle:
+        """Calls `hook(tensor)` in each backward once this leaf's `grad` is complete. Raises: GraphError for no leaf."""
+        if isinstance(self._edge, Node) or self._edge is None:
+            raise GraphError("register_post_accumulate_grad_hook: expected a leaf that requires grad")
+        import weakref
+
+        owner = weakref.ref(self)  # no cycle: the leaf is the tensor's
+        after = self._edge.after
+
+        def run() -> None:
+            x = owner()
+            if x is not None:
+                hook(x)
+
+        after.append(run)
+        return RemovableHandle(after, run)
+
+    def retain_grad(self) -> None:
+        """Keeps the gradient of this tensor in `grad` although it is no leaf. Raises: GraphError without a graph."""
+        if self._edge is None:
+            raise GraphError("retain_grad: this tensor does not require grad, and nothing it was made of does")
+        if isinstance(self._edge, Node):
+            self._edge.attach().retained = self._leaf.slot
+
+    @property
+    def retains_grad(self) -> bool:
+        """Whether this tensor is no leaf, and backward keeps its gradient nevertheless."""
+        edge = self._edge
+        return isinstance(edge, Node) and edge.attached is not None and edge.attached.retained is not None
+
+
+def _hooks(x: TensorBase, name: str) -> list[Hook]:
+    if x._edge is None:
+        raise GraphError(f"{name}: this tensor does not require grad, and nothing it was made of does")
+    return x._edge.attach().hooks if isinstance(x._edge, Node) else x._edge.hooks
+
+
+def into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph: bool) -> None:
+    """Accumulates the gradients of `inputs` (a tensor or several) alone into their `grad`.
+
+    Raises: GraphError if one requires no grad.
+    """
+    wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
+    sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
+    _engine.backward(roots, seeds, retain_graph, sinks)
+    for x in wanted:
+        g = sinks[root_of(x)]
+        if g is not None:
+            x._leaf.slot.accumulate(g)

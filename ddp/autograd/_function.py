@@ -1,0 +1,210 @@
+"""`Function`: an op of the user's own, in tensors, on the same nodes as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddp import _engine
+from ddp._engine import Joint, Node, Version, modes, no_grad, ports
+from ddp._tensor.base import FLOATS, TensorBase, wrap
+from ddp._tensor.core import Tensor
+from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
+
+
+class FunctionContext:
+    """What forward leaves for backward, `ctx`. Attributes of its own may be set on it freely.
+
+    needs_input_grad: a bool for each argument of `apply`
+    """
+
+    needs_input_grad: tuple[bool, ...]
+
+    def __init__(self) -> None:
+        self.materialize_grads = True
+        self._to_save: tuple[Any, ...] = ()
+        self._not_differentiable: tuple[Any, ...] = ()
+        self._dirty: tuple[Any, ...] = ()
+        self._restored: tuple[Any, ...] | None = None
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keeps tensors, inputs or outputs, for backward, which raises if one is changed in place until then.
+
+        Raises: DtypeError for what is neither a tensor nor None; keep such things as attributes.
+        """
+        for x in tensors:
+            if x is not None and not isinstance(x, TensorBase):
+                raise DtypeError(f"save_for_backward: expected tensors or None, got {type(x).__name__}")
+        self._to_save = tensors
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What save_for_backward was given, in its order. Raises: GraphError outside of backward."""
+        if self._restored is None:
+            raise GraphError("saved_tensors: they are there during backward, once, unless the graph is retained")
+        return self._restored
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """These outputs get no gradient: the indices beside the values, for example."""
+        self._not_differentiable = tensors
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """These inputs were changed in place by forward, and are returned by it."""
+        self._dirty = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether backward gets zeros for outputs that no gradient came for (the default), or None."""
+        self.materialize_grads = value
+
+
+class _Backward:
+    """The op of one Function, as the engine sees it."""
+
+    saves: tuple[str, ...] = ()
+
+    def __init__(self, function: type[Function]) -> None:
+        self.function = function
+        self.name = function.__name__
+
+    def backward(self, xp: Any, g: Any, needs: Sequence[bool], saved: Sequence[Any], residual: Any) -> list[Any]:
+        ctx, inputs, outputs, where = residual
+        grads = []
+        for one, (shape, dtype) in zip(g if isinstance(g, list) else [g], outputs, strict=True):
+            if one is None and ctx.materialize_grads:
+                one = xp.zeros(shape, dtype)
+            # A copy where it is not ours: what the engine hands over may be broadcast, or read-only.
+            grads.append(None if one is None else wrap(xp.array(one, dtype), where))
+        ctx._restored = tuple([None if x is None else wrap(x, where) for x in saved])
+        try:
+            with no_grad():
+                results = self.function.backward(ctx, *grads)
+        finally:
+            ctx._restored = None
+        given = list(results) if isinstance(results, tuple | list) else [results]
+        if len(given) > len(inputs) and all(extra is None for extra in given[len(inputs) :]):
+            given = given[: len(inputs)]
+        if len(given) != len(inputs):
+            raise ArgumentError(
+                f"{self.name}: backward returned {len(given)} gradients, expected one for each of the {len(inputs)} "
+                "arguments of forward (None for those that are no tensor)"
+            )
+        return [self._checked(i, *each) for i, each in enumerate(zip(given, inputs, needs, strict=True))]
+
+    def _checked(self, i: int, g: Any, like: Any, need: bool) -> Any:
+        if g is None or not need:
+            return None
+        if not isinstance(g, TensorBase):
+            raise DtypeError(f"{self.name}: backward returned {type(g).__name__} for argument {i}, expected a Tensor")
+        shape, dtype = like
+        if g._array.shape != shape:
+            raise ShapeError(f"{self.name}: backward returned shape {g._array.shape} for argument {i} of shape {shape}")
+        return g._array.astype(dtype, copy=False)
+
+
+class Function:
+    """The base of ops of your own: subclasses define two static methods, and are called by `apply`.
+
+    forward(ctx, *args, **kwargs) -> a tensor or a tuple; what is computed in it is not recorded. Or forward(*args) beside
+    setup_context(ctx, inputs, output). backward(ctx, *grads) -> a gradient or None for each argument of forward.
+
+        class Exp(ddp.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                y = x.exp()
+                ctx.save_for_backward(y)
+                return y
+
+            @staticmethod
+            def backward(ctx, g):
+                (y,) = ctx.saved_tensors
+                return g * y
+
+    Raises, in backward: ArgumentError for another number of gradients; ShapeError, DtypeError for one that does not fit.
+    """
+
+    _op: _Backward
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._op = _Backward(cls)
+
+    @staticmethod
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        """The function; see the class."""
+        raise NotImplementedError("a Function defines forward()")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """What forward would do with its ctx, where it takes none; see the class."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradients; see the class."""
+        raise NotImplementedError("a Function that is differentiated defines backward()")
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        """Runs forward, and records a node if an argument requires grad."""
+        tensors = [x for x in args if isinstance(x, TensorBase)]
+        edges = tuple([x._edge if isinstance(x, TensorBase) else None for x in args])
+        recorded = modes.state.enabled and any(edge is not None for edge in edges)
+        ctx = FunctionContext()
+        ctx.needs_input_grad = tuple([recorded and edge is not None for edge in edges])
+        with no_grad():
+            if cls.setup_context is not Function.setup_context:
+                result = cls.forward(*args, **kwargs)
+                cls.setup_context(ctx, args, result)
+            else:
+                result = cls.forward(ctx, *args, **kwargs)
+        single = not isinstance(result, tuple)
+        outputs = [_output(cls, x, tensors, ctx) for x in ((result,) if single else result)]
+        if recorded:
+            _record(cls, ctx, args, edges, outputs)
+        ctx._to_save = ctx._not_differentiable = ctx._dirty = ()  # the graph holds no tensors: they would be cycles
+        return outputs[0] if single else tuple(outputs)
+
+
+def _among(x: Any, tensors: Sequence[Any]) -> bool:
+    return any(x is each for each in tensors)
+
+
+def _output(cls: type[Function], x: Any, inputs: Sequence[TensorBase], ctx: FunctionContext) -> Any:
+    """A result that may be given a place in the graph: an input that is returned as it is becomes a view of it."""
+    if isinstance(x, TensorBase):
+        if _among(x, ctx._dirty):
+            if modes.state.enabled and isinstance(x._edge, _engine.Leaf):
+                raise GraphError(f"{cls.__name__}: a leaf that requires grad was changed in place")
+            return x
+        if _among(x, inputs):
+            return wrap(x._array, x._device, x)
+    return x
+
+
+def _record(
+    cls: type[Function], ctx: FunctionContext, args: Sequence[Any], edges: tuple[Any, ...], outputs: list[Any]
+) -> None:
+    tensors = [x for x in outputs if isinstance(x, TensorBase)]
+    if not tensors:
+        raise DtypeError(f"{cls.__name__}: forward returned no tensor")
+    where = tensors[0]._device
+    for x in ctx._dirty:
+        x._version.count += 1
+        x._version.epoch = x._epoch = x._version.epoch + 1
+    saved = tuple([None if x is None else x._array for x in ctx._to_save])
+    versions: list[tuple[Version, int, int]] = [
+        (x._version, x._version.count, i) for i, x in enumerate(ctx._to_save) if x is not None
+    ]
+    inputs = [(x._array.shape, x._array.dtype) if isinstance(x, TensorBase) else None for x in args]
+    shapes = [(x._array.shape, x._array.dtype) if isinstance(x, TensorBase) else ((), "float32") for x in outputs]
+    residual = (ctx, inputs, shapes, where)
+    kind = Node if len(outputs) == 1 else Joint
+    node = kind(cls._op, where.xp, edges, ctx.needs_input_grad, saved, versions, residual)
+    places: list[Node] = [node]
+    if isinstance(node, Joint):
+        node.outputs = len(outputs)
+        places = ports(node)
+    for x, place in zip(outputs, places, strict=True):
+        if isinstance(x, TensorBase) and x._array.dtype.kind in FLOATS and not _among(x, ctx._not_differentiable):
+            x._edge = place
+    for observer in modes.state.observers:
+        observer(node)
