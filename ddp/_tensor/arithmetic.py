@@ -11,7 +11,6 @@ from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.dtypes import DEFAULT, SUPPORTED, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
-from ddp.ops import products
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -163,14 +162,6 @@ class Arithmetic(TensorBase):
     def __abs__(self) -> Tensor:
         return apply(ops.abs, (self,))
 
-    def __matmul__(self, y: Other) -> Tensor:
-        other = y if isinstance(y, TensorBase) else adopted(self, y)
-        return NotImplemented if other is None else matmul(self, other)
-
-    def __rmatmul__(self, y: Other) -> Tensor:
-        other = adopted(self, y)  # a tensor on the left would have answered itself
-        return NotImplemented if other is None else matmul(other, self)
-
     def __eq__(self, y: Other) -> Tensor:  # type: ignore[override]  # elementwise, as everywhere in array code
         return compare("equal", self, y)
 
@@ -233,11 +224,11 @@ class Arithmetic(TensorBase):
 
     def maximum(self, other: TensorBase) -> Tensor:
         """The larger of both, elementwise; equal elements share the gradient."""
-        return required(binary(ops.maximum, self, other), "maximum", other)
+        return required(binary(choice.maximum, self, other), "maximum", other)
 
     def minimum(self, other: TensorBase) -> Tensor:
         """The smaller of both, elementwise; equal elements share the gradient."""
-        return required(binary(ops.minimum, self, other), "minimum", other)
+        return required(binary(choice.minimum, self, other), "minimum", other)
 
     def neg(self) -> Tensor:
         """-self."""
@@ -249,27 +240,27 @@ class Arithmetic(TensorBase):
 
     def exp(self) -> Tensor:
         """e to the power of self."""
-        return unary(ops.exp, self)
+        return unary(transcendental.exp, self)
 
     def log(self) -> Tensor:
         """The natural logarithm."""
-        return unary(ops.log, self)
+        return unary(transcendental.log, self)
 
     def sqrt(self) -> Tensor:
         """The square root."""
-        return unary(ops.sqrt, self)
+        return unary(transcendental.sqrt, self)
 
     def tanh(self) -> Tensor:
         """The hyperbolic tangent."""
-        return unary(ops.tanh, self)
+        return unary(activation.tanh, self)
 
     def sigmoid(self) -> Tensor:
         """1 / (1 + exp(-self))."""
-        return unary(ops.sigmoid, self)
+        return unary(activation.sigmoid, self)
 
     def relu(self) -> Tensor:
         """max(self, 0)."""
-        return apply(ops.relu, (self,))
+        return apply(activation.relu, (self,))
 
     def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
         """self held within [min, max]; either may be left out. Raises: ArgumentError if both are."""
@@ -279,25 +270,4 @@ class Arithmetic(TensorBase):
         for bound in (min, max):
             if bound is not None:
                 x = convert(x, promote_scalar(x._array.dtype, bound))
-        return apply(ops.clamp, (x,), low=min, high=max)
-
-    def matmul(self, other: TensorBase) -> Tensor:
-        """The matrix product: (..., n, k) @ (..., k, m); leading dimensions broadcast, a vector is one row or column.
-
-        Raises: ShapeError naming the dimensions that differ; DtypeError if the dtypes do.
-        """
-        return required(self.__matmul__(other), "matmul", other)
-
-
-def matmul(x: TensorBase, y: TensorBase) -> Tensor:
-    a, b = x._array, y._array
-    if a.dtype != b.dtype:
-        raise DtypeError(f"matmul: both sides need one dtype, got {a.dtype} and {b.dtype}")
-    if not a.ndim or not b.ndim:
-        raise ShapeError(f"matmul: {a.shape} @ {b.shape}: both sides need at least one dimension")
-    inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
-    if a.shape[-1] != inner:
-        raise ShapeError(f"matmul: {a.shape} @ {b.shape}: inner dimensions {a.shape[-1]} and {inner} differ")
-    if a.ndim > 2 and b.ndim > 2:
-        broadcast(a.shape[:-2], b.shape[:-2], f"matmul: {a.shape} @ {b.shape}")
-    return apply(products.matmul, (x, y))
+        return apply(choice.clamp, (x,), low=min, high=max)

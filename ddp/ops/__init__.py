@@ -1,6 +1,48 @@
 """Forward and backward of every operation, on arrays alone: one family a file, the formula above each pair."""
 
-from ddp.ops import conv, elementwise, index, loss, pool, products, reduce, shape
+from ddp.ops import (
+    activation,
+    choice,
+    conv,
+    elementwise,
+    frames,
+    index,
+    joins,
+    loss,
+    noise,
+    norm,
+    norm_channels,
+    order,
+    placing,
+    pool,
+    products,
+    reduce,
+    rounding,
+    shape,
+    transcendental,
+)
 from ddp.ops._op import OPS, Op
 
-__all__ = ["OPS", "Op", "conv", "elementwise", "index", "loss", "pool", "products", "reduce", "shape"]
+__all__ = [
+    "OPS",
+    "Op",
+    "activation",
+    "choice",
+    "conv",
+    "elementwise",
+    "frames",
+    "index",
+    "joins",
+    "loss",
+    "noise",
+    "norm",
+    "norm_channels",
+    "order",
+    "placing",
+    "pool",
+    "products",
+    "reduce",
+    "rounding",
+    "shape",
+    "transcendental",
+]

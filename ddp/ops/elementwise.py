@@ -1,32 +1,43 @@
-"""Elementwise arithmetic and mathematics: inputs broadcast, and gradients are summed back to their shapes."""
+"""Arithmetic of elements: inputs broadcast, and gradients are summed back to their shapes."""
 
 from __future__ import annotations
 
+from builtins import abs as abs_
 from typing import Any
 
 from ddp._device import device, device_of, place
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, select, shape_of
 
 
-# z = x + y;  dx = g, dy = g
-def _add(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return x + y, (shape_of(x), shape_of(y))
+# z = x + a*y;  dx = g, dy = a*g
+def _add(xp: Any, x: Array, y: Array, alpha: float = 1) -> tuple[Array, Any]:
+    return x + (y if alpha == 1 else alpha * y), (shape_of(x), shape_of(y), alpha)
 
 
-def _add_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    return fold(g, shapes[0]) if needs[0] else None, fold(g, shapes[1]) if needs[1] else None
+def _add_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x_shape, y_shape, alpha = residual
+    dy = None
+    if needs[1]:
+        dy = fold(g, y_shape)
+        dy = dy if alpha == 1 else alpha * dy
+    return fold(g, x_shape) if needs[0] else None, dy
 
 
 add = Op("add", _add, _add_backward, inputs=("x", "y"))
 
 
-# z = x - y;  dx = g, dy = -g
-def _sub(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return x - y, (shape_of(x), shape_of(y))
+# z = x - a*y;  dx = g, dy = -a*g
+def _sub(xp: Any, x: Array, y: Array, alpha: float = 1) -> tuple[Array, Any]:
+    return x - (y if alpha == 1 else alpha * y), (shape_of(x), shape_of(y), alpha)
 
 
-def _sub_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    return fold(g, shapes[0]) if needs[0] else None, -fold(g, shapes[1]) if needs[1] else None
+def _sub_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x_shape, y_shape, alpha = residual
+    dy = None
+    if needs[1]:
+        dy = fold(g, y_shape)
+        dy = -dy if alpha == 1 else -alpha * dy
+    return fold(g, x_shape) if needs[0] else None, dy
 
 
 sub = Op("sub", _sub, _sub_backward, inputs=("x", "y"))
@@ -59,9 +70,60 @@ def _div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) ->
 div = Op("div", _div, _div_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("y", "out")})
 
 
-# z = x^y;  dx = g*y*x^(y-1), dy = g*z*log(x), both 0 where the factor in front is 0 (as PyTorch has it)
+# z = x/y, to an integer by `rounding`;  nothing flows back: the quotient is flat between its steps
+def _div_rounded(xp: Any, x: Array, y: Array, rounding: str) -> tuple[Array, Any]:
+    if rounding == "floor":
+        out = xp.floor_divide(x, y)
+    elif getattr(x if hasattr(x, "dtype") else y, "dtype", None).kind in "biu":  # type: ignore[union-attr]  # an array
+        out = xp.floor_divide(x, y)
+        out = out + ((xp.remainder(x, y) != 0) & (xp.less(x, 0) != xp.less(y, 0))).astype(out.dtype)
+    else:
+        out = xp.trunc(xp.divide(x, y))
+    return out, (shape_of(x), shape_of(y))
+
+
+def _flat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    return [xp.zeros(shape, g.dtype) if need else None for need, shape in zip(needs, shapes, strict=True)]
+
+
+div_rounded = Op("div_rounded", _div_rounded, _flat_backward, inputs=("x", "y"))
+
+
+# z = x - y*floor(x/y), with the sign of y;  dx = g, dy = -g*floor(x/y)
+def _remainder(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+    return xp.remainder(x, y), (shape_of(x), shape_of(y))
+
+
+def _remainder_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    dy = fold(-g * xp.floor_divide(*saved), shapes[1]) if needs[1] else None
+    return fold(g, shapes[0]) if needs[0] else None, dy
+
+
+remainder = Op("remainder", _remainder, _remainder_backward, inputs=("x", "y"), saves={"x": (), "y": ("x", "y")})
+
+
+# z = x - y*trunc(x/y), with the sign of x;  dx = g, dy = -g*trunc(x/y)
+def _fmod(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+    return xp.fmod(x, y), (shape_of(x), shape_of(y))
+
+
+def _fmod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    dy = fold(-g * xp.trunc(xp.divide(*saved)), shapes[1]) if needs[1] else None
+    return fold(g, shapes[0]) if needs[0] else None, dy
+
+
+fmod = Op("fmod", _fmod, _fmod_backward, inputs=("x", "y"), saves={"x": (), "y": ("x", "y")})
+
+
+# z = x^y;  dx = g*y*x^(y-1), 0 where y = 0; dy = g*z*log(x), 0 where x = 0 and y >= 0 (as PyTorch has it)
 def _pow(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return x**y, (shape_of(x), shape_of(y))
+    return _power(xp, x, y), (shape_of(x), shape_of(y))
+
+
+def _power(xp: Any, x: Array, y: Any) -> Array:
+    if isinstance(y, int | float) and y == 3:  # NumPy has short cuts up to the square only
+        return x * x * x
+    return x**y
 
 
 def _pow_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
@@ -69,18 +131,18 @@ def _pow_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) ->
     dx = dy = None
     if needs[0]:
         if isinstance(y, int | float):
-            dx = g * (x ** (y - 1) * y) if y else xp.zeros_like(g)
+            dx = g * (_power(xp, x, y - 1) * y) if y else xp.zeros_like(g)
         else:
             dx = select(xp, xp.not_equal(y, 0), g * y * x ** xp.where(y == 0, xp.ones_like(y), y - 1))
         dx = fold(dx, shapes[0])
     if needs[1]:
-        # A zero base: log is -inf there, but 0^y does not change with y > 0.
-        safe = xp.where(xp.equal(x, 0), xp.ones_like(out), x)
-        dy = fold(g * out * xp.log(safe), shapes[1])
+        # A zero base: log is -inf there, but 0^y does not change with y >= 0.
+        flat = xp.equal(x, 0) & xp.greater_equal(y, 0)
+        dy = fold(g * out * xp.log(xp.where(flat, xp.ones_like(out), x)), shapes[1])
     return dx, dy
 
 
-pow = Op("pow", _pow, _pow_backward, inputs=("x", "y"), saves={"x": ("x", "y"), "y": ("x", "out")})
+pow = Op("pow", _pow, _pow_backward, inputs=("x", "y"), saves={"x": ("x", "y"), "y": ("x", "y", "out")})
 
 
 # z = -x;  dx = -g
@@ -95,42 +157,6 @@ def _neg_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
 neg = Op("neg", _neg, _neg_backward, inputs=("x",))
 
 
-# z = e^x;  dx = g*z
-def _exp(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.exp(x), None
-
-
-def _exp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (g * saved[0],)
-
-
-exp = Op("exp", _exp, _exp_backward, inputs=("x",), saves=("out",))
-
-
-# z = log x;  dx = g/x
-def _log(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.log(x), None
-
-
-def _log_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (g / saved[0],)
-
-
-log = Op("log", _log, _log_backward, inputs=("x",), saves=("x",))
-
-
-# z = sqrt x;  dx = g/(2z)
-def _sqrt(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.sqrt(x), None
-
-
-def _sqrt_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (g / (2 * saved[0]),)
-
-
-sqrt = Op("sqrt", _sqrt, _sqrt_backward, inputs=("x",), saves=("out",))
-
-
 # z = |x|;  dx = g*sign(x)
 def _abs(xp: Any, x: Array) -> tuple[Array, Any]:
     return xp.abs(x), None
@@ -143,108 +169,92 @@ def _abs_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
 abs = Op("abs", _abs, _abs_backward, inputs=("x",), saves=("x",))
 
 
-# z = max(x, y);  the larger one gets g, equal ones half each, both all of it beside a nan (as PyTorch has it)
-def _maximum(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.maximum(x, y), (shape_of(x), shape_of(y))
+# z = 1/x;  dx = -g*z^2
+def _reciprocal(xp: Any, x: Array) -> tuple[Array, Any]:
+    return 1 / x, None
 
 
-def _maximum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    return _choose(xp, g, needs, shapes, saved, saved[0] < saved[1], saved[0] > saved[1])
+def _reciprocal_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    out = saved[0]
+    return (-g * out * out,)
 
 
-maximum = Op("maximum", _maximum, _maximum_backward, inputs=("x", "y"), saves=("x", "y"))
+reciprocal = Op("reciprocal", _reciprocal, _reciprocal_backward, inputs=("x",), saves=("out",))
 
 
-# z = min(x, y);  the smaller one gets g, equal ones half each, both all of it beside a nan (as PyTorch has it)
-def _minimum(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.minimum(x, y), (shape_of(x), shape_of(y))
+# z = x^2;  dx = 2*g*x
+def _square(xp: Any, x: Array) -> tuple[Array, Any]:
+    return x * x, None
 
 
-def _minimum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    return _choose(xp, g, needs, shapes, saved, saved[0] > saved[1], saved[0] < saved[1])
+def _square_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    dx = g * saved[0]
+    return (dx + dx,)
 
 
-minimum = Op("minimum", _minimum, _minimum_backward, inputs=("x", "y"), saves=("x", "y"))
+square = Op("square", _square, _square_backward, inputs=("x",), saves=("x",))
 
 
-def _choose(xp: Any, g: Array, needs: Needs, shapes: Any, pair: Saved, not_x: Array, not_y: Array) -> Gradients:
-    """`g` for each of `pair`, halved where both are equal, without the elements that were not chosen."""
-    g = xp.where(xp.equal(*pair), g * 0.5, g)
+# w = x + v*y*z;  dx = g, dy = g*v*z, dz = g*v*y
+def _addcmul(xp: Any, x: Array, y: Array, z: Array, value: float) -> tuple[Array, Any]:
+    product = y * z
+    return x + (product if value == 1 else value * product), (shape_of(x), shape_of(y), shape_of(z), value)
+
+
+def _addcmul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    y, z = saved
+    x_shape, y_shape, z_shape, value = residual
     return (
-        fold(select(xp, ~not_x, g), shapes[0]) if needs[0] else None,
-        fold(select(xp, ~not_y, g), shapes[1]) if needs[1] else None,
+        fold(g, x_shape) if needs[0] else None,
+        fold(g * (value * z), y_shape) if needs[1] else None,
+        fold(g * (value * y), z_shape) if needs[2] else None,
     )
 
 
-# z = x where c, else y;  dx = g where c, dy = g where not c
-def _where(xp: Any, c: Array, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.where(c, x, y), (shape_of(x), shape_of(y))
+addcmul = Op("addcmul", _addcmul, _addcmul_backward, inputs=("x", "y", "z"), saves={"x": (), "y": ("z",), "z": ("y",)})
 
 
-def _where_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    c = saved[0]
-    dx = fold(select(xp, c, g), shapes[0]) if needs[1] else None
-    return None, dx, fold(select(xp, ~c, g), shapes[1]) if needs[2] else None
+# w = x + v*y/z;  dx = g, dy = g*v/z, dz = -g*v*y/z^2
+def _addcdiv(xp: Any, x: Array, y: Array, z: Array, value: float) -> tuple[Array, Any]:
+    return x + value * (y / z), (shape_of(x), shape_of(y), shape_of(z), value)
 
 
-where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",))
+def _addcdiv_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    y, z = saved
+    x_shape, y_shape, z_shape, value = residual
+    dx = fold(g, x_shape) if needs[0] else None
+    if not (needs[1] or needs[2]):
+        return dx, None, None
+    dy = g * (value / z)
+    return dx, fold(dy, y_shape) if needs[1] else None, fold(-dy * (y / z), z_shape) if needs[2] else None
 
 
-# z = x held within [low, high];  dx = g where low <= x <= high
-def _clamp(xp: Any, x: Array, low: float | None, high: float | None) -> tuple[Array, Any]:
-    return xp.clip(x, low, high), (low, high)
+addcdiv = Op(
+    "addcdiv", _addcdiv, _addcdiv_backward, inputs=("x", "y", "z"), saves={"x": (), "y": ("z",), "z": ("y", "z")}
+)
 
 
-def _clamp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, bounds: Any) -> Gradients:
-    (x,), (low, high) = saved, bounds
-    if low is not None:
-        g = select(xp, x >= low, g)
-    if high is not None:
-        g = select(xp, x <= high, g)
-    return (g,)
+# z = x + w*(y - x);  dx = g*(1 - w), dy = g*w, dw = g*(y - x)
+def _lerp(xp: Any, x: Array, y: Array, w: Array) -> tuple[Array, Any]:
+    span = y - x
+    # From the nearer end, so that w = 1 gives y without rounding.
+    if isinstance(w, int | float):
+        out = x + w * span if abs_(w) < 0.5 else y - span * (1 - w)
+    else:
+        out = xp.where(xp.abs(w) < 0.5, x + w * span, y - span * (1 - w))
+    return out, (shape_of(x), shape_of(y), shape_of(w))
 
 
-clamp = Op("clamp", _clamp, _clamp_backward, inputs=("x",), saves=("x",))
+def _lerp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    x, y, w = saved
+    return (
+        fold(g * (1 - w), shapes[0]) if needs[0] else None,
+        fold(g * w, shapes[1]) if needs[1] else None,
+        fold(g * (y - x), shapes[2]) if needs[2] else None,
+    )
 
 
-# z = max(x, 0);  dx = g unless z = 0, so that a nan lets it pass (as PyTorch has it)
-def _relu(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.maximum(x, 0), None
-
-
-def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (select(xp, saved[0] != 0, g),)
-
-
-relu = Op("relu", _relu, _relu_backward, inputs=("x",), saves=("out",))
-
-
-# z = tanh x;  dx = g*(1 - z^2)
-def _tanh(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.tanh(x), None
-
-
-def _tanh_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    out = saved[0]
-    return (g * (1 - out * out),)
-
-
-tanh = Op("tanh", _tanh, _tanh_backward, inputs=("x",), saves=("out",))
-
-
-# z = 1/(1 + e^-x);  dx = g*z*(1 - z)
-def _sigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
-    # e^-|x| never overflows, and keeps the small values exact in relative terms.
-    small = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1, small) / (1 + small), None
-
-
-def _sigmoid_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    out = saved[0]
-    return (g * out * (1 - out),)
-
-
-sigmoid = Op("sigmoid", _sigmoid, _sigmoid_backward, inputs=("x",), saves=("out",))
+lerp = Op("lerp", _lerp, _lerp_backward, inputs=("x", "y", "w"), saves={"x": ("w",), "y": ("w",), "w": ("x", "y")})
 
 
 # z = x in another dtype;  dx = g in the dtype of x
@@ -281,18 +291,3 @@ def _transfer_backward(xp: Any, g: Array, needs: Needs, saved: Saved, source: An
 
 
 transfer = Op("transfer", _transfer, _transfer_backward, inputs=("x",))
-
-
-# z = x where kept, scaled to the same expectation, else 0;  dx = g treated alike
-def _dropout(xp: Any, x: Array, p: float, generator: Any) -> tuple[Array, Any]:
-    keep = generator.random(x.shape, dtype=xp.float32) >= p
-    scale = 1 / (1 - p) if p < 1 else 0.0
-    return x * keep * scale, (keep, scale)
-
-
-def _dropout_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    keep, scale = residual
-    return (g * keep * scale,)
-
-
-dropout = Op("dropout", _dropout, _dropout_backward, inputs=("x",))

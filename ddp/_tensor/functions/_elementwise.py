@@ -9,7 +9,7 @@ from ddp._tensor.base import TensorBase, apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import as_tensor
 from ddp.errors import DtypeError
-from ddp.ops import elementwise
+from ddp.ops import choice
 
 
 def where(condition: Tensor, input: Any, other: Any) -> Tensor:
@@ -23,7 +23,7 @@ def where(condition: Tensor, input: Any, other: Any) -> Tensor:
         raise DtypeError(f"where: expected tensors or numbers, got {type(other).__name__}")
     for x in pair:
         broadcast(condition.shape, getattr(x, "shape", ()), "where")
-    return apply(elementwise.where, (condition, *pair))
+    return apply(choice.where, (condition, *pair))
 
 
 def maximum(input: Tensor, other: Tensor) -> Tensor:

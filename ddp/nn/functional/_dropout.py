@@ -6,7 +6,7 @@ from ddp._device import generator
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
-from ddp.ops import elementwise
+from ddp.ops import noise
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -18,4 +18,4 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         raise ArgumentError(f"dropout: p is a probability, not {p}")
     if not training or p == 0:
         return input
-    return apply(elementwise.dropout, (input,), p=p, generator=generator(input.device))
+    return apply(noise.dropout, (input,), p=p, shape=input.shape, generator=generator(input.device))

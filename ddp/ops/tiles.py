@@ -1,0 +1,90 @@
+"""Tiles: a chain of elementwise steps over a large array costs a trip to memory a step, over a tile only to the cache.
+
+A kernel is a function of flat tiles that writes into those it is given; on a GPU one tile is the whole array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddp.ops._op import BITS, Array
+
+TILE = 128 * 1024  # bytes of each array: large against the cost of a call, small enough for four in a level 2 cache
+
+Kernel = Callable[..., None]
+
+
+def tiled(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: int = 0, **parameters: Any) -> None:
+    """kernel(xp, *tiles, *scratch tiles): over `arrays` of one size, C-contiguous; None stays None."""
+    LOOPS[xp.__name__](xp, kernel, arrays, scratch, parameters)
+
+
+def _whole(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: int, parameters: Any) -> None:
+    flat = [None if each is None else each.reshape(-1) for each in arrays]
+    kernel(xp, *flat, *(xp.empty_like(flat[0]) for _ in range(scratch)), **parameters)
+
+
+def _by_tiles(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: int, parameters: Any) -> None:
+    first = arrays[0]
+    assert first is not None
+    size = first.size
+    step = TILE // first.itemsize
+    if size <= step:
+        _whole(xp, kernel, arrays, scratch, parameters)
+        return
+    flat = [None if each is None else each.reshape(-1) for each in arrays]
+    extra = [xp.empty(step, first.dtype) for _ in range(scratch)]
+    for start in range(0, size, step):
+        end = start + step
+        if end > size:
+            extra = [each[: size - start] for each in extra]
+        kernel(xp, *[None if each is None else each[start:end] for each in flat], *extra, **parameters)
+
+
+LOOPS = {"numpy": _by_tiles, "cupy": _whole}
+
+
+def curve(xp: Any, kernel: Kernel, x: Array, slope: bool, scratch: int, **parameters: Any) -> tuple[Array, Any]:
+    """z = f(x) and with `slope` f'(x), else None, by kernel(xp, x, z, f'(x) or None, *scratch).
+
+    Where both share their costly part, f'(x) is kept instead of x: as much memory, and backward is one product.
+    """
+    if x.dtype.itemsize == 2:  # NumPy's float16 has no fast functions
+        out, d = curve(xp, kernel, x.astype("float32"), slope, scratch, **parameters)
+        return out.astype(x.dtype), d.astype(x.dtype) if slope else None
+    x = xp.ascontiguousarray(x).reshape(x.shape)  # it makes a vector of a 0-d array
+    out = xp.empty(x.shape, x.dtype)
+    d = xp.empty(x.shape, x.dtype) if slope else None
+    tiled(xp, kernel, (x, out, d), scratch, **parameters)
+    return out, d
+
+
+def product(xp: Any, kernel: Kernel, g: Array, saved: Sequence[Array], scratch: int = 0, **parameters: Any) -> Array:
+    """dx by kernel(xp, g, *saved, dx, *scratch): a backward that takes several steps an element."""
+    shape = saved[0].shape
+    arrays = [xp.ascontiguousarray(each) for each in (g, *saved)]
+    dx = xp.empty(shape, g.dtype)
+    tiled(xp, kernel, (*arrays, dx), scratch, **parameters)
+    return dx
+
+
+def _blend_by_bits(xp: Any, mask: Array, a: Array, b: Array, out: Array) -> None:
+    # As `select` does it: a choice by integer arithmetic doesn't branch at every element.
+    kind = BITS[a.dtype.itemsize]
+    one, other, result = a.view(kind), b.view(kind), out.view(kind)
+    xp.bitwise_xor(one, other, out=result)
+    xp.multiply(result, mask, out=result)
+    xp.bitwise_xor(result, other, out=result)
+
+
+def _blend_by_where(xp: Any, mask: Array, a: Array, b: Array, out: Array) -> None:
+    out[...] = xp.where(mask, a, b)
+
+
+BLENDS = {"numpy": _blend_by_bits, "cupy": _blend_by_where}
+
+
+def blend(xp: Any, mask: Array, a: Array, b: Array, out: Array) -> None:
+    """out = a where mask, else b: floating arrays of one dtype. `out` may be `a`, not `b`."""
+    BLENDS[xp.__name__](xp, mask, a, b, out)
