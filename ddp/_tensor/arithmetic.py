@@ -10,6 +10,7 @@ from ddp._device import place
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.dtypes import DEFAULT, SUPPORTED, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
+from ddp.ops import activation, choice, transcendental
 from ddp.ops import elementwise as ops
 
 if TYPE_CHECKING:
