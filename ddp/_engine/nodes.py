@@ -30,9 +30,12 @@ class Version:
 class Differentiable(Protocol):
     """What the engine asks of an op."""
 
-    name: str
-    saves: tuple[str, ...]
-    backward: Callable[..., Sequence[Any]]
+    @property
+    def name(self) -> str: ...
+    @property
+    def saves(self) -> tuple[str, ...]: ...
+    @property
+    def backward(self) -> Callable[..., Sequence[Any]]: ...
 
 
 Hook = Callable[[Array], "Array | None"]
@@ -124,9 +127,9 @@ class Joint(Node):
 
 
 class Part(NamedTuple):
-    """What a port hands on: the gradient of result `index`."""
+    """What a port hands on: the gradient of result number `at`."""
 
-    index: int
+    at: int
     g: Array
 
 
@@ -138,14 +141,14 @@ class _Through:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def backward(self, xp: Any, g: Array, needs: Any, saved: Any, index: int) -> Sequence[Part]:
-        return (Part(index, g),)
+    def backward(self, xp: Any, g: Array, needs: Any, saved: Any, at: int) -> Sequence[Part]:
+        return (Part(at, g),)
 
 
 def ports(joint: Joint) -> list[Node]:
     """One node for each result of `joint`."""
     through = _Through(joint.op.name)
-    return [Node(through, joint.xp, (joint,), (True,), (), (), index) for index in range(joint.outputs)]
+    return [Node(through, joint.xp, (joint,), (True,), (), (), at) for at in range(joint.outputs)]
 
 
 Edge = Node | Leaf

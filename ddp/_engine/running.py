@@ -142,7 +142,7 @@ def _run(
 
     def deliver(edge: Edge, g: Any) -> None:
         if type(g) is Part:
-            incoming.setdefault(edge, [None] * cast(Joint, edge).outputs)[g.index] = g.g
+            incoming.setdefault(edge, [None] * cast(Joint, edge).outputs)[g.at] = g.g
         elif g is not None:
             if sinks is None and isinstance(edge, Leaf) and not edge.hooks:
                 edge.slot.accumulate(g)

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ddp._device import generator, place
+from ddp import _device
+from ddp._device import place
 from ddp._engine import Node, modes
 from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
-from ddp._tensor.base import TensorBase, apply, borrowed, wrap
-from ddp._tensor.shaping import raw_index
+from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.indexing import assignable, index_parts, kept
 from ddp.errors import DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
 from ddp.ops import elementwise, index
 
@@ -201,22 +202,26 @@ class InPlace(TensorBase):
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, uniform in [low, high)."""
         # In float64, so that one seed gives the same weights, rounded, in every dtype.
-        return _drawn(self, "uniform_", _source(self, generator).random(self._array.shape) * (high - low) + low)
+        drawn = _device.generator(self._device, generator).random(self._array.shape)
+        return _drawn(self, "uniform_", drawn * (high - low) + low)
 
     def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, normally distributed."""
-        return _drawn(self, "normal_", _source(self, generator).standard_normal(self._array.shape) * std + mean)
+        drawn = _device.generator(self._device, generator).standard_normal(self._array.shape)
+        return _drawn(self, "normal_", drawn * std + mean)
 
     def __setitem__(self, where: Any, value: Other) -> None:
         name = "x[index] = value"
-        selects, rest = raw_index(where, self._device.xp)
         try:
+            selects, rest = index_parts(self, where)
             if followed(self, name, value):
-                if not isinstance(value, TensorBase):
+                if isinstance(value, TensorBase):
+                    value = assignable(convert(value, self._array.dtype))
+                else:
                     value = wrap(self._device.xp.asarray(value, self._array.dtype), self._device)
-                kept = tuple([borrowed(part, self) if hasattr(part, "dtype") else part for part in rest])
-                steps = (kept,) if selects is None else (selects, kept)
-                become(self, name, apply(index.setitem, (self, convert(value, self._array.dtype)), steps=steps))
+                rest = kept(rest, self, value)
+                steps = (rest,) if selects is None else (selects, rest)
+                become(self, name, apply(index.setitem, (self, value), steps=steps, within=True))
                 return
             source = place(value._array, self._device) if isinstance(value, TensorBase) else value
             (self._array if selects is None else self._array[selects])[rest] = source
@@ -229,10 +234,6 @@ class InPlace(TensorBase):
             raise refusal(name, error) from error
         except ValueError as error:
             raise ShapeError(f"{name} on a tensor of shape {self._array.shape}: {error}") from error
-
-
-def _source(x: TensorBase, chosen: Any) -> Any:
-    return generator(x._device) if chosen is None else getattr(chosen, "_generator", chosen)
 
 
 def _drawn(x: Self, name: str, numbers: Any) -> Self:

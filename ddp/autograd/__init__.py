@@ -1,6 +1,18 @@
-"""Gradients as function calls, and the check that they are right."""
+"""Gradients as function calls, ops of your own, checkpointed regions, and the checks that gradients are right."""
 
+from ddp._engine import detect_anomaly, set_detect_anomaly
 from ddp.autograd._check import gradcheck
+from ddp.autograd._function import Function
+from ddp.autograd._recompute import checkpoint, checkpoint_sequential
 from ddp.autograd._run import backward, grad
 
-__all__ = ["backward", "grad", "gradcheck"]
+__all__ = [
+    "Function",
+    "backward",
+    "checkpoint",
+    "checkpoint_sequential",
+    "detect_anomaly",
+    "grad",
+    "gradcheck",
+    "set_detect_anomaly",
+]

@@ -104,8 +104,8 @@ class _Backward:
 class Function:
     """The base of ops of your own: subclasses define two static methods, and are called by `apply`.
 
-    forward(ctx, *args, **kwargs) -> a tensor or a tuple; what is computed in it is not recorded. Or forward(*args) beside
-    setup_context(ctx, inputs, output). backward(ctx, *grads) -> a gradient or None for each argument of forward.
+    forward(ctx, *args, **kwargs) -> a tensor or a tuple; what is computed in it is not recorded. Or forward(*args)
+    beside setup_context(ctx, inputs, output). backward(ctx, *grads) -> a gradient or None for each argument of forward.
 
         class Exp(ddp.autograd.Function):
             @staticmethod
@@ -119,7 +119,7 @@ class Function:
                 (y,) = ctx.saved_tensors
                 return g * y
 
-    Raises, in backward: ArgumentError for another number of gradients; ShapeError, DtypeError for one that does not fit.
+    Raises, in backward: ArgumentError for another number of gradients; ShapeError, DtypeError where one does not fit.
     """
 
     _op: _Backward

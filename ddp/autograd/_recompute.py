@@ -1,0 +1,138 @@
+"""Checkpointing of activations: a region keeps no saved values, and runs again when backward first asks for one.
+
+The region's nodes are in the graph as always, only emptied; there is never a backward inside backward, so leaves'
+counts and their watchers see nothing of it. Source: Chen et al. 2016, arXiv:1604.06174.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddp import _device
+from ddp._engine import Node, enable_grad, modes
+from ddp._tensor.base import TensorBase, wrap
+from ddp.errors import ArgumentError, GraphError
+
+
+class _Region:
+    """One run of `function`: weak references to the nodes it made, and what it takes to make them again."""
+
+    def __init__(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], keep_random: bool) -> None:
+        self.function = function
+        self.args = [_outside(x) for x in args]
+        self.kwargs = {name: _outside(x) for name, x in kwargs.items()}
+        self.autocast = modes.state.autocast
+        self.random = _device.random_state() if keep_random else None
+        self.nodes: list[weakref.ref[Node]] = []
+        self.made: list[Node] = []
+
+    def empty(self, node: Node) -> None:
+        """Sees a new node, and lets go of what it saved; its versions stay, to be compared in backward."""
+        self.nodes.append(weakref.ref(node))
+        node.saved, node.residual = (), None
+        node.attach().recall = self.fill
+
+    def collect(self, node: Node) -> None:
+        """Sees a new node of the second run."""
+        self.made.append(node)
+
+    def fill(self) -> None:
+        """Runs the function again and hands each node what it saved. Raises: GraphError if it ran other ops."""
+        made: list[Node] = []
+        self.made = made
+        state = modes.state
+        before = state.observers, state.autocast
+        random = _device.random_state()
+        state.observers, state.autocast = (self.collect,), self.autocast
+        try:
+            if self.random is not None:
+                _device.set_random_state(self.random)
+            with enable_grad():
+                self.function(*map(_inside, self.args), **{name: _inside(x) for name, x in self.kwargs.items()})
+        finally:
+            state.observers, state.autocast = before
+            _device.set_random_state(random)
+        self.made = []
+        for i, ref in enumerate(self.nodes):
+            node = ref()
+            if node is None or node.attached is None or node.attached.recall is None:
+                continue
+            if i >= len(made) or made[i].op.name != node.op.name:
+                ran = made[i].op.name if i < len(made) else "nothing"
+                raise GraphError(
+                    f"checkpoint: the second run of {getattr(self.function, '__name__', self.function)} differs from "
+                    f"the first: op {i} was {node.op.name}, now {ran}"
+                )
+            node.attached.recall = None
+            node.check_versions()
+            node.saved, node.residual, node.versions = made[i].saved, made[i].residual, made[i].versions
+
+
+def _outside(x: Any) -> Any:
+    """An argument to keep: a tensor without its graph, which the nodes hold already."""
+    return (wrap(x._array, x._device, x), x.requires_grad, x._version.count) if isinstance(x, TensorBase) else x
+
+
+def _inside(kept: Any) -> Any:
+    if not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[0], TensorBase)):
+        return kept
+    x, requires_grad, count = kept
+    if x._version.count != count:
+        raise GraphError(
+            f"checkpoint: an argument of shape {x._array.shape} was changed in place since (version {count}, now "
+            f"{x._version.count}), so the region cannot run again as it did"
+        )
+    return wrap(x._array, x._device, x).requires_grad_(requires_grad)
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    preserve_rng_state: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """function(*args, **kwargs), whose saved values are not kept but computed again in backward: memory for time.
+
+    function: gives the same ops when it runs again; random numbers are drawn alike if `preserve_rng_state`. Inside
+    another checkpointed region it is part of that one. use_reentrant: accepted for PyTorch's sake, and changes nothing.
+
+    Raises, in backward: GraphError if the second run differs; VersionError if an argument was changed in place.
+    """
+    inside = any(isinstance(getattr(each, "__self__", None), _Region) for each in modes.state.observers)
+    if inside or not modes.state.enabled:
+        return function(*args, **kwargs)
+    region = _Region(function, args, kwargs, preserve_rng_state)
+    before = modes.state.observers
+    modes.state.observers = (*before, region.empty)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        modes.state.observers = before
+
+
+def checkpoint_sequential(
+    functions: Any, segments: int, input: Any, use_reentrant: bool | None = None, preserve_rng_state: bool = True
+) -> Any:
+    """A Sequential, or a list of functions, in `segments` checkpointed parts, the last of them kept.
+
+    Raises: ArgumentError unless there are 1 to len(functions) segments.
+    """
+    layers: Sequence[Any] = list(functions)
+    if not 1 <= segments <= len(layers):
+        raise ArgumentError(f"checkpoint_sequential: {segments} segments of {len(layers)} functions")
+    size = len(layers) // segments
+
+    def run(first: int, last: int) -> Callable[[Any], Any]:
+        def part(x: Any) -> Any:
+            for layer in layers[first:last]:
+                x = layer(x)
+            return x
+
+        return part
+
+    for i in range(segments - 1):
+        input = checkpoint(run(i * size, (i + 1) * size), input, preserve_rng_state=preserve_rng_state)
+    return run((segments - 1) * size, len(layers))(input)
