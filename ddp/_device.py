@@ -6,8 +6,11 @@ Random numbers live here too, because each array module has its own generators: 
 
 from __future__ import annotations
 
+import contextlib
+import secrets
+import struct
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,7 +20,7 @@ _known: dict[tuple[str, int | None], device] = {}
 
 
 class device:
-    """Where a tensor lives: `device("cpu")`, `device("cuda")`, `device("cuda:1")`, `device("cuda", 1)`.
+    """Where a tensor lives: `device("cpu")`, `device("cuda")`, `device("cuda:1")`, `device("cuda", 1)`, `device(1)`.
 
     Equal devices are one object, so `is` compares them. Naming a CUDA device neither imports CuPy nor needs a GPU;
     computing on it does.
@@ -31,10 +34,10 @@ class device:
     index: int | None
     xp: Any  # the array module; resolved by __getattr__ on CUDA devices
 
-    def __new__(cls, type: str | device, index: int | None = None) -> device:
+    def __new__(cls, type: str | int | device, index: int | None = None) -> device:
         if isinstance(type, device):
             return type
-        key = _parse(type, index)
+        key = _parse(f"cuda:{type}" if isinstance(type, int) else type, index)
         if key not in _known:
             self = super().__new__(cls)
             self.type, self.index = key
@@ -71,7 +74,7 @@ def _parse(text: str, index: int | None) -> tuple[str, int | None]:
         index = int(digits)
     if index is not None and (index < 0 or (kind == "cpu" and index > 0)):
         raise ArgumentError(f"device({text!r}, index={index}): there is no such {kind} device")
-    return kind, index
+    return kind, index if kind == "cuda" else None  # cpu:0 is cpu
 
 
 def _cupy(asked: device) -> Any:
@@ -92,6 +95,14 @@ def device_of(array: Any) -> device:
     return CPU if isinstance(array, np.ndarray) else device("cuda", array.device.id)
 
 
+_HERE = contextlib.nullcontext()
+
+
+def on(where: device) -> Any:
+    """A context in which new arrays of `where.xp` are made on `where`."""
+    return _HERE if where.index is None else where.xp.cuda.Device(where.index)
+
+
 def place(array: Any, target: device) -> Any:
     """`array` (NumPy or CuPy) on `target`; the same array where it is there already."""
     source = device_of(array)
@@ -103,31 +114,139 @@ def place(array: Any, target: device) -> Any:
         return target.xp.asarray(array)
 
 
+class Stream:
+    """One stream of random numbers on one device, which begins at a seed; `ddp.Generator` to the user.
+
+    Its state is this process's own: a `numpy.random.Generator`, or CuPy's of the same interface, made on first use.
+    """
+
+    __slots__ = ("_rng", "_seed", "device")
+    DEFAULT_SEED = 67280421310721  # PyTorch's
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self.device: _device = _device(device)
+        self._seed = self.DEFAULT_SEED
+        self._rng: Any = None
+
+    @property
+    def rng(self) -> Any:
+        """The array module's generator."""
+        if self._rng is None:
+            with on(self.device):
+                self._rng = self.device.xp.random.default_rng(self._seed)
+        return self._rng
+
+    def manual_seed(self: S, seed: int) -> S:
+        """Begins anew at `seed`, a non-negative integer, and returns this. Raises: ArgumentError for a negative one."""
+        if seed < 0:
+            raise ArgumentError(f"manual_seed({seed}): a seed is a non-negative integer")
+        self._seed, self._rng = int(seed), None
+        return self
+
+    def seed(self) -> int:
+        """Begins anew at a seed drawn from the system's entropy, and returns it."""
+        self.manual_seed(secrets.randbits(63))
+        return self._seed
+
+    def initial_seed(self) -> int:
+        """The seed that the stream began at."""
+        return self._seed
+
+    def snapshot(self) -> Any:
+        """Where the stream is: bytes, or on a GPU an array there."""
+        if self.device.type != "cpu":
+            return None if self._rng is None else self._rng.bit_generator._state.copy()
+        inner = self.rng.bit_generator.state
+        numbers = inner["state"]
+        wide = numbers["state"].to_bytes(16, "little") + numbers["inc"].to_bytes(16, "little")
+        return _PCG64.pack(wide, inner["has_uint32"], inner["uinteger"], self._seed & _UINT64)
+
+    def restore(self, state: Any) -> None:
+        """Goes back to a snapshot. Raises: ArgumentError for what is none."""
+        if self.device.type != "cpu":
+            if state is None:
+                self._rng = None
+            else:
+                self.rng.bit_generator._state[...] = state
+            return
+        if len(state) != _PCG64.size:
+            raise ArgumentError(f"set_state: expected a state of {_PCG64.size} bytes, got {len(state)}")
+        wide, has_uint32, uinteger, self._seed = _PCG64.unpack(state)
+        numbers = {"state": int.from_bytes(wide[:16], "little"), "inc": int.from_bytes(wide[16:], "little")}
+        inner = {"bit_generator": "PCG64", "state": numbers, "has_uint32": has_uint32, "uinteger": uinteger}
+        self.rng.bit_generator.state = inner
+
+    def __repr__(self) -> str:
+        return f"<ddp.Generator on {self.device}, seed {self._seed}>"
+
+
+S = TypeVar("S", bound=Stream)
+_device = device  # the name, where an attribute `device` hides it
+_PCG64 = struct.Struct("<32sBIQ")
+_UINT64 = 2**64 - 1
+_kind: list[type[Stream]] = [Stream]  # the class of the streams made here: ddp.Generator, once it exists
+
+
 class _Random(threading.local):
-    """This thread's seed, and its generators by device, made on first use."""
+    """This thread's seed, and its streams by device, made on first use."""
 
     def __init__(self) -> None:
-        self.seed: int | None = None
-        self.generators: dict[device, Any] = {}
+        self.seed = secrets.randbits(63)
+        self.streams: dict[device, Stream] = {}
 
 
 _random = _Random()
 
 
-def manual_seed(seed: int) -> None:
+def manual_seed(seed: int) -> Stream:
     """Seeds the random numbers of this thread on every device. A thread that was never seeded draws its own entropy.
 
-    seed: a non-negative integer. Raises: ArgumentError for a negative one.
+    seed: a non-negative integer. Returns the stream of the CPU. Raises: ArgumentError for a negative seed.
     """
-    if seed < 0:
-        raise ArgumentError(f"manual_seed({seed}): a seed is a non-negative integer")
-    _random.seed = seed
-    _random.generators.clear()
+    stream(CPU).manual_seed(seed)
+    _random.seed = int(seed)
+    for each in _random.streams.values():
+        each.manual_seed(seed)
+    return stream(CPU)
 
 
-def generator(where: device) -> Any:
-    """This thread's generator on `where`: a `numpy.random.Generator`, or CuPy's of the same interface."""
-    found = _random.generators.get(where)
+def initial_seed() -> int:
+    """The seed of this thread's random numbers: the last `manual_seed`, or what the thread drew itself."""
+    return _random.seed
+
+
+def stream(where: device) -> Stream:
+    """This thread's stream on `where`."""
+    if where.type == "cuda" and where.index is None:
+        where = device("cuda", where.xp.cuda.Device().id)  # one stream, whichever way the device is named
+    found = _random.streams.get(where)
     if found is None:
-        found = _random.generators[where] = where.xp.random.default_rng(_random.seed)
+        found = _random.streams[where] = _kind[0](where).manual_seed(_random.seed)
     return found
+
+
+def generator(where: device, given: Stream | None = None) -> Any:
+    """The generator to draw from on `where`: that of `given`, or else this thread's.
+
+    It is a `numpy.random.Generator`, or CuPy's of the same interface. Raises: DeviceError if `given` is elsewhere.
+    """
+    if given is None:
+        return stream(where).rng
+    if given.device.type != where.type or (where.index is not None and given.device.index not in (None, where.index)):
+        raise DeviceError(f"generator: random numbers on {where} cannot come from a generator on {given.device}")
+    return given.rng
+
+
+def random_state() -> Any:
+    """Where all streams of this thread are, for `set_random_state`: what recomputing a forward needs."""
+    return _random.seed, {where: (each._seed, each.snapshot()) for where, each in _random.streams.items()}
+
+
+def set_random_state(state: Any) -> None:
+    """Puts all streams of this thread back to where `random_state` found them."""
+    _random.seed, known = state
+    for where, each in _random.streams.items():
+        seed, snapshot = known.get(where, (_random.seed, None))
+        each.manual_seed(seed)
+        if snapshot is not None:
+            each.restore(snapshot)

@@ -1,178 +1,210 @@
-"""Making tensors: Python floats become float32, integers int64, and NumPy arrays keep their dtype, as in PyTorch."""
+"""Making tensors that hold what a rule says: constants, ranges, and copies of another's shape."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddp import _device
-from ddp._device import CPU, device_of, generator, place
+from ddp._device import CPU, device_of, on, place
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.core import Tensor
-from ddp._tensor.dtypes import DEFAULT, float16, float64, int64, parse
+from ddp._tensor.dtypes import DEFAULT, INTEGERS, float64, int64, is_float, of_number, parse
 from ddp._tensor.shaping import spread
-from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.errors import ArgumentError, ShapeError
 
-Where = _device.device | str | None
+if TYPE_CHECKING:
+    from ddp._tensor.core import Tensor
+
+Where = _device.device | str | int | None
 Size = int | Sequence[int]
 
 
-def _array(data: Any, dtype: Any) -> Any:
-    """`data` as an array of a supported dtype: shared with an array or tensor where the dtype allows it."""
-    if isinstance(data, TensorBase):
-        array = data._array
-    elif isinstance(data, np.ndarray | np.generic) or hasattr(data, "__cuda_array_interface__"):
-        array = data if hasattr(data, "flags") and not isinstance(data, np.generic) else np.asarray(data)
-    else:
-        try:
-            array = np.asarray(data)
-        except ValueError as error:
-            raise ShapeError(f"tensor: the nested lists are ragged: {error}") from error
-        if dtype is None and array.dtype == float64:
-            array = array.astype(DEFAULT)
-    return array.astype(parse(array.dtype if dtype is None else dtype), copy=False)
-
-
-def tensor(data: Any, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """A new tensor with a copy of `data`: numbers, nested sequences, an array or a tensor.
-
-    Raises: ShapeError for ragged sequences; DtypeError for what is no number, or if an integer should require grad.
-    """
-    array = _array(data, dtype)
-    array = array.copy() if isinstance(data, TensorBase) or array is data or _shares(array, data) else array
-    where = device_of(array) if device is None else _device.device(device)
-    return _made(array, where, requires_grad)
-
-
-def _shares(array: Any, data: Any) -> bool:
-    return isinstance(data, np.ndarray) and np.may_share_memory(array, data)
-
-
-def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
-    """`data` as a tensor, sharing the memory of an array where dtype and device allow it; a tensor as it is."""
-    if isinstance(data, Tensor):
-        return data.to(device=device, dtype=dtype)
-    array = _array(data, dtype)
-    return _made(array, device_of(array) if device is None else _device.device(device), False)
-
-
-def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor that shares the memory of `array`. Raises: DtypeError for anything but an array of a known dtype."""
-    if not isinstance(array, np.ndarray):
-        raise DtypeError(f"from_numpy: expected a NumPy array, got {type(array).__name__}")
-    parse(array.dtype)
-    return wrap(array, CPU)
-
-
-def _made(array: Any, where: _device.device, requires_grad: bool) -> Tensor:
-    array = place(array, where)
-    x = wrap(array, device_of(array))
+def made(array: Any, where: _device.device, requires_grad: bool = False) -> Tensor:
+    """`array` (NumPy or CuPy) on `where` as a tensor."""
+    if where is not CPU or not isinstance(array, np.ndarray):
+        array = place(array, where)
+        where = device_of(array)
+    x = wrap(array, where)
     return x.requires_grad_() if requires_grad else x
+
+
+def target(device: Where) -> _device.device:
+    """The device that was asked for; the CPU if none was."""
+    return CPU if device is None else _device.device(device)
+
+
+def number(value: Any, name: str) -> Any:
+    """A Python number from one, a NumPy scalar or a tensor of one element. Raises: ArgumentError for anything else."""
+    if isinstance(value, bool | int | float):
+        if isinstance(value, np.generic):
+            return value.item()  # np.float64 is a float
+        return value
+    if hasattr(value, "item"):
+        return value.item()
+    raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
+
+
+def sizes(given: tuple[Size, ...], size: Size | None, name: str) -> tuple[int, ...]:
+    """The shape from `make(2, 3)`, `make((2, 3))` or `make(size=(2, 3))`. Raises: ShapeError for a negative size."""
+    shape = spread(given if size is None else (size,))
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"{name}: {shape} has a negative size")
+    return shape
 
 
 def _new(
     make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool, default: Any = DEFAULT
 ) -> Tensor:
     """What `make(xp, dtype)` returns, as a tensor. The array is made where it will live."""
-    where = CPU if device is None else _device.device(device)
-    array = make(where.xp, parse(default if dtype is None else dtype))
-    return _made(array, where, requires_grad)
+    kind = parse(default if dtype is None else dtype)
+    where = target(device)
+    with on(where):
+        array = make(where.xp, kind)
+    return made(array, where, requires_grad)
 
 
-def zeros(*size: Size, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
+def zeros(
+    *sizes_: Size, size: Size | None = None, dtype: Any = None, device: Where = None, requires_grad: bool = False
+) -> Tensor:
     """Zeros: zeros(2, 3) or zeros((2, 3))."""
-    return _new(lambda xp, dtype: xp.zeros(spread(size), dtype), dtype, device, requires_grad)
+    shape = sizes(sizes_, size, "zeros")
+    return _new(lambda xp, dtype: xp.zeros(shape, dtype), dtype, device, requires_grad)
 
 
-def ones(*size: Size, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
+def ones(
+    *sizes_: Size, size: Size | None = None, dtype: Any = None, device: Where = None, requires_grad: bool = False
+) -> Tensor:
     """Ones: ones(2, 3) or ones((2, 3))."""
-    return _new(lambda xp, dtype: xp.ones(spread(size), dtype), dtype, device, requires_grad)
+    shape = sizes(sizes_, size, "ones")
+    return _new(lambda xp, dtype: xp.ones(shape, dtype), dtype, device, requires_grad)
 
 
-def empty(*size: Size, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
+def empty(
+    *sizes_: Size, size: Size | None = None, dtype: Any = None, device: Where = None, requires_grad: bool = False
+) -> Tensor:
     """Memory as it comes: every element is to be written before it is read."""
-    return _new(lambda xp, dtype: xp.empty(spread(size), dtype), dtype, device, requires_grad)
+    shape = sizes(sizes_, size, "empty")
+    return _new(lambda xp, dtype: xp.empty(shape, dtype), dtype, device, requires_grad)
 
 
-def full(size: Size, fill_value: float, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """`fill_value` everywhere; the dtype follows it unless given: bool, int64 or float32."""
-    if dtype is None:
-        dtype = _dtype_of(fill_value)
-    return _new(lambda xp, dtype: xp.full(spread((size,)), fill_value, dtype), dtype, device, requires_grad)
+def full(
+    size: Size, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
+) -> Tensor:
+    """`fill_value` everywhere; the dtype follows it unless given: bool, int64 or float32.
 
-
-def _dtype_of(number: float) -> Any:
-    return bool if isinstance(number, bool) else int64 if isinstance(number, int) else DEFAULT
+    Raises: ArgumentError if an integer dtype cannot hold the value.
+    """
+    value = number(fill_value, "full")
+    shape = sizes((size,), None, "full")
+    kind = of_number(value) if dtype is None else parse(dtype)
+    if kind in INTEGERS and isinstance(value, float) and math.isfinite(value):
+        value = int(value)
+    try:
+        return _new(lambda xp, dtype: xp.full(shape, value, dtype), kind, device, requires_grad)
+    except (OverflowError, ValueError) as error:
+        raise ArgumentError(f"full: {value} does not fit {kind}") from error
 
 
 def arange(
-    start: float,
-    end: float | None = None,
-    step: float = 1,
+    start: Any = 0,
+    end: Any = None,
+    step: Any = 1,
+    *,
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """start, start + step, ... below end: shape (ceil((end - start) / step),); int64 unless a number is a float."""
+    """start, start + step, ... below end: shape (ceil((end - start) / step),); int64 unless a number is a float.
+
+    Raises: ArgumentError if step is 0, leads away from end, or a number is not finite.
+    """
     if end is None:
         start, end = 0, start
-    if step == 0:
+    first, last, stride = (number(n, "arange") for n in (start, end, step))
+    if stride == 0:
         raise ArgumentError("arange: step is 0")
+    if not (math.isfinite(first) and math.isfinite(last) and math.isfinite(stride)):
+        raise ArgumentError(f"arange: expected finite numbers, got {first}, {last}, {stride}")
+    if (last - first) * stride < 0:
+        raise ArgumentError(f"arange: step {stride} leads away from {last}, starting at {first}")
     if dtype is None:
-        dtype = DEFAULT if any(isinstance(n, float) for n in (start, end, step)) else int64
-    return _new(lambda xp, dtype: xp.arange(start, end, step).astype(dtype), dtype, device, requires_grad)
+        dtype = DEFAULT if any(isinstance(n, float) for n in (first, last, stride)) else int64
+    kind = parse(dtype)
+    if kind == int64:
+        first, last, stride = int(first), int(last), int(stride)
+        if stride == 0:
+            raise ArgumentError(f"arange: step {step} is 0 as an integer")
+        return _new(lambda xp, dtype: xp.arange(first, last, stride, dtype), kind, device, requires_grad)
+    count = math.ceil((last - first) / stride)
+    if not is_float(kind):
+        first, stride = int(first), int(stride)
+
+    def make(xp: Any, dtype: Any) -> Any:
+        # start + i * step in float64 and rounded once: adding up steps would add up their errors.
+        steps = xp.arange(count, dtype=float64 if is_float(dtype) else int64)
+        return (first + steps * stride).astype(dtype)
+
+    return _new(make, kind, device, requires_grad)
 
 
-def eye(n: int, m: int | None = None, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
+def linspace(
+    start: Any, end: Any, steps: int, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
+) -> Tensor:
+    """`steps` numbers at equal distances from start to end, both included: (steps,)."""
+    points = _points(start, end, steps, "linspace")
+    return _new(lambda xp, dtype: points(xp).astype(dtype), dtype, device, requires_grad)
+
+
+def logspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """base ** x for `steps` numbers x at equal distances from start to end, both included: (steps,)."""
+    points = _points(start, end, steps, "logspace")
+    return _new(lambda xp, dtype: (float(base) ** points(xp)).astype(dtype), dtype, device, requires_grad)
+
+
+def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any], Any]:
+    """A function of the array module that makes the points in float64. Raises: ArgumentError for negative steps."""
+    first, last = number(start, name), number(end, name)
+    if steps < 0:
+        raise ArgumentError(f"{name}: steps={steps} is negative")
+
+    def points(xp: Any) -> Any:
+        if steps == 1:
+            return xp.full((1,), float(first))
+        # From each end towards the middle, so that both ends are exact.
+        at, step = xp.arange(steps, dtype=float64), (last - first) / max(steps - 1, 1)
+        return xp.where(at < steps // 2, first + at * step, last - (steps - 1 - at) * step)
+
+    return points
+
+
+def eye(
+    n: int, m: int | None = None, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
+) -> Tensor:
     """Ones on the diagonal: (n, m or n)."""
+    sizes((n, n if m is None else m), None, "eye")
     return _new(lambda xp, dtype: xp.eye(n, m, dtype=dtype), dtype, device, requires_grad)
 
 
-def _drawn(draw: str, size: tuple[Size, ...], dtype: Any, device: Where, requires_grad: bool) -> Tensor:
-    where = CPU if device is None else _device.device(device)
-    kind = parse(DEFAULT if dtype is None else dtype)
-    if kind.kind != "f":
-        raise DtypeError(f"random numbers are floating, not {kind}")
-    # Generators draw no float16.
-    array = getattr(generator(where), draw)(spread(size), dtype=DEFAULT if kind == float16 else kind)
-    return _made(where.xp.asarray(array).astype(kind, copy=False), where, requires_grad)
-
-
-def rand(*size: Size, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """Uniform random numbers in [0, 1)."""
-    return _drawn("random", size, dtype, device, requires_grad)
-
-
-def randn(*size: Size, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """Normally distributed random numbers of mean 0 and deviation 1."""
-    return _drawn("standard_normal", size, dtype, device, requires_grad)
-
-
-def randint(low: int, high: int, size: Size, dtype: Any = None, device: Where = None) -> Tensor:
-    """Random integers in [low, high), int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range."""
-    if high <= low:
-        raise ArgumentError(f"randint: no integer is in [{low}, {high})")
-    where = CPU if device is None else _device.device(device)
-    drawn = where.xp.asarray(generator(where).integers(low, high, spread((size,))))
-    return _made(drawn.astype(parse(int64 if dtype is None else dtype), copy=False), where, False)
-
-
-def randperm(n: int, device: Where = None) -> Tensor:
-    """0 to n - 1 in random order, int64."""
-    where = CPU if device is None else _device.device(device)
-    return _made(where.xp.asarray(generator(where).permutation(n)).astype(int64, copy=False), where, False)
-
-
-def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`make` with the shape, dtype and device of another tensor."""
 
-    def like(input: Tensor, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
+    def like(input: TensorBase, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
         return make(
-            input.shape,
-            dtype=input.dtype if dtype is None else dtype,
-            device=input.device if device is None else device,
+            input._array.shape,
+            dtype=input._array.dtype if dtype is None else dtype,
+            device=input._device if device is None else device,
             requires_grad=requires_grad,
         )
 
@@ -181,21 +213,76 @@ def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return like
 
 
-zeros_like = _like(zeros)
-ones_like = _like(ones)
-empty_like = _like(empty)
-rand_like = _like(rand)
-randn_like = _like(randn)
+zeros_like = like(zeros)
+ones_like = like(ones)
+empty_like = like(empty)
 
 
 def full_like(
-    input: Tensor, fill_value: float, dtype: Any = None, device: Where = None, requires_grad: bool = False
+    input: TensorBase, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
     """`fill_value` everywhere, in the shape, dtype and device of `input`, unless given."""
     return full(
-        input.shape,
+        input._array.shape,
         fill_value,
-        input.dtype if dtype is None else dtype,
-        input.device if device is None else device,
-        requires_grad,
+        dtype=input._array.dtype if dtype is None else dtype,
+        device=input._device if device is None else device,
+        requires_grad=requires_grad,
+    )
+
+
+class Making(TensorBase):
+    """New tensors in the dtype and on the device of this one, unless given."""
+
+    __slots__ = ()
+
+    def new_zeros(
+        self,
+        *sizes_: Size,
+        size: Size | None = None,
+        dtype: Any = None,
+        device: Where = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        """Zeros of the given shape."""
+        return _as(self, zeros, sizes(sizes_, size, "new_zeros"), dtype, device, requires_grad)
+
+    def new_ones(
+        self,
+        *sizes_: Size,
+        size: Size | None = None,
+        dtype: Any = None,
+        device: Where = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        """Ones of the given shape."""
+        return _as(self, ones, sizes(sizes_, size, "new_ones"), dtype, device, requires_grad)
+
+    def new_empty(
+        self,
+        *sizes_: Size,
+        size: Size | None = None,
+        dtype: Any = None,
+        device: Where = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        """Memory of the given shape, as it comes."""
+        return _as(self, empty, sizes(sizes_, size, "new_empty"), dtype, device, requires_grad)
+
+    def new_full(
+        self, size: Size, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
+    ) -> Tensor:
+        """`fill_value` everywhere, in the given shape."""
+        make: Callable[..., Tensor] = lambda shape, **options: full(shape, fill_value, **options)  # noqa: E731
+        return _as(self, make, spread((size,)), dtype, device, requires_grad)
+
+
+def _as(
+    x: TensorBase, make: Callable[..., Tensor], shape: tuple[int, ...], dtype: Any, device: Where, requires_grad: bool
+) -> Tensor:
+    return make(
+        shape,
+        dtype=x._array.dtype if dtype is None else dtype,
+        device=x._device if device is None else device,
+        requires_grad=requires_grad,
     )

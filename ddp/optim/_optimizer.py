@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ddp._tensor.base import clear_grad
+import numpy as np
+
+from ddp._engine.handles import RemovableHandle
+from ddp._tensor.base import clear_grad, wrap
 from ddp._tensor.core import Tensor
+from ddp._tensor.interop import from_numpy
 from ddp.errors import ArgumentError, DtypeError, StateDictError
 
 Group = dict[str, Any]
+Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Group]
+Closure = Callable[[], Any]
 
 
 class Optimizer:
-    """The base of optimizers. params: tensors, or groups {"params": tensors, "lr": ...} with settings of their own.
+    """The base of optimizers, also of your own: define `step`, and keep what you remember in `self.state[p]`.
+
+    params: tensors, (name, tensor) pairs, or groups {"params": tensors, "lr": ...} with settings of their own
 
     Raises: ArgumentError for no parameters, or one named twice; DtypeError for what is no tensor.
     """
 
-    def __init__(self, params: Iterable[Tensor] | Iterable[Group], defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+        if isinstance(params, Tensor):
+            raise DtypeError(f"{type(self).__name__}: params is one tensor, expected a list of tensors or of groups")
         self.defaults = defaults
         self.param_groups: list[Group] = []
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        self._prepare()
         groups: list[Any] = list(params)
         if not groups:
             raise ArgumentError(f"{type(self).__name__}: there is no parameter to train")
@@ -30,20 +43,54 @@ class Optimizer:
         for group in groups:
             self.add_param_group(group)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "step" in cls.__dict__:
+            cls.step = _with_hooks(cls.__dict__["step"])  # type: ignore[method-assign]  # the same call, and hooks
+
+    def _prepare(self) -> None:
+        """What is not remembered: hooks, and the mark by which a schedule sees that step() was called."""
+        self._before: list[Callable[..., Any]] = []
+        self._after: list[Callable[..., Any]] = []
+        self._stepped = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._prepare()
+
     def add_param_group(self, param_group: Group) -> None:
         """Trains more parameters from now on. Raises: ArgumentError, DtypeError."""
+        kind = type(self).__name__
+        if not isinstance(param_group, dict):
+            raise DtypeError(f"{kind}: a parameter group is a dict, not {type(param_group).__name__}")
         given = param_group["params"]
+        if isinstance(given, set | frozenset):
+            raise DtypeError(f"{kind}: a set of parameters has no order, and state goes by order: use a list")
         params = [given] if isinstance(given, Tensor) else list(given)
+        names = [p[0] for p in params if isinstance(p, tuple)]
+        params = [p[1] if isinstance(p, tuple) else p for p in params]
+        if names and len(names) != len(params):
+            raise ArgumentError(f"{kind}: {len(names)} of {len(params)} parameters have names: all or none")
+        if any(("param_names" in group) != bool(names) for group in self.param_groups):
+            raise ArgumentError(f"{kind}: the parameters of one group have names, those of another have not")
         seen = {id(p) for group in self.param_groups for p in group["params"]}
         for p in params:
             if not isinstance(p, Tensor):
-                raise DtypeError(f"{type(self).__name__}: a parameter is a Tensor, not {type(p).__name__}")
+                raise DtypeError(f"{kind}: a parameter is a Tensor, not {type(p).__name__}")
             if not p.is_leaf:
-                raise ArgumentError(f"{type(self).__name__}: shape {p.shape} is the result of an op, not a leaf")
+                raise ArgumentError(f"{kind}: shape {p.shape} is the result of an op, not a leaf")
             if id(p) in seen:
-                raise ArgumentError(f"{type(self).__name__}: a parameter of shape {p.shape} is named twice")
+                raise ArgumentError(f"{kind}: a parameter of shape {p.shape} is named twice")
             seen.add(id(p))
-        self.param_groups.append({**self.defaults, **param_group, "params": params})
+        group = {**param_group, "params": params}
+        if names:
+            group["param_names"] = names
+        for name, value in self.defaults.items():
+            group.setdefault(name, value)
+        self.param_groups.append(group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Empties the gradients of all parameters; not `set_to_none`: those that are there become zeros, and stay."""
@@ -51,9 +98,22 @@ class Optimizer:
             for p in group["params"]:
                 clear_grad(p, set_to_none)
 
-    def step(self) -> None:
-        """Updates the parameters from their gradients; one whose grad is None is not touched. Subclasses define it."""
+    def step(self, closure: Closure | None = None) -> Any:
+        """Updates the parameters from their gradients; one whose grad is None is not touched. Subclasses define it.
+
+        closure: computes the loss and its gradients anew, and returns the loss, which step returns
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no step()")
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """`hook(optimizer, args, kwargs)` runs before each step, and may return the (args, kwargs) to go on with."""
+        self._before.append(hook)
+        return RemovableHandle(self._before, hook)
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """`hook(optimizer, args, kwargs)` runs after each step."""
+        self._after.append(hook)
+        return RemovableHandle(self._after, hook)
 
     def state_dict(self) -> dict[str, Any]:
         """{"state": {number: ...}, "param_groups": [...]}: parameters by number, in the order of the groups."""
@@ -63,10 +123,13 @@ class Optimizer:
             for p in group["params"]:
                 numbers[id(p)] = len(numbers)
             groups.append({**group, "params": [numbers[id(p)] for p in group["params"]]})
-        return {"state": {numbers[id(p)]: dict(s) for p, s in self.state.items()}, "param_groups": groups}
+        state = {numbers[id(p)] if isinstance(p, Tensor) else p: dict(s) for p, s in self.state.items()}
+        return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over settings and state; tensors are copied, in the dtype and on the device of their parameter.
+
+        state_dict: also one of PyTorch's optimizer of that name, its tensors as NumPy arrays
 
         Raises: StateDictError if the groups are not those of this optimizer.
         """
@@ -74,12 +137,17 @@ class Optimizer:
         sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
         if sizes != own:
             raise StateDictError(f"{type(self).__name__}: state dict with groups of {sizes} parameters, expected {own}")
-        state: dict[Tensor, dict[str, Any]] = {}
-        for group, given in zip(self.param_groups, groups, strict=True):
-            for p, number in zip(group["params"], given["params"], strict=True):
-                saved = state_dict["state"].get(number)
-                if saved is not None:
-                    state[p] = {name: _adopted(value, p) for name, value in saved.items()}
+        numbered = {
+            number: p
+            for group, given in zip(self.param_groups, groups, strict=True)
+            for p, number in zip(group["params"], given["params"], strict=True)
+        }
+        state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        for number, saved in state_dict["state"].items():
+            p = numbered.get(number)
+            state[number if p is None else p] = (
+                saved if p is None else {name: _adopted(name, value, p) for name, value in saved.items()}
+            )
         for group, given in zip(self.param_groups, groups, strict=True):
             group.update({name: value for name, value in given.items() if name != "params"})
         self.state = state
@@ -89,9 +157,47 @@ class Optimizer:
         return f"{type(self).__name__}({'; '.join(groups)})"
 
 
-def _adopted(value: Any, p: Tensor) -> Any:
-    """A copy of a state tensor that fits its parameter; anything else as it is."""
+def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step` between the hooks of its optimizer."""
+
+    @functools.wraps(step)
+    def hooked(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        for hook in tuple(self._before):
+            changed = hook(self, args, kwargs)
+            if changed is not None:
+                if not (isinstance(changed, tuple) and len(changed) == 2):
+                    raise DtypeError(f"{hook!r}: a hook before step returns None or (args, kwargs), not {changed!r}")
+                args, kwargs = changed
+        result = step(self, *args, **kwargs)
+        self._stepped = True
+        for hook in tuple(self._after):
+            hook(self, args, kwargs)
+        return result
+
+    return hooked
+
+
+def _adopted(name: str, value: Any, p: Tensor) -> Any:
+    """A copy of a state tensor that fits its parameter; anything else as it is. A count of steps stays as it is."""
+    if isinstance(value, np.ndarray):
+        value = from_numpy(value)
     if not isinstance(value, Tensor):
         return value
+    if name == "step":
+        return wrap(value.detach()._array.copy(), value.device)
     dtype = p.dtype if value.is_floating_point() else value.dtype
     return value.detach().clone().to(device=p.device, dtype=dtype)
+
+
+def number(value: Any) -> Any:
+    """A setting as a Python number: also from a tensor of one element."""
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def check(kind: str, lowest: float = 0.0, **settings: Any) -> None:
+    """Raises: ArgumentError for a setting that is not at least `lowest`, or nan."""
+    for name, value in settings.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ArgumentError(f"{kind}: {name} is a number, or a tensor of one element, not of shape {value.shape}")
+        if not number(value) >= lowest:
+            raise ArgumentError(f"{kind}: {name} is at least {lowest:g}, got {value}")

@@ -26,15 +26,21 @@ PUBLIC = [
         ddp.nn.init,
         "constant_ kaiming_normal_ kaiming_uniform_ normal_ ones_ uniform_ xavier_normal_ xavier_uniform_ zeros_",
     ),
-    (ddp.optim, "SGD Optimizer"),
-    (ddp.autograd, "backward grad gradcheck"),
+    (ddp.optim, "SGD Adadelta Adagrad Adam AdamW Lion Optimizer RMSprop lr_scheduler"),
+    (
+        ddp.autograd,
+        "Function backward checkpoint checkpoint_sequential detect_anomaly grad gradcheck set_detect_anomaly",
+    ),
 ]
 OF_DDP = """
-    Tensor abs amax amin arange argmax as_tensor autograd bool cat clamp device empty empty_like enable_grad errors exp
-    eye flatten float16 float32 float64 from_numpy full full_like int8 int16 int32 int64 is_grad_enabled log log_softmax
-    logsumexp manual_seed matmul max maximum mean min minimum nn no_grad ones ones_like optim permute rand rand_like
-    randint randn randn_like randperm relu reshape set_grad_enabled sigmoid softmax sqrt squeeze stack sum tanh tensor
-    transpose uint8 unsqueeze where zeros zeros_like
+    Generator Size Tensor abs amax amin arange argmax as_tensor asarray autograd bernoulli bfloat16 bool can_cast cat
+    clamp device empty empty_like enable_grad errors exp eye finfo flatten float16 float32 float64 from_dlpack
+    from_numpy frombuffer full full_like get_default_dtype get_rng_state iinfo inference_mode initial_seed int8 int16
+    int32 int64 is_floating_point is_grad_enabled is_inference_mode_enabled is_tensor linspace log log_softmax logspace
+    logsumexp manual_seed matmul max maximum mean min minimum multinomial nn no_grad normal numel ones ones_like optim
+    permute promote_types rand rand_like randint randint_like randn randn_like randperm relu reshape result_type
+    scalar_tensor seed set_grad_enabled set_printoptions set_rng_state sigmoid softmax sqrt squeeze stack sum tanh
+    tensor transpose uint8 unsqueeze where zeros zeros_like
 """
 
 

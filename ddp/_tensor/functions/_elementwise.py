@@ -7,7 +7,7 @@ from typing import Any
 from ddp._tensor.arithmetic import aligned, broadcast
 from ddp._tensor.base import TensorBase, apply
 from ddp._tensor.core import Tensor
-from ddp._tensor.creation import as_tensor
+from ddp._tensor.interop import as_tensor
 from ddp.errors import DtypeError
 from ddp.ops import choice
 

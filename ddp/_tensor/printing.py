@@ -1,0 +1,153 @@
+"""What `print` shows: four decimals in aligned columns, only the corners of what is large, and what the tensor is.
+
+The text is PyTorch's, with `ddp.` for `torch.`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp._device import CPU, place
+from ddp._tensor.dtypes import DEFAULT, HALVES, bool_, int64, is_float
+from ddp.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from ddp._tensor.core import Tensor
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Options:
+    precision: int = 4
+    threshold: float = 1000
+    edgeitems: int = 3
+    linewidth: int = 80
+    sci_mode: bool | None = None
+
+
+_PROFILES = {
+    "default": _Options(),
+    "short": _Options(precision=2, edgeitems=2),
+    "full": _Options(threshold=math.inf),
+}
+_options = _Options()
+
+
+def set_printoptions(
+    precision: int | None = None,
+    threshold: float | None = None,
+    edgeitems: int | None = None,
+    linewidth: int | None = None,
+    profile: str | None = None,
+    sci_mode: bool | None = None,
+) -> None:
+    """How tensors print, in the whole process. What is not given stays, but `sci_mode`: None lets the numbers decide.
+
+    precision: decimals; threshold: elements, above which only `edgeitems` at each end of a dimension are shown;
+    linewidth: characters; profile: "default", "short" or "full", which the others then change.
+    Raises: ArgumentError for another profile.
+    """
+    given = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
+    if profile is not None:
+        if profile not in _PROFILES:
+            raise ArgumentError(f"set_printoptions: profile {profile!r}: expected one of {', '.join(_PROFILES)}")
+        given = {name: getattr(_PROFILES[profile], name) if value is None else value for name, value in given.items()}
+    for name, value in given.items():
+        if value is not None:
+            setattr(_options, name, value)
+    _options.sci_mode = sci_mode
+
+
+def text_of(x: Tensor) -> str:
+    """The text of `tensor(...)`."""
+    dtype, shape = x._array.dtype, x._array.shape
+    notes = [] if x._device is CPU else [f"device='{x._device}'"]
+    if not x._array.size:
+        body = "[]"
+        if len(shape) != 1:
+            notes.append(f"size={shape}")
+        usual: tuple[Any, ...] = (DEFAULT,)
+    else:
+        body = _body(x._array, x._device.xp, len("tensor("))
+        usual = (DEFAULT, int64, bool_)
+    if dtype not in usual:
+        notes.append(f"dtype=ddp.{dtype.name}")
+    if x.grad_fn is not None:
+        notes.append(f"grad_fn=<{x.grad_fn.name()}>")
+    elif x.requires_grad:
+        notes.append("requires_grad=True")
+    return _annotated(f"tensor({body}", notes, len("tensor("))
+
+
+def _annotated(text: str, notes: list[str], indent: int) -> str:
+    """`text` with the notes after it, on a new line where they would leave the width."""
+    used = len(text) - text.rfind("\n") + 1
+    for note in notes:
+        if used + len(note) + 2 > _options.linewidth:
+            text += ",\n" + " " * indent + note
+            used = indent + len(note)
+        else:
+            text += f", {note}"
+            used += len(note) + 2
+    return text + ")"
+
+
+def _body(array: Any, xp: Any, indent: int) -> str:
+    edge, shape = _options.edgeitems, array.shape
+    cut = array.size > _options.threshold
+    if cut:  # only the corners leave the device
+        for axis, n in enumerate(shape):
+            if n > 2 * edge:
+                array = xp.take(array, xp.asarray([*range(edge), *range(n - edge, n)]), axis=axis)
+    array = place(array, CPU)
+    if array.dtype in HALVES:
+        array = array.astype(DEFAULT)
+    form, width = _floats(array) if is_float(array.dtype) else _others(array)
+
+    def lines(part: Any, depth: int, indent: int) -> str:
+        if depth == len(shape):
+            return form(part.item())
+        parts = [lines(each, depth + 1, indent + 1) for each in part]
+        gap = cut and shape[depth] > 2 * edge
+        if depth < len(shape) - 1:
+            if gap:
+                parts.insert(edge, "...")
+            return "[" + ("," + "\n" * (len(shape) - 1 - depth) + " " * (indent + 1)).join(parts) + "]"
+        if gap:
+            parts.insert(edge, " ...")
+        row = max(1, (_options.linewidth - indent) // (width + 2))
+        rows = [", ".join(parts[i : i + row]) for i in range(0, len(parts), row)]
+        return "[" + (",\n" + " " * (indent + 1)).join(rows) + "]"
+
+    return lines(array, 0, indent)
+
+
+def _others(array: Any) -> tuple[Callable[[Any], str], int]:
+    """How integers and bool are written, and how wide."""
+    width = max(len(str(value)) for value in array.ravel().tolist())
+    return lambda value: str(value).rjust(width), width
+
+
+def _floats(array: Any) -> tuple[Callable[[float], str], int]:
+    """How floats are written, and how wide: whole numbers as `2.`, others with decimals, or all with an exponent."""
+    values = np.abs(array[np.isfinite(array) & (array != 0)].astype(np.float64))
+    low, high = (float(values.min()), float(values.max())) if values.size else (1.0, 1.0)
+    whole = bool((values == np.ceil(values)).all())
+    exponent = high > 1000 * low or high > 1e8 or (not whole and low < 1e-4)
+    style, point = (f".{_options.precision}e", "") if exponent else (".0f", ".") if whole else ("", "")
+    style = style or f".{_options.precision}f"
+    finite = array[np.isfinite(array) & (array != 0)].ravel().tolist()
+    width = max([len(format(value, style)) + len(point) for value in finite], default=1)
+    if _options.sci_mode is not None and _options.sci_mode != exponent:
+        style, point = (f".{_options.precision}e", "") if _options.sci_mode else (f".{_options.precision}f", "")
+        if not _options.sci_mode and whole:
+            style, point = ".0f", "."
+
+    def form(value: float) -> str:
+        return (format(value, style) + (point if math.isfinite(value) else "")).rjust(width)
+
+    return form, width

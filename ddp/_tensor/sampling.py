@@ -1,0 +1,312 @@
+"""Random tensors. Each thread and device has a stream of its own, and `generator=` takes another.
+
+The numbers are NumPy's and CuPy's, not PyTorch's: only their distributions agree. They are drawn in float32 or float64;
+float16 and bfloat16 are rounded from that, except that `rand` keeps below 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp import _device
+from ddp._device import CPU, Stream, generator, on, stream
+from ddp._tensor.base import TensorBase, wrap
+from ddp._tensor.creation import Size, Where, like, made, sizes, target
+from ddp._tensor.dtypes import DEFAULT, HALVES, float16, float64, int64, is_float, parse
+from ddp._tensor.shaping import spread
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+
+if TYPE_CHECKING:
+    from ddp._tensor.core import Tensor
+
+
+class Generator(Stream):
+    """A stream of random numbers beside the thread's own: `ddp.randn(3, generator=ddp.Generator().manual_seed(0))`.
+
+    device: where it draws. A new one begins at one fixed seed, as in PyTorch.
+    """
+
+    __slots__ = ()
+
+    def get_state(self) -> Tensor:
+        """Where the stream is, as a uint8 tensor."""
+        return wrap(_bytes_of(self.snapshot()), CPU)
+
+    def set_state(self, new_state: TensorBase) -> None:
+        """Goes back to where `get_state` was called. Raises: ArgumentError for what is no state."""
+        array = new_state._array
+        if array.dtype != np.uint8 or array.ndim != 1:
+            raise ArgumentError(f"set_state: expected a 1-d uint8 tensor, got {array.dtype} of shape {array.shape}")
+        self.restore(array.tobytes() if self.device.type == "cpu" else self.device.xp.asarray(array.view("int8")))
+
+
+_device._kind[0] = Generator
+
+
+def _bytes_of(state: Any) -> Any:
+    """The snapshot of a stream as a NumPy array of uint8."""
+    return np.frombuffer(state, np.uint8).copy() if isinstance(state, bytes) else state.get().view(np.uint8)
+
+
+def get_rng_state() -> Tensor:
+    """Where this thread's random numbers of the CPU are, as a uint8 tensor."""
+    return wrap(_bytes_of(stream(CPU).snapshot()), CPU)
+
+
+def set_rng_state(new_state: TensorBase) -> None:
+    """Puts this thread's random numbers of the CPU back to where `get_rng_state` was called. Raises: ArgumentError."""
+    own: Any = stream(CPU)
+    own.set_state(new_state)
+
+
+def seed() -> int:
+    """Seeds this thread's random numbers from the system's entropy, and returns the seed."""
+    return _device.manual_seed(Stream().seed()).initial_seed()
+
+
+_BITS = {float16: 11, parse("bfloat16"): 8}  # of precision
+
+
+def draw(source: Any, method: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> Any:
+    """An array of `shape` by the generator's `method` ("random" or "standard_normal"), which knows no half precision.
+
+    Raises: DtypeError unless floating.
+    """
+    if not is_float(kind):
+        raise DtypeError(f"random numbers are floating, not {kind}")
+    drawn = getattr(source, method)(shape, dtype=DEFAULT if kind in HALVES else kind)
+    if kind not in HALVES:
+        return drawn
+    if method == "random":
+        scale = 2.0 ** _BITS[kind]  # multiples of 1 / scale are exact, where rounding would reach 1
+        drawn = np.floor(drawn * DEFAULT.type(scale)) / DEFAULT.type(scale)
+    return drawn.astype(kind)
+
+
+def _drawn(
+    method: str, shape: tuple[int, ...], source: Stream | None, dtype: Any, device: Where, requires_grad: bool
+) -> Tensor:
+    kind = parse(DEFAULT if dtype is None else dtype)
+    where = source.device if device is None and source is not None else target(device)
+    with on(where):
+        array = where.xp.asarray(draw(generator(where, source), method, shape, kind))
+    return made(array, where, requires_grad)
+
+
+def rand(
+    *sizes_: Size,
+    size: Size | None = None,
+    generator: Stream | None = None,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Uniform random numbers in [0, 1): rand(2, 3) or rand((2, 3))."""
+    return _drawn("random", sizes(sizes_, size, "rand"), generator, dtype, device, requires_grad)
+
+
+def randn(
+    *sizes_: Size,
+    size: Size | None = None,
+    generator: Stream | None = None,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Normally distributed random numbers of mean 0 and deviation 1: randn(2, 3) or randn((2, 3))."""
+    return _drawn("standard_normal", sizes(sizes_, size, "randn"), generator, dtype, device, requires_grad)
+
+
+def randint(
+    *bounds: Any,
+    low: int = 0,
+    high: int | None = None,
+    size: Size | None = None,
+    generator: Stream | None = None,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Random integers in [low, high): randint(high, size) or randint(low, high, size).
+
+    int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range, or arguments that are not these.
+    """
+    given = list(bounds)
+    if size is None and given and not isinstance(given[-1], int):
+        size = given.pop()
+    if len(given) == 2 and high is None:
+        low, high = given
+    elif len(given) == 1:
+        low, high = (0, given[0]) if high is None else (given[0], high)
+    elif given or high is None:
+        raise ArgumentError(f"randint{bounds}: expected (high, size) or (low, high, size)")
+    if size is None or high is None:
+        raise ArgumentError(f"randint{bounds}: expected (high, size) or (low, high, size)")
+    return _integers(int(low), int(high), spread((size,)), generator, dtype, device, requires_grad)
+
+
+def _integers(
+    low: int, high: int, shape: tuple[int, ...], source: Stream | None, dtype: Any, device: Where, requires_grad: bool
+) -> Tensor:
+    if high <= low:
+        raise ArgumentError(f"randint: no integer is in [{low}, {high})")
+    kind = parse(int64 if dtype is None else dtype)
+    where = source.device if device is None and source is not None else target(device)
+    with on(where):
+        array = where.xp.asarray(generator(where, source).integers(low, high, shape)).astype(kind, copy=False)
+    return made(array, where, requires_grad)
+
+
+def randperm(
+    n: int,
+    *,
+    generator: Stream | None = None,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """0 to n - 1 in random order, int64 unless `dtype` says otherwise. Raises: ArgumentError for a negative n."""
+    if n < 0:
+        raise ArgumentError(f"randperm({n}): expected a count")
+    kind = parse(int64 if dtype is None else dtype)
+    where = generator.device if device is None and generator is not None else target(device)
+    with on(where):
+        array = where.xp.asarray(_device.generator(where, generator).permutation(n)).astype(kind, copy=False)
+    return made(array, where, requires_grad)
+
+
+rand_like = like(rand)
+randn_like = like(randn)
+
+
+def randint_like(
+    input: TensorBase,
+    low: int,
+    high: int | None = None,
+    *,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Random integers in [low, high) in the shape, dtype and device of `input`: randint_like(x, high) from 0 on."""
+    low, high = (0, low) if high is None else (low, high)
+    kind = input._array.dtype if dtype is None else dtype
+    where = input._device if device is None else device
+    return _integers(int(low), int(high), input._array.shape, None, kind, where, requires_grad)
+
+
+def normal(
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    size: Size | None = None,
+    *,
+    generator: Stream | None = None,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Normally distributed random numbers: normal(mean, std, size) of numbers, or of tensors that give the shape.
+
+    Tensors of means and deviations broadcast; the result is outside the graph. Raises: ArgumentError for a negative
+    deviation, or without a size where both are numbers.
+    """
+    given = [x for x in (mean, std) if isinstance(x, TensorBase)]
+    centre, width = (x._array if isinstance(x, TensorBase) else x for x in (mean, std))
+    if (width.size and width.min() < 0) if isinstance(std, TensorBase) else width < 0:
+        raise ArgumentError("normal: std is negative")
+    if given:
+        where, kind = given[0]._device, given[0]._array.dtype
+        shape: tuple[int, ...] = np.broadcast_shapes(*(x._array.shape for x in given))
+    elif size is None:
+        raise ArgumentError("normal: a size is needed where mean and std are numbers")
+    else:
+        where = generator.device if device is None and generator is not None else target(device)
+        kind, shape = parse(DEFAULT if dtype is None else dtype), spread((size,))
+    with on(where):
+        noise = draw(_device.generator(where, generator), "standard_normal", shape, kind)
+        array = where.xp.asarray(noise * width + centre).astype(kind, copy=False)
+    return made(array, where, requires_grad)
+
+
+def bernoulli(input: TensorBase, p: float | None = None, *, generator: Stream | None = None) -> Tensor:
+    """1 with the probability that `input` (floating) gives for each element, or with `p`, else 0; outside the graph.
+
+    Raises: ArgumentError for probabilities outside [0, 1]; DtypeError for integers without `p`.
+    """
+    x, xp = input._array, input._device.xp
+    if p is None and not is_float(x.dtype):
+        raise DtypeError(f"bernoulli: probabilities are floating, not {x.dtype}")
+    chance = x if p is None else p
+    if not (0 <= p <= 1) if p is not None else bool(x.size and not ((x >= 0) & (x <= 1)).all()):
+        raise ArgumentError("bernoulli: a probability is outside [0, 1]")
+    with on(input._device):
+        drawn = _device.generator(input._device, generator).random(x.shape, dtype=float64)
+    return wrap(xp.asarray(drawn < chance).astype(x.dtype), input._device)
+
+
+def multinomial(
+    input: TensorBase, num_samples: int, replacement: bool = False, *, generator: Stream | None = None
+) -> Tensor:
+    """`num_samples` categories drawn by the weights of `input`: (C,) or (N, C) to (num_samples,) or (N, num_samples).
+
+    int64. Weights are non-negative and need not sum to 1. Raises: ShapeError for other dimensions; DtypeError unless
+    floating; ArgumentError for weights that are negative, not finite or all 0, or fewer than asked for.
+    """
+    x, xp = input._array, input._device.xp
+    if x.ndim not in (1, 2) or not x.shape[-1]:
+        raise ShapeError(f"multinomial: expected weights of shape (C,) or (N, C), got {x.shape}")
+    if not is_float(x.dtype):
+        raise DtypeError(f"multinomial: expected floating weights, got {x.dtype}")
+    if num_samples <= 0:
+        raise ArgumentError(f"multinomial: num_samples={num_samples} is not positive")
+    weights = x.reshape(-1, x.shape[-1]).astype(float64)
+    if not bool(((weights >= 0) & (weights < math.inf)).all()):
+        raise ArgumentError("multinomial: a weight is negative, infinite or nan")
+    rows, possible = len(weights), (weights > 0).sum(axis=1)
+    needed = 1 if replacement else num_samples
+    if rows and int(possible.min()) < needed:
+        raise ArgumentError(
+            f"multinomial: {needed} categories of positive weight are needed, a row has {int(possible.min())}"
+        )
+    source = _device.generator(input._device, generator)
+    with on(input._device):
+        if replacement:
+            out = _inverse(xp, weights, xp.asarray(source.random((rows, num_samples), dtype=float64)))
+        else:
+            # The smallest of exponential waiting times of these rates come in the order of draws without replacement.
+            with np.errstate(all="ignore"):
+                waits = xp.asarray(source.standard_exponential(weights.shape, dtype=float64)) / weights
+            out = xp.argsort(waits, axis=1)[:, :num_samples]
+    return wrap(out.astype(int64, copy=False).reshape(*x.shape[:-1], num_samples), input._device)
+
+
+def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
+    """The first category of each row at which the running sum of weights exceeds drawn * total: (N, S)."""
+    sums = weights.cumsum(axis=1)
+    drawn = drawn * sums[:, -1:]
+    out = xp.empty(drawn.shape, int64)
+    if drawn.shape[1] <= len(sums):
+        for i in range(drawn.shape[1]):
+            out[:, i] = (sums <= drawn[:, i : i + 1]).sum(axis=1)
+    else:
+        for i, row in enumerate(sums):
+            out[i] = xp.searchsorted(row, drawn[i], side="right")
+    # Rounding may reach the total itself, past the last category of positive weight.
+    return xp.minimum(out, sums.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)[:, None])
+
+
+class Sampling(TensorBase):
+    """Draws that take this tensor as their parameters."""
+
+    __slots__ = ()
+
+    def bernoulli(self, p: float | None = None, *, generator: Stream | None = None) -> Tensor:
+        """1 with the probability of each element, or `p`, else 0: see `ddp.bernoulli`."""
+        return bernoulli(self, p, generator=generator)
+
+    def multinomial(self, num_samples: int, replacement: bool = False, *, generator: Stream | None = None) -> Tensor:
+        """Categories drawn by these weights: see `ddp.multinomial`."""
+        return multinomial(self, num_samples, replacement, generator=generator)
