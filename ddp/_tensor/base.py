@@ -197,7 +197,9 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if op.view and xp.may_share_memory(out, arrays[0]):
         see(result, inputs[0])
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
-        node = _node(Node, op, op.widened if wide else op, xp, inputs, result, residual)
+        if wide and run is op:  # a native op: only its backward may have to compute
+            run, residual = op.widened, (residual, None)
+        node = _node(Node, op, run, xp, inputs, result, residual)
         result._edge = node
         for observer in state.observers:
             observer(node)

@@ -104,11 +104,17 @@ class Widened:
 
     def forward(self, xp: Any, *inputs: Any, **parameters: Any) -> tuple[Any, Any]:
         out, residual = self._forward(xp, *[widen(x) for x in inputs], **parameters)
-        return (tuple([_narrow(each) for each in out]) if isinstance(out, tuple) else _narrow(out)), residual
+        narrow = [getattr(x, "dtype", None) is BFLOAT16 for x in inputs]
+        return (tuple([_narrow(each) for each in out]) if isinstance(out, tuple) else _narrow(out)), (residual, narrow)
 
     def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        inner, narrow = residual
         wide = [widen(each) for each in g] if isinstance(g, list) else widen(g)
-        return [_narrow(dx) for dx in self._backward(xp, wide, needs, [widen(x) for x in saved], residual)]
+        results = self._backward(xp, wide, needs, [widen(x) for x in saved], inner)
+        if narrow is None:  # the forward moved data, and did not come by here
+            return [_narrow(dx) for dx in results]
+        # A float32 weight beside a bfloat16 input keeps its float32 gradient.
+        return [_narrow(dx) if is_narrow else dx for dx, is_narrow in zip(results, narrow, strict=True)]
 
 
 def widen(x: Any) -> Any:

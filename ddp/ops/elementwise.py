@@ -266,7 +266,7 @@ def _cast_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dtype: Any) ->
     return (g.astype(dtype),)
 
 
-cast = Op("cast", _cast, _cast_backward, inputs=("x",))
+cast = Op("cast", _cast, _cast_backward, inputs=("x",), native=True)
 
 
 # z = x, in memory of its own;  dx = g
@@ -278,7 +278,7 @@ def _clone_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any
     return (g,)
 
 
-clone = Op("clone", _clone, _clone_backward, inputs=("x",))
+clone = Op("clone", _clone, _clone_backward, inputs=("x",), native=True)
 
 
 # z = x on another device;  dx = g on the device of x
@@ -290,4 +290,4 @@ def _transfer_backward(xp: Any, g: Array, needs: Needs, saved: Saved, source: An
     return (place(g, source),)
 
 
-transfer = Op("transfer", _transfer, _transfer_backward, inputs=("x",))
+transfer = Op("transfer", _transfer, _transfer_backward, inputs=("x",), native=True)
