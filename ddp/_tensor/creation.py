@@ -155,7 +155,7 @@ def linspace(
 ) -> Tensor:
     """`steps` numbers at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "linspace")
-    return _new(lambda xp, dtype: points(xp).astype(dtype), dtype, device, requires_grad)
+    return _new(lambda xp, dtype: points(xp, dtype).astype(dtype), dtype, device, requires_grad)
 
 
 def logspace(
@@ -170,21 +170,22 @@ def logspace(
 ) -> Tensor:
     """base ** x for `steps` numbers x at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "logspace")
-    return _new(lambda xp, dtype: (float(base) ** points(xp)).astype(dtype), dtype, device, requires_grad)
+    return _new(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype), dtype, device, requires_grad)
 
 
-def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any], Any]:
-    """A function of the array module that makes the points in float64. Raises: ArgumentError for negative steps."""
+def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dtype[Any]], Any]:
+    """A function of array module and dtype that makes the points in float64. Raises: ArgumentError for negative steps."""
     first, last = number(start, name), number(end, name)
     if steps < 0:
         raise ArgumentError(f"{name}: steps={steps} is negative")
 
-    def points(xp: Any) -> Any:
+    def points(xp: Any, kind: np.dtype[Any]) -> Any:
+        low, high = (first, last) if is_float(kind) else (int(first), int(last))  # before the steps, as in PyTorch
         if steps == 1:
-            return xp.full((1,), float(first))
+            return xp.full((1,), float(low))
         # From each end towards the middle, so that both ends are exact.
-        at, step = xp.arange(steps, dtype=float64), (last - first) / max(steps - 1, 1)
-        return xp.where(at < steps // 2, first + at * step, last - (steps - 1 - at) * step)
+        at, step = xp.arange(steps, dtype=float64), (high - low) / max(steps - 1, 1)
+        return xp.where(at < steps // 2, low + at * step, high - (steps - 1 - at) * step)
 
     return points
 

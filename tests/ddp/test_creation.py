@@ -1,0 +1,327 @@
+"""Making tensors: values, shapes and dtypes as in PyTorch, and refusals in our own words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+
+def theirs(dtype: Any) -> Any:
+    return getattr(torch, dtype.name)
+
+
+def assert_same(ours: ddp.Tensor, expected: Any, rel: float = 0.0) -> None:
+    assert theirs(ours.dtype) == expected.dtype
+    assert ours.shape == tuple(expected.shape)
+    if rel:
+        assert np.allclose(ours.numpy(), expected.numpy(), rtol=rel, atol=rel)
+    else:
+        assert ours.tolist() == expected.tolist()
+
+
+FILLED = [ddp.zeros, ddp.ones, ddp.empty, ddp.rand, ddp.randn]
+
+
+class TestSizes:
+    @pytest.mark.parametrize("make", FILLED, ids=lambda make: make.__name__)
+    def test_forms(self, make: Any) -> None:
+        assert make(2, 3).shape == make((2, 3)).shape == make([2, 3]).shape == make(size=(2, 3)).shape == (2, 3)
+        assert make(ddp.Size([2, 3])).shape == (2, 3)
+        assert make(()).shape == make().shape == ()
+        assert make(0, 3).shape == (0, 3)
+        assert make(2).dtype == ddp.float32
+        for dtype in (ddp.float16, ddp.bfloat16, ddp.float64):
+            assert make(2, dtype=dtype).dtype == dtype
+        assert make(2, device="cpu").device is ddp.device("cpu")
+        assert make(2, requires_grad=True).requires_grad
+        with pytest.raises(ShapeError, match="negative"):
+            make(2, -1)
+
+    @pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like", "rand_like", "randn_like"])
+    def test_like(self, name: str) -> None:
+        make, x = getattr(ddp, name), ddp.ones(2, 3, dtype=ddp.float64)
+        assert make(x).shape == (2, 3)
+        assert make(x).dtype == ddp.float64
+        assert make(x, dtype=ddp.float32, requires_grad=True).dtype == ddp.float32
+        assert make.__name__ == name
+        assert not make(ddp.ones(2, requires_grad=True)).requires_grad
+
+    @pytest.mark.parametrize("name", ["new_zeros", "new_ones", "new_empty"])
+    def test_new(self, name: str) -> None:
+        x = ddp.ones(2, dtype=ddp.int32)
+        make, expected = getattr(x, name), getattr(torch.ones(2, dtype=torch.int32), name)
+        for size in ((3, 2), ((3, 2),), ([3, 2],), (4,)):
+            assert make(*size).shape == tuple(expected(*size).shape)
+        assert make(size=(3, 2)).shape == (3, 2)
+        assert make(2).dtype == ddp.int32
+        assert make(2, dtype=ddp.float64, requires_grad=True).requires_grad
+
+    def test_new_values(self) -> None:
+        x, y = ddp.ones(2, dtype=ddp.float64), torch.ones(2, dtype=torch.float64)
+        assert_same(x.new_full((2, 2), 7), y.new_full((2, 2), 7))
+        assert_same(x.new_tensor([1, 2]), y.new_tensor([1, 2]))
+        assert_same(x.new_tensor([1, 2], dtype=ddp.int8), y.new_tensor([1, 2], dtype=torch.int8))
+
+
+class TestConstants:
+    @pytest.mark.parametrize("value", [True, 3, 3.5, math.inf])
+    @pytest.mark.parametrize("dtype", [None, ddp.float16, ddp.bfloat16, ddp.float64, ddp.bool])
+    def test_full(self, value: float, dtype: Any) -> None:
+        kind = None if dtype is None else theirs(dtype)
+        assert_same(ddp.full((2, 3), value, dtype=dtype), torch.full((2, 3), value, dtype=kind))
+        x, y = ddp.zeros(2, dtype=ddp.float64), torch.zeros(2, dtype=torch.float64)
+        assert_same(ddp.full_like(x, value, dtype=dtype), torch.full_like(y, value, dtype=kind))
+
+    def test_full_of_other_numbers(self) -> None:
+        assert_same(ddp.full((2,), 2.7, dtype=ddp.int64), torch.full((2,), 2.7, dtype=torch.int64))
+        assert ddp.full((2,), ddp.tensor(3)).tolist() == [3, 3]
+        assert ddp.full((2,), np.float32(3)).dtype == ddp.float32
+        assert ddp.full(2, 7.0).shape == (2,)
+        with pytest.raises(ArgumentError, match="300 does not fit uint8"):
+            ddp.full((2,), 300, dtype=ddp.uint8)
+        with pytest.raises(ArgumentError, match="str"):
+            ddp.full((2,), "text")
+
+    def test_eye(self) -> None:
+        assert_same(ddp.eye(2, 3), torch.eye(2, 3))
+        assert_same(ddp.eye(2, dtype=ddp.int64), torch.eye(2, dtype=torch.int64))
+        assert_same(ddp.eye(2, dtype=ddp.bfloat16), torch.eye(2, dtype=torch.bfloat16))
+        assert_same(ddp.eye(0), torch.eye(0))
+
+
+class TestRanges:
+    @pytest.mark.parametrize(
+        "args",
+        [(3,), (0,), (1, 4), (4, 1, -1), (1, 2, 0.25), (5.5,), (0, 1, 0.1), (2, 2), (-3, 3, 2), (1.0, 4), (0, 10, 3)],
+    )
+    @pytest.mark.parametrize("name", [None, "float16", "bfloat16", "float32", "float64", "int8", "int32", "uint8"])
+    def test_arange(self, args: tuple[float, ...], name: str | None) -> None:
+        if name is not None and name.startswith(("int", "uint")) and any(isinstance(n, float) or n < 0 for n in args):
+            return  # PyTorch's own rounding of mixed arguments
+        kind = None if name is None else getattr(torch, name)
+        assert_same(ddp.arange(*args, dtype=name), torch.arange(*args, dtype=kind))
+
+    def test_arange_as_integers(self) -> None:
+        assert_same(ddp.arange(0.5, 5, dtype=ddp.int64), torch.arange(0.5, 5, dtype=torch.int64))
+        assert_same(ddp.arange(np.int64(3)), torch.arange(3))
+        assert_same(ddp.arange(ddp.tensor(3)), torch.arange(torch.tensor(3)))
+        assert_same(ddp.arange(start=1, end=5, step=2), torch.arange(start=1, end=5, step=2))
+        assert_same(ddp.arange(2**53, 2**53 + 3), torch.arange(2**53, 2**53 + 3))
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [((1, 2, 0), "step is 0"), ((3, 1), "leads away"), ((1, 3, -1), "leads away"), ((math.inf,), "finite")],
+    )
+    def test_arange_refusals(self, args: Any, message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            ddp.arange(*args)
+
+    @pytest.mark.parametrize("args", [(0, 1, 5), (3, -3, 4), (0, 10, 1), (2, 2, 3), (0, 1, 0), (-1.5, 7.25, 11)])
+    @pytest.mark.parametrize("dtype", [None, ddp.float64, ddp.int64])
+    def test_linspace(self, args: Any, dtype: Any) -> None:
+        kind = None if dtype is None else theirs(dtype)
+        assert_same(ddp.linspace(*args, dtype=dtype), torch.linspace(*args, dtype=kind), rel=1e-6)
+        assert_same(ddp.logspace(*args, base=2, dtype=dtype), torch.logspace(*args, base=2, dtype=kind), rel=1e-5)
+
+    def test_linspace_ends_are_exact(self) -> None:
+        x = ddp.linspace(0.1, 0.7, 1001, dtype=ddp.float64)
+        assert (x[0].item(), x[-1].item()) == (0.1, 0.7)
+        assert ddp.logspace(0, 2, 3).tolist() == [1.0, 10.0, 100.0]
+        with pytest.raises(ArgumentError, match="negative"):
+            ddp.linspace(0, 1, -1)
+
+
+class TestRandom:
+    def test_distributions(self) -> None:
+        ddp.manual_seed(0)
+        for dtype in (ddp.float16, ddp.bfloat16, ddp.float32, ddp.float64):
+            x = ddp.rand(20_000, dtype=dtype).double()
+            assert 0 <= x.amin().item() <= x.amax().item() < 1
+            assert x.mean().item() == pytest.approx(0.5, abs=0.02)
+            y = ddp.randn(20_000, dtype=dtype).double()
+            assert y.mean().item() == pytest.approx(0.0, abs=0.04)
+            assert (y * y).mean().item() == pytest.approx(1.0, abs=0.05)
+        with pytest.raises(DtypeError, match="int64"):
+            ddp.rand(2, dtype=ddp.int64)
+
+    def test_randint(self) -> None:
+        for x in (
+            ddp.randint(2, 5, (100,)),
+            ddp.randint(low=2, high=5, size=(100,)),
+            ddp.randint(2, 5, size=(100,)),
+            ddp.randint_like(ddp.zeros(100, dtype=ddp.int64), 2, 5),
+        ):
+            assert x.dtype == ddp.int64
+            assert set(x.tolist()) == {2, 3, 4}
+        assert set(ddp.randint(3, (100,)).tolist()) == set(ddp.randint(3, size=(100,)).tolist()) == {0, 1, 2}
+        assert set(ddp.randint_like(ddp.zeros(100), 2).tolist()) == {0.0, 1.0}
+        assert ddp.randint(3, (2, 2), dtype=ddp.uint8).dtype == ddp.uint8
+        assert ddp.randint(3, (2,), dtype=ddp.float32, requires_grad=True).requires_grad
+        with pytest.raises(ArgumentError, match="no integer"):
+            ddp.randint(3, 3, (1,))
+        with pytest.raises(ArgumentError, match="expected"):
+            ddp.randint(3)
+
+    def test_randperm(self) -> None:
+        assert sorted(ddp.randperm(5).tolist()) == [0, 1, 2, 3, 4]
+        assert ddp.randperm(5).dtype == ddp.int64
+        assert ddp.randperm(5, dtype=ddp.int32).dtype == ddp.int32
+        assert ddp.randperm(0).shape == (0,)
+        with pytest.raises(ArgumentError, match="count"):
+            ddp.randperm(-1)
+
+    def test_normal(self) -> None:
+        ddp.manual_seed(0)
+        x = ddp.normal(3.0, 0.5, (20_000,))
+        assert x.mean().item() == pytest.approx(3.0, abs=0.02)
+        means, widths = ddp.arange(4).double(), ddp.tensor([0.0, 0.0, 0.0, 1.0], dtype=ddp.float64)
+        y = ddp.normal(means, widths)
+        assert y.dtype == ddp.float64
+        assert y[:3].tolist() == [0.0, 1.0, 2.0]
+        assert (
+            ddp.normal(means, 0.0).tolist() == ddp.normal(mean=means, std=widths * 0).tolist() == [0.0, 1.0, 2.0, 3.0]
+        )
+        assert ddp.normal(2.0, widths)[:3].tolist() == [2.0] * 3
+        assert ddp.normal(ddp.zeros(3, 1), ddp.ones(2)).shape == (3, 2)
+        assert ddp.normal(0, 1, size=(2, 2), dtype=ddp.float16).dtype == ddp.float16
+        with pytest.raises(ArgumentError, match="negative"):
+            ddp.normal(0.0, -1.0, (2,))
+        with pytest.raises(ArgumentError, match="negative"):
+            ddp.normal(0.0, -widths)
+        with pytest.raises(ArgumentError, match="size"):
+            ddp.normal(0.0, 1.0)
+
+    def test_bernoulli(self) -> None:
+        ddp.manual_seed(0)
+        p = ddp.tensor([0.0, 1.0, 0.25]).expand(10_000, 3)
+        x = ddp.bernoulli(p)
+        assert x.dtype == ddp.float32
+        assert x.mean(0).tolist() == pytest.approx([0.0, 1.0, 0.25], abs=0.02)
+        assert p.bernoulli(0.5).mean().item() == pytest.approx(0.5, abs=0.02)
+        assert ddp.bernoulli(ddp.zeros(4, dtype=ddp.int64), 1.0).tolist() == [1, 1, 1, 1]
+        assert ddp.zeros(2, dtype=ddp.bfloat16).bernoulli().dtype == ddp.bfloat16
+        for wrong in (ddp.tensor([1.5]), ddp.tensor([-0.1]), ddp.tensor([math.nan])):
+            with pytest.raises(ArgumentError, match=r"outside \[0, 1\]"):
+                ddp.bernoulli(wrong)
+        with pytest.raises(ArgumentError, match=r"outside \[0, 1\]"):
+            ddp.bernoulli(ddp.zeros(2), 1.5)
+        with pytest.raises(DtypeError, match="int64"):
+            ddp.bernoulli(ddp.zeros(2, dtype=ddp.int64))
+
+
+class TestMultinomial:
+    @pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16, ddp.float32, ddp.float64], ids=str)
+    def test_with_replacement(self, dtype: Any) -> None:
+        ddp.manual_seed(0)
+        weights = ddp.tensor([0.0, 1.0, 3.0, 0.0], dtype=dtype)
+        x = weights.multinomial(8000, replacement=True)
+        assert (x.shape, x.dtype) == ((8000,), ddp.int64)
+        counts = Counter(x.tolist())
+        assert set(counts) == {1, 2}
+        assert counts[2] / 8000 == pytest.approx(0.75, abs=0.02)
+
+    def test_of_rows(self) -> None:
+        ddp.manual_seed(0)
+        weights = ddp.tensor([[0.0, 0.0, 5.0], [1.0, 0.0, 0.0]])
+        for n in (1, 5):
+            x = ddp.multinomial(weights, n, True)
+            assert x.tolist() == [[2] * n, [0] * n]
+        x = ddp.multinomial(ddp.tensor([[1.0, 2.0, 1.0]]).expand(5000, 3), 1)
+        assert x.shape == (5000, 1)
+        assert Counter(x.flatten().tolist())[1] / 5000 == pytest.approx(0.5, abs=0.03)
+
+    def test_without_replacement(self) -> None:
+        ddp.manual_seed(0)
+        assert sorted(ddp.multinomial(ddp.tensor([1.0, 0.0, 2.0, 1.0]), 3).tolist()) == [0, 2, 3]
+        x = ddp.multinomial(ddp.tensor([[1.0, 1.0, 2.0]]).expand(8000, 3), 2)
+        assert all(a != b for a, b in x.tolist())
+        pairs = Counter((a, b) for a, b in x.tolist())
+        assert pairs[2, 0] / 8000 == pytest.approx(0.25, abs=0.02)  # 1/2 * 1/2
+        assert pairs[0, 2] / 8000 == pytest.approx(1 / 6, abs=0.02)  # 1/4 * 2/3
+
+    @pytest.mark.parametrize(
+        ("weights", "n", "kind", "message"),
+        [
+            (torch.ones(1, 1, 2), 1, ShapeError, r"\(1, 1, 2\)"),
+            (torch.ones(0), 1, ShapeError, r"\(0,\)"),
+            (torch.ones(2, dtype=torch.int64), 1, DtypeError, "int64"),
+            (torch.ones(2), 0, ArgumentError, "not positive"),
+            (torch.ones(2), 3, ArgumentError, "3 categories of positive weight are needed, a row has 2"),
+            (torch.zeros(2), 1, ArgumentError, "a row has 0"),
+            (-torch.ones(2), 1, ArgumentError, "negative"),
+            (torch.full((2,), math.nan), 1, ArgumentError, "nan"),
+        ],
+    )
+    def test_refusals(self, weights: Any, n: int, kind: type[Exception], message: str) -> None:
+        with pytest.raises(kind, match=message):
+            ddp.multinomial(ddp.from_numpy(weights.numpy()), n)
+        with pytest.raises((RuntimeError, IndexError)):
+            torch.multinomial(weights, n)
+
+
+DRAWS = [
+    lambda **g: ddp.rand(4, **g),
+    lambda **g: ddp.randn(4, **g),
+    lambda **g: ddp.randint(1000, (4,), **g),
+    lambda **g: ddp.randperm(50, **g),
+    lambda **g: ddp.normal(0.0, 1.0, (4,), **g),
+    lambda **g: ddp.bernoulli(ddp.full((50,), 0.5), **g),
+    lambda **g: ddp.multinomial(ddp.ones(50), 20, **g),
+]
+
+
+class TestGenerators:
+    @pytest.mark.parametrize("draw", DRAWS)
+    def test_streams(self, draw: Any) -> None:
+        g = ddp.Generator().manual_seed(5)
+        first, second = draw(generator=g).tolist(), draw(generator=g).tolist()
+        assert first != second
+        assert draw(generator=g.manual_seed(5)).tolist() == first
+        ddp.manual_seed(5)
+        before = ddp.get_rng_state()
+        assert draw(generator=ddp.Generator().manual_seed(5)).tolist() == first
+        assert ddp.get_rng_state().tolist() == before.tolist()  # the thread's own stream is not touched
+        assert draw().tolist() == first
+
+    @pytest.mark.parametrize("draw", DRAWS)
+    def test_states(self, draw: Any) -> None:
+        ddp.manual_seed(7)
+        ddp.rand(3)
+        state = ddp.get_rng_state()
+        assert (state.dtype, state.ndim) == (ddp.uint8, 1)
+        first = draw().tolist()
+        ddp.set_rng_state(state)
+        assert draw().tolist() == first
+        g = ddp.Generator()
+        g.set_state(state)
+        assert draw(generator=g).tolist() == first
+        assert g.initial_seed() == 7
+
+    def test_seeds(self) -> None:
+        assert ddp.Generator().initial_seed() == torch.Generator().initial_seed()
+        assert ddp.manual_seed(9).initial_seed() == ddp.initial_seed() == 9
+        assert ddp.seed() == ddp.initial_seed() != 9
+        g = ddp.Generator("cpu")
+        assert g.seed() == g.initial_seed()
+        assert str(g.device) == "cpu"
+        assert isinstance(ddp.manual_seed(9), ddp.Generator)
+        assert "seed 9" in repr(ddp.manual_seed(9))
+
+    def test_refusals(self) -> None:
+        with pytest.raises(ArgumentError, match="-1"):
+            ddp.Generator().manual_seed(-1)
+        with pytest.raises(ArgumentError, match="uint8"):
+            ddp.set_rng_state(ddp.zeros(3))
+        with pytest.raises(ArgumentError, match="45 bytes, got 3"):
+            ddp.set_rng_state(ddp.zeros(3, dtype=ddp.uint8))
+        with pytest.raises(DeviceError, match="cannot come from a generator on cuda:0"):
+            ddp.rand(3, generator=ddp.Generator("cuda:0"), device="cpu")

@@ -1,0 +1,201 @@
+"""Dtypes: which there are, what they promote to, and what is known of them, all as in PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._tensor.dtypes import SUPPORTED, is_float, parse
+from ddp.errors import DtypeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+ALL = sorted(SUPPORTED, key=str)
+FLOATS = [ddp.float16, ddp.bfloat16, ddp.float32, ddp.float64]
+INTEGERS = [ddp.uint8, ddp.int8, ddp.int16, ddp.int32, ddp.int64]
+NUMBERS = [True, 2, 2.5]
+
+
+def theirs(dtype: Any) -> Any:
+    return getattr(torch, dtype.name)
+
+
+def test_there_are_ten() -> None:
+    assert set(ALL) == {ddp.bool, *INTEGERS, *FLOATS}
+
+
+class TestParse:
+    @pytest.mark.parametrize("dtype", ALL, ids=str)
+    def test_forms(self, dtype: Any) -> None:
+        assert parse(dtype) is parse(dtype.name) is parse(dtype.type) is dtype
+        assert parse(pickle.loads(pickle.dumps(dtype))) == dtype
+        assert str(dtype) == dtype.name == str(theirs(dtype))[6:]
+
+    def test_python_types(self) -> None:
+        assert (parse(float), parse(int), parse(bool)) == (ddp.float64, ddp.int64, ddp.bool)
+
+    @pytest.mark.parametrize(
+        "dtype", [None, "float31", "complex64", complex, "uint16", ">f4", object, [1], {}], ids=str
+    )
+    def test_refusals(self, dtype: Any) -> None:
+        with pytest.raises(DtypeError, match=r"expected one of bfloat16, bool, float16.*uint8$"):
+            parse(dtype)
+
+    @pytest.mark.parametrize("dtype", ALL, ids=str)
+    def test_is_float(self, dtype: Any) -> None:
+        assert is_float(dtype) == theirs(dtype).is_floating_point
+        x = ddp.zeros(2, dtype=dtype)
+        assert ddp.is_floating_point(x) == x.is_floating_point() == is_float(dtype)
+        assert x.is_signed() == theirs(dtype).is_signed
+        assert not x.is_complex()
+        assert x.element_size() == x.itemsize == theirs(dtype).itemsize
+        assert x.nbytes == 2 * x.itemsize
+
+
+class TestPromotion:
+    def test_types(self) -> None:
+        for a, b in itertools.product(ALL, ALL):
+            assert theirs(ddp.promote_types(a, b)) == torch.promote_types(theirs(a), theirs(b)), (a, b)
+            assert ddp.can_cast(a, b) == torch.can_cast(theirs(a), theirs(b)), (a, b)
+
+    def test_tensors_of_any_dimensions(self) -> None:
+        for (a, b), i, j in itertools.product(itertools.product(ALL, ALL), (0, 1), (0, 1)):
+            x, y = torch.zeros((1,) * i, dtype=theirs(a)), torch.zeros((1,) * j, dtype=theirs(b))
+            ours = ddp.result_type(ddp.zeros((1,) * i, dtype=a), ddp.zeros((1,) * j, dtype=b))
+            assert theirs(ours) == torch.result_type(x, y), (a, i, b, j)
+
+    def test_tensors_and_numbers(self) -> None:
+        for dtype, number, i in itertools.product(ALL, NUMBERS, (0, 1)):
+            x, y = ddp.zeros((1,) * i, dtype=dtype), torch.zeros((1,) * i, dtype=theirs(dtype))
+            assert theirs(ddp.result_type(x, number)) == torch.result_type(y, number), (dtype, number)
+            assert theirs(ddp.result_type(number, x)) == torch.result_type(number, y), (dtype, number)
+
+    def test_numbers_alone(self) -> None:
+        for a, b in itertools.product(NUMBERS, NUMBERS):
+            assert theirs(ddp.result_type(a, b)) == torch.result_type(a, b), (a, b)
+        with pytest.raises(DtypeError, match="str"):
+            ddp.result_type(1, "text")
+
+    def test_operators_follow(self) -> None:
+        for (a, b), i, j in itertools.product(itertools.product(ALL, ALL), (0, 1), (0, 1)):
+            x, y = ddp.ones((2,) * i, dtype=a), ddp.ones((2,) * j, dtype=b)
+            p, q = torch.ones((2,) * i, dtype=theirs(a)), torch.ones((2,) * j, dtype=theirs(b))
+            for name in ("__mul__", "__truediv__", "__lt__"):
+                ours, expected = getattr(x, name)(y), getattr(p, name)(q)
+                assert theirs(ours.dtype) == expected.dtype, (name, a, i, b, j)
+                assert ours.tolist() == expected.tolist(), (name, a, i, b, j)
+
+    @pytest.mark.parametrize("number", NUMBERS)
+    @pytest.mark.parametrize("dtype", ALL, ids=str)
+    def test_operators_with_numbers_follow(self, dtype: Any, number: float) -> None:
+        ours, expected = ddp.ones(2, dtype=dtype), torch.ones(2, dtype=theirs(dtype))
+        for name in ("__add__", "__radd__", "__mul__", "__truediv__", "__rtruediv__", "__lt__"):
+            y, z = getattr(ours, name)(number), getattr(expected, name)(number)
+            assert theirs(y.dtype) == z.dtype, name
+            assert y.tolist() == pytest.approx(z.tolist(), rel=1e-2 if dtype == ddp.bfloat16 else 1e-3), name
+
+
+class TestBfloat16:
+    def test_gradients_in_their_own_dtype(self) -> None:
+        x = ddp.tensor([1.5, -2.0], dtype=ddp.bfloat16, requires_grad=True)
+        y = ddp.tensor([2.0, 3.0], requires_grad=True)
+        (x * y).sum().backward()
+        assert x.grad is not None
+        assert y.grad is not None
+        assert (x.grad.dtype, y.grad.dtype) == (ddp.bfloat16, ddp.float32)
+        assert (x.grad.tolist(), y.grad.tolist()) == ([2.0, 3.0], [1.5, -2.0])
+
+    def test_rounds_as_pytorch_does(self) -> None:
+        values = np.random.default_rng(0).standard_normal(1000).astype("float32")
+        ours, expected = ddp.from_numpy(values).bfloat16(), torch.from_numpy(values).bfloat16()
+        assert ours.tolist() == expected.tolist()
+        assert (ours * 3).tolist() == (expected * 3).tolist()
+        assert ours.exp().tolist() == pytest.approx(expected.exp().tolist(), rel=2**-7)
+        assert isinstance(ours[0].item(), float)
+
+    def test_conversions(self) -> None:
+        x = ddp.tensor([1.0, 2.5]).bfloat16()
+        assert x.dtype == ddp.bfloat16
+        assert x.float().tolist() == x.half().tolist() == x.double().tolist() == [1.0, 2.5]
+        assert x.int().tolist() == [1, 2]
+        assert x.bool().tolist() == [True, True]
+
+
+class TestLimits:
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    def test_of_floats(self, dtype: Any) -> None:
+        ours, expected = ddp.finfo(dtype), torch.finfo(theirs(dtype))
+        for name in ddp.finfo.__slots__:
+            assert getattr(ours, name) == getattr(expected, name), name
+        assert "eps=" in repr(ours)
+
+    @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+    def test_of_integers(self, dtype: Any) -> None:
+        ours, expected = ddp.iinfo(dtype), torch.iinfo(theirs(dtype))
+        for name in ddp.iinfo.__slots__:
+            assert getattr(ours, name) == getattr(expected, name), name
+        assert "max=" in repr(ours)
+
+    def test_defaults_and_refusals(self) -> None:
+        assert ddp.finfo().dtype == "float32"
+        assert ddp.get_default_dtype() == ddp.float32
+        with pytest.raises(DtypeError, match="iinfo"):
+            ddp.finfo(ddp.int8)
+        with pytest.raises(DtypeError, match="finfo"):
+            ddp.iinfo(ddp.bfloat16)
+
+
+class TestConversion:
+    METHODS = "half bfloat16 float double byte char short int long bool".split()
+
+    @pytest.mark.parametrize("name", METHODS, ids=lambda name: f"{name}()")
+    def test_short_forms(self, name: str) -> None:
+        for dtype in ALL:
+            ours, expected = ddp.tensor([0, 1, 3]).to(dtype), torch.tensor([0, 1, 3]).to(theirs(dtype))
+            x, y = getattr(ours, name)(), getattr(expected, name)()
+            assert theirs(x.dtype) == y.dtype
+            assert x.tolist() == y.tolist()
+            assert (x is ours) == (y is expected)
+
+    def test_to(self) -> None:
+        x = ddp.tensor([1.7, -2.2])
+        for y in (
+            x.to(ddp.float64),
+            x.to("float64"),
+            x.to(dtype=float),
+            x.to("cpu", ddp.float64),
+            x.to(ddp.float64, True),
+            x.to(ddp.device("cpu"), ddp.float64, non_blocking=True),
+            x.to(ddp.zeros(1, dtype=ddp.float64)),
+        ):
+            assert y.dtype == ddp.float64
+        assert x.to("cpu") is x.to(None) is x.to(ddp.float32, False, False) is x.cpu() is x
+        for y in (x.to(ddp.float32, copy=True), x.to("cpu", False, True), x.to(x, copy=True)):
+            assert y is not x
+            assert y.tolist() == x.tolist()
+            assert not np.shares_memory(y.numpy(), x.numpy())
+        with pytest.raises(DtypeError, match="float31"):
+            x.to("float31")
+
+    def test_gradients_pass(self) -> None:
+        x = ddp.ones(2, requires_grad=True)
+        (x.double() * 2).sum().backward()
+        assert x.grad is not None
+        assert x.grad.dtype == ddp.float32
+        assert x.grad.tolist() == [2.0, 2.0]
+        assert not x.long().requires_grad
+
+    @pytest.mark.parametrize("dtype", ALL, ids=str)
+    def test_type(self, dtype: Any) -> None:
+        x, y = ddp.zeros(2, dtype=dtype), torch.zeros(2, dtype=theirs(dtype))
+        assert x.type() == y.type().replace("torch", "ddp")
+        assert ddp.zeros(2).type(x.type()).dtype == ddp.zeros(2).type(dtype).dtype == dtype
+        assert ddp.zeros(2).type("torch." + x.type()[4:]).dtype == dtype
+        assert ddp.zeros(2).type_as(x).dtype == dtype
+        with pytest.raises(DtypeError, match="FloatTensor"):
+            x.type("ddp.ComplexTensor")
