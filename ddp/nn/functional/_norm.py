@@ -1,0 +1,79 @@
+"""Normalisation of rows as functions: layer_norm, rms_norm, normalize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp._tensor.base import apply
+from ddp._tensor.core import Tensor
+from ddp._tensor.dtypes import is_float
+from ddp.errors import DtypeError, RangeError, ShapeError
+from ddp.ops import norm
+
+# The smallest step above 1, by dtype. Half types are normalised in float32.
+_EPSILON = {"float64": 2.0**-52}
+
+
+def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
+    """Raises: DtypeError unless `input` is floating, and weight and bias are of its dtype, or float32 beside a half."""
+    if not is_float(input.dtype):
+        raise DtypeError(f"{name}: expected a floating input, got {input.dtype}")
+    for each in parameters:
+        if each is not None and each.dtype != input.dtype and (input.dtype.itemsize > 2 or each.dtype != "float32"):
+            raise DtypeError(f"{name}: input is {input.dtype}, weight or bias {each.dtype}; they need one dtype")
+
+
+def _trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
+    """How many axes are normalised. Raises: ShapeError, DtypeError."""
+    shape = tuple(normalized_shape)
+    if not shape or input.ndim < len(shape) or tuple(input.shape[input.ndim - len(shape) :]) != shape:
+        raise ShapeError(f"{name}: input {input.shape} does not end in normalized_shape {shape}")
+    for each in parameters:
+        if each is not None and tuple(each.shape) != shape:
+            raise ShapeError(f"{name}: weight or bias {each.shape} for normalized_shape {shape}")
+    affine_dtype(name, input, *parameters)
+    return len(shape)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(input - mean) / sqrt(var + eps) * weight + bias, over the last axes. input: (..., *normalized_shape).
+
+    weight, bias: of normalized_shape. The variance is the biased one. Raises: ShapeError, DtypeError.
+    Source: Ba et al. 2016, arXiv:1607.06450.
+    """
+    axes = _trailing("layer_norm", input, normalized_shape, weight, bias)
+    return apply(norm.layer_norm, (input, weight, bias), axes=axes, eps=eps)
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """input / sqrt(mean of squares + eps) * weight, over the last axes. input: (..., *normalized_shape).
+
+    weight: of normalized_shape; eps: None is the precision of the dtype that computes (float32 for half types).
+    Raises: ShapeError, DtypeError. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+    axes = _trailing("rms_norm", input, normalized_shape, weight)
+    if eps is None:
+        eps = _EPSILON.get(input.dtype.name, 2.0**-23)
+    return apply(norm.rms_norm, (input, weight), axes=axes, eps=eps)
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """input / max(its p-norm along `dim`, eps). input: any shape with that dimension; p: a number, or inf.
+
+    Raises: RangeError, DtypeError.
+    """
+    if not is_float(input.dtype):
+        raise DtypeError(f"normalize: expected a floating input, got {input.dtype}")
+    if not -max(input.ndim, 1) <= dim < max(input.ndim, 1):
+        raise RangeError(f"normalize: dim {dim} of shape {input.shape}")
+    if not input.ndim:
+        return normalize(input.reshape(1), p, 0, eps).reshape(())
+    return apply(norm.normalize, (input,), p=float(p), dim=dim, eps=eps)

@@ -1,0 +1,215 @@
+"""Normalisation over channels: batch_norm, group_norm. Rows are the positions of one channel of one sample.
+
+One pass takes the sums of every row, a few numbers a row become statistics, and a second pass draws a line over every
+row. A layout says which rows are normalised together: that is all in which the two differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops.lines import lines, long_rows
+from ddp.ops.norm import NEEDED, dots, is_far, kind_of, largest, single, tiles
+
+Tell = Callable[[Array, Array, int], None]
+
+
+class _Batch:
+    """A channel of all samples is normalised together: statistics are (C,)."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.matrix = shape[:2]
+        self.positions = math.prod(shape[2:])
+        self.count = max(shape[0] * self.positions, 1)
+
+    def collect(self, sums: Array) -> Array:
+        """The statistic of sums of rows, (N, C)."""
+        return sums.sum(axis=0)
+
+    def spread(self, xp: Any, statistic: Array) -> Array:
+        """A statistic as what broadcasts against (N, C)."""
+        return statistic
+
+
+class _Groups:
+    """The channels of a group of one sample are normalised together: statistics are (N, groups)."""
+
+    def __init__(self, shape: tuple[int, ...], groups: int) -> None:
+        self.matrix = shape[:2]
+        self.positions = math.prod(shape[2:])
+        self.groups, self.members = groups, shape[1] // groups
+        self.count = max(self.members * self.positions, 1)
+
+    def collect(self, sums: Array) -> Array:
+        """The statistic of sums of rows, (N, C)."""
+        return sums.reshape(-1, self.groups, self.members).sum(axis=2)
+
+    def spread(self, xp: Any, statistic: Array) -> Array:
+        """A statistic as what broadcasts against (N, C)."""
+        return xp.repeat(statistic, self.members, axis=1)
+
+
+def _sums(xp: Any, layout: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
+    """Of every row: the sums of x and of x*y, or where y is None of x*x; with `shift` (N, C), of y - shift.
+
+    x, y: (N * C, positions). Returns two of (N, C).
+    """
+    rows, n = x.shape
+    first, second = xp.empty(rows, x.dtype), xp.empty(rows, x.dtype)
+    ones = xp.ones(n, x.dtype)
+    for tile in tiles(xp, rows, n * x.itemsize):
+        t = x[tile]
+        other = t if y is None else y[tile]
+        if shift is not None:
+            other = other - shift[tile, None]
+        if n == 1:
+            first[tile] = t[:, 0]
+            second[tile] = (t * other if y is not None else other * other)[:, 0]
+        else:
+            xp.matmul(t, ones, out=first[tile])
+            second[tile] = dots(xp, other if y is None else t, other)
+    return first.reshape(layout.matrix), second.reshape(layout.matrix)
+
+
+def _per_row(xp: Any, layout: Any, values: Array) -> Array:
+    """What broadcasts against (N, C), as one number a row."""
+    return xp.broadcast_to(values, layout.matrix).reshape(-1)
+
+
+def _draw(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
+    """x*scale + shift. x: (N * C, positions); scale, shift broadcast against (N, C)."""
+    rows, n = x.shape
+    if n == 1:
+        with long_rows(xp, layout.matrix[1]):
+            out = x.reshape(layout.matrix) * scale
+            out += shift
+        return out
+    out = xp.empty_like(x)
+    scale, shift = _per_row(xp, layout, scale), _per_row(xp, layout, shift)
+    with long_rows(xp, n):
+        draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype)
+        for tile in tiles(xp, rows, n * x.itemsize):
+            draw.line(x[tile], scale[tile], shift[tile], out[tile])
+    return out
+
+
+def _draw_plane(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
+    """x*a + y*s + c. x, y: (N * C, positions); a, s, c broadcast against (N, C)."""
+    rows, n = x.shape
+    if n == 1:
+        with long_rows(xp, layout.matrix[1]):
+            out = y.reshape(layout.matrix) * s
+            out += c
+            out += x.reshape(layout.matrix) * a
+        return out
+    out = xp.empty_like(x)
+    a, s, c = (_per_row(xp, layout, values) for values in (a, s, c))
+    with long_rows(xp, n):
+        draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype)
+        for tile in tiles(xp, rows, n * x.itemsize):
+            draw.plane(x[tile], a[tile], y[tile], s[tile], c[tile], out[tile])
+    return out
+
+
+# z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over the rows that the layout takes together;
+# with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over samples and positions;
+# where m and r are given, fixed:  dx = r*g*w
+def _forward(
+    xp: Any, x: Array, w: Array | None, b: Array | None, layout: Any, eps: float, tell: Tell | None
+) -> tuple[Array, Any]:
+    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
+    x, w, b = single(x, w, b)
+    x = x.reshape(-1 if layout.positions else 0, layout.positions)
+    first, second = _sums(xp, layout, x, None, None)
+    mean = layout.collect(first) / layout.count
+    var = layout.collect(second) / layout.count - mean * mean
+    if is_far(xp, mean, var):
+        shift = _per_row(xp, layout, layout.spread(xp, mean))
+        var = layout.collect(_sums(xp, layout, x, None, shift)[1]) / layout.count
+    if tell is not None:
+        tell(mean, var, layout.count)
+    rstd = 1 / xp.sqrt(var + eps)
+    out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
+    return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, False)
+
+
+def _line(xp: Any, layout: Any, mean: Array, rstd: Array, w: Array | None, b: Array | None) -> tuple[Array, Array]:
+    """The factor and the summand of (x - mean)*rstd*w + b."""
+    scale = layout.spread(xp, rstd) if w is None else layout.spread(xp, rstd) * w
+    shift = layout.spread(xp, mean) * scale
+    return scale, -shift if b is None else b - shift
+
+
+def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    w, x = saved
+    layout, mean, rstd, kind, fixed = residual
+    dtype, shape = g.dtype, g.shape
+    g, x, w = single(g, x, w)
+    g = g.reshape(-1 if layout.positions else 0, layout.positions)
+    if x is None:
+        return None, None, _sums(xp, layout, g, None, None)[0].sum(axis=0).astype(kind, copy=False)
+    x = x.reshape(g.shape)
+    m, r = layout.spread(xp, mean), layout.spread(xp, rstd)
+    far = is_far(xp, mean, 1 / (rstd * rstd))
+    along, across = _sums(xp, layout, g, x, _per_row(xp, layout, m) if far else None)
+    if not far:
+        across -= m * along  # sum g*(x - m)
+    dw = (across * r).sum(axis=0).astype(kind, copy=False) if needs[1] else None
+    db = along.sum(axis=0).astype(kind, copy=False) if needs[2] else None
+    if not needs[0]:
+        return None, dw, db
+    scale = r if w is None else r * w
+    if fixed:
+        dx = _draw(xp, layout, g, scale, xp.zeros_like(scale))
+    else:
+        if w is not None:
+            along, across = along * w, across * w
+        slope = layout.collect(across) * (rstd * rstd * rstd / -layout.count)
+        shift = layout.collect(along) * (rstd / -layout.count) - mean * slope
+        dx = _draw_plane(xp, layout, g, scale, x, layout.spread(xp, slope), layout.spread(xp, shift))
+    return dx.reshape(shape).astype(dtype, copy=False), dw, db
+
+
+def _batch_norm(
+    xp: Any, x: Array, w: Array | None, b: Array | None, eps: float, tell: Tell | None
+) -> tuple[Array, Any]:
+    """x: (N, C, ...); w, b: (C,).
+
+    tell: called with the means and the biased variances, (C,), and the number of elements each was taken over.
+    """
+    return _forward(xp, x, w, b, _Batch(x.shape), eps, tell)
+
+
+batch_norm = Op("batch_norm", _batch_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
+
+
+def _group_norm(
+    xp: Any, x: Array, w: Array | None, b: Array | None, groups: int, eps: float, tell: Tell | None = None
+) -> tuple[Array, Any]:
+    """x: (N, C, ...); w, b: (C,).
+
+    tell: called with the means and the biased variances, (N, groups), and the number of elements of each.
+    """
+    return _forward(xp, x, w, b, _Groups(x.shape, groups), eps, tell)
+
+
+group_norm = Op("group_norm", _group_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
+
+
+def _channel_affine(
+    xp: Any, x: Array, w: Array | None, b: Array | None, mean: Array, var: Array, eps: float
+) -> tuple[Array, Any]:
+    """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
+    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
+    x, w, b, mean, var = single(x, w, b, mean, var)
+    layout = _Batch(shape)
+    x = x.reshape(-1 if layout.positions else 0, layout.positions)
+    mean, rstd = mean.astype(x.dtype), (1 / xp.sqrt(var + eps)).astype(x.dtype)
+    out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
+    return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, True)
+
+
+channel_affine = Op("channel_affine", _channel_affine, _backward, inputs=("x", "w", "b"), saves=NEEDED)
