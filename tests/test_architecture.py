@@ -23,6 +23,7 @@ FLOORS = {
     "ddp._layout": 3,
     "ddp.nn": 4,
     "ddp.optim": 4,
+    "ddp.amp": 4,
     "ddp.autograd": 4,
     "ddp.parallel": 5,
     "examples": 7,

@@ -1,0 +1,74 @@
+"""Which ops compute in 16 bits under autocast, and which in float32: PyTorch's lists, in our ops' names.
+
+What is in no list computes in the dtype its inputs have, or are promoted to. PyTorch's lists differ between devices,
+so these do. Source: PyTorch 2.13, documentation of `torch.amp`, "Autocast Op Reference".
+"""
+
+from __future__ import annotations
+
+_PRODUCTS = {
+    "bilinear",
+    "bmm",
+    "conv1d",
+    "conv2d",
+    "conv_transpose2d",
+    "einsum",
+    "gru",
+    "linear",
+    "lstm",
+    "matmul",
+    "prelu",
+    "rnn",
+    "scaled_dot_product_attention",
+}
+_LOSSES = {
+    "binary_cross_entropy",
+    "cosine_similarity",
+    "cross_entropy",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+}
+
+LOW: dict[str, frozenset[str]] = {
+    "cuda": frozenset(_PRODUCTS),
+    "cpu": frozenset(_PRODUCTS - {"bilinear", "prelu"}),
+}
+SINGLE: dict[str, frozenset[str]] = {
+    "cuda": frozenset(
+        _LOSSES
+        | {
+            "acos",
+            "asin",
+            "cosh",
+            "cumprod",
+            "cumsum",
+            "erfinv",
+            "exp",
+            "expm1",
+            "group_norm",
+            "layer_norm",
+            "log",
+            "log10",
+            "log1p",
+            "log2",
+            "log_softmax",
+            "logsumexp",
+            "norm",
+            "pow",
+            "prod",
+            "reciprocal",
+            "rms_norm",
+            "rsqrt",
+            "sinh",
+            "softmax",
+            "softplus",
+            "sum",
+            "tan",
+        }
+    ),
+    "cpu": frozenset(_LOSSES | {"prod"}),
+}
