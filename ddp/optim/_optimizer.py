@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ddp._device import CPU
 from ddp._engine.handles import RemovableHandle
 from ddp._tensor.base import clear_grad, wrap
 from ddp._tensor.core import Tensor
-from ddp._tensor.interop import from_numpy
 from ddp.errors import ArgumentError, DtypeError, StateDictError
 
 Group = dict[str, Any]
@@ -180,7 +180,7 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 def _adopted(name: str, value: Any, p: Tensor) -> Any:
     """A copy of a state tensor that fits its parameter; anything else as it is. A count of steps stays as it is."""
     if isinstance(value, np.ndarray):
-        value = from_numpy(value)
+        value = wrap(value, CPU)
     if not isinstance(value, Tensor):
         return value
     if name == "step":

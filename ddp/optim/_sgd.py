@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-from ddp._tensor.base import wrap
-from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
-from ddp.optim._optimizer import Group, Optimizer
+from ddp.optim._memory import Tile
+from ddp.optim._optimizer import Group, Params, check, number
+from ddp.optim._tiled import Tiled, Update
 
 
-class SGD(Optimizer):
+class SGD(Tiled):
     """d = grad + weight_decay*p;  v = momentum*v + (1 - dampening)*d, at first v = d;  p -= lr*v.
 
-    With nesterov, p -= lr*(d + momentum*v). A parameter whose grad is None is not touched.
+    With nesterov, p -= lr*(d + momentum*v). A parameter whose grad is None is not touched. maximize: d = -grad + ...
+    foreach and fused change nothing: updates are always joined and tiled.
 
     Raises: ArgumentError for negative settings, or nesterov without momentum or with dampening.
     """
 
+    counted = False
+
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[Group],
+        params: Params,
         lr: float = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
-        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if value < 0:
-                raise ArgumentError(f"SGD: {name} is not negative, got {value}")
+        check("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ArgumentError("SGD: nesterov needs momentum, and no dampening")
         super().__init__(
@@ -41,35 +44,38 @@ class SGD(Optimizer):
                 "dampening": dampening,
                 "weight_decay": weight_decay,
                 "nesterov": nesterov,
+                "maximize": maximize,
+                "foreach": foreach,
+                "differentiable": differentiable,
+                "fused": fused,
             },
         )
 
-    def step(self) -> None:
-        """Updates every parameter that has a gradient, in place; gradients are only read."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                end = p._end
-                if end is not None and end.slot.full:
-                    self._update(p, end.slot.buffer, group)
-                    p._version.count += 1
+    def names(self, group: Group) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _update(self, p: Tensor, d: Any, group: Group) -> None:
-        xp, array = p._device.xp, p._array
-        lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
-        scratch = xp.empty_like(array)
-        if decay:
-            xp.multiply(array, decay, out=scratch)
-            scratch += d
-            d = scratch
-        if momentum:
-            state = self.state.setdefault(p, {})
-            if "momentum_buffer" not in state:
-                v = d.copy()
-                state["momentum_buffer"] = wrap(v, p._device)
+    def update(self, group: Group, age: float) -> Update:
+        lr, momentum, decay = number(group["lr"]), group["momentum"], number(group["weight_decay"])
+        dampening, nesterov, maximize = group["dampening"], group["nesterov"], group["maximize"]
+
+        def plain(tile: Tile) -> None:
+            tile.xp.multiply(tile.descent(decay, maximize), lr, out=tile.delta)
+            tile.subtract()
+
+        def with_momentum(tile: Tile) -> None:
+            xp, delta, spare, v = tile.xp, tile.delta, tile.spare, tile.state["momentum_buffer"]
+            d = tile.descent(decay, maximize)
+            if age == 0:
+                v[...] = d
             else:
-                v = state["momentum_buffer"]._array
-                v *= momentum
-                v += d if group["dampening"] == 0 else d * (1 - group["dampening"])
-            d = d + momentum * v if group["nesterov"] else v
-        xp.multiply(d, lr, out=scratch)
-        array -= scratch
+                xp.multiply(v, momentum, out=v)
+                xp.add(v, d if dampening == 0 else xp.multiply(d, 1 - dampening, out=spare), out=v)
+            if nesterov:
+                xp.multiply(v, momentum, out=spare)
+                xp.add(spare, d, out=delta)
+                xp.multiply(delta, lr, out=delta)
+            else:
+                xp.multiply(v, lr, out=delta)
+            tile.subtract()
+
+        return with_momentum if momentum else plain

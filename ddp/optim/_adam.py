@@ -1,0 +1,102 @@
+"""Adam. Source: Kingma & Ba 2015, arXiv:1412.6980; amsgrad: Reddi et al. 2018, arXiv:1904.09237."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from ddp.errors import ArgumentError
+from ddp.optim._memory import Tile
+from ddp.optim._optimizer import Group, Params, check, number
+from ddp.optim._tiled import Tiled, Update
+
+
+class Adam(Tiled):
+    """m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * m/c1 / (sqrt(v/c2) + eps).
+
+    d = grad + weight_decay*p;  c = 1 - beta^step.  amsgrad: the largest v so far takes the place of v.
+    decoupled_weight_decay: p *= 1 - lr*weight_decay instead, as AdamW does. maximize: d = -grad + ...
+    foreach, fused and capturable change nothing: updates are always joined and tiled.
+
+    Raises: ArgumentError for negative settings, or betas not in [0, 1).
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+    ) -> None:
+        kind = type(self).__name__
+        check(kind, lr=lr, eps=eps, weight_decay=weight_decay)
+        check_betas(kind, betas)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "amsgrad": amsgrad,
+                "maximize": maximize,
+                "foreach": foreach,
+                "capturable": capturable,
+                "differentiable": differentiable,
+                "fused": fused,
+                "decoupled_weight_decay": decoupled_weight_decay,
+            },
+        )
+
+    def names(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+
+    def update(self, group: Group, age: float) -> Update:
+        lr, (beta1, beta2), eps = number(group["lr"]), group["betas"], group["eps"]
+        decay, decoupled, amsgrad, maximize = (
+            number(group["weight_decay"]),
+            group["decoupled_weight_decay"],
+            group["amsgrad"],
+            group["maximize"],
+        )
+        # lr * m/c1 / (sqrt(v/c2) + eps) = lr*sqrt(c2)/c1 * m / (sqrt(v) + eps*sqrt(c2)): one pass less
+        root = sqrt(1 - beta2**age)
+        rate, small = lr * root / (1 - beta1**age), eps * root
+
+        def update(tile: Tile) -> None:
+            xp, state, delta, spare = tile.xp, tile.state, tile.delta, tile.spare
+            m, v = state["exp_avg"], state["exp_avg_sq"]
+            if decay and decoupled:
+                tile.shrink(1 - lr * decay)
+            d = tile.descent(0.0 if decoupled else decay, maximize)
+            xp.subtract(d, m, out=spare)
+            xp.multiply(spare, 1 - beta1, out=spare)
+            xp.add(m, spare, out=m)
+            xp.multiply(d, d, out=spare)
+            xp.multiply(spare, 1 - beta2, out=spare)
+            xp.multiply(v, beta2, out=v)
+            xp.add(v, spare, out=v)
+            if amsgrad:
+                v = xp.maximum(v, state["max_exp_avg_sq"], out=state["max_exp_avg_sq"])
+            xp.sqrt(v, out=delta)
+            xp.add(delta, small, out=delta)
+            xp.divide(m, delta, out=delta)
+            xp.multiply(delta, rate, out=delta)
+            tile.subtract()
+
+        return update
+
+
+def check_betas(kind: str, betas: tuple[float, float]) -> None:
+    """Raises: ArgumentError for a beta that is not in [0, 1)."""
+    for beta in betas:
+        if not 0 <= beta < 1:
+            raise ArgumentError(f"{kind}: betas are in [0, 1), got {betas}")

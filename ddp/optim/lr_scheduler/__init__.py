@@ -1,0 +1,1 @@
+"""Learning-rate schedules, under PyTorch's names."""

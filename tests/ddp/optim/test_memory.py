@@ -1,0 +1,264 @@
+"""State follows: gradients that move into buckets and out again, parameters and state replaced from outside."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._layout import FlatBuckets, lay_out
+from ddp.errors import StateDictError
+from ddp.optim import _memory
+
+SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2)]
+MAKE: list[Callable[..., Any]] = [
+    lambda params: ddp.optim.SGD(params, lr=0.1, momentum=0.9, dampening=0.2, weight_decay=0.01),
+    lambda params: ddp.optim.AdamW(params, lr=0.1, amsgrad=True),
+    lambda params: ddp.optim.RMSprop(params, centered=True, momentum=0.5),
+]
+Change = Callable[[list[Any], Any, int], None]
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_memory._TILE, "numpy", 50)
+    monkeypatch.setitem(_memory._PACK, "numpy", 20)
+
+
+def parameters() -> list[Any]:
+    random = np.random.default_rng(0)
+    return [ddp.tensor(random.standard_normal(shape), requires_grad=True) for shape in SHAPES]
+
+
+def bind(params: list[Any], plan: list[list[int]]) -> FlatBuckets:
+    """Puts the gradients into buckets, as the reducer does."""
+    layout = lay_out(plan, [p.shape for p in params], [p.dtype for p in params])
+    buckets = FlatBuckets(layout, np)
+    for p, view in zip(params, buckets.views, strict=True):
+        p._leaf.slot.bind(view)
+    return buckets
+
+
+def train(make: Callable[..., Any], change: Change | None = None, steps: int = 6) -> tuple[list[Any], Any]:
+    params = parameters()
+    optimizer = make(params)
+    random = np.random.default_rng(1)
+    for step in range(steps):
+        if change is not None:
+            optimizer = change(params, optimizer, step) or optimizer
+        for number, p in enumerate(params):
+            g = random.standard_normal(p.shape)
+            p.grad = None if (step + number) % 4 == 3 else ddp.tensor(g)
+        optimizer.step()
+    return params, optimizer
+
+
+def assert_equal(make: Callable[..., Any], change: Change) -> None:
+    expected, reference = train(make)
+    found, optimizer = train(make, change)
+    for p, q in zip(found, expected, strict=True):
+        np.testing.assert_allclose(p._array, q._array, rtol=1e-12)
+        for name, value in reference.state[q].items():
+            assert optimizer.state[p][name].shape == value.shape
+            np.testing.assert_allclose(optimizer.state[p][name]._array, value._array, rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("when", [0, 2])
+def test_bucketed_is_as_unbucketed(make: Callable[..., Any], when: int) -> None:
+    def change(params: list[Any], optimizer: Any, step: int) -> None:
+        if step == when:
+            bind(params, [[5, 4, 3], [1, 0, 2]])
+
+    assert_equal(make, change)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_a_new_plan_moves_the_state(make: Callable[..., Any]) -> None:
+    plans = [[[5, 4, 3, 2, 1, 0]], [[0, 1], [2, 5], [4, 3]], [[3, 2, 1], [0, 4, 5]]]
+
+    def change(params: list[Any], optimizer: Any, step: int) -> None:
+        if step % 2 == 0:
+            bind(params, plans[step // 2])
+
+    assert_equal(make, change)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_buffers_of_their_own_may_change_at_every_step(make: Callable[..., Any]) -> None:
+    def change(params: list[Any], optimizer: Any, step: int) -> None:
+        for p in params:
+            p._leaf.slot.bind(np.empty(p.shape))
+
+    assert_equal(make, change)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_a_parameter_may_move(make: Callable[..., Any]) -> None:
+    def change(params: list[Any], optimizer: Any, step: int) -> None:
+        if step == 3:
+            for p in params:
+                p._array = p._array.copy()
+
+    assert_equal(make, change)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_what_is_not_contiguous_is_updated_all_the_same(make: Callable[..., Any]) -> None:
+    def change(params: list[Any], optimizer: Any, step: int) -> None:
+        if step == 1:
+            params[4]._array = np.asfortranarray(params[4]._array)
+            params[1]._array = np.repeat(params[1]._array, 2)[::2]
+            bind(params, [[0, 1, 2, 3, 4, 5]])
+        if step == 3:
+            params[0]._leaf.slot.bind(np.asfortranarray(params[0]._leaf.slot.buffer))
+
+    assert_equal(make, change)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_state_tensors_replaced_from_outside_are_what_counts(make: Callable[..., Any]) -> None:
+    def change(params: list[Any], optimizer: Any, step: int) -> None:
+        if step == 2:
+            for entry in optimizer.state.values():
+                for name, value in entry.items():
+                    entry[name] = value.clone()
+        if step == 4:
+            for p in list(optimizer.state):
+                optimizer.state[p] = dict(optimizer.state[p])
+
+    assert_equal(make, change)
+
+
+def test_state_taken_away_begins_anew() -> None:
+    p = ddp.ones(3, requires_grad=True)
+    optimizer = ddp.optim.SGD([p], lr=1.0, momentum=0.5)
+    p.grad = ddp.ones(3)
+    optimizer.step()
+    optimizer.step()
+    assert p.tolist() == [-1.5] * 3
+    optimizer.state.clear()
+    optimizer.step()
+    assert p.tolist() == [-2.5] * 3
+    optimizer.state[p]["momentum_buffer"] = None
+    optimizer.step()
+    assert p.tolist() == [-3.5] * 3
+    optimizer.state[p]["momentum_buffer"].fill_(4)
+    optimizer.step()
+    assert p.tolist() == [-6.5] * 3
+
+
+def test_steps_are_counted_where_everybody_sees_them() -> None:
+    a, b = ddp.ones(2, requires_grad=True), ddp.ones(2, requires_grad=True)
+    optimizer = ddp.optim.Adam([a, b], lr=0.1, eps=0.0)
+    for with_b in (True, False, True):
+        a.grad = ddp.ones(2)
+        b.grad = ddp.ones(2) if with_b else None
+        optimizer.step()
+    assert (optimizer.state[a]["step"].item(), optimizer.state[b]["step"].item()) == (3.0, 2.0)
+    assert optimizer.state[a]["step"].dtype == ddp.float32
+    # With constant gradients each step of Adam is lr, whatever the age: a wrong age would show.
+    np.testing.assert_allclose([a._array[0], b._array[0]], [0.7, 0.8], rtol=1e-6)
+    optimizer.state[a]["step"].zero_()
+    optimizer.state[a]["exp_avg"].zero_()
+    optimizer.state[a]["exp_avg_sq"].zero_()
+    optimizer.step()
+    np.testing.assert_allclose([a._array[0], b._array[0]], [0.6, 0.7], rtol=1e-6)
+
+
+def test_settings_that_bring_a_state_along() -> None:
+    p = ddp.ones(2, requires_grad=True)
+    optimizer = ddp.optim.SGD([p], lr=1.0)
+    p.grad = ddp.ones(2)
+    optimizer.step()
+    assert not optimizer.state
+    optimizer.param_groups[0]["momentum"] = 0.5
+    optimizer.step()
+    optimizer.step()
+    assert p.tolist() == [-2.5, -2.5]
+    optimizer.param_groups[0]["momentum"] = 0.0
+    optimizer.step()
+    assert p.tolist() == [-3.5, -3.5]
+    assert optimizer.state[p]["momentum_buffer"].tolist() == [1.5, 1.5]
+
+
+def test_state_of_a_bucket_is_one_array_that_lies_like_the_gradients() -> None:
+    params = parameters()
+    bind(params, [[5, 4, 3, 2, 1, 0]])
+    optimizer = ddp.optim.Adam(params)
+    for p in params:
+        p.grad = ddp.tensor(np.ones(p.shape))
+    optimizer.step()
+    flats = {id(optimizer.state[p]["exp_avg"]._array.base) for p in params}
+    assert len(flats) == 1
+    for p, q in itertools.pairwise(params):
+        first, second = optimizer.state[p]["exp_avg"]._array, optimizer.state[q]["exp_avg"]._array
+        grads = p.grad._array.ctypes.data - q.grad._array.ctypes.data
+        assert first.ctypes.data - second.ctypes.data == grads
+
+
+def test_a_gap_between_gradients_is_nobodys() -> None:
+    a, b = ddp.ones(3, requires_grad=True), ddp.ones(3, requires_grad=True)
+    buckets = bind([a, b], [[0, 1]])
+    a.grad, b.grad = ddp.ones(3), ddp.ones(3)
+    buckets.buffers[0][3:16] = np.nan
+    ddp.optim.SGD([a, b], lr=1.0, momentum=0.9).step()
+    assert a.tolist() == b.tolist() == [0.0] * 3
+
+
+def test_repeated_steps_make_no_tiles_anew() -> None:
+    params = parameters()
+    bind(params, [[5, 4, 3, 2, 1, 0]])
+    optimizer = ddp.optim.Adam(params)
+    tiles = []
+    for _ in range(3):
+        for p in params:
+            p.grad = ddp.tensor(np.ones(p.shape))
+        optimizer.step()
+        [(_, memory)] = optimizer._memories.values()
+        tiles.append([id(tile) for _, each in memory._tiles[None] for tile in each])
+    assert tiles[0] == tiles[1] == tiles[2]
+
+
+def test_patterns_of_empty_slots_are_bounded() -> None:
+    params = [ddp.ones(2, requires_grad=True) for _ in range(6)]
+    optimizer = ddp.optim.SGD(params, lr=0.5)
+    for pattern in range(64):
+        for bit, p in enumerate(params):
+            p.grad = ddp.ones(2) if pattern >> bit & 1 else None
+        optimizer.step()
+    assert [p.tolist() for p in params] == [[-15.0, -15.0]] * 6
+    [(_, memory)] = optimizer._memories.values()
+    assert len(memory._tiles) <= _memory._KEPT
+
+
+def test_state_of_the_wrong_shape() -> None:
+    p = ddp.ones(2, requires_grad=True)
+    optimizer = ddp.optim.Adam([p])
+    optimizer.load_state_dict(
+        {
+            "state": {0: {"step": 1, "exp_avg": np.zeros(3, np.float32), "exp_avg_sq": np.zeros(3, np.float32)}},
+            "param_groups": [{"params": [0]}],
+        }
+    )
+    p.grad = ddp.ones(2)
+    with pytest.raises(StateDictError, match=r"'exp_avg' of shape \(3,\) for a parameter of \(2,\)"):
+        optimizer.step()
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    p = ddp.ones(2, requires_grad=True)
+    optimizer = ddp.optim.Adam([p])
+    p.grad = ddp.ones(2)
+    optimizer.step()
+    kept = copy.deepcopy({k: v for k, v in optimizer.__getstate__().items() if k == "defaults"})
+    assert kept["defaults"]["lr"] == 1e-3
+    again = ddp.optim.Adam.__new__(ddp.optim.Adam)
+    again.__setstate__(optimizer.__getstate__())
+    again.step()
+    assert optimizer.state[p]["step"].item() == 2.0

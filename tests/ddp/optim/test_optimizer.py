@@ -1,0 +1,282 @@
+"""What all optimizers share: groups, closures, hooks, state dicts, refusals; and that a model learns."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.errors import ArgumentError, DtypeError, StateDictError
+
+ALL = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Lion"]
+
+
+def leaf(*shape: int) -> Any:
+    return ddp.ones(*shape, requires_grad=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_arguments_are_pytorchs(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    if name == "Lion":
+        pytest.skip("PyTorch has no Lion")
+    ours = inspect.signature(getattr(ddp.optim, name)).parameters
+    theirs = inspect.signature(getattr(torch.optim, name)).parameters
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_quadratic_shrinks(name: str, wrapped: bool) -> None:
+    ddp.manual_seed(0)
+
+    class Net(ddp.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = ddp.nn.Parameter(ddp.randn(5, 3)), ddp.nn.Parameter(ddp.randn(7))
+
+        def forward(self) -> Any:
+            return (self.a * self.a).sum() + (self.b * self.b).sum()
+
+    net: Any = Net()
+    model = ddp.DataParallel(net) if wrapped else net
+    optimizer = getattr(ddp.optim, name)(model.parameters(), lr=1.0 if name == "Adadelta" else 0.01)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = model()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_parameter_without_a_gradient_is_not_touched(name: str) -> None:
+    used, unused = leaf(2), leaf(2)
+    optimizer = getattr(ddp.optim, name)([used, unused], lr=0.1, weight_decay=0.5)
+    used.grad = ddp.full((2,), 3.0)
+    optimizer.step()
+    used.grad = None
+    before = used.tolist()
+    optimizer.step()
+    assert unused.tolist() == [1.0, 1.0]
+    assert used.tolist() == before
+    assert used._version.count == 1
+    assert unused._version.count == 0
+    assert (unused in optimizer.state) == (name == "Adagrad")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_update_is_in_place_and_only_reads_gradients(name: str) -> None:
+    p = leaf(2)
+    array = p._array
+    p.grad = ddp.full((2,), 3.0)
+    optimizer = getattr(ddp.optim, name)([p], lr=0.5)
+    optimizer.step()
+    optimizer.step()
+    assert p._array is array
+    assert p._version.count == 2
+    assert p.grad.tolist() == [3.0, 3.0]
+    assert p.requires_grad
+    assert p.is_leaf
+
+
+def test_backward_notices_the_update() -> None:
+    p = leaf(2)
+    loss = (p * p).sum()
+    p.grad = ddp.ones(2)
+    ddp.optim.SGD([p], lr=0.5).step()
+    with pytest.raises(ddp.errors.VersionError):
+        loss.backward()
+
+
+def test_groups() -> None:
+    a, b = leaf(1), leaf(1)
+    optimizer = ddp.optim.SGD([{"params": [a], "lr": 1.0}, {"params": b}], lr=0.25)
+    (a + b).backward()
+    optimizer.step()
+    assert (a.item(), b.item()) == (0.0, 0.75)
+    optimizer.param_groups[1]["lr"] = 0.5
+    optimizer.step()
+    assert b.item() == 0.25
+    c = leaf(1)
+    c.grad = ddp.ones(1)
+    optimizer.add_param_group({"params": (p for p in [c]), "lr": 0.125})
+    optimizer.step()
+    assert c.item() == 0.875
+    assert repr(optimizer).startswith("SGD(lr=1.0, momentum=0.0")
+
+
+def test_settings_may_be_tensors_of_one_element() -> None:
+    p = leaf(1)
+    p.grad = ddp.ones(1)
+    lr = ddp.tensor(0.5)
+    optimizer = ddp.optim.SGD([p], lr=lr)
+    optimizer.step()
+    lr.fill_(0.25)
+    optimizer.step()
+    assert p.item() == 0.25
+
+
+def test_named_parameters() -> None:
+    net = ddp.nn.Linear(2, 3)
+    optimizer = ddp.optim.Adam(net.named_parameters())
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    assert optimizer.state_dict()["param_groups"][0]["param_names"] == ["weight", "bias"]
+    with pytest.raises(ArgumentError, match="of one group have names"):
+        optimizer.add_param_group({"params": [leaf(1)]})
+    with pytest.raises(ArgumentError, match="1 of 2 parameters have names"):
+        ddp.optim.Adam([("a", leaf(1)), leaf(1)])
+
+
+def test_closure() -> None:
+    p = leaf(2)
+    optimizer = ddp.optim.SGD([p], lr=0.5)
+
+    def closure() -> Any:
+        assert ddp.is_grad_enabled()
+        optimizer.zero_grad()
+        loss = (p * p).sum()
+        loss.backward()
+        return loss
+
+    with ddp.no_grad():
+        assert optimizer.step(closure).item() == 2.0
+        assert not ddp.is_grad_enabled()
+    assert p.tolist() == [0.0, 0.0]
+    assert optimizer.step() is None
+
+
+def test_hooks() -> None:
+    p = leaf(1)
+    p.grad = ddp.ones(1)
+    optimizer = ddp.optim.SGD([p], lr=0.5)
+    seen: list[Any] = []
+    before = optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append((o, args, kwargs, p.item())))
+    after = optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append((o, args, kwargs, p.item())))
+    optimizer.step()
+    assert seen == [(optimizer, (), {}, 1.0), (optimizer, (), {}, 0.5)]
+    before.remove()
+    after.remove()
+    optimizer.step()
+    assert len(seen) == 2
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: ((lambda: "loss",), {}))
+    assert optimizer.step() == "loss"
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: 3)
+    with pytest.raises(DtypeError, match="returns None or"):
+        optimizer.step()
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    class Sign(ddp.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.5})
+
+        @ddp.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p].setdefault("steps", 0)
+                    self.state[p]["steps"] += 1
+                    p.sub_(group["lr"] * ddp.tensor(np.sign(p.grad.numpy())))
+
+    p = leaf(2)
+    p.grad = ddp.tensor([3.0, -2.0])
+    optimizer = Sign([p])
+    seen: list[int] = []
+    optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append(o.state[p]["steps"]))
+    optimizer.step()
+    assert p.tolist() == [0.5, 1.5]
+    assert seen == [1]
+    again = Sign([p])
+    again.load_state_dict(optimizer.state_dict())
+    assert again.state[p] == {"steps": 1}
+
+
+def test_state_dict_numbers_parameters() -> None:
+    a, b, c = leaf(2, 3), leaf(4), leaf(5)
+    optimizer = ddp.optim.SGD([{"params": [a, b]}, {"params": [c], "lr": 0.5}], lr=0.1, momentum=0.9)
+    for p in (a, c):
+        p.grad = ddp.ones(*p.shape)
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert [group["params"] for group in state["param_groups"]] == [[0, 1], [2]]
+    assert [group["lr"] for group in state["param_groups"]] == [0.1, 0.5]
+    assert sorted(state["state"]) == [0, 2]
+    assert state["state"][0]["momentum_buffer"].shape == (2, 3)
+
+
+def test_loading_copies_and_casts() -> None:
+    a, b = leaf(2), ddp.ones(2, dtype=ddp.float64, requires_grad=True)
+    first, second = ddp.optim.Adam([a], lr=0.1), ddp.optim.Adam([b], lr=9.0)
+    a.grad, b.grad = ddp.ones(2), ddp.ones(2, dtype=ddp.float64)
+    first.step()
+    second.load_state_dict(first.state_dict())
+    assert second.param_groups[0]["lr"] == 0.1
+    assert second.state[b]["exp_avg"].dtype == ddp.float64
+    assert second.state[b]["step"].dtype == ddp.float32
+    second.step()
+    assert (first.state[a]["step"].item(), second.state[b]["step"].item()) == (1.0, 2.0)
+    np.testing.assert_allclose(first.state[a]["exp_avg"]._array, 0.1)
+
+
+def test_adamw_stays_adamw_after_a_state_dict_of_adam() -> None:
+    optimizer = ddp.optim.AdamW([leaf(1)])
+    optimizer.load_state_dict(ddp.optim.Adam([leaf(1)]).state_dict())
+    assert optimizer.param_groups[0]["decoupled_weight_decay"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (lambda p: ddp.optim.SGD([]), ArgumentError, "no parameter"),
+        (lambda p: ddp.optim.SGD(p), DtypeError, "params is one tensor"),
+        (lambda p: ddp.optim.SGD([p, p]), ArgumentError, "named twice"),
+        (lambda p: ddp.optim.SGD([{"params": [p]}, {"params": [p]}]), ArgumentError, "named twice"),
+        (lambda p: ddp.optim.SGD([{"params": {p}}]), DtypeError, "a set of parameters has no order"),
+        (lambda p: ddp.optim.SGD([3]), DtypeError, "not int"),
+        (lambda p: ddp.optim.SGD([p]).add_param_group([p]), DtypeError, "a dict, not list"),
+        (lambda p: ddp.optim.SGD([p * 2]), ArgumentError, "not a leaf"),
+        (lambda p: ddp.optim.SGD([p], lr=-1), ArgumentError, "SGD: lr is at least 0, got -1"),
+        (lambda p: ddp.optim.SGD([p], lr=float("nan")), ArgumentError, "got nan"),
+        (lambda p: ddp.optim.SGD([p], lr=ddp.ones(2)), ArgumentError, r"of shape \(2,\)"),
+        (lambda p: ddp.optim.SGD([p], momentum=-1), ArgumentError, "momentum"),
+        (lambda p: ddp.optim.SGD([p], weight_decay=-1), ArgumentError, "weight_decay"),
+        (lambda p: ddp.optim.SGD([p], nesterov=True), ArgumentError, "nesterov"),
+        (lambda p: ddp.optim.SGD([p], differentiable=True), ArgumentError, "differentiable"),
+        (lambda p: ddp.optim.Adam([p], betas=(0.9, 1.0)), ArgumentError, "betas are in"),
+        (lambda p: ddp.optim.AdamW([p], eps=-1), ArgumentError, "AdamW: eps"),
+        (lambda p: ddp.optim.Lion([p], betas=(-0.1, 0.9)), ArgumentError, "betas are in"),
+        (lambda p: ddp.optim.RMSprop([p], alpha=-1), ArgumentError, "alpha"),
+        (lambda p: ddp.optim.Adagrad([p], initial_accumulator_value=-1), ArgumentError, "initial_accumulator_value"),
+        (lambda p: ddp.optim.Adadelta([p], rho=1.5), ArgumentError, "rho"),
+        (
+            lambda p: ddp.optim.SGD([p]).load_state_dict(ddp.optim.SGD([leaf(1), leaf(1)]).state_dict()),
+            StateDictError,
+            r"groups of \[2\] parameters, expected \[1\]",
+        ),
+        (lambda p: ddp.optim.Optimizer([p], {}).step(), NotImplementedError, "defines no step"),
+    ],
+)
+def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        wrong(leaf(1))
+
+
+def test_zero_grad_empties_or_keeps_zeros() -> None:
+    params = [leaf(2), leaf(3)]
+    optimizer = ddp.optim.SGD(params, lr=0.1)
+    for p in params:
+        p.grad = ddp.ones(*p.shape)
+    grads = [p.grad for p in params]
+    optimizer.zero_grad(set_to_none=False)
+    assert all(p.grad is g for p, g in zip(params, grads, strict=True))
+    assert not any(g.tolist()[0] for g in grads)
+    optimizer.zero_grad(set_to_none=True)
+    assert [p.grad for p in params] == [None] * 2
