@@ -1,7 +1,8 @@
-"""Operators and elementwise mathematics of tensors: promotion happens here, so that ops see one dtype."""
+"""Arithmetic of tensors: promotion happens here, so that ops see one dtype."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from ddp._device import place
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.dtypes import DEFAULT, SUPPORTED, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
-from ddp.ops import activation, choice, transcendental
 from ddp.ops import elementwise as ops
 
 if TYPE_CHECKING:
@@ -67,11 +67,12 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
     return convert(x, dtype), convert(y, dtype)
 
 
-def broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> None:
-    """Raises ShapeError if the shapes do not broadcast."""
+def broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """The joint shape. Raises: ShapeError if they do not broadcast."""
     for i, (m, n) in enumerate(zip(reversed(a), reversed(b), strict=False), 1):
         if m != n and m != 1 and n != 1:
             raise ShapeError(f"{name}: shapes {a} and {b} do not broadcast: {m} and {n} differ in dimension {-i}")
+    return np.broadcast_shapes(a, b)
 
 
 def floating(x: TensorBase) -> TensorBase:
@@ -79,33 +80,40 @@ def floating(x: TensorBase) -> TensorBase:
     return x if is_float(x._array.dtype) else convert(x, DEFAULT)
 
 
-def unary(op: Op, x: TensorBase) -> Tensor:
+def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
     """A function that has results between the integers."""
-    return apply(op, (floating(x),))
+    return apply(op, (floating(x),), **parameters)
 
 
-def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool = False) -> Any:
+def flat_integers(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
+    """A function that leaves integers and bool as they are: a copy of these."""
+    return apply(op, (x,), **parameters) if is_float(x._array.dtype) else apply(ops.clone, (x,))
+
+
+def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool = False, **parameters: Any) -> Any:
     """op(x, y), or op(y, x) with `swap`; NotImplemented if `y` is nothing to compute with."""
     pair = aligned(x, y, op.name, floating)
     if pair is None:
         return NotImplemented
     try:
-        return apply(op, pair[::-1] if swap else pair)
+        return apply(op, pair[::-1] if swap else pair, **parameters)
     except DdpError:
         raise
     except REFUSED as error:
         raise refusal(op.name, error) from error
 
 
-def compare(name: str, x: TensorBase, y: Other) -> Any:
-    """A bool tensor outside the graph, by the array module's function `name`."""
+def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
+    """A tensor of bool or integers outside the graph, by the array module's function `name`."""
     pair = aligned(x, y, name)
     if pair is None:
         return NotImplemented
     a, b = pair
     xp = x._device.xp
+    operands = a._array, b._array if isinstance(b, TensorBase) else b
     try:
-        out = getattr(xp, name)(a._array, b._array if isinstance(b, TensorBase) else b)
+        with np.errstate(invalid="ignore"):  # a nan compares
+            out = getattr(xp, name)(*(operands[::-1] if swap else operands))
     except REFUSED as error:
         raise refusal(name, error) from error
     return wrap(xp.asarray(out), x._device)
@@ -113,16 +121,40 @@ def compare(name: str, x: TensorBase, y: Other) -> Any:
 
 def required(result: Any, name: str, y: Other) -> Tensor:
     """`result` of a named function, where there is no other operand to try."""
-    if result is NotImplemented:
+    if result is NotImplemented or result is None:
         raise DtypeError(f"{name}: expected a tensor, an array or a number, got {type(y).__name__}")
     return result
+
+
+def beside(number: Other, x: TensorBase) -> Tensor:
+    """A number as a 0-d tensor, in the dtype that it has beside `x`; an array as a tensor."""
+    if isinstance(number, np.generic):
+        number = number.item()
+    if isinstance(number, bool | int | float) and isinstance(x, TensorBase):
+        dtype = promote_scalar(x._array.dtype, number)
+        try:
+            return wrap(x._device.xp.asarray(number, dtype), x._device)
+        except REFUSED as error:
+            raise refusal("number", error) from error
+    return required(adopted(x, number) if isinstance(x, TensorBase) else None, "operand", number)
+
+
+def jointly(name: str, *tensors: TensorBase) -> list[TensorBase]:
+    """The tensors in the dtype of their common result. Raises: ShapeError if they do not broadcast."""
+    first = tensors[0]
+    dtype, dims, shape = first._array.dtype, first._array.ndim, first._array.shape
+    for x in tensors[1:]:
+        if not isinstance(x, TensorBase):
+            raise DtypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+        shape = broadcast(shape, x._array.shape, name)
+        dtype, dims = promote(dtype, dims, x._array.dtype, x._array.ndim), max(dims, x._array.ndim)
+    return [convert(x, dtype) for x in tensors]
 
 
 class Arithmetic(TensorBase):
     """Elementwise methods; operands broadcast, and results follow PyTorch's promotion rules."""
 
     __slots__ = ()
-    __hash__ = object.__hash__  # by identity: == is elementwise
     __array_priority__ = 1000  # an array on the left leaves the operation to us
 
     def __add__(self, y: Other) -> Tensor:
@@ -163,112 +195,131 @@ class Arithmetic(TensorBase):
     def __abs__(self) -> Tensor:
         return apply(ops.abs, (self,))
 
-    def __eq__(self, y: Other) -> Tensor:  # type: ignore[override]  # elementwise, as everywhere in array code
-        return compare("equal", self, y)
+    def __floordiv__(self, y: Other) -> Tensor:
+        return divided(self, y, "floor")
 
-    def __ne__(self, y: Other) -> Tensor:  # type: ignore[override]  # elementwise
-        return compare("not_equal", self, y)
+    def __rfloordiv__(self, y: Other) -> Tensor:
+        return divided(self, y, "floor", swap=True)
 
-    def __lt__(self, y: Other) -> Tensor:
-        return compare("less", self, y)
+    def __mod__(self, y: Other) -> Tensor:
+        return binary(ops.remainder, self, y)
 
-    def __le__(self, y: Other) -> Tensor:
-        return compare("less_equal", self, y)
+    def __rmod__(self, y: Other) -> Tensor:
+        return binary(ops.remainder, self, y, swap=True)
 
-    def __gt__(self, y: Other) -> Tensor:
-        return compare("greater", self, y)
+    def __pos__(self) -> Tensor:
+        return self.positive()
 
-    def __ge__(self, y: Other) -> Tensor:
-        return compare("greater_equal", self, y)
+    def add(self, other: Other, *, alpha: float = 1) -> Tensor:
+        """self + alpha*other. Raises: DtypeError for a fractional `alpha` of integers."""
+        return scaled(ops.add, self, other, alpha)
 
-    def __invert__(self) -> Tensor:
-        if is_float(self._array.dtype):
-            raise DtypeError(f"invert: expected integers or bool, got {self._array.dtype}")
-        return wrap(self._device.xp.asarray(~self._array), self._device)
+    def sub(self, other: Other, *, alpha: float = 1) -> Tensor:
+        """self - alpha*other. Raises: DtypeError for bool, or for a fractional `alpha` of integers."""
+        return scaled(ops.sub, self, other, alpha)
 
-    def __and__(self, y: Other) -> Tensor:
-        return compare("bitwise_and", self, y)
+    subtract = sub
 
-    def __or__(self, y: Other) -> Tensor:
-        return compare("bitwise_or", self, y)
-
-    def __xor__(self, y: Other) -> Tensor:
-        return compare("bitwise_xor", self, y)
-
-    def add(self, other: Other) -> Tensor:
-        """self + other."""
-        return required(self.__add__(other), "add", other)
-
-    def sub(self, other: Other) -> Tensor:
-        """self - other."""
-        return required(self.__sub__(other), "sub", other)
+    def rsub(self, other: Other, *, alpha: float = 1) -> Tensor:
+        """other - alpha*self."""
+        return scaled(ops.sub, self, other, alpha, swap=True)
 
     def mul(self, other: Other) -> Tensor:
         """self * other."""
         return required(self.__mul__(other), "mul", other)
 
-    def div(self, other: Other) -> Tensor:
-        """self / other; integers divide to float32."""
-        return required(self.__truediv__(other), "div", other)
+    multiply = mul
+
+    def div(self, other: Other, *, rounding_mode: str | None = None) -> Tensor:
+        """self / other; integers divide to float32. rounding_mode: "trunc" (towards 0) or "floor" keeps integers.
+
+        Raises: ArgumentError for another mode, or where integers are divided by the number 0; a zero in a tensor of
+        integers gives 0.
+        """
+        if rounding_mode is None:
+            return required(self.__truediv__(other), "div", other)
+        if rounding_mode not in ("trunc", "floor"):
+            raise ArgumentError(f"div: rounding_mode is None, 'trunc' or 'floor', not {rounding_mode!r}")
+        return required(divided(self, other, rounding_mode), "div", other)
+
+    divide = true_divide = div
+
+    def floor_divide(self, other: Other) -> Tensor:
+        """floor(self / other); integers stay integers."""
+        return required(self.__floordiv__(other), "floor_divide", other)
+
+    def remainder(self, other: Other) -> Tensor:
+        """self - other*floor(self/other), with the sign of `other`: Python's %."""
+        return required(self.__mod__(other), "remainder", other)
+
+    def fmod(self, other: Other) -> Tensor:
+        """self - other*trunc(self/other), with the sign of self: C's fmod."""
+        return required(binary(ops.fmod, self, other), "fmod", other)
 
     def pow(self, exponent: Other) -> Tensor:
-        """self ** exponent."""
+        """self ** exponent. Raises: ArgumentError for negative exponents of integers."""
         return required(self.__pow__(exponent), "pow", exponent)
 
-    def eq(self, other: Other) -> Tensor:
-        """Elementwise equality, bool."""
-        return required(self.__eq__(other), "eq", other)
-
-    def ne(self, other: Other) -> Tensor:
-        """Elementwise inequality, bool."""
-        return required(self.__ne__(other), "ne", other)
-
-    def maximum(self, other: TensorBase) -> Tensor:
-        """The larger of both, elementwise; equal elements share the gradient."""
-        return required(binary(choice.maximum, self, other), "maximum", other)
-
-    def minimum(self, other: TensorBase) -> Tensor:
-        """The smaller of both, elementwise; equal elements share the gradient."""
-        return required(binary(choice.minimum, self, other), "minimum", other)
-
     def neg(self) -> Tensor:
-        """-self."""
+        """-self. Raises: DtypeError for bool."""
         return -self
+
+    negative = neg
+
+    def positive(self) -> Tensor:
+        """self. Raises: DtypeError for bool."""
+        if self._array.dtype.kind == "b":
+            raise DtypeError("positive: bool has no sign")
+        return self  # type: ignore[return-value]  # every tensor has the mixins
 
     def abs(self) -> Tensor:
         """The absolute value."""
         return apply(ops.abs, (self,))
 
-    def exp(self) -> Tensor:
-        """e to the power of self."""
-        return unary(transcendental.exp, self)
+    absolute = abs
 
-    def log(self) -> Tensor:
-        """The natural logarithm."""
-        return unary(transcendental.log, self)
+    def reciprocal(self) -> Tensor:
+        """1 / self; of integers float32."""
+        return unary(ops.reciprocal, self)
 
-    def sqrt(self) -> Tensor:
-        """The square root."""
-        return unary(transcendental.sqrt, self)
+    def square(self) -> Tensor:
+        """self * self."""
+        return apply(ops.square, (self,))
 
-    def tanh(self) -> Tensor:
-        """The hyperbolic tangent."""
-        return unary(activation.tanh, self)
+    def addcmul(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
+        """self + value*tensor1*tensor2; all broadcast."""
+        return apply(ops.addcmul, jointly("addcmul", self, tensor1, tensor2), value=value)
 
-    def sigmoid(self) -> Tensor:
-        """1 / (1 + exp(-self))."""
-        return unary(activation.sigmoid, self)
+    def addcdiv(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
+        """self + value*tensor1/tensor2; all broadcast. Raises: DtypeError for integers."""
+        xs = jointly("addcdiv", self, tensor1, tensor2)
+        if not is_float(xs[0]._array.dtype):
+            raise DtypeError(f"addcdiv: expected floating tensors, got {xs[0]._array.dtype}")
+        return apply(ops.addcdiv, xs, value=value)
 
-    def relu(self) -> Tensor:
-        """max(self, 0)."""
-        return apply(activation.relu, (self,))
+    def lerp(self, end: TensorBase, weight: Other) -> Tensor:
+        """self + weight*(end - self); weight: a number or a tensor. Raises: DtypeError for integers."""
+        if isinstance(weight, TensorBase):
+            xs: Sequence[Any] = jointly("lerp", self, end, weight)
+        else:
+            xs = (*jointly("lerp", self, end), float(weight))
+        if not is_float(xs[0]._array.dtype):
+            raise DtypeError(f"lerp: expected floating tensors, got {xs[0]._array.dtype}")
+        return apply(ops.lerp, xs)
 
-    def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
-        """self held within [min, max]; either may be left out. Raises: ArgumentError if both are."""
-        if min is None and max is None:
-            raise ArgumentError("clamp: expected min, max or both")
-        x: TensorBase = self
-        for bound in (min, max):
-            if bound is not None:
-                x = convert(x, promote_scalar(x._array.dtype, bound))
-        return apply(choice.clamp, (x,), low=min, high=max)
+
+def scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) -> Tensor:
+    """x + alpha*y, or x - alpha*y; with `swap`, y - alpha*x. Raises: DtypeError for a fractional `alpha` of integers."""
+    if alpha == 1:
+        return required(binary(op, x, y, swap), op.name, y)
+    pair = aligned(x, y, op.name)
+    if pair is not None and isinstance(alpha, float) and not is_float(pair[0]._array.dtype):
+        raise DtypeError(f"{op.name}: alpha={alpha} for a result of {pair[0]._array.dtype}: expected an integer")
+    return required(binary(op, x, y, swap, alpha=alpha), op.name, y)
+
+
+def divided(x: TensorBase, y: Other, rounding: str, swap: bool = False) -> Any:
+    """x / y rounded. Raises: ArgumentError where integers are divided by the number 0."""
+    if isinstance(y, int) and y == 0 and not swap and not is_float(x._array.dtype):
+        raise ArgumentError(f"div: {x._array.dtype} by 0")
+    return binary(ops.div_rounded, x, y, swap, rounding=rounding)

@@ -11,6 +11,8 @@ from ddp._device import device
 from ddp._engine import Node
 from ddp._tensor import base
 from ddp._tensor.arithmetic import Arithmetic
+from ddp._tensor.choosing import Choosing
+from ddp._tensor.comparing import Comparing
 from ddp._tensor.conversion import Conversion
 from ddp._tensor.copying import Copying
 from ddp._tensor.creation import Making
@@ -22,18 +24,24 @@ from ddp._tensor.indexing import Indexing
 from ddp._tensor.inplace import InPlace
 from ddp._tensor.interop import Interop
 from ddp._tensor.linear_algebra import LinearAlgebra
+from ddp._tensor.mathematics import Mathematics
+from ddp._tensor.placing import Placing
 from ddp._tensor.printing import text_of
 from ddp._tensor.rearranging import Rearranging
 from ddp._tensor.reductions import Reductions, axis
 from ddp._tensor.sampling import Sampling
 from ddp._tensor.shaping import Shaping
 from ddp._tensor.sizes import Size
+from ddp._tensor.sorting import Sorting
 from ddp.errors import ArgumentError, DtypeError
 
 
 class Tensor(
     Gradients,
     Arithmetic,
+    Comparing,
+    Mathematics,
+    Choosing,
     Reductions,
     Extremes,
     LinearAlgebra,
@@ -41,6 +49,8 @@ class Tensor(
     Cutting,
     Rearranging,
     Indexing,
+    Sorting,
+    Placing,
     InPlace,
     Making,
     Sampling,
