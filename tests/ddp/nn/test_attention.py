@@ -1,0 +1,190 @@
+"""Attention by tiles: what a table of small cases cannot see. The layers on it are in test_transformer."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.nn.functional import scaled_dot_product_attention as attend
+from ddp.ops import attention
+
+
+def numbers(*shape: int, seed: int = 0, dtype: Any = np.float64) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def leaves(*shapes: tuple[int, ...], dtype: Any = np.float64) -> list[ddp.Tensor]:
+    return [ddp.from_numpy(numbers(*s, seed=i, dtype=dtype)).requires_grad_() for i, s in enumerate(shapes)]
+
+
+def test_grid() -> None:
+    assert attention.grid((2, 3), 100, 50, False, 4, tile=50 * 4 * 30)[4:] == (30, 1)
+    assert attention.grid((2, 3), 20, 50, False, 4, tile=50 * 4 * 40)[4:] == (20, 2)
+    assert attention.grid((2, 64), 128, 128, True, 4, tile=512 << 10)[4:] == (64, 16)
+    assert attention.grid((1,), 5, 0, False, 4, tile=100)[4:] == (16, 1)
+    cut = attention.grid((2, 3), 70, 50, True, 4, tile=50 * 4 * 2 * 32)
+    assert list(cut.groups()) == [(0, slice(0, 1)), (0, slice(1, 2)), (0, slice(2, 3))] + [
+        (1, slice(0, 1)),
+        (1, slice(1, 2)),
+        (1, slice(2, 3)),
+    ]
+    assert list(cut.blocks()) == [(64, 70, 50), (0, 64, 50)]
+    assert list(attention.grid((1,), 130, 200, True, 4, tile=1 << 20).blocks()) == [
+        (128, 130, 130),
+        (64, 128, 128),
+        (0, 64, 64),
+    ]
+
+
+@pytest.mark.parametrize("tile", [1, 16 * 50 * 8 * 3, 1 << 20])
+@pytest.mark.parametrize(
+    "how", ["plain", "causal", "bool", "float", "grouped", "hidden"], ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_many_tiles_are_as_one(how: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    monkeypatch.setitem(attention.TILE, "numpy", tile)
+    monkeypatch.setattr(attention, "FEWEST", 8)
+    heads = 2 if how == "grouped" else 4
+    ours = leaves((3, 4, 40, 8), (3, heads, 50, 8), (3, heads, 50, 6))
+    options: dict[str, Any] = {"is_causal": how == "causal", "enable_gqa": how == "grouped"}
+    theirs = [torch.tensor(x.detach().numpy(), requires_grad=True) for x in ours]
+    mask = expected_mask = None
+    if how in ("bool", "hidden"):
+        seen = np.random.default_rng(5).random((3, 1, 40, 50)) < 0.5
+        if how == "hidden":
+            seen[1, :, 7:20] = False  # queries that may see no key
+            seen[2] = False
+        mask, expected_mask = ddp.from_numpy(seen), torch.from_numpy(seen)
+    elif how == "float":
+        add = numbers(4, 40, 50, seed=6)
+        add[:, :, 3] = -np.inf
+        mask, expected_mask = ddp.from_numpy(add).requires_grad_(), torch.tensor(add, requires_grad=True)
+    y = attend(*ours, mask, **options)
+    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, expected_mask, **options)
+    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=1e-10, atol=1e-13)
+    g = numbers(*y.shape, seed=9)
+    y.backward(ddp.from_numpy(g))
+    expected.backward(torch.from_numpy(g))
+    if how == "float":
+        ours.append(mask)
+        theirs.append(expected_mask)
+    for x, reference in zip(ours, theirs, strict=True):
+        assert x.grad is not None
+        np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_large_scores_in_float32(mean: float) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    q, k, v = (numbers(2, 3, 20, 16, seed=i, dtype=np.float32) + np.float32(mean * (i < 2)) for i in range(3))
+    y = attend(*map(ddp.from_numpy, (q, k, v)), is_causal=True).numpy()
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        *(torch.from_numpy(x).double() for x in (q, k, v)), is_causal=True
+    )
+    np.testing.assert_allclose(y, exact.numpy(), rtol=2e-3 if mean else 1e-5, atol=1e-3 if mean else 1e-6)
+
+
+def test_not_finite() -> None:
+    q, k, v = (numbers(1, 4, 3, seed=i) for i in range(3))
+    q[0, 1, 0] = np.nan
+    k[0, 3, 0] = np.inf
+    y = attend(*map(ddp.from_numpy, (q, k, v)), is_causal=True).numpy()
+    assert np.isfinite(y[0, [0, 2]]).all()
+    assert np.isnan(y[0, 1]).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"enable_gqa": True}])
+def test_dropout(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(attention.TILE, "numpy", 16 * 6 * 8 * 2)
+
+    def fn(*inputs: ddp.Tensor) -> ddp.Tensor:
+        ddp.manual_seed(3)
+        return attend(*inputs, dropout_p=0.3, **options)
+
+    kv = (1, 1, 20, 2) if options.get("enable_gqa") else (1, 2, 20, 2)
+    assert ddp.autograd.gradcheck(fn, leaves((1, 2, 20, 2), kv, kv))
+    a, b = fn(*leaves((1, 2, 20, 2), kv, kv)), attend(*leaves((1, 2, 20, 2), kv, kv), dropout_p=0.3, **options)
+    assert not np.allclose(a.detach().numpy(), b.detach().numpy())
+
+
+def test_dropout_keeps_the_expectation() -> None:
+    ddp.manual_seed(0)
+    q = ddp.zeros(4, 4, 50, 8)
+    assert attend(q, q, ddp.ones(4, 4, 50, 8), dropout_p=0.25).mean().item() == pytest.approx(1.0, abs=0.02)
+    assert attend(q, q, ddp.ones(4, 4, 50, 8), dropout_p=1.0).sum().item() == 0.0
+
+
+def test_float16() -> None:
+    q, k, v = leaves((2, 3, 40, 8), (2, 3, 40, 8), (2, 3, 40, 8), dtype=np.float16)
+    y = attend(q, k, v, is_causal=True)
+    y.sum().backward()
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = attend(*wide, is_causal=True)
+    expected.sum().backward()
+    assert y.dtype == ddp.float16
+    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=2e-3, atol=1e-3)
+    for x, reference in zip((q, k, v), wide, strict=True):
+        assert x.grad is not None
+        assert reference.grad is not None
+        assert x.grad.dtype == ddp.float16
+        np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol=5e-3, atol=2e-3)
+
+
+def test_memory_is_linear_in_the_length() -> None:
+    # The probabilities alone would be 4 heads * 2048^2 * 4 bytes = 64 MiB.
+    q, k, v = leaves((1, 4, 2048, 16), (1, 4, 2048, 16), (1, 4, 2048, 16), dtype=np.float32)
+    tracemalloc.start()
+    try:
+        y = attend(q, k, v, is_causal=True)
+        y.backward(ddp.ones_like(y))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 << 20
+
+
+def test_heads_inside_come_back_inside() -> None:
+    q = ddp.randn(2, 5, 3, 4).transpose(1, 2)
+    y = attend(q, q, q).transpose(1, 2)
+    assert y.is_contiguous()
+
+
+@pytest.mark.parametrize("needs", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])
+def test_frozen_inputs(needs: tuple[int, ...]) -> None:
+    every = leaves((2, 4, 3), (2, 5, 3), (2, 5, 3), (4, 5))
+    attend(*every).sum().backward()
+    some = [x.detach().requires_grad_(bool(need)) for x, need in zip(every, needs, strict=True)]
+    attend(*some).sum().backward()
+    for x, y, need in zip(every, some, needs, strict=True):
+        assert (y.grad is None) == (not need)
+        if y.grad is not None and x.grad is not None:
+            np.testing.assert_allclose(x.grad.numpy(), y.grad.numpy(), rtol=1e-12)
+
+
+def test_errors_name_shapes() -> None:
+    def of(*shapes: tuple[int, ...]) -> list[ddp.Tensor]:
+        return [ddp.zeros(shape) for shape in shapes]
+
+    with pytest.raises(ShapeError, match=r"query \(2, 4, 3\), key \(2, 5, 4\), value \(2, 5, 3\)"):
+        attend(*of((2, 4, 3), (2, 5, 4), (2, 5, 3)))
+    with pytest.raises(ShapeError, match=r"value \(2, 6, 3\)"):
+        attend(*of((2, 4, 3), (2, 5, 3), (2, 6, 3)))
+    with pytest.raises(ShapeError, match=r"leading axes of query \(2, 4, 3\), key \(3, 4, 3\)"):
+        attend(*of((2, 4, 3), (3, 4, 3), (2, 4, 3)))
+    with pytest.raises(ShapeError, match=r"attn_mask \(3, 3\) does not broadcast to the scores \(2, 4, 5\)"):
+        attend(*of((2, 4, 3), (2, 5, 3), (2, 5, 3), (3, 3)))
+    with pytest.raises(ShapeError, match="4 heads of query are no multiple"):
+        attend(*of((1, 4, 2, 3), (1, 3, 2, 3), (1, 3, 2, 3)), enable_gqa=True)
+    with pytest.raises(DtypeError, match="float32, float64, float32"):
+        attend(ddp.zeros(2, 3), ddp.zeros(2, 3, dtype=ddp.float64), ddp.zeros(2, 3))
+    with pytest.raises(DtypeError, match="attn_mask is bool or float32"):
+        attend(*of((2, 3), (2, 3), (2, 3)), attn_mask=ddp.zeros(2, 2, dtype=ddp.int64))
+    with pytest.raises(ArgumentError, match="exclude each other"):
+        attend(*of((2, 3), (2, 3), (2, 3), (2, 2)), is_causal=True)
+    with pytest.raises(ArgumentError, match=r"not 1\.5"):
+        attend(*of((2, 3), (2, 3), (2, 3)), dropout_p=1.5)
