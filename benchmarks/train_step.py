@@ -1,0 +1,211 @@
+"""One training step (forward, backward, update) beside PyTorch's, on one core: time and peak memory.
+
+    python benchmarks/train_step.py [--rounds 40] [--only gpt] [--json FILE]
+
+The models are written once, for `ddp` and `torch` alike. Rounds alternate, so that both see the same machine; the ratio
+is the median over rounds. Peak memory is that of a fresh process over what it had after its imports. Needs PyTorch
+(`pip install '.[bench]'`). Goals: at most 1.0, and 0.8 for the small MLP.
+"""
+
+from __future__ import annotations
+
+import os
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[name] = "1"  # before NumPy is loaded
+
+import argparse
+import datetime
+import importlib
+import importlib.metadata
+import itertools
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Step = Callable[[], float]  # one step; returns the loss
+
+
+def train(t: Any, model: Any, optimizer: Any, x: Any, y: Any) -> Step:
+    def step() -> float:
+        optimizer.zero_grad()
+        out = model(x)
+        loss = t.nn.functional.cross_entropy(out.reshape(-1, out.shape[-1]), y)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def floats(t: Any, *shape: int) -> Any:
+    return t.from_numpy(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+
+
+def integers(t: Any, high: int, *shape: int) -> Any:
+    return t.from_numpy(np.random.default_rng(1).integers(0, high, shape))
+
+
+def mlp(t: Any, widths: tuple[int, ...], batch: int, optimizer: Callable[[Any, Any], Any]) -> Step:
+    layers: list[Any] = []
+    for n, m in itertools.pairwise(widths):
+        layers += [t.nn.Linear(n, m), t.nn.ReLU()]
+    model = t.nn.Sequential(*layers[:-1])
+    return train(t, model, optimizer(t, model), floats(t, batch, widths[0]), integers(t, widths[-1], batch))
+
+
+def sgd(t: Any, model: Any) -> Any:
+    return t.optim.SGD(model.parameters(), lr=0.01)
+
+
+def adamw(t: Any, model: Any) -> Any:
+    return t.optim.AdamW(model.parameters(), lr=3e-4)
+
+
+def cnn(t: Any) -> Step:
+    nn = t.nn
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(1600, 128), nn.ReLU(), nn.Linear(128, 10)),
+    )
+    return train(t, model, sgd(t, model), floats(t, 64, 1, 28, 28), integers(t, 10, 64))
+
+
+def gpt(t: Any, vocabulary: int = 96, layers: int = 4, d: int = 128, heads: int = 4, length: int = 128) -> Step:
+    nn, functional = t.nn, t.nn.functional
+
+    class Block(nn.Module):  # type: ignore[misc]  # either library's
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.qkv, self.project = nn.LayerNorm(d), nn.Linear(d, 3 * d), nn.Linear(d, d)
+            self.between, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+
+        def forward(self, x: Any) -> Any:
+            n, s, _ = x.shape
+            q, k, v = self.qkv(self.before(x)).reshape(n, s, 3, heads, d // heads).permute(2, 0, 3, 1, 4).unbind(0)
+            seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.project(seen.transpose(1, 2).reshape(n, s, d))
+            return x + self.down(functional.gelu(self.up(self.between(x))))
+
+    class Model(nn.Module):  # type: ignore[misc]  # either library's
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(vocabulary, d), nn.Embedding(length, d)
+            self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
+            self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, vocabulary)
+
+        def forward(self, x: Any) -> Any:
+            x = self.tokens(x) + self.positions(t.arange(x.shape[1]))
+            return self.head(self.norm(self.blocks(x)))
+
+    model = Model()
+    x, y = integers(t, vocabulary, 16, length), integers(t, vocabulary, 16 * length)
+    return train(t, model, adamw(t, model), x, y)
+
+
+STEPS: dict[str, tuple[str, float, Callable[[Any], Step]]] = {
+    "small": ("MLP 64-64-10, batch 32, SGD", 0.8, lambda t: mlp(t, (64, 64, 10), 32, sgd)),
+    "mlp-sgd": ("MLP 784-1024-1024-10, batch 128, SGD", 1.0, lambda t: mlp(t, (784, 1024, 1024, 10), 128, sgd)),
+    "mlp-adamw": ("MLP 784-1024-1024-10, batch 128, AdamW", 1.0, lambda t: mlp(t, (784, 1024, 1024, 10), 128, adamw)),
+    "gpt": ("GPT 4 layers, d=128, 4 heads, T=128, batch 16, AdamW", 1.0, gpt),
+    "cnn": ("CNN 1-32-64, 2 linear, batch 64, 28x28, SGD", 1.0, cnn),
+    "deep": ("MLP of 100 layers of 64, batch 512, SGD", 1.0, lambda t: mlp(t, (64,) * 101, 512, sgd)),
+}
+LIBRARIES = ("ddp", "torch")
+
+
+def library(name: str) -> Any:
+    found = importlib.import_module(name)
+    if name == "torch":
+        found.set_num_threads(1)
+    return found
+
+
+def seconds(step: Step, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    return (time.perf_counter() - start) / repeats
+
+
+def compare(make: Callable[[Any], Step], rounds: int) -> dict[str, Any]:
+    """The times of both in seconds, a round each in turn, and the median of the rounds' ratios."""
+    steps = {name: make(library(name)) for name in LIBRARIES}
+    taken = max(seconds(step, 3) for step in steps.values())
+    repeats = max(1, int(0.05 / taken))  # a round takes long enough for the clock
+    times: dict[str, list[float]] = {name: [] for name in LIBRARIES}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(seconds(step, repeats))
+    ratio = statistics.median(a / b for a, b in zip(times["ddp"], times["torch"], strict=True))
+    return {"seconds": times, "ratio": ratio}
+
+
+def kilobytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def peak(key: str, name: str) -> int:
+    """KiB that a fresh process takes for five steps, over what it had after its imports."""
+    code = f"import runpy; runpy.run_path({__file__!r})['measure']({key!r}, {name!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    return int(done.stdout)
+
+
+def measure(key: str, name: str) -> None:
+    found = library(name)
+    x = found.ones(2, 2)
+    float((x @ x).sum())  # the first product sets up the library's threads and buffers
+    before = kilobytes("VmRSS")
+    step = STEPS[key][2](found)
+    for _ in range(5):
+        step()
+    print(kilobytes("VmHWM") - before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of each step (default: 40)")
+    parser.add_argument("--only", choices=STEPS, action="append", help="this step alone; may be given several times")
+    parser.add_argument("--core", type=int, default=0, help="the core to run on (default: 0)")
+    parser.add_argument("--json", type=Path, default=Path("train_step.json"), help="where the results go")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {args.core})
+    print(f"{'step':<54} {'ours':>9} {'torch':>9} {'ratio':>6} {'goal':>5}  {'peak':>9} {'torch':>9} {'ratio':>6}")
+    rows = {}
+    for key in args.only or STEPS:
+        label, goal, make = STEPS[key]
+        found = compare(make, args.rounds)
+        memory = {name: peak(key, name) for name in LIBRARIES}
+        ours, theirs = (1000 * statistics.median(found["seconds"][name]) for name in LIBRARIES)
+        rows[key] = {"label": label, "goal": goal, **found, "peak_kib": memory}
+        print(
+            f"{label:<54} {ours:6.2f} ms {theirs:6.2f} ms {found['ratio']:6.2f} {goal:5.1f}  "
+            f"{memory['ddp'] / 1024:5.1f} MiB {memory['torch'] / 1024:5.1f} MiB {memory['ddp'] / memory['torch']:6.2f}"
+        )
+    results = {
+        "benchmark": "train_step",
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": importlib.metadata.version("torch"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, one used",
+        "rows": rows,
+    }
+    args.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {args.json}")
+
+
+if __name__ == "__main__":
+    main()
