@@ -21,7 +21,7 @@ from ddp._tensor.extremes import Extremes
 from ddp._tensor.gradients import Gradients
 from ddp._tensor.history import GradFn
 from ddp._tensor.indexing import Indexing
-from ddp._tensor.inplace import InPlace
+from ddp._tensor.inplace_elementwise import ElementwiseInPlace
 from ddp._tensor.interop import Interop
 from ddp._tensor.linear_algebra import LinearAlgebra
 from ddp._tensor.mathematics import Mathematics
@@ -51,7 +51,7 @@ class Tensor(
     Indexing,
     Sorting,
     Placing,
-    InPlace,
+    ElementwiseInPlace,
     Making,
     Sampling,
     Interop,

@@ -1,15 +1,16 @@
-"""Shapes and indexing of tensors: negative and inferred sizes are resolved here, so that ops see plain shapes."""
+"""Shapes of tensors: negative and inferred sizes are resolved here, so that ops see plain shapes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddp._tensor.base import TensorBase, apply, borrowed
-from ddp._tensor.reductions import axis
-from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.ops import index, shape
+from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.dtypes import parse
+from ddp._tensor.reductions import axes, axis
+from ddp.errors import ArgumentError, RangeError, ShapeError
+from ddp.ops import shape
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def spread(sizes: tuple[Any, ...]) -> tuple[int, ...]:
     """Sizes given one by one, or as one sequence: reshape(2, 3) and reshape((2, 3))."""
-    if len(sizes) == 1 and not isinstance(sizes[0], int):
+    if len(sizes) == 1 and not hasattr(type(sizes[0]), "__index__"):
         return tuple(sizes[0])
     return sizes
 
@@ -32,18 +33,37 @@ def infer(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, .
     return new
 
 
+def inserted(x: TensorBase, dim: int, name: str) -> int:
+    """`dim` as the non-negative place of a new dimension. Raises: RangeError."""
+    ndim: int = x._array.ndim
+    if not -ndim - 1 <= dim <= ndim:
+        raise RangeError(f"{name}: dimension {dim} of shape {x._array.shape}: expected {-ndim - 1} to {ndim}")
+    return dim % (ndim + 1)
+
+
 class Shaping(TensorBase):
     """Views share memory with the tensor, as in NumPy; a reshape that the memory does not allow is a copy."""
 
     __slots__ = ()
 
-    def reshape(self, *sizes: int | Sequence[int]) -> Tensor:
+    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
         """The same elements in another shape; one size may be -1. Raises: ShapeError if the elements do not fit."""
-        return apply(shape.reshape, (self,), shape=infer(self._array.shape, spread(sizes), "reshape"))
+        return _reshaped(self, infer(self._array.shape, spread(shape), "reshape"))
 
-    def view(self, *sizes: int | Sequence[int]) -> Tensor:
-        """As reshape, but never a copy. Raises: ShapeError if the memory does not allow the shape as a view."""
-        out = self.reshape(*sizes)
+    def reshape_as(self, other: TensorBase) -> Tensor:
+        """The same elements in the shape of `other`. Raises: ShapeError."""
+        return self.reshape(other._array.shape)
+
+    def view(self, *shape: Any) -> Tensor:
+        """As reshape, but never a copy: view(2, -1). view(dtype): the same bytes as numbers of another dtype.
+
+        A dtype of another size changes the last dimension; no gradient passes such a view.
+
+        Raises: ShapeError if the memory does not allow the shape, or the dtype, as a view.
+        """
+        if len(shape) == 1 and not isinstance(shape[0], int) and not isinstance(shape[0], Sequence):
+            return self._as_dtype(shape[0])
+        out = self.reshape(*shape)
         if out._version is not self._version and out._array.size:
             raise ShapeError(
                 f"view: shape {self._array.shape} with strides {self._array.strides} cannot be seen as "
@@ -51,14 +71,40 @@ class Shaping(TensorBase):
             )
         return out
 
+    def _as_dtype(self, dtype: Any) -> Tensor:
+        kind = parse(dtype)
+        if kind == self._array.dtype:
+            return self.reshape(self._array.shape)
+        try:
+            return wrap(self._array.view(kind), self._device, self)
+        except ValueError as error:
+            raise ShapeError(
+                f"view({kind}): the last dimension of shape {self._array.shape} of {self._array.dtype}: {error}"
+            ) from error
+
+    def view_as(self, other: TensorBase) -> Tensor:
+        """As view, in the shape of `other`. Raises: ShapeError."""
+        return self.view(other._array.shape)
+
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         """Dimensions start_dim to end_dim (inclusive) joined into one."""
         old: tuple[int, ...] = self._array.shape or (1,)
         first, last = axis(self, start_dim, "flatten"), axis(self, end_dim, "flatten")
         if first > last:
             raise ArgumentError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {old}")
-        joined = math.prod(old[first : last + 1])
-        return apply(shape.reshape, (self,), shape=(*old[:first], joined, *old[last + 1 :]))
+        return _reshaped(self, (*old[:first], math.prod(old[first : last + 1]), *old[last + 1 :]))
+
+    def ravel(self) -> Tensor:
+        """All dimensions joined into one."""
+        return self.flatten()
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
+        """Dimension `dim` cut into several of these sizes; one may be -1. Raises: ShapeError if they do not fit."""
+        old: tuple[int, ...] = self._array.shape
+        at = axis(self, dim, "unflatten")
+        if not old:
+            raise ShapeError("unflatten: a 0-d tensor has no dimension to cut")
+        return _reshaped(self, (*old[:at], *infer((old[at],), tuple(sizes), "unflatten"), *old[at + 1 :]))
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions exchanged."""
@@ -66,19 +112,48 @@ class Shaping(TensorBase):
         a, b = axis(self, dim0, "transpose"), axis(self, dim1, "transpose")
         if dims:
             dims[a], dims[b] = dims[b], dims[a]
-        return apply(shape.permute, (self,), dims=tuple(dims))
+        return _permuted(self, tuple(dims))
+
+    def swapaxes(self, axis0: int, axis1: int) -> Tensor:
+        """Two dimensions exchanged: transpose under NumPy's name."""
+        return self.transpose(axis0, axis1)
+
+    def swapdims(self, dim0: int, dim1: int) -> Tensor:
+        """Two dimensions exchanged: transpose under another name."""
+        return self.transpose(dim0, dim1)
 
     def permute(self, *dims: int | Sequence[int]) -> Tensor:
         """The dimensions in another order. Raises: ArgumentError unless each is named once."""
-        order = tuple(axis(self, d, "permute") for d in spread(dims))
+        order = tuple([axis(self, d, "permute") for d in spread(dims)])
         if sorted(order) != list(range(self._array.ndim)):
             raise ArgumentError(f"permute: {spread(dims)} does not name each dimension of {self._array.shape} once")
-        return apply(shape.permute, (self,), dims=order)
+        return _permuted(self, order)
+
+    def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+        """Dimensions moved to other places; the rest keep their order. Raises: RangeError, ArgumentError."""
+        pairs = [(d,) if isinstance(d, int) else tuple(d) for d in (source, destination)]
+        taken, places = (tuple([axis(self, d, "movedim") for d in dims]) for dims in pairs)
+        if len(taken) != len(places) or len(set(taken)) < len(taken) or len(set(places)) < len(places):
+            raise ArgumentError(f"movedim: {source} to {destination}: expected as many of both, each named once")
+        rest = iter(i for i in range(self._array.ndim) if i not in taken)
+        back = dict(zip(places, taken, strict=True))
+        return _permuted(self, tuple([back[i] if i in back else next(rest) for i in range(self._array.ndim)]))
+
+    def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+        """Dimensions moved to other places: movedim under NumPy's name."""
+        return self.movedim(source, destination)
 
     @property
     def T(self) -> Tensor:
         """The dimensions reversed."""
-        return apply(shape.permute, (self,), dims=tuple(reversed(range(self._array.ndim))))
+        return _permuted(self, tuple(reversed(range(self._array.ndim))))
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two dimensions exchanged. Raises: ShapeError for fewer than two."""
+        if self._array.ndim < 2:
+            raise ShapeError(f"mT: expected at least 2 dimensions, got shape {self._array.shape}")
+        return self.transpose(-2, -1)
 
     def t(self) -> Tensor:
         """The transpose of a matrix; vectors stay. Raises: ShapeError beyond two dimensions."""
@@ -94,80 +169,35 @@ class Shaping(TensorBase):
         old: tuple[int, ...] = self._array.shape
         wanted = spread(sizes)
         lead = len(wanted) - len(old)
-        new = tuple(old[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted))
+        new = tuple([old[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted)])
         if lead < 0 or any(n < 0 or (i >= lead and old[i - lead] not in (1, n)) for i, n in enumerate(new)):
             raise ShapeError(f"expand: shape {old} cannot be expanded to {wanted}")
         return apply(shape.expand, (self,), shape=new)
 
-    def squeeze(self, dim: int | None = None) -> Tensor:
-        """Without dimensions of size 1: all of them, or `dim` if it is one."""
+    def expand_as(self, other: TensorBase) -> Tensor:
+        """As expand, to the shape of `other`. Raises: ShapeError."""
+        return self.expand(other._array.shape)
+
+    def broadcast_to(self, size: Sequence[int]) -> Tensor:
+        """As expand, to `size`. Raises: ShapeError."""
+        return self.expand(size)
+
+    def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
+        """Without dimensions of size 1: all of them, or those of `dim` that are."""
         old: tuple[int, ...] = self._array.shape
-        at = None if dim is None else axis(self, dim, "squeeze")
-        new = tuple(n for i, n in enumerate(old) if n != 1 or (at is not None and i != at))
-        return apply(shape.reshape, (self,), shape=new)
+        among = range(len(old)) if dim is None else () if dim == () else axes(self, dim, "squeeze")
+        return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
     def unsqueeze(self, dim: int) -> Tensor:
         """With a new dimension of size 1 at `dim`. Raises: RangeError."""
         old: tuple[int, ...] = self._array.shape
-        if not -len(old) - 1 <= dim <= len(old):
-            raise RangeError(f"unsqueeze: dimension {dim} of shape {old}: expected {-len(old) - 1} to {len(old)}")
-        at = dim % (len(old) + 1)
-        return apply(shape.reshape, (self,), shape=(*old[:at], 1, *old[at:]))
-
-    def __getitem__(self, where: Any) -> Tensor:
-        try:
-            selects, rest = raw_index(where, self._device.xp)
-            x: TensorBase = self if selects is None else apply(index.getitem, (self,), index=selects)
-            kept = tuple([borrowed(part, self) if hasattr(part, "dtype") else part for part in rest])
-            return apply(index.getitem, (x,), index=kept)
-        except IndexError as error:
-            raise RangeError(f"indexing a tensor of shape {self._array.shape}: {error}") from error
-
-    def __len__(self) -> int:
-        if not self._array.ndim:
-            raise DtypeError("len() of a 0-d tensor")
-        return len(self._array)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        if not self._array.ndim:
-            raise DtypeError("iteration over a 0-d tensor")
-        return (self[i] for i in range(len(self._array)))
+        at = inserted(self, dim, "unsqueeze")
+        return _reshaped(self, (*old[:at], 1, *old[at:]))
 
 
-def raw_index(where: Any, xp: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
-    """An index in two: the integers, where they must be applied first, and what is left.
-
-    PyTorch takes a single integer as a select, also beside an array of them; NumPy would broadcast the two together,
-    and put the dimension elsewhere. Both end by an Ellipsis, so that a single element is a view too.
-    """
-    raw = [_raw_part(part, xp) for part in (where if isinstance(where, tuple) else (where,))]
-    if not any(part is ... for part in raw):
-        raw.append(...)
-    single = [isinstance(part, int) and not isinstance(part, bool) for part in raw]
-    if not any(single) or not any(isinstance(part, bool) or hasattr(part, "dtype") for part in raw):
-        return None, tuple(raw)
-    selects: list[Any] = []
-    for part, alone in zip(raw, single, strict=True):
-        if alone or part is ...:
-            selects.append(part)
-        elif part is not None:
-            selects.extend([slice(None)] * _consumed(part))
-    return tuple(selects), tuple(part for part, alone in zip(raw, single, strict=True) if not alone)
+def _reshaped(x: TensorBase, new: tuple[int, ...]) -> Tensor:
+    return apply(shape.reshape, (x,), shape=new)
 
 
-def _raw_part(part: Any, xp: Any) -> Any:
-    """One part of an index: arrays for tensors and lists, numbers for what holds a single integer."""
-    if isinstance(part, list):
-        return xp.asarray(part) if part else xp.zeros(0, "int64")
-    if isinstance(part, TensorBase):
-        part = part._array
-    if hasattr(part, "dtype") and not part.ndim and part.dtype.kind in "iu":
-        return int(part)
-    return part
-
-
-def _consumed(part: Any) -> int:
-    """How many dimensions a slice, an array or a mask stands for."""
-    if isinstance(part, bool):
-        return 0
-    return part.ndim if hasattr(part, "dtype") and part.dtype == bool else 1
+def _permuted(x: TensorBase, dims: tuple[int, ...]) -> Tensor:
+    return apply(shape.permute, (x,), dims=dims)

@@ -1,7 +1,8 @@
-"""Shapes: views where the memory allows it, joins and padding."""
+"""Shapes: results that are views of their input where the memory allows it."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold
@@ -46,48 +47,120 @@ def _expand_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) 
 expand = Op("expand", _expand, _expand_backward, inputs=("x",), view=True)
 
 
-# z = [x0 | x1 | ...] along axis `dim`;  dxi = its stretch of g
-def _cat(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
-    return xp.concatenate(xs, axis=dim), (dim, [x.shape[dim] for x in xs])
+def along(dim: int, *parts: Any) -> tuple[Any, ...]:
+    """The index of `parts` at dimension `dim` and after it, everything before it."""
+    return (slice(None),) * dim + parts
 
 
-def _cat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    dim, lengths = residual
-    parts: list[Array | None] = []
-    start = 0
-    for need, length in zip(needs, lengths, strict=True):
-        stretch = (slice(None),) * dim + (slice(start, start + length),)
-        parts.append(g[stretch] if need else None)
+def stretches(dim: int, lengths: tuple[int, ...]) -> list[tuple[slice, ...]]:
+    """The indices of consecutive stretches of these lengths along `dim`."""
+    start, found = 0, []
+    for length in lengths:
+        found.append(along(dim, slice(start, start + length)))
         start += length
-    return parts
+    return found
 
 
-cat = Op("cat", _cat, _cat_backward, inputs=("*xs",))
+# z0 | z1 | ... = x, cut along axis `dim`;  dx = [g0 | g1 | ...]
+def _split(xp: Any, x: Array, dim: int, lengths: tuple[int, ...]) -> tuple[Array, Any]:
+    return tuple([x[stretch] for stretch in stretches(dim, lengths)]), (x.shape, dim, lengths)
 
 
-# z = x0, x1, ... side by side along a new axis `dim`;  dxi = the i-th of g
-def _stack(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
-    return xp.stack(xs, axis=dim), dim
+def _split_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, dim, lengths = residual
+    dx = xp.empty(shape, next(part.dtype for part in g if part is not None))
+    for part, stretch in zip(g, stretches(dim, lengths), strict=True):
+        dx[stretch] = 0 if part is None else part
+    return (dx,)
 
 
-def _stack_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    lead = (slice(None),) * dim
-    return [g[lead + (i,)] if need else None for i, need in enumerate(needs)]
+split = Op("split", _split, _split_backward, inputs=("x",), view=True)
 
 
-stack = Op("stack", _stack, _stack_backward, inputs=("*xs",))
+# z_i = x[i] along axis `dim`;  dx[i] = g_i
+def _unbind(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+    return tuple([x[along(dim, i, ...)] for i in range(x.shape[dim])]), (x.shape, dim)
 
 
-# z = x in a frame of `value`;  dx = g without the frame
-def _pad(xp: Any, x: Array, widths: tuple[tuple[int, int], ...], value: float) -> tuple[Array, Any]:
-    inside = tuple(slice(before, before + n) for (before, _), n in zip(widths, x.shape, strict=True))
-    out = xp.full([before + n + after for (before, after), n in zip(widths, x.shape, strict=True)], value, x.dtype)
-    out[inside] = x
-    return out, inside
+def _unbind_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, dim = residual
+    dx = xp.empty(shape, next(part.dtype for part in g if part is not None))
+    for i, part in enumerate(g):
+        dx[along(dim, i)] = 0 if part is None else part
+    return (dx,)
 
 
-def _pad_backward(xp: Any, g: Array, needs: Needs, saved: Saved, inside: Any) -> Gradients:
-    return (g[inside],)
+unbind = Op("unbind", _unbind, _unbind_backward, inputs=("x",), view=True)
 
 
-pad = Op("pad", _pad, _pad_backward, inputs=("x",))
+def diagonal_of(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> Array:
+    """The diagonal of `x` over two of its axes as a last axis: a view that may be written to."""
+    rows, columns = x.shape[dim0], x.shape[dim1]
+    length = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
+    if length:
+        x = x[along(dim0 if offset < 0 else dim1, slice(abs(offset), None))]
+    rest = [i for i in range(x.ndim) if i not in (dim0, dim1)]
+    return xp.lib.stride_tricks.as_strided(
+        x,
+        (*(x.shape[i] for i in rest), length),
+        (*(x.strides[i] for i in rest), x.strides[dim0] + x.strides[dim1]),
+    )
+
+
+# z_i = x[i, i + offset];  dx = g on the diagonal, 0 elsewhere
+def _diagonal(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> tuple[Array, Any]:
+    return diagonal_of(xp, x, offset, dim0, dim1), (x.shape, offset, dim0, dim1)
+
+
+def _diagonal_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, *where = residual
+    dx = xp.zeros(shape, g.dtype)
+    diagonal_of(xp, dx, *where)[...] = g
+    return (dx,)
+
+
+diagonal = Op("diagonal", _diagonal, _diagonal_backward, inputs=("x",), view=True)
+
+
+# z[.., w, .., j] = x[.., w*step + j, ..] along axis `dim`: overlapping windows;  dx = g of every window, added up
+def _unfold(xp: Any, x: Array, dim: int, size: int, step: int) -> tuple[Array, Any]:
+    count = (x.shape[dim] - size) // step + 1
+    windows = xp.lib.stride_tricks.as_strided(
+        x,
+        (*x.shape[:dim], count, *x.shape[dim + 1 :], size),
+        (*x.strides[:dim], x.strides[dim] * step, *x.strides[dim + 1 :], x.strides[dim]),
+    )
+    return windows, (x.shape, dim, size, step)
+
+
+def _unfold_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, dim, size, step = residual
+    dx = xp.zeros(shape, g.dtype)
+    reach = (g.shape[dim] - 1) * step + 1
+    for j in range(size):
+        dx[along(dim, slice(j, j + reach, step))] += g[..., j]
+    return (dx,)
+
+
+unfold = Op("unfold", _unfold, _unfold_backward, inputs=("x",), view=True)
+
+
+# z = the elements of x at an offset and strides of its own;  dx = g added up where it was read
+def _as_strided(xp: Any, x: Array, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[Array, Any]:
+    size = x.dtype.itemsize
+    start = x.reshape(-1)[offset:]
+    view = xp.lib.stride_tricks.as_strided(start, shape, [n * size for n in stride])
+    return view, (x.shape, shape, stride, offset)
+
+
+def _as_strided_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    old, shape, stride, offset = residual
+    dx = xp.zeros(math.prod(old), g.dtype)
+    where = xp.full(shape, offset)
+    for i, (n, step) in enumerate(zip(shape, stride, strict=True)):
+        where += (xp.arange(n) * step).reshape([-1 if j == i else 1 for j in range(len(shape))])
+    xp.add.at(dx, where.reshape(-1), g.reshape(-1))
+    return (dx.reshape(old),)
+
+
+as_strided = Op("as_strided", _as_strided, _as_strided_backward, inputs=("x",), view=True)

@@ -105,10 +105,8 @@ def atleast_2d(*tensors: Any) -> Any:
 
 
 def atleast_3d(*tensors: Any) -> Any:
-    """With three dimensions at least: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1). Several tensors give a tuple."""
-    return _each(
-        tensors, lambda x: x if x.ndim > 2 else x.unsqueeze(-1) if x.ndim == 2 else x.reshape(1, -1, 1)
-    )
+    """With three dimensions at least: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1). Several give a tuple."""
+    return _each(tensors, lambda x: x if x.ndim > 2 else x.unsqueeze(-1) if x.ndim == 2 else x.reshape(1, -1, 1))
 
 
 def _given(tensors: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,0 +1,282 @@
+"""Reading tensors by index: what PyTorch accepts between the brackets becomes a view, then places named by arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ddp._device import place
+from ddp._tensor.base import TensorBase, apply, borrowed, wrap
+from ddp._tensor.reductions import axis
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.ops import index as ops
+from ddp.ops import shape as shape_ops
+
+if TYPE_CHECKING:
+    from ddp._tensor.core import Tensor
+
+Step = tuple[Any, ...]
+FULL = slice(None)
+_PLAIN = (int, slice, type(None), type(...))
+
+
+def index_parts(x: TensorBase, where: Any) -> tuple[Step | None, Step]:
+    """An index in two: what gives a view of `x`, None if that is `x` itself; and what is applied to this view.
+
+    The second is a basic index too if no array is in it, else an array or a full slice for each dimension. So integers
+    are applied before arrays, as PyTorch does: NumPy would broadcast them together, and put the dimension elsewhere.
+    A view's index ends by an Ellipsis, so that a single element is a view too.
+
+    Raises: RangeError for what is no index, and for masks of another shape; ArgumentError for a step below 1.
+    """
+    given = where if type(where) is tuple else _several(where)
+    for part in given:
+        kind = type(part)
+        if kind not in _PLAIN:
+            return _mixed(x, [_part(part, x) for part in given])
+        if kind is slice and part.step is not None and part.step < 1:
+            raise ArgumentError(f"indexing by {part}: the step must be greater than zero; use flip()")
+    return None, _ended(given)
+
+
+def _several(where: Any) -> tuple[Any, ...]:
+    """A list that holds more than numbers is the same index as a tuple."""
+    if isinstance(where, Sequence) and not isinstance(where, str) and len(where) < 32:
+        kinds = (TensorBase, np.ndarray, Sequence, slice, type(None), type(...))
+        if any(isinstance(part, kinds) for part in where):
+            return tuple(where)
+    return (where,)
+
+
+def _ended(parts: Sequence[Any]) -> Step:
+    """`parts` with one Ellipsis; a second stands for no dimension."""
+    found = [i for i, part in enumerate(parts) if part is ...]
+    if not found:
+        return (*parts, ...)
+    return tuple(part for i, part in enumerate(parts) if part is not ... or i == found[0])
+
+
+def _part(part: Any, x: TensorBase) -> Any:
+    """One part of an index: an int, slice, None, Ellipsis or bool as it is; tensors, lists and arrays as arrays."""
+    kind = type(part)
+    if kind in _PLAIN or kind is bool:
+        return part
+    if isinstance(part, TensorBase):
+        array = part._array
+    elif isinstance(part, Sequence) and not isinstance(part, str):
+        array = np.asarray(part) if len(part) else np.zeros(0, np.int64)
+    elif hasattr(part, "dtype") and hasattr(part, "ndim"):
+        array = part
+    elif hasattr(kind, "__index__"):
+        return part.__index__()
+    else:
+        raise RangeError(f"indexing by {kind.__name__}: expected integers, slices, Ellipsis, None, tensors or lists")
+    if array.dtype.kind not in "biu" or array.dtype == "uint8":
+        raise RangeError(f"indexing by {array.dtype}: expected int64 or int32, or bool for a mask")
+    if not array.ndim:
+        return array.item()
+    return place(array, x._device)
+
+
+def _mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
+    parts = list(_ended(parts))
+    xp, shape = x._device.xp, x._array.shape
+    named = sum([_consumed(part) for part in parts])
+    if named > len(shape):
+        raise RangeError(f"too many indices: {named} for {len(shape)} dimensions")
+    masks = [part for part in parts if _is_mask(part)]
+    alone = len(masks) == 1 and not any(isinstance(part, bool) or _is_array(part) for part in parts)
+    view: list[Any] = []
+    places: list[Any] = []
+    at = 0  # the dimension of x that comes next
+    for part in parts:
+        if part is ...:
+            skipped = len(shape) - named
+            view.append(part)
+            places.extend([FULL] * skipped)
+            at += skipped
+        elif part is None or isinstance(part, slice):
+            view.append(part)
+            places.append(FULL)
+        elif isinstance(part, bool):
+            view.append(None)
+            places.append(xp.zeros(int(part), xp.int64))
+        elif isinstance(part, int):
+            view.append(part)
+        elif _is_mask(part):
+            if part.shape != shape[at : at + part.ndim]:
+                raise RangeError(f"a mask of shape {part.shape} stands at dimension {at}")
+            view.extend([FULL] * part.ndim)
+            places.extend([part] if alone else xp.nonzero(part))
+        else:
+            view.append(FULL)
+            places.append(part)
+        at += _consumed(part)
+    if all(isinstance(each, slice) for each in places):
+        return None, tuple(view)
+    return None if all(part is ... or part == FULL for part in view) else tuple(view), tuple(places)
+
+
+def _is_mask(part: Any) -> bool:
+    return hasattr(part, "dtype") and part.dtype == bool
+
+
+def _is_array(part: Any) -> bool:
+    return hasattr(part, "dtype") and part.dtype != bool
+
+
+def _consumed(part: Any) -> int:
+    """How many dimensions of the tensor a part of an index stands for."""
+    if part is None or part is ... or isinstance(part, bool):
+        return 0
+    return part.ndim if _is_mask(part) else 1
+
+
+def kept(step: Step, *readers: Any) -> Step:
+    """`step`, its arrays copied where backward will read them for one of `readers`."""
+    return tuple([borrowed(part, *readers) if hasattr(part, "dtype") else part for part in step])
+
+
+def read(x: TensorBase, step: Step) -> Tensor:
+    """x[step], where an index of arrays has a place for each dimension."""
+    if any(hasattr(part, "dtype") for part in step):
+        return apply(ops.index, (x,), places=kept(step, x))
+    return apply(ops.getitem, (x,), index=step)
+
+
+def assignable(value: TensorBase) -> TensorBase:
+    """`value` without leading dimensions of size 1, which an assignment may have more of than its target."""
+    shape = value._array.shape
+    lead = next((i for i, n in enumerate(shape) if n != 1), len(shape))
+    return apply(shape_ops.reshape, (value,), shape=shape[lead:]) if lead else value
+
+
+def along(x: TensorBase, dim: int, where: Any) -> Step:
+    """`where` along dimension `dim`, everything along the others."""
+    return tuple([where if i == dim else FULL for i in range(x._array.ndim)])
+
+
+def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
+    """The array of `index`, if it holds integers from `low` to n - 1.
+
+    Raises: DtypeError; RangeError naming the first that is out of range.
+    """
+    if not isinstance(index, TensorBase) or index._array.dtype.kind not in "iu":
+        what = index._array.dtype if isinstance(index, TensorBase) else type(index).__name__
+        raise DtypeError(f"{name}: the index is an int64 tensor, not {what}")
+    array = place(index._array, x._device)
+    if array.size and not (array.min() >= low and array.max() < n):
+        bad = array[(array < low) | (array >= n)].reshape(-1)[0]
+        raise RangeError(f"{name}: index {int(bad)} is out of range for {n} elements of shape {x._array.shape}")
+    return array
+
+
+def gatherable(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int]:
+    """The array of `index` and the non-negative dim, where index names places of `x` along `dim`.
+
+    Raises: ShapeError unless index has as many dimensions and is nowhere larger, except along `dim`.
+    """
+    at = axis(x, dim, name)
+    shape = x._array.shape
+    array = indices(x, index, shape[at] if shape else 1, name)
+    if array.ndim != len(shape) and array.size:
+        raise ShapeError(f"{name}: index of shape {array.shape} for a tensor of shape {shape}: dimensions differ")
+    if any(i != at and m > n for i, (m, n) in enumerate(zip(array.shape, shape, strict=False))):
+        raise ShapeError(f"{name}: index of shape {array.shape} is larger than {shape} apart from dimension {at}")
+    return array, at
+
+
+class Indexing(TensorBase):
+    """Reading by index. Integers and slices give views, arrays and masks copies."""
+
+    __slots__ = ()
+
+    def __getitem__(self, where: Any) -> Tensor:
+        try:
+            view, step = index_parts(self, where)
+            return read(self if view is None else read(self, view), step)
+        except (RangeError, IndexError) as error:
+            raise RangeError(f"indexing a tensor of shape {self._array.shape}: {error}") from error
+
+    def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
+        """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, nowhere larger than this but along `dim`.
+
+        sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
+        """
+        where, at = gatherable(self, dim, index, "gather")
+        if not where.size:
+            return wrap(self._device.xp.zeros(where.shape, self._array.dtype), self._device)
+        if not self._array.ndim:
+            return cast(Any, self).clone()
+        return apply(ops.gather, (self,), index=borrowed(where, self), dim=at)
+
+    def take_along_dim(self, indices: TensorBase, dim: int | None = None) -> Tensor:
+        """As gather, but both broadcast, and indices may be negative; without `dim`, of the flattened tensor."""
+        x: Any = self
+        index: Any = indices
+        if dim is None:
+            return cast("Tensor", x.reshape(-1).gather(0, _positive(index.reshape(-1), x._array.size)))
+        if index._array.ndim != self._array.ndim:
+            raise ShapeError(f"take_along_dim: {self._array.shape} by {index._array.shape}: dimensions differ")
+        at = axis(self, dim, "take_along_dim")
+        shape, where = list(self._array.shape), list(index._array.shape)
+        for i, (m, n) in enumerate(zip(shape, where, strict=True)):
+            if i != at:
+                if m != n and m != 1 and n != 1:
+                    raise ShapeError(f"take_along_dim: {tuple(shape)} by {tuple(where)} do not broadcast")
+                shape[i] = where[i] = n if m == 1 else m
+        return cast("Tensor", x.expand(shape).gather(at, _positive(index.expand(where), shape[at])))
+
+    def take(self, index: TensorBase) -> Tensor:
+        """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
+        x: Any = self
+        array = indices(self, index, self._array.size, "take", low=-self._array.size)
+        return read(x.reshape(-1), (array,)) if array.ndim else x.reshape(-1)[int(array)]
+
+    def index_select(self, dim: int, index: TensorBase) -> Tensor:
+        """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
+        at = axis(self, dim, "index_select")
+        array = indices(self, index, self._array.shape[at] if self._array.ndim else 1, "index_select")
+        if array.ndim > 1:
+            raise ShapeError(f"index_select: the index is a vector, got shape {array.shape}")
+        if not self._array.ndim:
+            return cast(Any, self).clone()
+        return read(self, along(self, at, array.reshape(-1)))
+
+    def masked_select(self, mask: TensorBase) -> Tensor:
+        """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""
+        if mask._array.dtype.kind != "b":
+            raise DtypeError(f"masked_select: the mask is bool, not {mask._array.dtype}")
+        x: Any = self
+        m: Any = mask
+        shape = broadcast_shape("masked_select", self._array.shape, mask._array.shape)
+        return cast("Tensor", x.expand(shape).reshape(-1)[m.expand(shape).reshape(-1)])
+
+    def nonzero(self, as_tuple: bool = False) -> Any:
+        """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
+        array, xp = self._array, self._device.xp
+        if as_tuple:
+            return tuple([wrap(each, self._device) for each in xp.nonzero(array if array.ndim else array.reshape(1))])
+        if not array.ndim:
+            return wrap(xp.zeros((int(bool(array)), 0), xp.int64), self._device)
+        return wrap(xp.ascontiguousarray(xp.stack(xp.nonzero(array), axis=1)), self._device)
+
+    def argwhere(self) -> Tensor:
+        """Where elements are not zero, int64 (n, ndim), in order."""
+        return cast("Tensor", self.nonzero())
+
+
+def _positive(index: Any, n: int) -> Any:
+    """`index` with negative places counted from the end of `n`."""
+    array = index._array
+    return wrap(array + (array < 0) * n, index._device)
+
+
+def broadcast_shape(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """What `shapes` broadcast to. Raises: ShapeError if they do not."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise ShapeError(f"{name}: shapes {', '.join(map(str, shapes))} do not broadcast") from error

@@ -1,0 +1,141 @@
+"""Copies of tensors in another order: repeated, mirrored, shifted, cut to a triangle, put on a diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from ddp._device import place
+from ddp._tensor.base import TensorBase, apply
+from ddp._tensor.reductions import axes, axis
+from ddp._tensor.shaping import inserted, spread
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.ops import index, joins
+
+if TYPE_CHECKING:
+    from ddp._tensor.core import Tensor
+
+Dims = int | Sequence[int]
+
+
+class Rearranging(TensorBase):
+    """Copies: what is written to them is not seen by the tensor."""
+
+    __slots__ = ()
+
+    def repeat(self, *repeats: int | Sequence[int]) -> Tensor:
+        """Laid out so many times along each dimension; further ones lead. Raises: ShapeError for fewer."""
+        times = spread(repeats)
+        ndim = self._array.ndim
+        if len(times) < ndim or any(n < 0 for n in times):
+            raise ShapeError(f"repeat: {times} for shape {self._array.shape}: expected a number for each dimension")
+        if not times:
+            return cast(Any, self).clone()
+        x = cast(Any, self)[(None,) * (len(times) - ndim)] if len(times) > ndim else self
+        return apply(joins.repeat, (x,), times=tuple(times))
+
+    def tile(self, *dims: int | Sequence[int]) -> Tensor:
+        """As repeat, but fewer numbers count from the last dimension."""
+        times = spread(dims)
+        return self.repeat((*(1,) * (self._array.ndim - len(times)), *times))
+
+    def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
+        """Each element, or slice along `dim`, repeated next to itself. repeats: a number, or a tensor of one for each.
+
+        output_size: accepted, and not needed. Raises: ShapeError, ArgumentError, DtypeError.
+        """
+        x: Any = self
+        if dim is None or not self._array.ndim:
+            x, dim = x.reshape(-1), 0
+        at = axis(x, dim, "repeat_interleave")
+        n, xp = x._array.shape[at], self._device.xp
+        if isinstance(repeats, TensorBase):
+            times = place(repeats._array, self._device)
+            if times.dtype.kind not in "iu":
+                raise DtypeError(f"repeat_interleave: repeats are int64, not {times.dtype}")
+            if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
+                raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {at}")
+            where = xp.repeat(xp.arange(n), times if times.size == n and times.ndim else int(times))
+            return apply(index.index, (x,), places=_along(x, at, where))
+        if repeats < 0:
+            raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
+        shape = x._array.shape
+        wide = x.unsqueeze(at + 1).expand(*shape[: at + 1], repeats, *shape[at + 1 :])
+        return wide.reshape(*shape[:at], n * repeats, *shape[at + 1 :])
+
+    def flip(self, *dims: Dims) -> Tensor:
+        """The order along `dims` reversed. Raises: RangeError, ArgumentError if one is named twice."""
+        wanted = spread(dims)
+        return apply(joins.flip, (self,), dims=axes(self, wanted, "flip") if wanted else ())
+
+    def fliplr(self) -> Tensor:
+        """The order of dimension 1 reversed. Raises: RangeError for fewer than two."""
+        return self.flip(1)
+
+    def flipud(self) -> Tensor:
+        """The order of dimension 0 reversed."""
+        return self.flip(0)
+
+    def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+        """Turned k times by 90 degrees, from the first of two dimensions towards the second."""
+        first, second = axes(self, dims, "rot90")
+        x: Any = self
+        turned = {
+            0: lambda: x.clone(),
+            1: lambda: x.flip(second).transpose(first, second),
+            2: lambda: x.flip(first, second),
+            3: lambda: x.flip(first).transpose(first, second),
+        }
+        return turned[k % 4]()
+
+    def roll(self, shifts: Dims, dims: Dims | None = None) -> Tensor:
+        """Shifted along `dims`, around the end; without `dims`, along the flattened order.
+
+        Raises: ArgumentError unless there are as many shifts as dims.
+        """
+        by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+        at = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+        if not at:
+            if len(by) != 1:
+                raise ArgumentError(f"roll: shifts {by} without dims: expected one shift")
+            return cast(Any, apply(joins.roll, (cast(Any, self).reshape(-1),), shifts=by, dims=(0,))).reshape(
+                self._array.shape
+            )
+        if len(at) != len(by):
+            raise ArgumentError(f"roll: {len(by)} shifts {by} for {len(at)} dims {at}")
+        return apply(joins.roll, (self,), shifts=by, dims=tuple([axis(self, d, "roll") for d in at]))
+
+    def tril(self, diagonal: int = 0) -> Tensor:
+        """Zero above the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
+        return apply(joins.tril, (_matrix(self, "tril"),), diagonal=diagonal)
+
+    def triu(self, diagonal: int = 0) -> Tensor:
+        """Zero below the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
+        return apply(joins.triu, (_matrix(self, "triu"),), diagonal=diagonal)
+
+    def diag(self, diagonal: int = 0) -> Tensor:
+        """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal. Raises: ShapeError."""
+        if self._array.ndim not in (1, 2):
+            raise ShapeError(f"diag: expected a vector or a matrix, got shape {self._array.shape}")
+        if self._array.ndim == 1:
+            return self.diag_embed(diagonal)
+        return cast(Any, self).diagonal(diagonal).clone()
+
+    def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+        """The last dimension on the diagonal over two new ones, zero elsewhere. Raises: ShapeError, RangeError."""
+        x: Any = self if self._array.ndim else cast(Any, self).reshape(1)
+        a, b = inserted(x, dim1, "diag_embed"), inserted(x, dim2, "diag_embed")
+        if a == b:
+            raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self._array.shape} are one")
+        return apply(joins.diag_embed, (x,), offset=offset, dim0=a, dim1=b)
+
+
+def _matrix(x: TensorBase, name: str) -> TensorBase:
+    if x._array.ndim < 2:
+        raise ShapeError(f"{name}: expected at least 2 dimensions, got shape {x._array.shape}")
+    return x
+
+
+def _along(x: TensorBase, at: int, where: Any) -> tuple[Any, ...]:
+    """`where` along dimension `at`, everything along the others."""
+    return tuple([where if i == at else slice(None) for i in range(x._array.ndim)])

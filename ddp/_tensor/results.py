@@ -1,0 +1,85 @@
+"""Named results, which unpack as tuples and print as PyTorch's do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ddp._tensor.core import Tensor
+
+
+def _text(result: Any) -> str:
+    fields = ",\n".join(f"{name}={value}" for name, value in zip(result._fields, result, strict=True))
+    return f"ddp.return_types.{type(result).__name__}(\n{fields})"
+
+
+class max(NamedTuple):
+    """The largest elements along a dimension, and where each was found (int64)."""
+
+    values: Tensor
+    indices: Tensor
+    __repr__ = _text
+
+
+class min(NamedTuple):
+    """The smallest elements along a dimension, and where each was found (int64)."""
+
+    values: Tensor
+    indices: Tensor
+    __repr__ = _text
+
+
+class median(NamedTuple):
+    """The medians along a dimension, and where each was found (int64)."""
+
+    values: Tensor
+    indices: Tensor
+    __repr__ = _text
+
+
+class cummax(NamedTuple):
+    """The largest elements so far along a dimension, and the last place of each (int64)."""
+
+    values: Tensor
+    indices: Tensor
+    __repr__ = _text
+
+
+class cummin(NamedTuple):
+    """The smallest elements so far along a dimension, and the last place of each (int64)."""
+
+    values: Tensor
+    indices: Tensor
+    __repr__ = _text
+
+
+class aminmax(NamedTuple):
+    """The smallest and the largest elements."""
+
+    min: Tensor
+    max: Tensor
+    __repr__ = _text
+
+
+class sort(NamedTuple):
+    """The elements in order along a dimension, and where each was (int64)."""
+
+    values: Tensor
+    indices: Tensor
+    __repr__ = _text
+
+
+class topk(NamedTuple):
+    """The k largest or smallest elements along a dimension, and where each was found (int64)."""
+
+    values: Tensor
+    indices: Tensor
+    __repr__ = _text
+
+
+class kthvalue(NamedTuple):
+    """The k-th smallest elements along a dimension, and where each was found (int64)."""
+
+    values: Tensor
+    indices: Tensor
+    __repr__ = _text
