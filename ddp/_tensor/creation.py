@@ -61,7 +61,7 @@ def _new(
     """What `make(xp, dtype)` returns, as a tensor. The array is made where it will live."""
     kind = parse(default if dtype is None else dtype)
     where = target(device)
-    with on(where):
+    with on(where), np.errstate(all="ignore"):  # what a dtype does not hold is infinite
         array = make(where.xp, kind)
     return made(array, where, requires_grad)
 
@@ -174,7 +174,7 @@ def logspace(
 
 
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dtype[Any]], Any]:
-    """A function of array module and dtype that makes the points in float64. Raises: ArgumentError for negative steps."""
+    """A function of array module and dtype: the points in float64. Raises: ArgumentError for negative steps."""
     first, last = number(start, name), number(end, name)
     if steps < 0:
         raise ArgumentError(f"{name}: steps={steps} is negative")

@@ -6,6 +6,7 @@ written to is shared all the same: reading it is safe, and writing in place rais
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ddp import _device
 from ddp._device import CPU, device_of, on, place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.creation import Where, made, number, target
-from ddp._tensor.dtypes import DEFAULT, FLOATS, INTEGERS, bfloat16, float64, iinfo, of_number, parse, promote
+from ddp._tensor.dtypes import DEFAULT, FLOATS, INTEGERS, bfloat16, float64, iinfo, of_number, parse, promote_types
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def _array(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
         if kind in INTEGERS and math.isfinite(data):
             data = int(data)
         try:
-            return np.array(data, kind), True
+            with np.errstate(over="ignore"):
+                return np.array(data, kind), True
         except (OverflowError, ValueError) as error:
             raise ArgumentError(f"{name}: {data} does not fit {kind}") from error
     if isinstance(data, TensorBase):
@@ -56,28 +58,25 @@ def _array(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
 
 def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     """A new array of nested lists of numbers, arrays and tensors."""
-    kinds = _kinds(data) if isinstance(data, list | tuple) else set()
-    if any(issubclass(kind, TensorBase) for kind in kinds):
-        inner: list[np.dtype[Any]] = []
-        data = _bare(data, inner)
-        if dtype is None and all(issubclass(kind, TensorBase | list | tuple) for kind in kinds):
-            dtype = inner[0]
-            for kind in inner:
-                dtype = promote(dtype, 1, kind, 1)
+    if isinstance(data, list | tuple):
+        kinds = _kinds(data)
+        if any(hasattr(kind, "dtype") for kind in kinds):
+            found: set[np.dtype[Any]] = set()
+            data = _bare(data, found)
+            if dtype is None:
+                dtype = functools.reduce(promote_types, found)
     try:
         array = np.array(data)
     except ValueError as error:
         raise ShapeError(f"{name}: the nested lists are ragged: {error}") from error
     if dtype is None:
-        # np.float64 is a Python float, and counts as one.
-        own = any(hasattr(kind, "dtype") and kind is not np.float64 for kind in kinds)
-        return cast(array, DEFAULT if array.dtype == float64 and not own else parse(array.dtype))
+        return cast(array, DEFAULT if array.dtype == float64 else parse(array.dtype))
     kind = parse(dtype)
-    if kind in INTEGERS and array.dtype.kind in "iu" and array.size:
-        limits, low, high = iinfo(kind), array.min(), array.max()
-        if low < limits.min or high > limits.max:
-            raise ArgumentError(f"{name}: {low if low < limits.min else high} does not fit {kind}")
     parse(array.dtype)
+    if kind in INTEGERS and array.size:
+        limits, low, high = iinfo(kind), array.min(), array.max()
+        if not (low >= limits.min and high <= limits.max):
+            raise ArgumentError(f"{name}: {low if not low >= limits.min else high} does not fit {kind}")
     return cast(array, kind)
 
 
@@ -91,15 +90,13 @@ def _kinds(data: Any) -> set[type]:
     return kinds
 
 
-def _bare(data: Any, inner: list[np.dtype[Any]]) -> Any:
-    """Nested lists with arrays in the place of tensors, whose dtypes are added to `inner`."""
+def _bare(data: Any, found: set[np.dtype[Any]]) -> Any:
+    """Nested lists with arrays in the place of tensors; the dtype that each element would have goes to `found`."""
     if isinstance(data, list | tuple):
-        return [_bare(part, inner) for part in data]
-    if not isinstance(data, TensorBase):
-        return data
-    inner.append(data._array.dtype)
-    array = place(data._array, CPU)
-    return array.astype(DEFAULT) if array.dtype == bfloat16 else array  # NumPy does not mix it with others
+        return [_bare(part, found) for part in data]
+    found.add(data.dtype if hasattr(data, "dtype") else of_number(data))
+    array = place(data._array, CPU) if isinstance(data, TensorBase) else data
+    return array.astype(DEFAULT) if getattr(array, "dtype", None) == bfloat16 else array  # NumPy mixes it with no other
 
 
 def tensor(data: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:

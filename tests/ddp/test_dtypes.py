@@ -151,9 +151,11 @@ class TestLimits:
 
 
 class TestConversion:
-    METHODS = "half bfloat16 float double byte char short int long bool".split()
-
-    @pytest.mark.parametrize("name", METHODS, ids=lambda name: f"{name}()")
+    @pytest.mark.parametrize(
+        "name",
+        ["half", "bfloat16", "float", "double", "byte", "char", "short", "int", "long", "bool"],
+        ids=lambda name: f"{name}()",
+    )
     def test_short_forms(self, name: str) -> None:
         for dtype in ALL:
             ours, expected = ddp.tensor([0, 1, 3]).to(dtype), torch.tensor([0, 1, 3]).to(theirs(dtype))

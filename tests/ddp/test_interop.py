@@ -1,0 +1,310 @@
+"""Into and out of other libraries: what shares memory, what copies, and which dtype it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._tensor.dtypes import SUPPORTED
+from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
+
+NUMPY = sorted(SUPPORTED - {ddp.bfloat16}, key=str)
+
+
+class TestData:
+    @pytest.mark.parametrize(
+        ("data", "dtype"),
+        [
+            (1.5, ddp.float32),
+            ([1.0, 2.0], ddp.float32),
+            ([1, 2.5], ddp.float32),
+            ([[1, 2], [3, 4.0]], ddp.float32),
+            (3, ddp.int64),
+            ([1, 2], ddp.int64),
+            (range(3), ddp.int64),
+            (True, ddp.bool),
+            ((True, 2), ddp.int64),
+            ([], ddp.float32),
+            ([[]], ddp.float32),
+            (np.zeros(2), ddp.float64),
+            (np.float64(1), ddp.float64),
+            ([np.float64(1)], ddp.float64),
+            ([np.float32(1), 2.0], ddp.float32),
+            ([np.int32(1)], ddp.int32),
+            ([np.zeros(2), np.ones(2)], ddp.float64),
+            (np.zeros(2, np.float16), ddp.float16),
+            (np.zeros(2, np.int32), ddp.int32),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:Creating a tensor from a list:UserWarning")
+    def test_dtype(self, data: Any, dtype: Any) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        x, expected = ddp.tensor(data), torch.tensor(data)
+        assert f"torch.{x.dtype.name}" == str(expected.dtype)
+        assert x.dtype == ddp.as_tensor(data).dtype == ddp.asarray(data).dtype == dtype
+        assert x.shape == tuple(expected.shape)
+        assert x.tolist() == expected.tolist()
+
+    def test_dtype_of_lists_of_tensors(self) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        for t in (ddp, torch):
+            a, b, c = (t.tensor(1.0, dtype=dtype) for dtype in (t.float64, t.float16, t.bfloat16))
+            found = [
+                str(t.tensor(data).dtype).removeprefix("torch.") for data in ([a], [1, b], [c, 1.0], [c], [[b], [c]])
+            ]
+            assert found == ["float64", "float16", "float32", "bfloat16", "float32"]
+        assert ddp.tensor([ddp.ones(2), ddp.zeros(2)]).tolist() == [[1.0, 1.0], [0.0, 0.0]]
+        assert ddp.tensor([ddp.ones(1, requires_grad=True) * 2]).tolist() == [[2.0]]
+
+    @pytest.mark.parametrize("data", [3, 2.5, [1, 2], [1.5, 0.0], np.array([1.5, 300.0]), [True]])
+    @pytest.mark.parametrize("dtype", sorted(SUPPORTED, key=str), ids=str)
+    def test_given_dtype(self, data: Any, dtype: Any) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        if isinstance(data, np.ndarray) and dtype in (ddp.int8, ddp.uint8):
+            return  # what does not fit wraps around, or not, as the processor does it
+        expected = torch.tensor(data, dtype=getattr(torch, dtype.name))
+        for x in (ddp.tensor(data, dtype=dtype), ddp.as_tensor(data, dtype), ddp.asarray(data, dtype=dtype)):
+            assert x.dtype == dtype
+            assert x.tolist() == expected.tolist()
+
+    def test_infinite(self) -> None:
+        assert ddp.tensor([1e300]).tolist() == [float("inf")]
+        assert ddp.tensor(1e10, dtype=ddp.float16).item() == float("inf")
+        assert ddp.full((1,), 1e10, dtype=ddp.float16).tolist() == [float("inf")]
+        assert str(ddp.tensor([float("nan")]).tolist()) == "[nan]"
+
+    def test_requires_grad(self) -> None:
+        assert ddp.tensor([1.0], requires_grad=True).requires_grad
+        x = ddp.ones(2, requires_grad=True)
+        assert not ddp.tensor(x).requires_grad
+        assert ddp.as_tensor(x) is x
+        assert not ddp.asarray(x).requires_grad
+        assert ddp.scalar_tensor(3).dtype == ddp.float32
+        assert ddp.scalar_tensor(3, dtype=ddp.int64).item() == 3
+
+    def test_refusals(self) -> None:
+        with pytest.raises(ShapeError, match="ragged"):
+            ddp.tensor([[1, 2], [3]])
+        with pytest.raises(DtypeError, match="complex128"):
+            ddp.tensor([1j])
+        with pytest.raises(DtypeError, match="expected one of"):
+            ddp.tensor(["text"])
+        with pytest.raises(DtypeError, match="expected one of"):
+            ddp.tensor([None])
+        with pytest.raises(DtypeError, match="only floating"):
+            ddp.tensor([1], requires_grad=True)
+        with pytest.raises(DtypeError, match="float31"):
+            ddp.zeros(2, dtype="float31")
+        for data in ([300], 300, [float("nan")], float("nan"), [1.0, 1e9]):
+            with pytest.raises(ArgumentError, match="does not fit uint8"):
+                ddp.tensor(data, dtype=ddp.uint8)
+
+
+LAYOUTS = [
+    ("whole", lambda a: a),
+    ("transposed", lambda a: a.T),
+    ("steps", lambda a: a[::2, 1::2]),
+    ("backwards", lambda a: a[::-1, ::-1]),
+    ("0-d", lambda a: a[1, 1, ...]),
+    ("empty", lambda a: a[:0]),
+]
+
+
+class TestNumPy:
+    @pytest.mark.parametrize("dtype", NUMPY, ids=str)
+    @pytest.mark.parametrize(("label", "view"), LAYOUTS, ids=[label for label, _ in LAYOUTS])
+    def test_both_sides_see_writes(self, label: str, view: Any, dtype: Any) -> None:
+        array = view(np.zeros((4, 6), dtype))
+        for x in (ddp.from_numpy(array), ddp.as_tensor(array), ddp.asarray(array), ddp.asarray(array, copy=False)):
+            back, seen = x.numpy(), np.asarray(x)
+            assert back.shape == seen.shape == array.shape
+            array[...] = 1
+            assert back.tolist() == seen.tolist() == x.tolist() == array.tolist()
+            x.zero_()
+            assert back.tolist() == seen.tolist() == array.tolist()
+            assert not array.any()
+            assert x.stride() == tuple(step // array.itemsize for step in array.strides)
+            assert np.shares_memory(back, array) == np.shares_memory(seen, array) == bool(array.size)
+
+    def test_views_share_too(self) -> None:
+        array = np.zeros((2, 3), np.float32)
+        x = ddp.from_numpy(array)
+        x[1].fill_(5)
+        x.T[0, 0] = 7
+        assert array.tolist() == [[7.0, 0.0, 0.0], [5.0, 5.0, 5.0]]
+        x.view(6).numpy()[2] = 9
+        assert x[0].tolist() == [7.0, 0.0, 9.0]
+        assert x.detach().numpy() is array
+        x.numpy()[0] = 1
+        assert x.data[0].tolist() == [1.0, 1.0, 1.0]
+
+    def test_copies(self) -> None:
+        array = np.zeros(3, np.float32)
+        x = ddp.from_numpy(array)
+        for y in (
+            ddp.tensor(array),
+            ddp.tensor(x),
+            ddp.asarray(array, copy=True),
+            ddp.asarray(x, copy=True),
+            x.clone(),
+        ):
+            assert not np.shares_memory(y.numpy(), array)
+        assert not np.shares_memory(ddp.as_tensor(array, ddp.float64).numpy(), array)
+        with pytest.raises(ArgumentError, match="without a copy"):
+            ddp.asarray(array, dtype=ddp.float64, copy=False)
+        with pytest.raises(ArgumentError, match="without a copy"):
+            ddp.asarray([1.0], copy=False)
+
+    def test_asarray_of_a_tensor_shares_its_version(self) -> None:
+        x = ddp.zeros(2)
+        assert ddp.asarray(x)._version is x._version
+
+    def test_read_only(self) -> None:
+        array = np.broadcast_to(np.float32(2), (3,))
+        x = ddp.from_numpy(array)
+        assert (x * 2).tolist() == [4.0, 4.0, 4.0]
+        with pytest.raises(ArgumentError, match="read-only"):
+            x.add_(1)
+
+    def test_subclasses_become_plain(self) -> None:
+        matrix = np.zeros((2, 2), np.float32).view(np.recarray)
+        x = ddp.from_numpy(matrix)
+        assert type(x.numpy()) is np.ndarray
+        assert np.shares_memory(x.numpy(), matrix)
+
+    def test_array_protocol(self) -> None:
+        x = ddp.ones(2)
+        assert np.asarray(x, np.float64).dtype == np.float64
+        assert not np.shares_memory(np.array(x), x.numpy())
+        assert not np.shares_memory(x.__array__(copy=True), x.numpy())
+        assert x.__array__() is not None
+        assert np.shares_memory(x.__array__(copy=False), x.numpy())
+        with pytest.raises(ValueError, match="copy"):
+            x.__array__(np.float64, copy=False)
+        assert np.asarray(ddp.ones(2).bfloat16()).dtype == ddp.bfloat16
+        assert np.stack([x, x]).shape == (2, 2)
+
+    def test_interfaces(self) -> None:
+        x = ddp.ones(2)
+        assert x.__array_interface__["data"][0] == x.data_ptr()
+        assert not hasattr(x, "__cuda_array_interface__")
+        for y in (ddp.ones(2, requires_grad=True), x.bfloat16()):
+            assert not hasattr(y, "__array_interface__")
+        x._device = ddp.device("cuda:1")  # as if: no GPU is needed to be refused
+        assert not hasattr(x, "__array_interface__")
+
+    def test_refusals(self) -> None:
+        with pytest.raises(DtypeError, match="NumPy array"):
+            ddp.from_numpy([1.0])  # type: ignore[arg-type]
+        with pytest.raises(DtypeError, match="uint16"):
+            ddp.from_numpy(np.zeros(2, np.uint16))
+        x = ddp.ones(2, requires_grad=True)
+        for get in (lambda: x.numpy(), lambda: np.asarray(x), lambda: (x * 2).numpy()):
+            with pytest.raises(GraphError, match="detach"):
+                get()
+        assert (x * 2).numpy(force=True).tolist() == [2.0, 2.0]
+        y = ddp.zeros(2)
+        y._device = ddp.device("cuda:1")
+        with pytest.raises(DeviceError, match=r"cpu\(\)"):
+            y.numpy()
+
+    def test_buffers(self) -> None:
+        memory = bytearray(np.arange(4, dtype=np.int16).tobytes())
+        x = ddp.frombuffer(memory, dtype=ddp.int16)
+        assert x.tolist() == [0, 1, 2, 3]
+        x[0] = 9
+        assert memory[0] == 9
+        assert ddp.frombuffer(memory, dtype=ddp.int16, count=2, offset=2).tolist() == [1, 2]
+        with pytest.raises(ArgumentError, match="multiple"):
+            ddp.frombuffer(memory, dtype=ddp.int16, offset=1)
+
+
+class TestDLPack:
+    @pytest.mark.parametrize("dtype", NUMPY, ids=str)
+    def test_with_numpy(self, dtype: Any) -> None:
+        array = np.zeros((2, 3), dtype)
+        x = ddp.from_dlpack(array)
+        array[0] = 1
+        assert x.tolist() == array.tolist()
+        x[1] = 1
+        assert array.all()
+        back = np.from_dlpack(x.T)
+        assert np.shares_memory(back, array)
+        assert x.__dlpack_device__() == (1, 0)
+
+    @pytest.mark.parametrize("dtype", NUMPY, ids=str)
+    def test_with_pytorch(self, dtype: Any) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        theirs = torch.zeros(2, 3, dtype=getattr(torch, dtype.name))
+        ours = ddp.from_dlpack(theirs[:, 1:])
+        theirs[0] = 1
+        assert ours.tolist() == theirs[:, 1:].tolist()
+        ours.fill_(1)
+        assert theirs[:, 1:].all()
+        x = ddp.zeros(3, 2, dtype=dtype)
+        back = torch.from_dlpack(x[1:])
+        assert back.data_ptr() == x[1:].data_ptr()
+        back[:] = 1
+        assert x[1:].tolist() == back.tolist()
+        assert ddp.as_tensor(theirs).data_ptr() == theirs.data_ptr()
+
+    def test_copies(self) -> None:
+        array = np.zeros(2)
+        assert not np.shares_memory(ddp.from_dlpack(array, copy=True).numpy(), array)
+        assert ddp.from_dlpack(ddp.ones(2), device="cpu").tolist() == [1.0, 1.0]
+
+    def test_refusals(self) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        with pytest.raises(DtypeError, match=r"numpy does not take an array of torch\.bfloat16"):
+            ddp.from_dlpack(torch.zeros(2, dtype=torch.bfloat16))
+        with pytest.raises(DtypeError, match="numpy gives no bfloat16 away"):
+            torch.from_dlpack(ddp.zeros(2, dtype=ddp.bfloat16))
+        with pytest.raises(DtypeError, match="complex64"):
+            ddp.from_dlpack(torch.zeros(2, dtype=torch.complex64))
+        with pytest.raises(DtypeError, match="__dlpack__"):
+            ddp.from_dlpack([1.0])
+        with pytest.raises(GraphError, match="detach"):
+            np.from_dlpack(ddp.ones(2, requires_grad=True))
+
+        class Elsewhere:
+            def __dlpack__(self) -> None: ...
+
+            def __dlpack_device__(self) -> tuple[int, int]:
+                return 8, 0
+
+        with pytest.raises(DeviceError, match="kind 8"):
+            ddp.from_dlpack(Elsewhere())
+
+
+class TestMemory:
+    def test_addresses_and_steps(self) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        for view in (
+            lambda x: x,
+            lambda x: x[1],
+            lambda x: x[1:, ::2],
+            lambda x: x.t(),
+            lambda x: x[1, 2],
+            lambda x: x[2:],
+        ):
+            x, y = view(ddp.zeros(2, 3)), view(torch.zeros(2, 3))
+            assert x.stride() == y.stride() or not x.numel()
+            assert x.storage_offset() == y.storage_offset() or not x.numel()
+            assert x.element_size() == y.element_size() == 4
+            assert x.nbytes == y.nbytes
+            assert x.is_contiguous() == y.is_contiguous()
+            assert x.contiguous().is_contiguous()
+        x = ddp.zeros(2, 3)
+        assert x.stride(1) == 1
+        assert x[1].data_ptr() == x.data_ptr() + 12
+        assert ddp.zeros(0).data_ptr() == 0
+        assert x.contiguous() is x
+
+    def test_numbers(self) -> None:
+        assert (ddp.tensor([[3]]).item(), ddp.tensor(2.5).tolist(), ddp.tensor([True]).item()) == (3, 2.5, True)
+        assert isinstance(ddp.tensor(1.5, dtype=ddp.bfloat16).tolist(), float)
+        with pytest.raises(ShapeError, match=r"\(2,\) has 2 elements"):
+            ddp.zeros(2).item()
