@@ -1,23 +1,150 @@
 """Layers as functions: shapes are checked here, once, before arrays reach an op. One family a file."""
 
-from ddp._tensor.functions import log_softmax, relu, sigmoid, softmax, tanh
-from ddp.nn.functional._conv import conv2d
-from ddp.nn.functional._dropout import dropout
-from ddp.nn.functional._linear import linear
-from ddp.nn.functional._loss import cross_entropy
-from ddp.nn.functional._pool import max_pool2d
+from ddp._tensor.functions import sigmoid, tanh
+from ddp.nn.functional._activation import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    leaky_relu,
+    log_softmax,
+    logsigmoid,
+    mish,
+    prelu,
+    relu,
+    relu6,
+    relu_,
+    selu,
+    silu,
+    softmax,
+    softmin,
+    softplus,
+    softsign,
+    threshold,
+)
+from ddp.nn.functional._attention import scaled_dot_product_attention
+from ddp.nn.functional._conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from ddp.nn.functional._dropout import (
+    dropout,
+    dropout1d,
+    dropout2d,
+)
+from ddp.nn.functional._linear import (
+    bilinear,
+    linear,
+)
+from ddp.nn.functional._loss import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    kl_div,
+    nll_loss,
+)
+from ddp.nn.functional._margin import (
+    cosine_embedding_loss,
+    cosine_similarity,
+    hinge_embedding_loss,
+    margin_ranking_loss,
+    pairwise_distance,
+    soft_margin_loss,
+    triplet_margin_loss,
+    triplet_margin_with_distance_loss,
+)
+from ddp.nn.functional._norm import layer_norm, normalize, rms_norm
+from ddp.nn.functional._norm_channels import batch_norm, group_norm, instance_norm
+from ddp.nn.functional._patches import fold, pixel_shuffle, pixel_unshuffle, unfold
+from ddp.nn.functional._pool import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    avg_pool1d,
+    avg_pool2d,
+    max_pool1d,
+    max_pool2d,
+)
+from ddp.nn.functional._regression import (
+    gaussian_nll_loss,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    poisson_nll_loss,
+    smooth_l1_loss,
+)
+from ddp.nn.functional._resize import interpolate
 from ddp.nn.functional._vision import pad
 
 __all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "batch_norm",
+    "bilinear",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "celu",
+    "conv1d",
     "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "cosine_embedding_loss",
+    "cosine_similarity",
     "cross_entropy",
     "dropout",
+    "dropout1d",
+    "dropout2d",
+    "elu",
+    "fold",
+    "gaussian_nll_loss",
+    "gelu",
+    "glu",
+    "group_norm",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "instance_norm",
+    "interpolate",
+    "kl_div",
+    "l1_loss",
+    "layer_norm",
+    "leaky_relu",
     "linear",
     "log_softmax",
+    "logsigmoid",
+    "margin_ranking_loss",
+    "max_pool1d",
     "max_pool2d",
+    "mish",
+    "mse_loss",
+    "nll_loss",
+    "normalize",
     "pad",
+    "pairwise_distance",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "poisson_nll_loss",
+    "prelu",
     "relu",
+    "relu6",
+    "relu_",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "selu",
     "sigmoid",
+    "silu",
+    "smooth_l1_loss",
+    "soft_margin_loss",
     "softmax",
+    "softmin",
+    "softplus",
+    "softsign",
     "tanh",
+    "threshold",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+    "unfold",
 ]

@@ -1,0 +1,194 @@
+"""Activations as functions.
+
+`inplace`: the result is written into the input, as by the forms that end in an underscore (and raises where these do).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp._engine import modes
+from ddp._tensor.arithmetic import convert
+from ddp._tensor.base import apply
+from ddp._tensor.core import Tensor
+from ddp._tensor.dtypes import is_float, parse
+from ddp._tensor.inplace import become
+from ddp._tensor.reductions import axis
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.ops import activation
+
+
+def _checked(input: Tensor, name: str) -> Tensor:
+    if not is_float(input.dtype):
+        raise DtypeError(f"{name}: expected a floating tensor, got {input.dtype}; convert it with float()")
+    return input
+
+
+def _curve(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> Tensor:
+    """An op that computes its derivative beside its value, where a gradient will be wanted."""
+    slope = modes.state.enabled and input.requires_grad
+    return _placed(op, input, inplace, slope=slope, **parameters)
+
+
+def _placed(op: Any, input: Tensor, inplace: bool, **parameters: Any) -> Tensor:
+    result = apply(op, (_checked(input, op.name),), **parameters)
+    return become(input, f"{op.name}_", result) if inplace else result
+
+
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    """max(input, 0). Raises: DtypeError for bool."""
+    return input.relu_() if inplace else input.relu()
+
+
+def relu_(input: Tensor) -> Tensor:
+    """relu, written into the input."""
+    return input.relu_()
+
+
+def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+    """input held within [0, 6]."""
+    return hardtanh(input, 0.0, 6.0, inplace)
+
+
+def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
+    """input held within [min_val, max_val]; no gradient at the bounds. Raises: ArgumentError if min_val > max_val."""
+    if min_val > max_val:
+        raise ArgumentError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
+    return _placed(activation.hardtanh, input, inplace, low=min_val, high=max_val)
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """input where it is positive, else negative_slope * input."""
+    return _placed(activation.leaky_relu, input, inplace, slope=negative_slope)
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """input where it is positive, else alpha * (exp(input) - 1). Source: Clevert et al. 2016, arXiv:1511.07289."""
+    return _curve(activation.elu, input, inplace, alpha=alpha)
+
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+def selu(input: Tensor, inplace: bool = False) -> Tensor:
+    """1.0507 * elu(input, 1.67326): means and variances stay. Source: Klambauer et al. 2017, arXiv:1706.02515."""
+    return _curve(activation.elu, input, inplace, alpha=_SELU_ALPHA, scale=_SELU_SCALE)
+
+
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """input where it is positive, else alpha * (exp(input / alpha) - 1). Source: Barron 2017, arXiv:1704.07483.
+
+    Raises: ArgumentError if alpha is 0.
+    """
+    if alpha == 0:
+        raise ArgumentError("celu: alpha is a divisor, and cannot be 0")
+    return _curve(activation.elu, input, inplace, alpha=alpha, input_scale=1 / alpha)
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": by tanh in place of erf.
+
+    float32 takes erf to 1e-7. Raises: ArgumentError for another `approximate`. Source: Hendrycks and Gimpel 2016,
+    arXiv:1606.08415.
+    """
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(f"gelu: approximate is 'none' or 'tanh', not {approximate!r}")
+    return _curve(activation.gelu, input, tanh=approximate == "tanh")
+
+
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * sigmoid(input). Source: Elfwing et al. 2017, arXiv:1702.03118."""
+    return _curve(activation.silu, input, inplace)
+
+
+def mish(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * tanh(softplus(input)). Source: Misra 2019, arXiv:1908.08681."""
+    return _curve(activation.mish, input, inplace)
+
+
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + exp(beta * input)) / beta; the input itself where beta * input > threshold."""
+    return _curve(activation.softplus, input, beta=beta, threshold=threshold)
+
+
+def softsign(input: Tensor) -> Tensor:
+    """input / (1 + |input|)."""
+    return _placed(activation.softsign, input, False)
+
+
+def logsigmoid(input: Tensor) -> Tensor:
+    """log(sigmoid(input)), without loss where sigmoid is small."""
+    return _curve(activation.logsigmoid, input)
+
+
+def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * relu6(input + 3) / 6. Source: Howard et al. 2019, arXiv:1905.02244."""
+    return _placed(activation.hardswish, input, inplace)
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """relu6(input + 3) / 6."""
+    return _placed(activation.hardsigmoid, input, inplace)
+
+
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
+    """input where it is above `threshold`, else `value`."""
+    return _placed(activation.threshold, input, inplace, threshold=threshold, value=value)
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """input where it is positive, else weight * input. weight: (), (1,), or (C,) for input (N, C, ...).
+
+    Raises: ShapeError, DtypeError.
+    """
+    if weight.dtype != _checked(input, "prelu").dtype:
+        raise DtypeError(f"prelu: input and weight need one dtype, got {input.dtype} and {weight.dtype}")
+    if weight.ndim > 1:
+        raise ShapeError(f"prelu: weight {tuple(weight.shape)}: expected () or (C,)")
+    if weight.numel() != 1:
+        channels = input.shape[1] if input.ndim > 1 else 1
+        if weight.numel() != channels:
+            raise ShapeError(
+                f"prelu: weight {tuple(weight.shape)} for input {tuple(input.shape)}: expected ({channels},)"
+            )
+        weight = weight.reshape(-1, *(1,) * (input.ndim - 2))
+    elif weight.ndim > input.ndim:
+        weight = weight.reshape(())
+    return apply(activation.prelu, (input, weight))
+
+
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """The first half along `dim` times the sigmoid of the second. Source: Dauphin et al. 2016, arXiv:1612.08083.
+
+    Raises: ShapeError for an odd size or a 0-d tensor; RangeError.
+    """
+    at = axis(_checked(input, "glu"), dim, "glu")
+    if not input.ndim or input.shape[at] % 2:
+        raise ShapeError(f"glu: shape {tuple(input.shape)}: expected an even size in dimension {dim}")
+    return apply(activation.glu, (input,), dim=at)
+
+
+def _of_dtype(input: Tensor, dtype: Any) -> Tensor:
+    return input if dtype is None else convert(input, parse(dtype))  # type: ignore[return-value]  # a tensor has the mixins
+
+
+def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+    """exp(input) / sum(exp(input)) along `dim`; without it along 0 for 0, 1 and 3 dimensions, else 1, as PyTorch does.
+
+    dtype: to compute in. _stacklevel: accepted, and ignored.
+    """
+    return _of_dtype(input, dtype).softmax(_implied(input) if dim is None else dim)
+
+
+def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+    """log(softmax(input, dim)), without loss of small probabilities."""
+    return _of_dtype(input, dtype).log_softmax(_implied(input) if dim is None else dim)
+
+
+def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+    """softmax(-input, dim)."""
+    return softmax(-input, dim, dtype=dtype)
+
+
+def _implied(input: Tensor) -> int:
+    return 0 if input.ndim in (0, 1, 3) else 1
