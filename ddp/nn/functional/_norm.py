@@ -10,8 +10,7 @@ from ddp._tensor.dtypes import is_float
 from ddp.errors import DtypeError, RangeError, ShapeError
 from ddp.ops import norm
 
-# The smallest step above 1, by dtype. Half types are normalised in float32.
-_EPSILON = {"float64": 2.0**-52}
+_EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised in float32
 
 
 def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:

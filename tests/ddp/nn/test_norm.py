@@ -1,0 +1,202 @@
+"""Normalisation layers against PyTorch: values, gradients, running statistics, state dicts, texts; and wrong use."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import nn
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.nn import functional as F
+from ddp.ops import lines, norm
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape) * 2 + 0.5
+
+
+LAYERS = [
+    ("BatchNorm1d", (3,), {}, (6, 3)),
+    ("BatchNorm1d", (3,), {}, (4, 3, 5)),
+    ("BatchNorm1d", (3,), {"affine": False, "momentum": 0.3}, (4, 3, 5)),
+    ("BatchNorm1d", (3,), {"bias": False}, (4, 3)),
+    ("BatchNorm1d", (600,), {}, (5, 600)),
+    ("BatchNorm2d", (3,), {}, (2, 3, 4, 5)),
+    ("BatchNorm2d", (3,), {"momentum": None, "eps": 0.1}, (2, 3, 4, 5)),
+    ("BatchNorm2d", (3,), {"track_running_stats": False}, (2, 3, 4, 5)),
+    ("BatchNorm2d", (2,), {}, (2, 2, 25, 25)),
+    ("LayerNorm", (4,), {}, (2, 3, 4)),
+    ("LayerNorm", ((3, 4),), {"eps": 0.1}, (2, 3, 4)),
+    ("LayerNorm", (4,), {"elementwise_affine": False}, (2, 4)),
+    ("LayerNorm", (4,), {"bias": False}, (2, 4)),
+    ("LayerNorm", (600,), {}, (3, 600)),
+    ("GroupNorm", (2, 4), {}, (3, 4)),
+    ("GroupNorm", (2, 4), {"affine": False}, (3, 4, 5)),
+    ("GroupNorm", (4, 4), {"bias": False}, (3, 4, 5, 2)),
+    ("InstanceNorm1d", (3,), {}, (2, 3, 5)),
+    ("InstanceNorm1d", (3,), {"affine": True}, (3, 5)),
+    ("InstanceNorm2d", (3,), {}, (2, 3, 4, 5)),
+    ("InstanceNorm2d", (3,), {"affine": True, "track_running_stats": True}, (2, 3, 4, 5)),
+    ("InstanceNorm2d", (3,), {}, (3, 4, 5)),
+    ("RMSNorm", (4,), {}, (2, 3, 4)),
+    ("RMSNorm", ((3, 4),), {"eps": 0.1}, (2, 3, 4)),
+    ("RMSNorm", (4,), {"elementwise_affine": False}, (2, 4)),
+    ("RMSNorm", (600,), {}, (3, 600)),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
+def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    ours, theirs = getattr(nn, name)(*args, **options).double(), getattr(torch.nn, name)(*args, **options).double()
+    assert repr(ours) == repr(theirs)
+    for i, p in enumerate(theirs.parameters()):
+        p.data = torch.tensor(numbers(*p.shape, seed=i))
+    assert [(n, v.shape) for n, v in ours.state_dict().items()] == [
+        (n, tuple(v.shape)) for n, v in theirs.state_dict().items()
+    ]
+    ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
+    for step in range(4):
+        if step == 3:
+            ours.eval()
+            theirs.eval()
+        x, expected_x = (t.tensor(numbers(*shape, seed=step), requires_grad=True) for t in (ddp, torch))
+        y, expected = ours(x), theirs(expected_x)
+        np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=1e-9, atol=1e-12)
+        g = numbers(*shape, seed=9)
+        y.backward(ddp.tensor(g))
+        expected.backward(torch.tensor(g))
+        np.testing.assert_allclose(x.grad.numpy(), expected_x.grad.numpy(), rtol=1e-9, atol=1e-12)
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), rtol=1e-9, atol=1e-12)
+        for (n, v), w in zip(ours.named_buffers(), theirs.buffers(), strict=True):
+            np.testing.assert_allclose(v.numpy(), w.numpy(), rtol=1e-10, err_msg=n)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("weights", ["float32", "half"])
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm", "batch_norm"])
+def test_half_types_are_normalised_in_float32(name: str, weights: str, dtype: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+    def run(t: Any) -> list[Any]:
+        kind = getattr(t, "float32" if weights == "float32" else dtype)
+        x = t.tensor(numbers(6, 64), dtype=t.float32).to(getattr(t, dtype)).requires_grad_()
+        w = t.tensor(numbers(64, seed=1), dtype=t.float32).to(kind).requires_grad_()
+        b = t.tensor(numbers(64, seed=2), dtype=t.float32).to(kind).requires_grad_()
+        f = t.nn.functional
+        y = {
+            "layer_norm": lambda: f.layer_norm(x, (64,), w, b),
+            "group_norm": lambda: f.group_norm(x, 4, w, b),
+            "batch_norm": lambda: f.batch_norm(x, t.zeros(64, dtype=kind), t.ones(64, dtype=kind), w, b, True),
+        }[name]()
+        assert y.dtype == x.dtype
+        y.backward(t.tensor(numbers(6, 64, seed=3), dtype=t.float32).to(x.dtype))
+        assert w.grad.dtype == w.dtype
+        return [np.array(v.detach().float().tolist()) for v in (y, x.grad, w.grad, b.grad)]
+
+    for ours, theirs in zip(run(ddp), run(torch), strict=True):
+        step = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
+        np.testing.assert_allclose(ours, theirs, rtol=2 * step, atol=8 * step)
+
+
+@pytest.mark.parametrize("n", [lines.LONG - 1, lines.LONG])
+@pytest.mark.parametrize("tile", [1, 1 << 12, 1 << 30])
+def test_tiles_and_ways_give_the_same(n: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, b = numbers(7, n), numbers(n, seed=1), numbers(n, seed=2)
+    monkeypatch.setitem(norm.TILES, "numpy", tile)
+    y = F.layer_norm(*(ddp.tensor(v) for v in (x,)), (n,), ddp.tensor(w), ddp.tensor(b)).numpy()
+    expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * w + b
+    np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_far_from_zero_keeps_its_digits() -> None:
+    x = numbers(4, 256)
+    far = ddp.tensor(x + 1000, dtype=ddp.float32)
+    exact = ddp.tensor(far.numpy().astype(np.float64))
+    for f in (
+        lambda x: F.layer_norm(x, (256,)),
+        lambda x: F.group_norm(x, 1),
+        lambda x: F.batch_norm(x, None, None, training=True),
+    ):
+        np.testing.assert_allclose(f(far).numpy(), f(exact).numpy(), atol=1e-3)
+
+
+def test_the_buffer_size_of_numpy_is_restored() -> None:
+    before = np.getbufsize()
+    with pytest.raises(ValueError, match="inside"), lines.long_rows(np, 1024):
+        assert np.getbufsize() < 1024
+        raise ValueError("inside")
+    assert np.getbufsize() == before
+
+
+def test_statistics_follow_the_dtype_and_the_state() -> None:
+    layer = nn.BatchNorm1d(2).half()
+    assert layer.running_mean.dtype == ddp.float16
+    assert layer.num_batches_tracked.dtype == ddp.int64
+    layer(ddp.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=ddp.float16))
+    assert layer.running_mean.dtype == ddp.float16
+    assert layer.num_batches_tracked.item() == 1
+    layer.reset_parameters()
+    assert (layer.running_mean.tolist(), layer.running_var.tolist()) == ([0.0, 0.0], [1.0, 1.0])
+    assert layer.num_batches_tracked.item() == 0
+
+
+def test_evaluation_moves_no_statistics() -> None:
+    layer = nn.BatchNorm1d(2).eval()
+    layer(ddp.ones(3, 2))
+    assert layer.running_mean.tolist() == [0.0, 0.0]
+    assert layer.num_batches_tracked.item() == 0
+
+
+def test_a_saved_input_that_changed_is_noticed() -> None:
+    x = ddp.ones(2, 3)
+    y = F.layer_norm(x, (3,), ddp.ones(3).requires_grad_())
+    x.add_(1)
+    with pytest.raises(ddp.errors.VersionError, match="layer_norm"):
+        y.sum().backward()
+
+
+def test_frozen_parts_get_no_gradient() -> None:
+    for layer, shape in ((nn.LayerNorm(3), (4, 3)), (nn.BatchNorm1d(3), (4, 3))):
+        layer.weight.requires_grad_(False)
+        layer(ddp.tensor(numbers(*shape), dtype=ddp.float32)).sum().backward()
+        assert layer.weight.grad is None
+        assert layer.bias.grad.tolist() == [4.0, 4.0, 4.0]
+
+
+REFUSED = [
+    (lambda: nn.BatchNorm2d(3)(ddp.ones(2, 3)), ShapeError, r"BatchNorm2d: expected 4-d input, got shape \(2, 3\)"),
+    (lambda: nn.BatchNorm1d(3)(ddp.ones(3)), ShapeError, "expected 2-d or 3-d input"),
+    (lambda: nn.BatchNorm1d(3)(ddp.ones(2, 4)), ShapeError, r"has 4 channels, got one of shape \(3,\)"),
+    (lambda: nn.BatchNorm1d(3)(ddp.ones(1, 3)), ShapeError, "one value a channel"),
+    (lambda: F.batch_norm(ddp.ones(2, 3), None, None), ArgumentError, "running_mean and running_var are needed"),
+    (lambda: F.layer_norm(ddp.ones(2, 3), (4,)), ShapeError, r"input \(2, 3\) does not end in normalized_shape \(4,\)"),
+    (lambda: F.layer_norm(ddp.ones(2, 3), (3,), ddp.ones(4)), ShapeError, r"weight or bias \(4,\)"),
+    (lambda: F.layer_norm(ddp.ones(2, 3).double(), (3,), ddp.ones(3)), DtypeError, "they need one dtype"),
+    (lambda: F.layer_norm(ddp.ones(2, 3, dtype=ddp.int64), (3,)), DtypeError, "floating"),
+    (lambda: F.group_norm(ddp.ones(2, 3), 2), ArgumentError, "2 groups do not divide the 3 channels"),
+    (lambda: F.group_norm(ddp.ones(1, 3), 3), ShapeError, "one value a group"),
+    (lambda: nn.GroupNorm(2, 3), ArgumentError, "do not divide"),
+    (lambda: F.instance_norm(ddp.ones(2, 3, 1)), ShapeError, "one position"),
+    (lambda: nn.InstanceNorm1d(3, affine=True)(ddp.ones(2, 4, 5)), ShapeError, "4 channels, not 3"),
+    (lambda: F.normalize(ddp.ones(3)), RangeError, "dim 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
+def test_refusals(call: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_nothing_warns() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(F.layer_norm(ddp.full((2, 3), float("inf")), (3,)).numpy()).all()
+        assert F.layer_norm(ddp.zeros(2, 0), (0,)).shape == (2, 0)
+        assert F.batch_norm(ddp.zeros(0, 3), ddp.zeros(3), ddp.ones(3), training=True).shape == (0, 3)
