@@ -134,18 +134,16 @@ def _others(array: Any) -> tuple[Callable[[Any], str], int]:
 
 def _floats(array: Any) -> tuple[Callable[[float], str], int]:
     """How floats are written, and how wide: whole numbers as `2.`, others with decimals, or all with an exponent."""
-    values = np.abs(array[np.isfinite(array) & (array != 0)].astype(np.float64))
-    low, high = (float(values.min()), float(values.max())) if values.size else (1.0, 1.0)
-    whole = bool((values == np.ceil(values)).all())
-    exponent = high > 1000 * low or high > 1e8 or (not whole and low < 1e-4)
-    style, point = (f".{_options.precision}e", "") if exponent else (".0f", ".") if whole else ("", "")
-    style = style or f".{_options.precision}f"
-    finite = array[np.isfinite(array) & (array != 0)].ravel().tolist()
-    width = max([len(format(value, style)) + len(point) for value in finite], default=1)
-    if _options.sci_mode is not None and _options.sci_mode != exponent:
-        style, point = (f".{_options.precision}e", "") if _options.sci_mode else (f".{_options.precision}f", "")
-        if not _options.sci_mode and whole:
-            style, point = ".0f", "."
+    values = array[np.isfinite(array) & (array != 0)].astype(np.float64)
+    sizes = np.abs(values)
+    low, high = (float(sizes.min()), float(sizes.max())) if sizes.size else (1.0, 1.0)
+    whole = bool((sizes == np.ceil(sizes)).all())
+    exponent = _options.sci_mode if sizes.size else False
+    if exponent is None:
+        exponent = high > 1000 * low or high > 1e8 or (not whole and low < 1e-4)
+    style = f".{_options.precision}e" if exponent else ".0f" if whole else f".{_options.precision}f"
+    point = "." if whole and not exponent else ""
+    width = max([len(format(value, style)) + len(point) for value in values.tolist()], default=1)
 
     def form(value: float) -> str:
         return (format(value, style) + (point if math.isfinite(value) else "")).rjust(width)

@@ -1,0 +1,209 @@
+"""What a tensor prints: PyTorch's text, with ddp. for torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._tensor import printing
+from ddp.errors import ArgumentError
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+
+@pytest.fixture(autouse=True)
+def defaults() -> Iterator[None]:
+    yield
+    ddp.set_printoptions(profile="default")
+    torch.set_printoptions(profile="default")
+
+
+RANDOM = np.random.default_rng(0)
+VALUES: dict[str, Any] = {
+    "fractions": [1.0, 2.5],
+    "whole": [1.0, -2.0, 30.0],
+    "zeros": [0.0, 0.0],
+    "negative zero": [-0.0, 1.5],
+    "0-d": 3.0,
+    "0-d fraction": 3.14159,
+    "0-d integer": 7,
+    "0-d bool": True,
+    "small": [1e-5, 1.0],
+    "large": [1e9, 1.0],
+    "large alone": [123456789.0],
+    "wide range": [0.001, 12.5],
+    "tiny alone": 1e-30,
+    "nan": [1.0, math.nan],
+    "nan alone": [math.nan],
+    "infinite": [math.inf, -math.inf, 0.5],
+    "infinite alone": [[math.inf], [0.0]],
+    "integers": [[1, -20], [300, 4]],
+    "bools": [True, False],
+    "matrix": RANDOM.standard_normal((3, 4)),
+    "cube": RANDOM.standard_normal((2, 3, 2)),
+    "four": np.arange(16).reshape(2, 2, 2, 2),
+    "wraps": RANDOM.standard_normal(40) * 10,
+    "integers wrap": np.arange(60),
+    "wide rows": np.arange(100.0).reshape(2, 50),
+    "long": np.arange(1001),
+    "long floats": RANDOM.standard_normal(2000),
+    "large matrix": RANDOM.standard_normal((50, 40)),
+    "large cube": np.arange(4000).reshape(10, 20, 20),
+    "tall": np.arange(2000).reshape(500, 4),
+    "flat": np.arange(2000).reshape(4, 500),
+    "thousand": np.arange(1000).reshape(40, 25),
+    "empty": [],
+    "empty matrix": np.zeros((0, 3)),
+    "empty integers": np.zeros((2, 0), np.int64),
+    "one column": RANDOM.standard_normal((4, 1)),
+    "bools in rows": RANDOM.random((3, 4)) > 0.5,
+    "mixed magnitudes": [[1e-4, 1.0], [999.0, 3.0]],
+    "exponents": [[1e-12, 1e12], [0.0, math.nan]],
+}
+
+
+def text(theirs: Any) -> str:
+    """PyTorch's text in our names; torch.float64 is longer, so that it may begin a new line where ours does not."""
+    return joined(str(theirs).replace("torch.", "ddp."))
+
+
+def joined(text: str) -> str:
+    return re.sub(r",\n +(?=dtype=)", ", ", text)
+
+
+def both(values: Any, dtype: str | None) -> tuple[ddp.Tensor, Any]:
+    return ddp.tensor(values, dtype=dtype), torch.tensor(values, dtype=None if dtype is None else getattr(torch, dtype))
+
+
+@pytest.mark.parametrize(
+    "dtype", [None, "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
+)
+@pytest.mark.parametrize("label", [f"[{label}]" for label in VALUES])
+def test_text_is_pytorchs(label: str, dtype: str | None) -> None:
+    values = VALUES[label[1:-1]]
+    if dtype in ("int64", "int32", "uint8", "bool") and np.asarray(values).dtype.kind != "i":
+        return
+    if dtype == "uint8":
+        values = np.abs(values) % 256
+    ours, expected = both(values, dtype)
+    assert joined(repr(ours)) == text(expected)
+    assert str(ours) == repr(ours)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"precision": 2},
+    {"precision": 8},
+    {"threshold": 10},
+    {"threshold": 10, "edgeitems": 1},
+    {"linewidth": 40},
+    {"sci_mode": True},
+    {"sci_mode": False},
+    {"profile": "short"},
+    {"profile": "full"},
+    {"profile": "short", "precision": 1},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options(options: dict[str, Any]) -> None:
+    ddp.set_printoptions(**options)
+    torch.set_printoptions(**options)
+    for label, values in VALUES.items():
+        ours, expected = both(values, None)
+        assert joined(repr(ours)) == text(expected), label
+
+
+def test_profiles() -> None:
+    ddp.set_printoptions(precision=2)
+    assert repr(ddp.tensor(1.23456)) == "tensor(1.23)"
+    ddp.set_printoptions(edgeitems=2)
+    assert repr(ddp.tensor(1.23456)) == "tensor(1.23)"
+    ddp.set_printoptions(profile="default")
+    assert repr(ddp.tensor(1.23456)) == "tensor(1.2346)"
+    assert printing._options == printing._PROFILES["default"]
+    with pytest.raises(ArgumentError, match="default, short, full"):
+        ddp.set_printoptions(profile="long")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda t: t.ones(1, requires_grad=True), "tensor([1.], requires_grad=True)"),
+        (lambda t: t.ones(1, requires_grad=True) * 2, "tensor([2.], grad_fn=<MulBackward0>)"),
+        (lambda t: t.ones(2, requires_grad=True).sum(), "tensor(2., grad_fn=<SumBackward0>)"),
+        (lambda t: t.nn.Parameter(t.ones(1)), "Parameter containing:\ntensor([1.], requires_grad=True)"),
+        (lambda t: t.zeros(0, 3, requires_grad=True), "tensor([], size=(0, 3), requires_grad=True)"),
+        (
+            lambda t: t.arange(13.0, requires_grad=True),
+            "tensor([ 0.,  1.,  2.,  3.,  4.,  5.,  6.,  7.,  8.,  9., 10., 11., 12.],\n       requires_grad=True)",
+        ),
+    ],
+)
+def test_notes(make: Any, text: str) -> None:
+    assert repr(make(ddp)) == repr(make(torch)) == text
+
+
+def test_devices_are_named() -> None:
+    x = ddp.ones(2)
+    x._device = type("device", (), {"xp": np, "type": "cuda", "__str__": lambda self: "cuda:1"})()  # as if
+    assert repr(x) == "tensor([1., 1.], device='cuda:1')"
+
+
+def test_sizes() -> None:
+    shape = ddp.zeros(2, 3).shape
+    assert isinstance(shape, ddp.Size)
+    assert isinstance(ddp.zeros(2, 3).size(), ddp.Size)
+    assert shape == (2, 3)
+    assert shape.numel() == 6
+    assert ddp.Size().numel() == torch.Size().numel() == 1
+    assert str(shape) == repr(shape) == repr(torch.Size([2, 3])).replace("torch", "ddp") == "ddp.Size([2, 3])"
+    assert f"{shape}" == "(2, 3)"
+    a, *rest = shape
+    assert (a, rest, shape[-1], shape[1:]) == (2, [3], 3, (3,))
+
+
+def test_formats() -> None:
+    for t in (ddp, torch):
+        assert f"{t.tensor(1.5)}" == "1.5"
+        assert f"{t.tensor(1.5):.2f} {t.tensor(3):03d}" == "1.50 003"
+        assert f"{t.tensor([1.5])}" == "tensor([1.5000])"
+        with pytest.raises(TypeError, match="unsupported format"):
+            f"{t.tensor([1.5]):.2f}"
+
+
+def test_grad_fn() -> None:
+    x = ddp.ones(2, requires_grad=True)
+    y = (x * 2).log_softmax(0)
+    assert x.grad_fn is None
+    assert ddp.ones(2).grad_fn is None
+    assert y.grad_fn is not None
+    assert y.grad_fn.name() == "LogSoftmaxBackward0"
+    assert repr(y.grad_fn).startswith("<LogSoftmaxBackward0 object at 0x")
+    assert y.grad_fn == y.grad_fn
+    assert hash(y.grad_fn) == hash(y.grad_fn)
+    ((before, index),) = y.grad_fn.next_functions
+    assert before is not None
+    assert (before.name(), index) == ("MulBackward0", 0)
+    assert [fn and fn.name() for fn, _ in before.next_functions] == ["AccumulateGrad", None]
+    assert before.next_functions[0][0].next_functions == ()  # type: ignore[union-attr]
+    y.sum().backward()
+    assert y.grad_fn.next_functions == ()
+
+
+def test_grad_fn_of_a_function() -> None:
+    class Double(ddp.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: ddp.Tensor) -> ddp.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: ddp.Tensor) -> ddp.Tensor:
+            return g * 2
+
+    assert repr(Double.apply(ddp.ones(1, requires_grad=True))) == "tensor([2.], grad_fn=<DoubleBackward>)"
