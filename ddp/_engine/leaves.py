@@ -26,11 +26,22 @@ class Slot:
 
     def accumulate(self, g: Array) -> None:
         """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
-        if self.full:
+        if g is self.buffer:  # computed where it belongs: see `target`
+            assert not self.full
+            self.full = True
+        elif self.full:
             assert g.shape == self.shape, f"gradient of shape {g.shape} for a leaf of shape {self.shape}"
             self.xp.add(self.buffer, g, out=self.buffer, casting="same_kind")
         else:
             self.set(g)
+
+    def target(self) -> Array | None:
+        """Where the next gradient may be computed, so that accumulating it copies nothing; None if one is there."""
+        if self.full:
+            return None
+        if self.buffer is None:
+            self.buffer = self.xp.empty(self.shape, self.dtype)
+        return self.buffer
 
     def set(self, array: Array) -> None:
         """Copies `array` (the leaf's shape) in, cast to the leaf's dtype; never keeps a reference to it."""

@@ -35,6 +35,8 @@ class Differentiable(Protocol):
     @property
     def saves(self) -> tuple[str, ...]: ...
     @property
+    def into(self) -> bool: ...
+    @property
     def backward(self) -> Callable[..., Sequence[Any]]: ...
 
 
@@ -102,13 +104,18 @@ class Node:
                     f"place and is now at version {counter.count}; use the out-of-place form, or clone() it before"
                 )
 
-    def run(self, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
-        """The gradients of the inputs, None where `needs` is False. Raises: VersionError; what the op raises."""
+    def run(self, g: Any, needs: tuple[bool, ...], outs: Sequence[Any] | None = None) -> Sequence[Any]:
+        """The gradients of the inputs, None where `needs` is False. Raises: VersionError; what the op raises.
+
+        outs: for ops that can write gradients into given arrays, those of the inputs' leaves
+        """
         if self.attached is not None and self.attached.recall is not None:
             self.attached.recall()
         if self.versions:
             self.check_versions()
-        return self.op.backward(self.xp, g, needs, self.saved, self.residual)
+        if outs is None:
+            return self.op.backward(self.xp, g, needs, self.saved, self.residual)
+        return self.op.backward(self.xp, g, needs, self.saved, self.residual, outs)
 
     def free(self) -> None:
         """Lets go of everything, so that memory falls while backward still runs."""
@@ -137,6 +144,7 @@ class _Through:
     """The op of a port."""
 
     saves: tuple[str, ...] = ()
+    into = False
 
     def __init__(self, name: str) -> None:
         self.name = name

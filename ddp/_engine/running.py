@@ -141,10 +141,10 @@ def _run(
     ready: list[tuple[int, Node]] = []
 
     def deliver(edge: Edge, g: Any) -> None:
-        if type(g) is Part:
-            incoming.setdefault(edge, [None] * cast(Joint, edge).outputs)[g.at] = g.g
-        elif g is not None:
-            if sinks is None and isinstance(edge, Leaf) and not edge.hooks:
+        if g is not None:
+            if type(g) is Part:
+                incoming.setdefault(edge, [None] * cast(Joint, edge).outputs)[g.at] = g.g
+            elif sinks is None and type(edge) is Leaf and not edge.hooks:
                 edge.slot.accumulate(g)
             elif (before := incoming.get(edge)) is None:
                 # Borrowed: it may be broadcast, read-only, or somebody else's.
@@ -155,9 +155,13 @@ def _run(
             else:
                 incoming[edge] = before + g
                 owned.add(edge)
-        pending[edge] -= 1
-        if not pending[edge]:
-            del pending[edge]  # no reference may outlive the node's turn
+        if (left := pending[edge] - 1) > 0:
+            pending[edge] = left
+            return
+        del pending[edge]  # no reference may outlive the node's turn
+        if sinks is None and type(edge) is Node and edge.attached is None:
+            heappush(ready, (-edge.number, edge))
+        else:
             complete(edge)
 
     def complete(edge: Edge) -> None:
@@ -181,7 +185,7 @@ def _run(
             if (g := incoming.pop(edge, None)) is not None:
                 owned.discard(edge)
                 edge.slot.accumulate(g)
-            if edge.slot.full:
+            if edge.after and edge.slot.full:
                 for after in [*edge.after]:
                     after()
             if (watcher := watching.get(edge)) is not None:
@@ -190,18 +194,23 @@ def _run(
     for root, g in zip(roots, grads, strict=True):
         if leading is None or root in leading[0]:
             deliver(root, g)
+    anomaly = state.anomaly
     while ready:
         node = heappop(ready)[1]
         edges = node.edges
         assert edges is not None
         g = incoming.pop(node, None)
         owned.discard(node)
-        needs = node.needs
-        if leading is not None:
-            needs = tuple([need and edge in leading[0] for need, edge in zip(needs, edges, strict=True)])
-        # Nothing came: every use gave None, and None is what its inputs get.
-        results: Sequence[Any] = node.run(g, needs) if g is not None else (None,) * len(edges)
-        if state.anomaly:
+        results: Sequence[Any]
+        if g is None:  # every use gave None, and None is what its inputs get
+            results = (None,) * len(edges)
+        elif leading is not None:
+            results = node.run(g, tuple([n and e in leading[0] for n, e in zip(node.needs, edges, strict=True)]))
+        elif node.op.into:
+            results = node.run(g, node.needs, [_target(edge, edges) for edge in edges])
+        else:
+            results = node.run(g, node.needs)
+        if anomaly:
             check_gradients(node, results)
         if not retain_graph:
             node.free()
@@ -211,6 +220,11 @@ def _run(
                 deliver(edge, result)
         del results, edges, node
         # `edge` and `result` are overwritten at the next node; they hold at most one gradient.
+
+
+def _target(edge: Edge | None, edges: Sequence[Edge | None]) -> Array | None:
+    """Where a gradient may be written that goes to `edge`, once, and before any other."""
+    return edge.slot.target() if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1 else None
 
 
 def _hooks(edge: Edge) -> Sequence[Hook]:

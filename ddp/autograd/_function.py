@@ -61,6 +61,7 @@ class _Backward:
     """The op of one Function, as the engine sees it."""
 
     saves: tuple[str, ...] = ()
+    into = False
 
     def __init__(self, function: type[Function]) -> None:
         self.function = function

@@ -37,20 +37,25 @@ class Op:
     saves: what backward reads, by name ("out" is the result): a tuple if every gradient reads all of it, or a mapping
         from the input whose gradient is wanted to what that one reads, so that a frozen input costs no memory.
     view: the result may share the first input's memory, and no number changes.
+    into: the backward takes one more argument, `outs`: for each input None, or an array of the input's shape and dtype to
+        write its gradient into, and to return, so that a parameter's gradient is computed where it is kept. It need not.
     native: the forward knows bfloat16; others compute it in float32, and the result is rounded.
     """
 
-    __slots__ = ("_plans", "_reads", "_widened", "backward", "forward", "inputs", "name", "native", "saves", "view")
+    __slots__ = (
+        *("_plans", "_reads", "_widened", "backward", "forward", "inputs", "into", "name", "native", "saves", "view"),
+    )
 
     def __init__(
         self,
         name: str,
         forward: Callable[..., tuple[Array, Any]],
-        backward: Callable[[Any, Array, Needs, Saved, Any], Gradients],
+        backward: Callable[..., Gradients],
         *,
         inputs: tuple[str, ...],
         saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
         view: bool = False,
+        into: bool = False,
         native: bool = False,
     ) -> None:
         assert name not in OPS, name
@@ -61,6 +66,7 @@ class Op:
         self._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(inputs, saves)
         self.saves = tuple(dict.fromkeys(value for values in self._reads.values() for value in values))
         self.view = view
+        self.into = into
         self.native = native or view
         self._widened: Widened | None = None
         self._plans: dict[Needs, tuple[int | None, ...]] = {}
@@ -97,10 +103,13 @@ class Widened:
     NumPy and CuPy know bfloat16 as storage: their loops over it are slow, and their products do not take it.
     """
 
+    into = False
+
     def __init__(self, op: Op) -> None:
         self.name, self.saves = op.name, op.saves
         self._forward = op.forward
         self._backward = op.backward
+        self._outs = ((None,) * len(op.inputs),) if op.into else ()
 
     def forward(self, xp: Any, *inputs: Any, **parameters: Any) -> tuple[Any, Any]:
         out, residual = self._forward(xp, *[widen(x) for x in inputs], **parameters)
@@ -110,7 +119,7 @@ class Widened:
     def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         inner, narrow = residual
         wide = [widen(each) for each in g] if isinstance(g, list) else widen(g)
-        results = self._backward(xp, wide, needs, [widen(x) for x in saved], inner)
+        results = self._backward(xp, wide, needs, [widen(x) for x in saved], inner, *self._outs)
         if narrow is None:  # the forward moved data, and did not come by here
             return [_narrow(dx) for dx in results]
         # A float32 weight beside a bfloat16 input keeps its float32 gradient.
