@@ -13,7 +13,7 @@ from ddp.nn._module import Module, Parameter
 
 
 class _ChannelNorm(Module):
-    """Parameters and running statistics, (C,) each; the statistics are buffers, as is how many batches they have seen."""
+    """Parameters and running statistics, (C,) each; these are buffers, as is how many batches they have seen."""
 
     ranks: tuple[int, ...]  # numbers of dimensions that an input may have
 

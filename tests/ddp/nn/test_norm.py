@@ -128,7 +128,7 @@ def test_far_from_zero_keeps_its_digits() -> None:
 
 def test_the_buffer_size_of_numpy_is_restored() -> None:
     before = np.getbufsize()
-    with pytest.raises(ValueError, match="inside"), lines.long_rows(np, 1024):
+    with pytest.raises(ValueError, match="inside"), lines.long_rows(np, 1024):  # noqa: PT012
         assert np.getbufsize() < 1024
         raise ValueError("inside")
     assert np.getbufsize() == before
