@@ -32,6 +32,7 @@ from ddp.nn._activation import (
 )
 from ddp.nn._container import Sequential
 from ddp.nn._conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from ddp.nn._embedding import Embedding
 from ddp.nn._linear import (
     Bilinear,
     Identity,
@@ -95,6 +96,7 @@ __all__ = [
     "Dropout1d",
     "Dropout2d",
     "ELU",
+    "Embedding",
     "Flatten",
     "Fold",
     "GELU",

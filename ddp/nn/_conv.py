@@ -3,51 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty
-from ddp.errors import ArgumentError
+from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import functional
 from ddp.nn._linear import reset_affine
 from ddp.nn._module import Module, Parameter
-from ddp.nn.functional._check import pair
+from ddp.nn.functional._check import Size, numbers
 
-Size = int | Sequence[int]
+FRAMES = ("reflect", "replicate", "circular")
 
 
-class Conv2d(Module):
-    """Convolution over images. input: (N, in_channels, H, W); returns (N, out_channels, OH, OW), see functional.conv2d.
+class _Convolution(Module):
+    """What all have: sizes per dimension, weight and bias."""
 
-    weight: (out_channels, in_channels/groups, KH, KW); bias: (out_channels,).
-
-    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
-    """
+    dims: ClassVar[int]
+    transposed: ClassVar[bool] = False
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel_size: Size,
-        stride: Size = 1,
-        padding: Size = 0,
-        dilation: Size = 1,
-        groups: int = 1,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        stride: Size,
+        padding: Size | str,
+        output_padding: Size,
+        dilation: Size,
+        groups: int,
+        bias: bool,
+        padding_mode: str,
+        device: Any,
+        dtype: Any,
     ) -> None:
         super().__init__()
+        name = type(self).__name__
         if groups < 1 or in_channels % groups or out_channels % groups:
-            raise ArgumentError(f"Conv2d: groups {groups} does not divide {in_channels} and {out_channels} channels")
+            raise ArgumentError(f"{name}: groups {groups} does not divide {in_channels} and {out_channels} channels")
+        if isinstance(padding, str) and padding not in ("valid", "same"):
+            raise ArgumentError(f"{name}: padding is a number, 'valid' or 'same', not {padding!r}")
+        if padding_mode not in ("zeros",) if self.transposed else padding_mode not in ("zeros", *FRAMES):
+            raise ArgumentError(f"{name}: padding_mode {padding_mode!r} is not supported")
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_size = pair(kernel_size, "kernel_size")
-        self.stride = pair(stride, "stride")
-        self.padding = pair(padding, "padding")
-        self.dilation = pair(dilation, "dilation")
+        self.kernel_size = numbers(kernel_size, self.dims, "kernel_size")
+        self.stride = numbers(stride, self.dims, "stride")
+        if padding == "same" and max(self.stride) > 1:
+            raise ArgumentError(f"{name}: padding='same' needs stride 1, got {self.stride}")
+        self.padding: Any = padding if isinstance(padding, str) else numbers(padding, self.dims, "padding")
+        self.dilation = numbers(dilation, self.dims, "dilation")
+        self.output_padding = numbers(output_padding, self.dims, "output_padding")
         self.groups = groups
-        shape = (out_channels, in_channels // groups, *self.kernel_size)
+        self.padding_mode = padding_mode
+        first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        shape = (first, second // groups, *self.kernel_size)
         self.weight = Parameter(empty(shape, device=device, dtype=dtype))
         self.register_parameter("bias", Parameter(empty(out_channels, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
@@ -56,16 +66,157 @@ class Conv2d(Module):
         """Draws weight and bias anew."""
         reset_affine(self.weight, self.bias)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, H, W) or (C, H, W)."""
-        return functional.conv2d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
-
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if self.padding != (0, 0):
+        zeros, ones = (0,) * self.dims, (1,) * self.dims
+        if self.padding != zeros:
             text += f", padding={self.padding}"
-        if self.dilation != (1, 1):
+        if self.dilation != ones:
             text += f", dilation={self.dilation}"
+        if self.output_padding != zeros:
+            text += f", output_padding={self.output_padding}"
         if self.groups != 1:
             text += f", groups={self.groups}"
-        return text if self.bias is not None else f"{text}, bias=False"
+        if self.bias is None:
+            text += ", bias=False"
+        return text if self.padding_mode == "zeros" else f"{text}, padding_mode={self.padding_mode}"
+
+    def framed(self, input: Tensor) -> tuple[Tensor, tuple[int, ...] | str]:
+        """`input` in its frame, and what padding is left to do."""
+        if self.padding_mode == "zeros":
+            return input, self.padding
+        widths: list[int] = []
+        for axis in reversed(range(self.dims)):
+            if isinstance(self.padding, str):
+                total = self.dilation[axis] * (self.kernel_size[axis] - 1) if self.padding == "same" else 0
+                widths += total // 2, total - total // 2
+            else:
+                widths += self.padding[axis], self.padding[axis]
+        return functional.pad(input, widths, mode=self.padding_mode), (0,) * self.dims
+
+
+class _Forward(_Convolution):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        steps = kernel_size, stride, padding, 0, dilation
+        super().__init__(in_channels, out_channels, *steps, groups, bias, padding_mode, device, dtype)
+
+
+class Conv1d(_Forward):
+    """Convolution along lines. input: (N, in_channels, L); returns (N, out_channels, OL), see functional.conv1d.
+
+    weight: (out_channels, in_channels/groups, K); bias: (out_channels,). padding: a number, "valid" or "same";
+    padding_mode: "zeros", "reflect", "replicate" or "circular".
+
+    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    """
+
+    dims = 1
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, L) or (C, L)."""
+        input, padding = self.framed(input)
+        return functional.conv1d(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
+class Conv2d(_Forward):
+    """Convolution over images. input: (N, in_channels, H, W); returns (N, out_channels, OH, OW), see functional.conv2d.
+
+    weight: (out_channels, in_channels/groups, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
+    padding_mode: "zeros", "reflect", "replicate" or "circular".
+
+    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    """
+
+    dims = 2
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, H, W) or (C, H, W)."""
+        input, padding = self.framed(input)
+        return functional.conv2d(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
+class _Transposed(_Convolution):
+    transposed = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        steps = kernel_size, stride, padding, output_padding, dilation
+        super().__init__(in_channels, out_channels, *steps, groups, bias, padding_mode, device, dtype)
+
+    def extra(self, input: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
+        """The output_padding that gives `output_size`. Raises: ShapeError if none does."""
+        if output_size is None:
+            return self.output_padding
+        wanted = tuple(output_size)[-self.dims :]
+        steps = self.stride, self.padding, self.dilation, self.kernel_size
+        least = tuple(
+            (n - 1) * s - 2 * p + d * (k - 1) + 1
+            for n, s, p, d, k in zip(input.shape[-self.dims :], *steps, strict=True)
+        )
+        most = tuple(n + s - 1 for n, s in zip(least, self.stride, strict=True))
+        if len(output_size) < self.dims or any(not a <= n <= b for a, n, b in zip(least, wanted, most, strict=True)):
+            raise ShapeError(
+                f"{type(self).__name__}: output_size {tuple(output_size)} for input {tuple(input.shape)}: "
+                f"expected {least} to {most}"
+            )
+        return tuple(n - a for a, n in zip(least, wanted, strict=True))
+
+
+class ConvTranspose1d(_Transposed):
+    """The transpose of Conv1d. input: (N, in_channels, L); returns (N, out_channels, OL), see conv_transpose1d.
+
+    weight: (in_channels, out_channels/groups, K); bias: (out_channels,).
+
+    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    """
+
+    dims = 1
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """input: (N, C, L) or (C, L). output_size: (..., OL), instead of output_padding."""
+        extra = self.extra(input, output_size)
+        steps = self.stride, self.padding, extra, self.groups, self.dilation
+        return functional.conv_transpose1d(input, self.weight, self.bias, *steps)
+
+
+class ConvTranspose2d(_Transposed):
+    """The transpose of Conv2d. input: (N, in_channels, H, W); returns (N, out_channels, OH, OW), see conv_transpose2d.
+
+    weight: (in_channels, out_channels/groups, KH, KW); bias: (out_channels,).
+
+    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    """
+
+    dims = 2
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """input: (N, C, H, W) or (C, H, W). output_size: (..., OH, OW), instead of output_padding."""
+        extra = self.extra(input, output_size)
+        steps = self.stride, self.padding, extra, self.groups, self.dilation
+        return functional.conv_transpose2d(input, self.weight, self.bias, *steps)

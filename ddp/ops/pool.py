@@ -2,65 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, select
-from ddp.ops.conv import Pair, output_size
+from ddp.ops._op import BITS, Array, Gradients, Needs, Op, Saved, select
+from ddp.ops.windows import Walk, frame, samples
 
 
-def _shifts(out: Pair, kernel: Pair, stride: Pair, dilation: Pair) -> Iterator[tuple[Any, ...]]:
-    """For each kernel element, in reading order, the index of what it sees in a framed (N, C, H, W)."""
-    (oh, ow), (sh, sw), (dh, dw) = out, stride, dilation
-    for i in range(kernel[0]):
-        rows = slice(i * dh, i * dh + sh * (oh - 1) + 1, sh)
-        for j in range(kernel[1]):
-            yield ..., rows, slice(j * dw, j * dw + sw * (ow - 1) + 1, sw)
+def _lowest(xp: Any, dtype: Any) -> Any:
+    return -xp.inf if dtype.kind == "f" else xp.iinfo(dtype).min
 
 
-def _frame(xp: Any, x: Array, padding: Pair, value: float) -> Array:
-    """x: (N, C, H, W) in a frame of `value`."""
-    ph, pw = padding
-    if not (ph or pw):
-        return x
-    n, c, h, w = x.shape
-    framed = xp.full((n, c, h + 2 * ph, w + 2 * pw), value, x.dtype)
-    framed[:, :, ph : ph + h, pw : pw + w] = x
-    return framed
+# z = max of x under the window;  dx = g at the first element that equals it, at the last nan (as PyTorch has it)
+def _max_pool2d(xp: Any, x: Array, walk: Walk) -> tuple[Array, Any]:
+    framed = frame(xp, x, walk, _lowest(xp, x.dtype))
+    seen = [framed[..., rows, columns] for rows, columns in walk.shifts()]
+    top = xp.empty((*x.shape[:2], *walk.out), x.dtype)
+    xp.maximum(seen[0], seen[min(1, len(seen) - 1)], out=top)
+    for each in seen[2:]:
+        xp.maximum(top, each, out=top)
+    return top, walk
 
 
-# z = max of x under the kernel;  dx = g at the first element that equals it, at the last nan (as PyTorch has it)
-def _max_pool2d(xp: Any, x: Array, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> tuple[Array, Any]:
-    out = (
-        output_size(x.shape[2], kernel[0], stride[0], padding[0], dilation[0]),
-        output_size(x.shape[3], kernel[1], stride[1], padding[1], dilation[1]),
-    )
-    framed = _frame(xp, x, padding, -xp.inf if x.dtype.kind == "f" else xp.iinfo(x.dtype).min)
-    shifts = list(_shifts(out, kernel, stride, dilation))
-    top = framed[shifts[0]].copy()
-    for shift in shifts[1:]:
-        xp.maximum(top, framed[shift], out=top)
-    return top, (shifts, padding)
+def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: Any) -> Gradients:
+    x, out = saved
+    dx = xp.empty(x.shape, x.dtype)
+    for tile in samples(xp, len(x), dx[:1].nbytes):
+        if walk.framed == walk.image:
+            back = dx[tile]
+            if not walk.even:
+                back[...] = 0
+            _hand_out(xp, g[tile], x[tile], out[tile], walk, back)
+        else:
+            back = xp.zeros((*dx[tile].shape[:2], *walk.framed), x.dtype)
+            _hand_out(xp, g[tile], x[tile], out[tile], walk, back)
+            dx[tile] = back[..., walk.inside[0], walk.inside[1]]
+    return (dx,)
 
 
-def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    (x, out), (shifts, (ph, pw)) = saved, residual
-    framed = _frame(xp, x, (ph, pw), xp.nan)  # which equals nothing: a window of -inf must not find the frame
-    dx = xp.zeros(framed.shape, x.dtype)
-    free = xp.ones(out.shape, bool)  # windows whose gradient has not gone anywhere yet
-    for shift in shifts:
-        hit = framed[shift] == out
-        hit &= free
-        free ^= hit
-        dx[shift] += select(xp, hit, g)
-    if free.any():  # windows whose maximum is nan
-        framed = _frame(xp, x, (ph, pw), 0)
-        for shift in reversed(shifts):
-            hit = xp.isnan(framed[shift])
-            hit &= free
-            free ^= hit
-            dx[shift] += select(xp, hit, g)
-    return (dx[:, :, ph : ph + x.shape[2], pw : pw + x.shape[3]],)
+def _hand_out(xp: Any, g: Array, x: Array, top: Array, walk: Walk, back: Array) -> None:
+    # By the bits of g as integers, as `select` does it: `rest` is what has not gone anywhere yet.
+    rest = xp.array(g, order="C").view(BITS[g.dtype.itemsize])
+    framed = frame(xp, x, walk, xp.nan)  # which equals nothing: a window of -inf must not find the frame
+    for rows, columns in walk.shifts():
+        part = rest * (framed[..., rows, columns] == top)
+        rest ^= part
+        if walk.even:
+            back[..., rows, columns] = part.view(g.dtype)
+        else:
+            back[..., rows, columns] += part.view(g.dtype)
+    if rest.any():  # windows whose maximum is nan
+        framed = frame(xp, x, walk, 0)
+        for rows, columns in reversed(list(walk.shifts())):
+            part = rest * xp.isnan(framed[..., rows, columns])
+            rest ^= part
+            back[..., rows, columns] += part.view(g.dtype)
 
 
 max_pool2d = Op("max_pool2d", _max_pool2d, _max_pool2d_backward, inputs=("x",), saves=("x", "out"))
+
+
+# z = max of x under the window, and where in (H, W) it lies, as one number;  dx = g there
+def _max_pool2d_with_indices(xp: Any, x: Array, walk: Walk) -> tuple[tuple[Array, Array], Any]:
+    framed = frame(xp, x, walk, _lowest(xp, x.dtype))
+    lines, across = (xp.arange(n) * s - p for n, s, p in zip(walk.out, walk.stride, walk.padding, strict=True))
+    top = xp.full((*x.shape[:2], *walk.out), _lowest(xp, x.dtype), x.dtype)
+    which = xp.full(top.shape, -1, "int32")  # the kernel's element; none yet
+    index = xp.zeros(top.shape, "int64")
+    for element, (rows, columns) in enumerate(walk.shifts()):
+        value = framed[..., rows, columns]
+        i, j = (k * d for k, d in zip(divmod(element, walk.kernel[1]), walk.dilation, strict=True))
+        better = (value > top) | (which < 0)
+        if x.dtype.kind == "f":
+            better |= xp.isnan(value)
+        p, q = (lines + i)[:, None], across + j
+        better &= (p >= 0) & (p < walk.image[0]) & (q >= 0) & (q < walk.image[1])  # the frame is not the image
+        top = xp.where(better, value, top)
+        which = xp.where(better, element, which).astype("int32", copy=False)
+        index = xp.where(better, p * walk.image[1] + q, index)
+    return (top, index), (which, walk)
+
+
+def _max_pool2d_with_indices_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    (g, _), (which, walk) = g, residual
+    back = xp.zeros((*g.shape[:2], *walk.framed), g.dtype)
+    for element, (rows, columns) in enumerate(walk.shifts()):
+        back[..., rows, columns] += select(xp, which == element, g)
+    return (back[..., walk.inside[0], walk.inside[1]],)
+
+
+max_pool2d_with_indices = Op(
+    "max_pool2d_with_indices", _max_pool2d_with_indices, _max_pool2d_with_indices_backward, inputs=("x",)
+)

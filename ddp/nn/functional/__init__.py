@@ -32,6 +32,7 @@ from ddp.nn.functional._dropout import (
     dropout1d,
     dropout2d,
 )
+from ddp.nn.functional._embedding import embedding
 from ddp.nn.functional._linear import (
     bilinear,
     linear,
@@ -73,6 +74,7 @@ from ddp.nn.functional._regression import (
     smooth_l1_loss,
 )
 from ddp.nn.functional._resize import interpolate
+from ddp.nn.functional._sparse import one_hot
 from ddp.nn.functional._vision import pad
 
 __all__ = [
@@ -96,6 +98,7 @@ __all__ = [
     "dropout1d",
     "dropout2d",
     "elu",
+    "embedding",
     "fold",
     "gaussian_nll_loss",
     "gelu",
@@ -122,6 +125,7 @@ __all__ = [
     "mse_loss",
     "nll_loss",
     "normalize",
+    "one_hot",
     "pad",
     "pairwise_distance",
     "pixel_shuffle",

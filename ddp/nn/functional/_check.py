@@ -7,16 +7,26 @@ from typing import Any
 
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from ddp.ops import conv
+from ddp.ops.windows import Pair, Walk, output_size
+
+Size = int | Sequence[int]
 
 
-def pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
+def pair(value: Size, name: str) -> Pair:
     """(value, value) for a number, else the two of a sequence. Raises: ArgumentError for any other length."""
-    if isinstance(value, int):
-        return value, value
-    if len(value) != 2:
-        raise ArgumentError(f"{name}: expected one number or two, got {value}")
-    return value[0], value[1]
+    h, w = numbers(value, 2, name)
+    return h, w
+
+
+def numbers(value: Size, n: int, name: str) -> tuple[int, ...]:
+    """`n` times the number, else the `n` of a sequence. Raises: ArgumentError for any other length."""
+    if not isinstance(value, Sequence):
+        return (value,) * n
+    if len(value) == 1:
+        return (value[0],) * n
+    if len(value) != n:
+        raise ArgumentError(f"{name}: expected one number or {n}, got {tuple(value)}")
+    return tuple(value)
 
 
 def one_dtype(name: str, *tensors: Tensor | None) -> None:
@@ -26,15 +36,14 @@ def one_dtype(name: str, *tensors: Tensor | None) -> None:
         raise DtypeError(f"{name}: input, weight and bias need one dtype, got {', '.join(map(str, dtypes))}")
 
 
-def window(name: str, input: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    """stride, padding and dilation as pairs, if the window fits. Raises: ArgumentError, ShapeError."""
-    steps = stride, padding, dilation = pair(stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation")
+def walk(name: str, image: Pair, kernel: Pair, stride: Any, padding: Any, dilation: Any, ceil: bool = False) -> Walk:
+    """How the window walks over the image, if it fits. Raises: ArgumentError, ShapeError."""
+    stride, padding, dilation = pair(stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation")
     if min(*stride, *dilation, *kernel) < 1 or min(padding) < 0:
         raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {dilation=}")
-    for i in range(2):
-        if conv.output_size(input.shape[2 + i], kernel[i], stride[i], padding[i], dilation[i]) < 1:
-            raise ShapeError(
-                f"{name}: kernel {kernel} with dilation {dilation} does not fit input {input.shape} "
-                f"with padding {padding}"
-            )
-    return steps
+    h, w = (output_size(*each, ceil) for each in zip(image, kernel, stride, padding, dilation, strict=True))
+    if h < 1 or w < 1:
+        raise ShapeError(
+            f"{name}: kernel {kernel} with dilation {dilation} does not fit images of {image} with padding {padding}"
+        )
+    return Walk(image, kernel, stride, padding, dilation, (h, w))
