@@ -20,6 +20,8 @@ def test_forms_and_repr() -> None:
     assert str(ddp.device("cuda:1")) == "cuda:1"
     assert (ddp.device("cuda:1").type, ddp.device("cuda:1").index) == ("cuda", 1)
     assert ddp.device("cuda").index is None
+    assert ddp.device(1) is ddp.device("cuda:1")
+    assert ddp.device("cpu:0") is ddp.device("cpu", 0) is ddp.device("cpu")
 
 
 def test_equality_is_identity() -> None:
@@ -61,6 +63,31 @@ def test_seed_repeats() -> None:
     ddp.manual_seed(3)
     again = ddp.randn(4), ddp.rand(4), ddp.randperm(9), ddp.randint(0, 5, (3,))
     assert [x.tolist() for x in first] == [x.tolist() for x in again]
+
+
+def test_state_of_all_streams() -> None:
+    ddp.manual_seed(3)
+    ddp.rand(2)
+    state = _device.random_state()
+    first = ddp.rand(4).tolist()
+    ddp.manual_seed(4)
+    _device.set_random_state(state)
+    assert ddp.rand(4).tolist() == first
+    assert ddp.initial_seed() == 3
+
+
+def test_a_stream_of_another_device_is_refused() -> None:
+    with pytest.raises(DeviceError, match="on cpu cannot come from a generator on cuda:1"):
+        _device.generator(_device.CPU, ddp.Generator("cuda:1"))
+
+
+def test_an_unseeded_thread_knows_its_seed() -> None:
+    seeds: list[int] = []
+    thread = threading.Thread(target=lambda: seeds.append(ddp.initial_seed()) or seeds.append(ddp.rand(1).item()))
+    thread.start()
+    thread.join(timeout=10)
+    ddp.manual_seed(seeds[0])
+    assert ddp.rand(1).item() == seeds[1]
 
 
 def test_a_negative_seed_is_refused() -> None:

@@ -1,135 +1,17 @@
-"""Tensor: creation, dtypes, operators, views, what it says of itself and how it refuses."""
+"""Tensor: operators, views, what it says of itself and how it refuses."""
 
 from __future__ import annotations
 
-import copy
-import itertools
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ddp
-from ddp._tensor.dtypes import parse, promote
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, RangeError, ShapeError
 
 
-class TestCreation:
-    @pytest.mark.parametrize(
-        ("data", "dtype"),
-        [
-            (1.5, ddp.float32),
-            ([1.0, 2.0], ddp.float32),
-            ([1, 2.5], ddp.float32),
-            (3, ddp.int64),
-            ([1, 2], ddp.int64),
-            (True, ddp.bool),
-            ([], ddp.float32),
-            (np.zeros(2), ddp.float64),
-            (np.float64(1), ddp.float64),
-            (np.zeros(2, np.float16), ddp.float16),
-            (np.zeros(2, np.int32), ddp.int32),
-        ],
-    )
-    def test_dtype_of_data(self, data: Any, dtype: Any) -> None:
-        assert ddp.tensor(data).dtype == dtype
-        assert ddp.as_tensor(data).dtype == dtype
-
-    def test_tensor_copies_the_others_share(self) -> None:
-        array = np.zeros(2, np.float32)
-        copied, shared, also = ddp.tensor(array), ddp.as_tensor(array), ddp.from_numpy(array)
-        array[0] = 1
-        assert (copied[0].item(), shared[0].item(), also[0].item()) == (0.0, 1.0, 1.0)
-        also[1] = 5
-        assert array[1] == 5
-        assert also.numpy() is array
-        assert ddp.as_tensor(shared) is shared
-        assert not np.shares_memory(ddp.tensor(shared).numpy(), array)
-
-    def test_sizes_in_both_forms(self) -> None:
-        for make in (ddp.zeros, ddp.ones, ddp.empty, ddp.rand, ddp.randn):
-            assert make(2, 3).shape == make((2, 3)).shape == make([2, 3]).shape == (2, 3)
-            assert make(()).shape == make().shape == ()
-            assert make(2).dtype == ddp.float32
-            assert make(2, dtype=ddp.float64).dtype == ddp.float64
-            assert make(2, requires_grad=True).requires_grad
-
-    def test_filled(self) -> None:
-        assert ddp.full((2,), 3).dtype == ddp.int64
-        assert ddp.full((2,), 3.0).dtype == ddp.float32
-        assert ddp.full((2,), True).dtype == ddp.bool
-        assert ddp.full(2, 7.0).tolist() == [7.0, 7.0]
-        assert ddp.eye(2, 3).tolist() == [[1, 0, 0], [0, 1, 0]]
-
-    def test_arange(self) -> None:
-        assert ddp.arange(3).tolist() == [0, 1, 2]
-        assert ddp.arange(3).dtype == ddp.int64
-        assert ddp.arange(1, 2, 0.25).tolist() == [1.0, 1.25, 1.5, 1.75]
-        assert ddp.arange(1, 2, 0.25).dtype == ddp.float32
-        with pytest.raises(ArgumentError, match="step"):
-            ddp.arange(1, 2, 0)
-
-    def test_random(self) -> None:
-        ddp.manual_seed(0)
-        assert 0 <= ddp.rand(100).amin().item() <= ddp.rand(100).amax().item() < 1
-        assert sorted(ddp.randperm(5).tolist()) == [0, 1, 2, 3, 4]
-        drawn = ddp.randint(2, 5, (100,))
-        assert drawn.dtype == ddp.int64
-        assert set(drawn.tolist()) == {2, 3, 4}
-        assert ddp.randn(3, dtype=ddp.float16).dtype == ddp.float16
-        with pytest.raises(ArgumentError, match="no integer"):
-            ddp.randint(3, 3, (1,))
-        with pytest.raises(DtypeError, match="int64"):
-            ddp.rand(2, dtype=ddp.int64)
-
-    def test_like(self) -> None:
-        x = ddp.ones(2, 3, dtype=ddp.float64)
-        for make in (ddp.zeros_like, ddp.ones_like, ddp.empty_like, ddp.rand_like, ddp.randn_like):
-            assert make(x).shape == (2, 3)
-            assert make(x).dtype == ddp.float64
-            assert make(x, dtype=ddp.float32).dtype == ddp.float32
-            assert "_like" in make.__name__
-        assert ddp.full_like(x, 4).tolist() == [[4.0] * 3] * 2
-
-    def test_refusals(self) -> None:
-        with pytest.raises(ShapeError, match="ragged"):
-            ddp.tensor([[1, 2], [3]])
-        with pytest.raises(DtypeError, match="complex128"):
-            ddp.tensor([1j])
-        with pytest.raises(DtypeError, match="expected one of"):
-            ddp.tensor(["text"])
-        with pytest.raises(DtypeError, match="only floating"):
-            ddp.tensor([1], requires_grad=True)
-        with pytest.raises(DtypeError, match="NumPy array"):
-            ddp.from_numpy([1.0])  # type: ignore[arg-type]
-        with pytest.raises(DtypeError, match="float31"):
-            ddp.zeros(2, dtype="float31")
-        with pytest.raises(DtypeError, match="None"):
-            parse(None)
-
-
-ALL = [ddp.bool, ddp.uint8, ddp.int8, ddp.int16, ddp.int32, ddp.int64, ddp.float16, ddp.float32, ddp.float64]
-
-
 class TestPromotion:
-    def test_table_against_pytorch(self) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-        for (a, b), i, j in itertools.product(itertools.product(ALL, ALL), (0, 1), (0, 1)):
-            x = torch.zeros((1,) * i, dtype=getattr(torch, a.name))
-            y = torch.zeros((1,) * j, dtype=getattr(torch, b.name))
-            assert f"torch.{promote(a, i, b, j).name}" == str(torch.result_type(x, y)), (a, i, b, j)
-
-    @pytest.mark.parametrize("number", [True, 2, 2.5])
-    @pytest.mark.parametrize("dtype", ALL, ids=str)
-    def test_numbers_against_pytorch(self, dtype: Any, number: float) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-        ours, theirs = ddp.ones(2, dtype=dtype), torch.ones(2, dtype=getattr(torch, dtype.name))
-        for name in ("__add__", "__radd__", "__mul__", "__truediv__", "__rtruediv__", "__lt__"):
-            y, expected = getattr(ours, name)(number), getattr(theirs, name)(number)
-            assert f"torch.{y.dtype.name}" == str(expected.dtype), name
-            assert y.tolist() == pytest.approx(expected.tolist(), rel=1e-3), name
-
     def test_integers_divide_to_float32(self) -> None:
         y = ddp.tensor([1, 2]) / ddp.tensor([2, 4])
         assert y.dtype == ddp.float32
@@ -179,29 +61,34 @@ class TestPromotion:
 class TestValues:
     def test_metadata(self) -> None:
         x = ddp.zeros(2, 3)
-        assert (x.shape, x.size(), x.size(1), x.ndim, x.dim(), x.numel(), len(x)) == ((2, 3), (2, 3), 3, 2, 2, 6, 2)
+        assert (x.shape, x.size(), x.size(1), x.size(-2), len(x)) == ((2, 3), (2, 3), 3, 2, 2)
+        assert x.ndim == x.dim() == x.ndimension() == 2
+        assert x.numel() == x.nelement() == ddp.numel(x) == 6
         assert x.device is ddp.device("cpu")
+        assert (x.is_cpu, x.is_cuda, x.get_device()) == (True, False, -1)
         assert x.is_leaf
-        assert x.is_floating_point()
-        assert x.is_contiguous()
-        assert not x.T.is_contiguous()
-        assert x.T.contiguous().is_contiguous()
-        assert x.contiguous() is x
+        assert ddp.is_tensor(x)
+        assert not ddp.is_tensor([1.0])
+        with pytest.raises(RangeError, match=r"size: dimension 2 of shape \(2, 3\)"):
+            x.size(2)
 
-    def test_conversions(self) -> None:
-        x = ddp.tensor([1.7, -2.2])
-        assert x.int().dtype == ddp.int32
-        assert x.long().tolist() == [1, -2]
-        assert x.half().dtype == ddp.float16
-        assert x.double().dtype == ddp.float64
-        assert x.bool().tolist() == [True, True]
-        assert x.float() is x
-        assert x.to(ddp.float64).dtype == x.to("float64").dtype == x.to(dtype=float).dtype == ddp.float64
-        assert x.to("cpu") is x
-        assert x.to(ddp.zeros(1, dtype=ddp.float64)).dtype == ddp.float64
-        assert (float(x[0]), int(x[1]), bool(x[0])) == (pytest.approx(1.7), -2, True)
+    def test_as_numbers(self) -> None:
+        x = ddp.tensor([1.7, -2.2, 0.0])
+        assert (float(x[0]), int(x[1]), bool(x[0]), bool(x[2])) == (pytest.approx(1.7), -2, True, False)
         assert [10, 20, 30][ddp.tensor(1)] == 20
-        assert f"{x[0]:.1f}" == "1.7"
+        assert len({x, x.detach(), x}) == 2  # by identity
+
+    def test_membership_and_order(self) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        for t in (ddp, torch):
+            x = t.tensor([[1, 2], [3, 4]])
+            assert 3 in x
+            assert 5 not in x
+            assert t.tensor(2) in x
+            assert reversed(x).tolist() == [[3, 4], [1, 2]]
+            assert reversed(t.tensor(1)).tolist() == 1
+            with pytest.raises((DtypeError, RuntimeError)):
+                assert "text" in x
 
     def test_item_and_truth_need_one_element(self) -> None:
         with pytest.raises(ShapeError, match=r"\(2,\) has 2 elements"):
@@ -215,15 +102,6 @@ class TestValues:
             assert not y.requires_grad
         with pytest.raises(TypeError, match="integer"):
             [1, 2][ddp.tensor(1.0)]
-
-    def test_numpy_of_a_tracked_tensor(self) -> None:
-        x = ddp.ones(2, requires_grad=True)
-        with pytest.raises(GraphError, match="detach"):
-            x.numpy()
-        with pytest.raises(GraphError, match="detach"):
-            np.asarray(x)
-        assert x.detach().numpy() is x._array
-        assert np.asarray(ddp.ones(2)).tolist() == [1.0, 1.0]
 
     def test_comparisons(self) -> None:
         x = ddp.tensor([1, 2, 3])
@@ -436,36 +314,3 @@ class TestGrad:
         assert x._leaf is end
         with pytest.raises(GraphError, match="detach"):
             (x * 2).requires_grad_(False)
-
-
-class TestRepr:
-    @pytest.mark.parametrize(
-        ("make", "text"),
-        [
-            (lambda: ddp.tensor([1.0, 2.5]), "tensor([1. , 2.5])"),
-            (lambda: ddp.tensor([[1, 2], [3, 4]]), "tensor([[1, 2],\n        [3, 4]])"),
-            (lambda: ddp.tensor(3.0, dtype=ddp.float64), "tensor(3., dtype=ddp.float64)"),
-            (lambda: ddp.tensor([True]), "tensor([ True])"),
-            (lambda: ddp.zeros(0, 3), "tensor([], size=(0, 3))"),
-            (lambda: ddp.ones(1, requires_grad=True), "tensor([1.], requires_grad=True)"),
-            (lambda: ddp.ones(1, requires_grad=True) * 2, "tensor([2.], grad_fn=<mul>)"),
-            (lambda: ddp.nn.Parameter(ddp.ones(1)), "Parameter containing:\ntensor([1.], requires_grad=True)"),
-        ],
-    )
-    def test_repr(self, make: Any, text: str) -> None:
-        assert repr(make()) == text
-
-
-class TestCopies:
-    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-    def test_leaves(self, duplicate: Any) -> None:
-        for x in (ddp.ones(2), ddp.ones(2, requires_grad=True), ddp.nn.Parameter(ddp.ones(2))):
-            y = duplicate(x)
-            assert type(y) is type(x)
-            assert y.requires_grad == x.requires_grad
-            assert y.tolist() == x.tolist()
-            assert not np.shares_memory(y._array, x._array)
-
-    def test_results_of_ops(self) -> None:
-        with pytest.raises(GraphError, match="detach"):
-            copy.deepcopy(ddp.ones(2, requires_grad=True) * 2)
