@@ -46,6 +46,13 @@ PUBLIC = [
     ),
     (ddp.optim, "SGD Adadelta Adagrad Adam AdamW Lion Optimizer RMSprop lr_scheduler"),
     (
+        ddp.optim.lr_scheduler,
+        (
+            "ChainedScheduler ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LRScheduler "
+            "LambdaLR LinearLR MultiStepLR MultiplicativeLR OneCycleLR PolynomialLR ReduceLROnPlateau SequentialLR StepLR"
+        ),
+    ),
+    (
         ddp.autograd,
         "Function backward checkpoint checkpoint_sequential detect_anomaly grad gradcheck set_detect_anomaly",
     ),

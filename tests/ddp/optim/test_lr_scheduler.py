@@ -1,0 +1,299 @@
+"""Sixty steps of every schedule beside PyTorch's: rates, momenta, and what goes on from a state dict."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ddp
+from ddp.errors import ArgumentError, DtypeError
+from ddp.optim import lr_scheduler
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+# PyTorch itself makes such a call where a chain is part of a sequence.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+
+STEPS = 60
+Make = Callable[[Any, Any], Any]  # (the module of schedules, the optimizer)
+
+
+class Halving:
+    """A function with a memory."""
+
+    def __init__(self) -> None:
+        self.every = 7
+
+    def __call__(self, epoch: int) -> float:
+        return 0.5 ** (epoch // self.every)
+
+
+CASES: dict[str, Make] = {
+    "lambda": lambda s, o: s.LambdaLR(o, lambda epoch: 0.95**epoch),
+    "lambdas": lambda s, o: s.LambdaLR(o, [lambda epoch: 1 / (epoch + 1), Halving()]),
+    "multiplicative": lambda s, o: s.MultiplicativeLR(o, lambda epoch: 0.9 if epoch % 3 else 1.1),
+    "step": lambda s, o: s.StepLR(o, 7, gamma=0.3),
+    "multistep": lambda s, o: s.MultiStepLR(o, [5, 20, 20, 41], gamma=0.5),
+    "constant": lambda s, o: s.ConstantLR(o, factor=0.25, total_iters=9),
+    "linear": lambda s, o: s.LinearLR(o, start_factor=0.1, end_factor=0.8, total_iters=11),
+    "linear-defaults": lambda s, o: s.LinearLR(o),
+    "exponential": lambda s, o: s.ExponentialLR(o, 0.93),
+    "polynomial": lambda s, o: s.PolynomialLR(o, total_iters=30, power=2.0),
+    "cosine": lambda s, o: s.CosineAnnealingLR(o, 13, eta_min=0.001),
+    "cosine-to-zero": lambda s, o: s.CosineAnnealingLR(o, 20),
+    "restarts": lambda s, o: s.CosineAnnealingWarmRestarts(o, 10, eta_min=0.01),
+    "restarts-longer": lambda s, o: s.CosineAnnealingWarmRestarts(o, 4, T_mult=2),
+    "onecycle": lambda s, o: s.OneCycleLR(o, max_lr=[0.5, 1.0], total_steps=STEPS),
+    "onecycle-three": lambda s, o: s.OneCycleLR(
+        o, 0.7, epochs=6, steps_per_epoch=12, three_phase=True, anneal_strategy="linear", pct_start=0.25, div_factor=5.0
+    ),
+    "onecycle-lr-only": lambda s, o: s.OneCycleLR(o, 0.7, total_steps=70, cycle_momentum=False),
+    "cyclic": lambda s, o: s.CyclicLR(o, [0.01, 0.02], 0.3, step_size_up=5, step_size_down=9),
+    "cyclic-2": lambda s, o: s.CyclicLR(o, 0.01, 0.3, step_size_up=6, mode="triangular2"),
+    "cyclic-exp": lambda s, o: s.CyclicLR(o, 0.01, 0.3, 6, mode="exp_range", gamma=0.98, base_momentum=0.7),
+    "cyclic-own": lambda s, o: s.CyclicLR(o, 0.01, 0.3, 6, scale_fn=Halving(), scale_mode="iterations"),
+    "sequential": lambda s, o: s.SequentialLR(
+        o, [s.LinearLR(o, 0.1, total_iters=5), s.CosineAnnealingLR(o, 20), s.ExponentialLR(o, 0.9)], [5, 30]
+    ),
+    "sequential-restarts": lambda s, o: s.SequentialLR(
+        o, [s.ConstantLR(o, 0.5, 100), s.CosineAnnealingWarmRestarts(o, 6, 2), s.StepLR(o, 3)], [8, 31]
+    ),
+    "sequential-lambda": lambda s, o: s.SequentialLR(
+        o, [s.LambdaLR(o, lambda e: (e + 1) / 10), s.MultiStepLR(o, [3, 9]), s.PolynomialLR(o, 20)], [10, 25]
+    ),
+    "chained": lambda s, o: s.ChainedScheduler(
+        [s.ConstantLR(o, 0.1, 4), s.ExponentialLR(o, 0.9), s.MultiStepLR(o, [10, 30], 0.5)]
+    ),
+    "nested": lambda s, o: s.SequentialLR(
+        o, [s.ChainedScheduler([s.LinearLR(o, 0.2), s.ExponentialLR(o, 0.97)]), s.ConstantLR(o, 0.5, 10)], [20]
+    ),
+}
+
+
+def optimizers() -> tuple[Any, Any]:
+    """One here and one there, of two groups."""
+    made = []
+    for module, tensor in ((ddp, ddp.ones), (torch, torch.ones)):
+        groups = [{"params": [tensor(1, requires_grad=True)]}, {"params": [tensor(1, requires_grad=True)], "lr": 0.3}]
+        made.append(module.optim.SGD(groups, lr=0.1, momentum=0.5))
+    return made[0], made[1]
+
+
+def sequence(optimizer: Any, scheduler: Any, steps: int) -> list[list[float]]:
+    """Rates and momenta of both groups after each step."""
+    found = []
+    for _ in range(steps):
+        optimizer.step()
+        found.append([group[name] for group in optimizer.param_groups for name in ("lr", "momentum")])
+        assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
+        scheduler.step()
+    return found
+
+
+def assert_same(found: list[list[float]], expected: list[list[float]]) -> None:
+    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert ours == pytest.approx(theirs, rel=1e-12, abs=1e-15), step
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_rates(make: Make) -> None:
+    mine, theirs = optimizers()
+    ours, oracle = make(lr_scheduler, mine), make(torch.optim.lr_scheduler, theirs)
+    assert_same(sequence(mine, ours, STEPS), sequence(theirs, oracle, STEPS))
+    assert [group["initial_lr"] for group in mine.param_groups] == pytest.approx(
+        [group["initial_lr"] for group in theirs.param_groups]
+    )
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("at", [1, 23])
+def test_a_state_dict_goes_on(make: Make, at: int) -> None:
+    first, _ = optimizers()
+    scheduler = make(lr_scheduler, first)
+    sequence(first, scheduler, at)
+    second, _ = optimizers()
+    resumed = make(lr_scheduler, second)
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(scheduler.state_dict())
+    assert sequence(second, resumed, STEPS - at) == sequence(first, scheduler, STEPS - at)
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_last_epoch_goes_on(make: Make) -> None:
+    mine, theirs = optimizers()
+    ours, oracle = make(lr_scheduler, mine), make(torch.optim.lr_scheduler, theirs)
+    if isinstance(ours, lr_scheduler.SequentialLR | lr_scheduler.ChainedScheduler):
+        pytest.skip("these go on by state dicts")
+    results = []
+    for optimizer, module, scheduler in ((mine, lr_scheduler, ours), (theirs, torch.optim.lr_scheduler, oracle)):
+        sequence(optimizer, scheduler, 12)
+        calls: list[Any] = []
+
+        class Spy:
+            """Hands on to the module, with last_epoch."""
+
+            def __getattr__(self, name: str, module: Any = module, calls: list[Any] = calls) -> Any:
+                return lambda *args, **kwargs: getattr(module, name)(*args, last_epoch=11, **kwargs)
+
+        again = make(Spy(), optimizer)
+        results.append(sequence(optimizer, again, 20))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "StepLR",
+        "MultiStepLR",
+        "ConstantLR",
+        "LinearLR",
+        "ExponentialLR",
+        "PolynomialLR",
+        "CosineAnnealingLR",
+        "CosineAnnealingWarmRestarts",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+def test_step_to_an_epoch(name: str) -> None:
+    options = {"StepLR": (3,), "MultiStepLR": ([3, 5, 5],), "ExponentialLR": (0.9,), "CosineAnnealingLR": (8,)}
+    mine, theirs = optimizers()
+    ours = getattr(lr_scheduler, name)(mine, *options.get(name, (4,) if "Restarts" in name else ()))
+    oracle = getattr(torch.optim.lr_scheduler, name)(theirs, *options.get(name, (4,) if "Restarts" in name else ()))
+    mine.step()
+    theirs.step()
+    for epoch in (1, 4, 5, 2, 17, 0):
+        ours.step(epoch)
+        oracle.step(epoch)
+        assert ours.get_last_lr() == pytest.approx(oracle.get_last_lr(), rel=1e-12, abs=1e-15)
+
+
+def test_restarts_take_fractions() -> None:
+    mine, theirs = optimizers()
+    ours = lr_scheduler.CosineAnnealingWarmRestarts(mine, 3, T_mult=2)
+    oracle = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(theirs, 3, T_mult=2)
+    for i in range(100):
+        ours.step(i / 4)
+        oracle.step(i / 4)
+        assert ours.get_last_lr() == pytest.approx(oracle.get_last_lr(), rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+@pytest.mark.parametrize("options", [{}, {"patience": 2, "cooldown": 3, "min_lr": [0.01, 0.02]}, {"patience": 0}])
+def test_plateau(mode: str, threshold_mode: str, options: dict[str, Any]) -> None:
+    mine, theirs = optimizers()
+    settings = {"mode": mode, "factor": 0.5, "threshold": 0.05, "threshold_mode": threshold_mode, **options}
+    ours = lr_scheduler.ReduceLROnPlateau(mine, **settings)
+    oracle = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, **settings)
+    for step in range(STEPS):
+        metric = math.sin(step / 4) + 1.5 / (step + 1)
+        ours.step(ddp.tensor(metric, dtype=ddp.float64) if step % 2 else metric)
+        oracle.step(metric)
+        assert ours.get_last_lr() == pytest.approx(oracle.get_last_lr(), rel=1e-12)
+        assert (ours.num_bad_epochs, ours.in_cooldown) == (oracle.num_bad_epochs, oracle.in_cooldown)
+        if step == 30:
+            state = ours.state_dict()
+            ours = lr_scheduler.ReduceLROnPlateau(mine)
+            ours.load_state_dict(state)
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_state_dicts_are_json(make: Make) -> None:
+    optimizer, _ = optimizers()
+    json.dumps(make(lr_scheduler, optimizer).state_dict())
+
+
+@pytest.mark.parametrize("name", lr_scheduler.__all__)
+def test_arguments_are_pytorchs(name: str) -> None:
+    ours = inspect.signature(getattr(lr_scheduler, name)).parameters
+    theirs = inspect.signature(getattr(torch.optim.lr_scheduler, name)).parameters
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
+
+
+def test_a_rate_that_is_a_tensor_stays_it() -> None:
+    lr = ddp.tensor(0.5, dtype=ddp.float64)
+    optimizer = ddp.optim.SGD([ddp.ones(1, requires_grad=True)], lr=lr)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] is lr
+    assert lr.item() == 0.25
+    assert scheduler.get_last_lr() == [0.25]
+
+
+def test_betas_cycle_too() -> None:
+    optimizer = ddp.optim.AdamW([ddp.ones(1, requires_grad=True)])
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    optimizer.step()
+    assert optimizer.param_groups[0]["betas"] == (0.95, 0.999)
+    for _ in range(2):
+        scheduler.step()
+    assert optimizer.param_groups[0]["betas"] == (0.85, 0.999)
+
+
+def test_the_first_rate_is_not_skipped_silently() -> None:
+    optimizer, _ = optimizers()
+    scheduler = lr_scheduler.StepLR(optimizer, 2)
+    with pytest.warns(UserWarning, match="the first rate of the schedule is skipped"):
+        scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (lambda o: lr_scheduler.StepLR(3, 2), DtypeError, "expected an Optimizer, not int"),
+        (lambda o: lr_scheduler.StepLR(o, 2, last_epoch=4), ArgumentError, "group 0 has no 'initial_lr'"),
+        (lambda o: lr_scheduler.LambdaLR(o, [abs]), ArgumentError, "1 values for 2"),
+        (lambda o: lr_scheduler.MultiplicativeLR(o, 3), DtypeError, "is a function, not int"),
+        (lambda o: lr_scheduler.ConstantLR(o, 1.5), ArgumentError, "between 0 and 1"),
+        (lambda o: lr_scheduler.LinearLR(o, 0.0), ArgumentError, "above 0"),
+        (lambda o: lr_scheduler.LinearLR(o, 0.5, 1.5), ArgumentError, "end_factor"),
+        (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 0), ArgumentError, "T_0"),
+        (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3).step(-1), ArgumentError, "not negative"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1), ArgumentError, "give total_steps"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=0), ArgumentError, "positive integer"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, pct_start=2.0), ArgumentError, "pct_start"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, anneal_strategy="x"), ArgumentError, "'cos' or 'linear'"),
+        (lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.2, mode="x"), ArgumentError, "mode is"),
+        (
+            lambda o: lr_scheduler.CyclicLR(ddp.optim.Adagrad([ddp.ones(1, requires_grad=True)]), 0.1, 0.2),
+            ArgumentError,
+            "Adagrad has no momentum",
+        ),
+        (lambda o: lr_scheduler.SequentialLR(o, [], []), ArgumentError, "no schedule"),
+        (lambda o: lr_scheduler.SequentialLR(o, [3], []), DtypeError, "number 0 is int"),
+        (lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.StepLR(o, 2)], [3]), ArgumentError, "1 milestones"),
+        (
+            lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ReduceLROnPlateau(o)]),
+            ArgumentError,
+            "step wants a metric",
+        ),
+        (
+            lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(x, 2) for x in (o, optimizers()[0])]),
+            ArgumentError,
+            "of another optimizer",
+        ),
+        (lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=1.0), ArgumentError, "below 1"),
+        (lambda o: lr_scheduler.ReduceLROnPlateau(o, "low"), ArgumentError, "'min' or 'max'"),
+        (lambda o: lr_scheduler.ReduceLROnPlateau(o, threshold_mode="x"), ArgumentError, "'rel' or 'abs'"),
+        (lambda o: lr_scheduler.LRScheduler(o), NotImplementedError, "defines no get_lr"),
+    ],
+)
+def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        wrong(optimizers()[0])
+
+
+def test_one_cycle_ends() -> None:
+    optimizer, _ = optimizers()
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
+    sequence(optimizer, scheduler, 3)
+    with pytest.raises(ArgumentError, match="step 4 of 3"):
+        scheduler.step()
