@@ -148,6 +148,8 @@ def wide(g: Array) -> Array:
 
 def add_rows(xp: Any, length: int, where: Array, g: Array) -> Array:
     """(length, D) zeros with each row of `g` (N, D) added at row where[i] (N,). 0 <= where < length."""
+    if not g.size:
+        return xp.zeros((length, g.shape[1]), g.dtype)
     return ADDS[xp.__name__](xp, length, where, wide(g)).astype(g.dtype, copy=False)
 
 

@@ -8,13 +8,18 @@ from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total
 from ddp.ops.shape import along, diagonal_of, stretches
 
 
-# z = [x0 | x1 | ...] along axis `dim`;  dxi = its stretch of g
+# z = [x0 | x1 | ...] along axis `dim`, those of shape (0,) left out;  dxi = its stretch of g
 def _cat(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
-    return xp.concatenate(xs, axis=dim), (dim, [x.shape[dim] for x in xs])
+    some = [x for x in xs if x.shape != (0,)]
+    return xp.concatenate(some or xs, axis=dim), (dim, [x.shape for x in xs])
 
 
 def _cat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return [g[part] if need else None for need, part in zip(needs, stretches(*residual), strict=True)]
+    dim, shapes = residual
+    parts = stretches(dim, tuple([0 if shape == (0,) else shape[dim] for shape in shapes]))
+    return [
+        g[part].reshape(shape) if need else None for need, part, shape in zip(needs, parts, shapes, strict=True)
+    ]
 
 
 cat = Op("cat", _cat, _cat_backward, inputs=("*xs",), native=True)

@@ -33,11 +33,11 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
     Raises: ShapeError, RangeError; ArgumentError for no tensor.
     """
-    every = _one_dtype(tensors, "cat")
-    xs = [x for x in every if x._array.shape != (0,)] or every[:1]
-    at = axis(xs[0], dim, "cat")
-    first = xs[0]._array.shape
-    for x in xs:
+    xs = _one_dtype(tensors, "cat")
+    some = [x for x in xs if x._array.shape != (0,)] or xs[:1]
+    at = axis(some[0], dim, "cat")
+    first = some[0]._array.shape
+    for x in some:
         shape = x._array.shape
         if not shape or len(shape) != len(first) or (*shape[:at], *shape[at + 1 :]) != (*first[:at], *first[at + 1 :]):
             raise ShapeError(f"cat along dimension {at}: shapes {first} and {shape} differ elsewhere, or are 0-d")

@@ -125,7 +125,7 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
     Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or no tensor.
     """
-    xs = [x.reshape(-1) if x.ndim < 2 else x for x in _given(tensors)]
+    xs: list[Any] = [x.reshape(-1) if x.ndim < 2 else x for x in _given(tensors)]
     if indexing not in ("ij", "xy"):
         raise ArgumentError(f"meshgrid: indexing is 'ij' or 'xy', not {indexing!r}")
     if not xs:
@@ -139,8 +139,7 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     shape = [len(x) for x in xs]
     grids = [x.reshape([-1 if i == j else 1 for j in range(len(xs))]).expand(shape) for i, x in enumerate(xs)]
     if swap:
-        grids = [grids[1].transpose(0, 1), grids[0].transpose(0, 1), *[grid.transpose(0, 1) for grid in grids[2:]]]
-        return tuple(grids)
+        grids[0], grids[1] = grids[1], grids[0]
     return tuple(grids)
 
 

@@ -1,4 +1,4 @@
-"""Frames, patches and sizes of images as functions."""
+"""Frames of images, and of anything else, as functions."""
 
 from __future__ import annotations
 
@@ -6,21 +6,46 @@ from collections.abc import Sequence
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
-from ddp.errors import ArgumentError
-from ddp.ops import shape
+from ddp.errors import ArgumentError, ShapeError
+from ddp.ops import frames
 
 
-def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-    """`input` in a frame of `value`. pad: (before, after) of the last dimension, then of the one before it, and so on.
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """`input` in a frame. pad: (before, after) of the last dimension, then of the one before it, and so on.
 
-    Raises: ArgumentError for an odd number of widths, more than the dimensions have, negative ones or another mode.
+    A negative width crops. mode: "constant" (`value`, else 0) for any dimensions; "reflect" (the edge not repeated),
+    "replicate" (the edge) and "circular" (from the other end) for the last 1, 2 or 3 dimensions of a sample or a batch:
+    input: (C, L), (N, C, L), (C, H, W), (N, C, H, W), (C, D, H, W) or (N, C, D, H, W).
+
+    Raises: ArgumentError for an odd number of widths, more than the dimensions have, or another mode; ShapeError for a
+    frame wider than what it repeats, or a result of negative size.
     """
-    if mode != "constant":
-        raise ArgumentError(f"pad: the mode is 'constant', not {mode!r}")
-    if len(pad) % 2 or len(pad) > 2 * input.ndim or any(n < 0 for n in pad):
-        raise ArgumentError(
-            f"pad: {tuple(pad)} for shape {input.shape}: expected non-negative pairs, last dimension first"
-        )
-    given = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
+    if len(pad) % 2 or len(pad) > 2 * input.ndim:
+        raise ArgumentError(f"pad: {tuple(pad)} for shape {input.shape}: expected pairs, last dimension first")
+    given = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
     widths = [(0, 0)] * (input.ndim - len(given)) + given[::-1]
-    return apply(shape.pad, (input,), widths=tuple(widths), value=value)
+    for n, (before, after) in zip(input.shape, widths, strict=True):
+        if n + min(before, 0) + min(after, 0) < 0 or n + before + after < 0:
+            raise ShapeError(f"pad: {tuple(pad)} crops shape {input.shape} below nothing")
+    if mode == "constant":
+        return apply(frames.pad, (input,), widths=tuple(widths), value=0 if value is None else value)
+    return _continued(input, widths, len(given), mode, value)
+
+
+def _continued(input: Tensor, widths: list[tuple[int, int]], dims: int, mode: str, value: float | None) -> Tensor:
+    if mode not in frames.NAMES:
+        raise ArgumentError(f"pad: the mode is 'constant', 'reflect', 'replicate' or 'circular', not {mode!r}")
+    if value is not None:
+        raise ArgumentError(f"pad: mode {mode!r} takes no value, got {value}")
+    if not 1 <= dims <= 3 or input.ndim not in (dims + 1, dims + 2):
+        raise ShapeError(f"pad: mode {mode!r} frames 1 to 3 dimensions after the channels, not {dims} of {input.shape}")
+    if any(n < 0 for pair in widths for n in pair):
+        # The constant frame crops alone where nothing is to be added.
+        cropped = tuple([(min(before, 0), min(after, 0)) for before, after in widths])
+        input = apply(frames.pad, (input,), widths=cropped, value=0)
+        widths = [(max(before, 0), max(after, 0)) for before, after in widths]
+    for n, pair in zip(input.shape, widths, strict=True):
+        most = {"reflect": n - 1, "circular": n, "replicate": max(pair) if n else 0}[mode]
+        if max(pair) > max(most, 0):
+            raise ShapeError(f"pad: a frame of {pair} is too wide for mode {mode!r} in shape {input.shape}")
+    return apply(frames.continued, (input,), widths=tuple(widths), mode=mode)
