@@ -28,12 +28,12 @@ from ddp._tensor.mathematics import Mathematics
 from ddp._tensor.placing import Placing
 from ddp._tensor.printing import text_of
 from ddp._tensor.rearranging import Rearranging
-from ddp._tensor.reductions import Reductions, axis
+from ddp._tensor.reductions import Reductions
 from ddp._tensor.sampling import Sampling
 from ddp._tensor.shaping import Shaping
 from ddp._tensor.sizes import Size
 from ddp._tensor.sorting import Sorting
-from ddp.errors import ArgumentError, DtypeError
+from ddp.errors import ArgumentError, DtypeError, RangeError
 
 
 class Tensor(
@@ -72,7 +72,12 @@ class Tensor(
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the size of one dimension. Raises: RangeError."""
-        return Size(self._array.shape) if dim is None else self._array.shape[axis(self, dim, "size")]
+        if dim is None:
+            return Size(self._array.shape)
+        try:
+            return self._array.shape[dim]
+        except IndexError:
+            raise RangeError(f"size: dimension {dim} of shape {self._array.shape}") from None
 
     @property
     def ndim(self) -> int:

@@ -50,20 +50,26 @@ def number(value: Any, name: str) -> Any:
 def sizes(given: tuple[Size, ...], size: Size | None, name: str) -> tuple[int, ...]:
     """The shape from `make(2, 3)`, `make((2, 3))` or `make(size=(2, 3))`. Raises: ShapeError for a negative size."""
     shape = spread(given if size is None else (size,))
-    if any(n < 0 for n in shape):
+    if shape and min(shape) < 0:
         raise ShapeError(f"{name}: {shape} has a negative size")
     return shape
 
 
-def _new(
-    make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool, default: Any = DEFAULT
-) -> Tensor:
+def _new(make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool) -> Tensor:
     """What `make(xp, dtype)` returns, as a tensor. The array is made where it will live."""
-    kind = parse(default if dtype is None else dtype)
+    kind = DEFAULT if dtype is None else parse(dtype)
     where = target(device)
-    with on(where), np.errstate(all="ignore"):  # what a dtype does not hold is infinite
+    if where is CPU:
+        return made(make(np, kind), where, requires_grad)
+    with on(where):
         array = make(where.xp, kind)
     return made(array, where, requires_grad)
+
+
+def _computed(make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool) -> Tensor:
+    """As _new, where numbers are computed or cast: what the dtype does not hold is infinite."""
+    with np.errstate(all="ignore"):
+        return _new(make, dtype, device, requires_grad)
 
 
 def zeros(
@@ -103,7 +109,7 @@ def full(
     if kind in INTEGERS and isinstance(value, float) and math.isfinite(value):
         value = int(value)
     try:
-        return _new(lambda xp, dtype: xp.full(shape, value, dtype), kind, device, requires_grad)
+        return _computed(lambda xp, dtype: xp.full(shape, value, dtype), kind, device, requires_grad)
     except (OverflowError, ValueError) as error:
         raise ArgumentError(f"full: {value} does not fit {kind}") from error
 
@@ -137,7 +143,7 @@ def arange(
         first, last, stride = int(first), int(last), int(stride)
         if stride == 0:
             raise ArgumentError(f"arange: step {step} is 0 as an integer")
-        return _new(lambda xp, dtype: xp.arange(first, last, stride, dtype), kind, device, requires_grad)
+        return _computed(lambda xp, dtype: xp.arange(first, last, stride, dtype), kind, device, requires_grad)
     count = math.ceil((last - first) / stride)
     if not is_float(kind):
         first, stride = int(first), int(stride)
@@ -147,7 +153,7 @@ def arange(
         steps = xp.arange(count, dtype=float64 if is_float(dtype) else int64)
         return (first + steps * stride).astype(dtype)
 
-    return _new(make, kind, device, requires_grad)
+    return _computed(make, kind, device, requires_grad)
 
 
 def linspace(
@@ -155,7 +161,7 @@ def linspace(
 ) -> Tensor:
     """`steps` numbers at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "linspace")
-    return _new(lambda xp, dtype: points(xp, dtype).astype(dtype), dtype, device, requires_grad)
+    return _computed(lambda xp, dtype: points(xp, dtype).astype(dtype), dtype, device, requires_grad)
 
 
 def logspace(
@@ -170,7 +176,7 @@ def logspace(
 ) -> Tensor:
     """base ** x for `steps` numbers x at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "logspace")
-    return _new(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype), dtype, device, requires_grad)
+    return _computed(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype), dtype, device, requires_grad)
 
 
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dtype[Any]], Any]:
@@ -195,7 +201,7 @@ def eye(
 ) -> Tensor:
     """Ones on the diagonal: (n, m or n)."""
     sizes((n, n if m is None else m), None, "eye")
-    return _new(lambda xp, dtype: xp.eye(n, m, dtype=dtype), dtype, device, requires_grad)
+    return _computed(lambda xp, dtype: xp.eye(n, m, dtype=dtype), dtype, device, requires_grad)
 
 
 def like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
