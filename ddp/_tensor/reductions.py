@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ddp._tensor.arithmetic import convert, floating
-from ddp._tensor.base import TensorBase, apply, borrowed, wrap
-from ddp._tensor.dtypes import is_float, parse
+from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp.errors import ArgumentError, DtypeError, RangeError
-from ddp.ops import index, reduce
+from ddp.ops import moments, probability, reduce
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
 Dims = int | Sequence[int] | None
-
-
-class Extremes(NamedTuple):
-    """What max(dim) and min(dim) return: the values, and where each was found (int64)."""
-
-    values: Tensor
-    indices: Tensor
 
 
 def axis(x: TensorBase, dim: int, name: str) -> int:
@@ -43,10 +36,22 @@ def axes(x: TensorBase, dim: Dims, name: str) -> tuple[int, ...]:
     return tuple(named) if ndim else ()
 
 
-def _filled(x: TensorBase, dims: tuple[int, ...], name: str) -> TensorBase:
+def filled(x: TensorBase, dims: tuple[int, ...], name: str) -> TensorBase:
     """`x`, if every reduction over `dims` sees an element. Raises: ArgumentError."""
     if any(x._array.shape[d] == 0 for d in dims):
         raise ArgumentError(f"{name}: shape {x._array.shape} has no element along dimensions {dims}")
+    return x
+
+
+def typed(x: TensorBase, dtype: Any) -> TensorBase:
+    """`x` in `dtype` if one is given, so that the reduction computes in it."""
+    return x if dtype is None else convert(x, parse(dtype))
+
+
+def required_float(x: TensorBase, name: str) -> TensorBase:
+    """`x`, if it is floating. Raises: DtypeError."""
+    if not is_float(x._array.dtype):
+        raise DtypeError(f"{name}: expected a floating tensor, got {x._array.dtype}; convert it with float()")
     return x
 
 
@@ -55,92 +60,114 @@ class Reductions(TensorBase):
 
     __slots__ = ()
 
-    def sum(self, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-        """The sum; of integers and bool it is int64."""
-        x: TensorBase = self if dtype is None else convert(self, parse(dtype))
-        return apply(reduce.sum, (x,), dims=axes(x, dim, "sum"), keepdim=keepdim)
+    def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The sum; of integers and bool it is int64. dtype: to convert to before."""
+        return apply(reduce.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
 
-    def mean(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The sum of what is not nan."""
+        x = typed(self, dtype)
+        op = reduce.nansum if is_float(x._array.dtype) else reduce.sum
+        return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
+
+    def mean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean. Raises: DtypeError unless floating."""
-        if not is_float(self._array.dtype):
-            raise DtypeError(f"mean: expected a floating tensor, got {self._array.dtype}; convert it with float()")
-        return apply(reduce.mean, (self,), dims=axes(self, dim, "mean"), keepdim=keepdim)
+        x = required_float(typed(self, dtype), "mean")
+        return apply(reduce.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
 
-    def amax(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """The largest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
-        dims = axes(self, dim, "amax")
-        return apply(reduce.amax, (_filled(self, dims, "amax"),), dims=dims, keepdim=keepdim)
+    def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The mean of what is not nan. Raises: DtypeError unless floating."""
+        x: Any = required_float(typed(self, dtype), "nanmean")
+        there = wrap(x._array == x._array, x._device)
+        return x.nansum(dim, keepdim) / there.sum(dim, keepdim)
 
-    def amin(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """The smallest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
-        dims = axes(self, dim, "amin")
-        return apply(reduce.amin, (_filled(self, dims, "amin"),), dims=dims, keepdim=keepdim)
+    def var(
+        self,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> Tensor:
+        """The sum of squared distances from the mean, over n - correction.
 
-    def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """The largest element of all; with `dim`, (values, indices) along it, the gradient going to the index."""
-        if dim is None:
-            return self.amax()
-        return _at(self, self.argmax(dim, keepdim=True), dim, keepdim)
+        unbiased: True is a correction of 1, as nothing is; False of 0. Also var(unbiased). Raises: DtypeError unless
+        floating.
+        """
+        if isinstance(dim, bool):
+            dim, unbiased = None, dim
+        x = required_float(self, "var")
+        if correction is None:
+            correction = 1 if unbiased is None or unbiased else 0
+        return apply(moments.var, (x,), dims=axes(x, dim, "var"), keepdim=keepdim, correction=correction)
 
-    def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """The smallest element of all; with `dim`, (values, indices) along it, the gradient going to the index."""
-        if dim is None:
-            return self.amin()
-        return _at(self, self.argmin(dim, keepdim=True), dim, keepdim)
+    def std(
+        self,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> Tensor:
+        """The square root of var(), with the same arguments."""
+        return apply(moments.deviation, (self.var(dim, unbiased, keepdim, correction=correction),))
 
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """Where the first largest element is, int64; without `dim`, its place in the flattened tensor."""
-        return _arg("argmax", self, dim, keepdim)
+    def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
+        x = typed(self, dtype)
+        return apply(reduce.prod, (x,), dims=axes(x, dim, "prod"), keepdim=keepdim)
 
-    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """Where the first smallest element is, int64; without `dim`, its place in the flattened tensor."""
-        return _arg("argmin", self, dim, keepdim)
+    def norm(self, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+        """(sum |x|^p)^(1/p) over `dim`; "fro" and None are p = 2. p: any number, inf and -inf too, or 0 to count.
+
+        Raises: DtypeError unless floating; ArgumentError for other names, or where there is no largest element.
+        """
+        if p is None or p == "fro":
+            p = 2.0
+        elif isinstance(p, str):
+            raise ArgumentError(f"norm: p is a number or 'fro', not {p!r}")
+        x = required_float(typed(self, dtype), "norm")
+        dims = axes(x, dim, "norm")
+        if p in (float("inf"), float("-inf")) or p < 0:
+            filled(x, dims, "norm")
+        return apply(moments.vector_norm, (x,), p=p, dims=dims, keepdim=keepdim)
 
     def logsumexp(self, dim: Dims, keepdim: bool = False) -> Tensor:
         """log(sum(exp(self))), without overflow."""
         x = floating(self)
-        dims = axes(x, dim, "logsumexp")
-        return apply(reduce.logsumexp, (_filled(x, dims, "logsumexp"),), dims=dims, keepdim=keepdim)
+        return apply(probability.logsumexp, (x,), dims=axes(x, dim, "logsumexp"), keepdim=keepdim)
 
-    def softmax(self, dim: int) -> Tensor:
-        """exp(self) / sum(exp(self)) along `dim`."""
-        return _along(reduce.softmax, self, dim)
+    def softmax(self, dim: int, dtype: Any = None) -> Tensor:
+        """exp(self) / sum(exp(self)) along `dim`. dtype: to convert to before."""
+        return along(probability.softmax, floating(typed(self, dtype)), dim)
 
-    def log_softmax(self, dim: int) -> Tensor:
-        """log(softmax(self)) along `dim`, without loss of small probabilities."""
-        return _along(reduce.log_softmax, self, dim)
+    def log_softmax(self, dim: int, dtype: Any = None) -> Tensor:
+        """log(softmax(self)) along `dim`, without loss of small probabilities. dtype: to convert to before."""
+        return along(probability.log_softmax, floating(typed(self, dtype)), dim)
 
-    def all(self) -> Tensor:
-        """Whether every element is non-zero, bool ()."""
-        return wrap(self._device.xp.asarray(self._array.all()), self._device)
+    def all(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        """Whether every element is non-zero: bool, of uint8 uint8."""
+        return _truth("all", self, dim, keepdim)
 
-    def any(self) -> Tensor:
-        """Whether some element is non-zero, bool ()."""
-        return wrap(self._device.xp.asarray(self._array.any()), self._device)
+    def any(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        """Whether some element is non-zero: bool, of uint8 uint8."""
+        return _truth("any", self, dim, keepdim)
+
+    def count_nonzero(self, dim: Dims = None) -> Tensor:
+        """How many elements are not zero, int64."""
+        xp = self._device.xp
+        return wrap(xp.asarray((self._array != 0).sum(axis=axes(self, dim, "count_nonzero"))), self._device)
 
 
-def _arg(name: str, x: TensorBase, dim: int | None, keepdim: bool) -> Tensor:
-    _filled(x, axes(x, dim, name), name)
+def _truth(name: str, x: TensorBase, dim: Dims, keepdim: bool) -> Tensor:
     array, xp = x._array, x._device.xp
-    if dim is None:
-        found = xp.asarray(getattr(array, name)())
-        return wrap(found.reshape((1,) * array.ndim) if keepdim else found, x._device)
-    if not array.ndim:
-        return wrap(xp.zeros((), xp.int64), x._device)
-    return wrap(xp.asarray(getattr(array, name)(axis=axis(x, dim, name), keepdims=keepdim)), x._device)
+    truth = array if array.dtype.kind == "b" else array != 0
+    out = xp.asarray(getattr(truth, name)(axis=axes(x, dim, name), keepdims=keepdim))
+    return wrap(out.astype(uint8) if array.dtype == uint8 else out, x._device)
 
 
-def _at(x: TensorBase, found: Tensor, dim: int, keepdim: bool) -> Extremes:
-    """The values of `x` at `found`, which keeps the dimension."""
-    if not x._array.ndim:
-        return Extremes(apply(reduce.amax, (x,), dims=(), keepdim=False), found)
-    at = axis(x, dim, "max")
-    values = apply(index.gather, (x,), index=borrowed(found._array, x), dim=at)
-    return Extremes(values, found) if keepdim else Extremes(values.squeeze(at), found.squeeze(at))
-
-
-def _along(op: Any, x: TensorBase, dim: int) -> Tensor:
-    x = floating(x)
+def along(op: Any, x: TensorBase, dim: int) -> Any:
+    """`op` along one dimension; a 0-d tensor counts as having one."""
     at = axis(x, dim, op.name)
     if x._array.ndim:
         return apply(op, (x,), dim=at)

@@ -18,7 +18,9 @@ class max(NamedTuple):
 
     values: Tensor
     indices: Tensor
-    __repr__ = _text
+
+    def __repr__(self) -> str:
+        return _text(self)
 
 
 class min(NamedTuple):
@@ -26,7 +28,9 @@ class min(NamedTuple):
 
     values: Tensor
     indices: Tensor
-    __repr__ = _text
+
+    def __repr__(self) -> str:
+        return _text(self)
 
 
 class median(NamedTuple):
@@ -34,7 +38,9 @@ class median(NamedTuple):
 
     values: Tensor
     indices: Tensor
-    __repr__ = _text
+
+    def __repr__(self) -> str:
+        return _text(self)
 
 
 class cummax(NamedTuple):
@@ -42,7 +48,9 @@ class cummax(NamedTuple):
 
     values: Tensor
     indices: Tensor
-    __repr__ = _text
+
+    def __repr__(self) -> str:
+        return _text(self)
 
 
 class cummin(NamedTuple):
@@ -50,7 +58,9 @@ class cummin(NamedTuple):
 
     values: Tensor
     indices: Tensor
-    __repr__ = _text
+
+    def __repr__(self) -> str:
+        return _text(self)
 
 
 class aminmax(NamedTuple):
@@ -58,7 +68,9 @@ class aminmax(NamedTuple):
 
     min: Tensor
     max: Tensor
-    __repr__ = _text
+
+    def __repr__(self) -> str:
+        return _text(self)
 
 
 class sort(NamedTuple):
@@ -66,7 +78,9 @@ class sort(NamedTuple):
 
     values: Tensor
     indices: Tensor
-    __repr__ = _text
+
+    def __repr__(self) -> str:
+        return _text(self)
 
 
 class topk(NamedTuple):
@@ -74,7 +88,9 @@ class topk(NamedTuple):
 
     values: Tensor
     indices: Tensor
-    __repr__ = _text
+
+    def __repr__(self) -> str:
+        return _text(self)
 
 
 class kthvalue(NamedTuple):
@@ -82,4 +98,6 @@ class kthvalue(NamedTuple):
 
     values: Tensor
     indices: Tensor
-    __repr__ = _text
+
+    def __repr__(self) -> str:
+        return _text(self)

@@ -30,6 +30,7 @@ from ddp.nn._activation import (
     Tanh,
     Threshold,
 )
+from ddp.nn._attention import MultiheadAttention
 from ddp.nn._container import Sequential
 from ddp.nn._conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from ddp.nn._embedding import Embedding
@@ -124,6 +125,7 @@ __all__ = [
     "MaxPool2d",
     "Mish",
     "Module",
+    "MultiheadAttention",
     "NLLLoss",
     "PReLU",
     "PairwiseDistance",

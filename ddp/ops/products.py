@@ -10,7 +10,7 @@ from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, total
 
 def _half_in_single(a: Array, b: Array) -> Array:
     # NumPy has no float16 kernel: its own loop is 250 times slower than float32.
-    if a.dtype == "float16":
+    if a.dtype.char == "e":
         return (a.astype("float32") @ b.astype("float32")).astype("float16")
     return a @ b
 
@@ -27,27 +27,50 @@ def product(xp: Any, a: Array, b: Array) -> Array:
     return PRODUCTS[xp.__name__](a, b)
 
 
+def rows_of(x: Array) -> Array:
+    """x: (..., n) as (rows, n)."""
+    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def column_sums(xp: Any, g: Array) -> Array:
+    """The sum of g: (rows, n) over its rows."""
+    if g.dtype.char == "e":
+        return total(g, 0)
+    # As a product of vector and matrix: three times faster than NumPy's sum over axis 0, large and small.
+    return xp.ones(g.shape[0], g.dtype).dot(g)
+
+
 # z = x @ y;  dx = g @ y^T, dy = x^T @ g, summed over broadcast leading axes; a vector is a matrix of one row or column
 def _matmul(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return product(xp, x, y), (x.shape, y.shape)
+    shapes = x.shape, y.shape
+    if y.ndim == 2 and x.ndim > 2:  # one large product instead of many small ones
+        return product(xp, rows_of(x), y).reshape(*x.shape[:-1], y.shape[1]), shapes
+    return product(xp, x, y), shapes
 
 
 def _matmul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     y, x = saved
     x_shape, y_shape = shapes
+    dx = dy = None
+    if len(y_shape) == 2 and len(x_shape) > 1:
+        rows = rows_of(g)
+        if needs[0]:
+            dx = product(xp, rows, y.T).reshape(x_shape)
+        if needs[1]:
+            dy = product(xp, rows_of(x).T, rows)
+        return dx, dy
     if len(x_shape) == 1:
         g = g[..., None, :] if len(y_shape) > 1 else g[None]
     if len(y_shape) == 1:
         g = g[..., None]
-    dx = dy = None
     if needs[0]:
-        rows = (1, *x_shape) if len(x_shape) == 1 else x_shape
+        shape = (1, *x_shape) if len(x_shape) == 1 else x_shape
         columns = y[:, None] if len(y_shape) == 1 else y
-        dx = fold(product(xp, g, columns.swapaxes(-1, -2)), rows).reshape(x_shape)
+        dx = fold(product(xp, g, columns.swapaxes(-1, -2)), shape).reshape(x_shape)
     if needs[1]:
-        columns = (*y_shape, 1) if len(y_shape) == 1 else y_shape
-        rows = x[None] if len(x_shape) == 1 else x
-        dy = fold(product(xp, rows.swapaxes(-1, -2), g), columns).reshape(y_shape)
+        shape = (*y_shape, 1) if len(y_shape) == 1 else y_shape
+        lines = x[None] if len(x_shape) == 1 else x
+        dy = fold(product(xp, lines.swapaxes(-1, -2), g), shape).reshape(y_shape)
     return dx, dy
 
 
@@ -56,23 +79,25 @@ matmul = Op("matmul", _matmul, _matmul_backward, inputs=("x", "y"), saves={"x": 
 
 # z = x @ w^T + b;  dx = g @ w, dw = g^T @ x, db = sum g, rows of all leading axes taken together
 def _linear(xp: Any, x: Array, w: Array, b: Array | None) -> tuple[Array, Any]:
-    out = product(xp, _rows(x), w.T)
+    out = product(xp, rows_of(x), w.T)
     if b is not None:
         out += b
-    return out.reshape(*x.shape[:-1], w.shape[0]), x.shape
+    return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.shape[0]), x.shape
 
 
 def _linear_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) -> Gradients:
     w, x = saved
-    g = _rows(g)
-    dx = product(xp, g, w).reshape(shape) if needs[0] else None
-    dw = product(xp, g.T, _rows(x)) if needs[1] else None
-    return dx, dw, total(g, 0) if needs[2] else None
-
-
-def _rows(x: Array) -> Array:
-    """x: (..., n) as (rows, n)."""
-    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    g = rows_of(g)
+    dx = dw = db = None
+    if needs[0]:
+        dx = product(xp, g, w)
+        if len(shape) != 2:
+            dx = dx.reshape(shape)
+    if needs[1]:
+        dw = product(xp, g.T, rows_of(x))
+    if needs[2]:
+        db = column_sums(xp, g)
+    return dx, dw, db
 
 
 linear = Op("linear", _linear, _linear_backward, inputs=("x", "w", "b"), saves={"x": ("w",), "w": ("x",), "b": ()})

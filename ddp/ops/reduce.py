@@ -7,6 +7,14 @@ from typing import Any
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, select, total, unreduce
 
 
+def count_of(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
+    """How many elements meet in each result."""
+    count = 1
+    for dim in dims:
+        count *= shape[dim]
+    return count
+
+
 # z = sum x;  dx = g, broadcast
 def _sum(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
     return total(x, dims, keepdim), (x.shape, dims, keepdim)
@@ -19,11 +27,23 @@ def _sum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
 sum = Op("sum", _sum, _sum_backward, inputs=("x",))
 
 
+# z = sum of what is not nan;  dx = g where x is not nan
+def _nansum(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    there = x == x  # nan alone is unlike itself
+    return total(select(xp, there, x), dims, keepdim), (there, (x.shape, dims, keepdim))
+
+
+def _nansum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    there, shapes = residual
+    return (select(xp, there, xp.broadcast_to(unreduce(g, *shapes), there.shape)),)
+
+
+nansum = Op("nansum", _nansum, _nansum_backward, inputs=("x",))
+
+
 # z = mean of x over n elements;  dx = g/n, broadcast
 def _mean(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
-    count = 1
-    for dim in dims:
-        count *= x.shape[dim]
+    count = count_of(x.shape, dims)
     added = total(x, dims, keepdim, wide=True)
     # The mean of nothing is nan, without a division by zero.
     out = added / count if count else added + float("nan")
@@ -62,60 +82,55 @@ def _amin(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Arra
 amin = Op("amin", _amin, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-# z = log sum e^x;  dx = g*e^(x - z)
-def _logsumexp(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
-    top = x.max(axis=dims, keepdims=True)
-    # Infinite maxima stay what they are: inf - inf would be nan.
-    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-    out = (xp.log(total(xp.exp(x - top), dims, keepdims=True, wide=True)) + top).astype(x.dtype, copy=False)
-    residual = (x.shape, dims, keepdim)
-    return out if keepdim else out.squeeze(dims), residual
+# z = the lower of the two in the middle of all, nan beside a nan;  dx = g, shared equally by the elements that equal it
+def _median(xp: Any, x: Array) -> tuple[Array, Any]:
+    flat = x.reshape(-1)
+    out = xp.partition(flat, (flat.size - 1) // 2)[(flat.size - 1) // 2]
+    return xp.where((flat != flat).any(), flat.dtype.type(xp.nan), out), (x.shape, tuple(range(x.ndim)), False)
 
 
-def _logsumexp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, out = saved
-    return (unreduce(g, *residual) * xp.exp(x - unreduce(out, *residual)),)
+median = Op("median", _median, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-logsumexp = Op("logsumexp", _logsumexp, _logsumexp_backward, inputs=("x",), saves=("x", "out"))
+# z = x at index along `dim`, where it keeps the dimension and names one element of each line;  dx = g there
+def _pick(xp: Any, x: Array, index: Array, dim: int, keepdim: bool) -> tuple[Array, Any]:
+    out = xp.take_along_axis(x, index, axis=dim)
+    return out if keepdim else out.squeeze(dim), (x.shape, index, dim)
 
 
-def peak(xp: Any, x: Array, dim: int) -> Array:
-    """The largest elements along `dim`, which stays with size 1; zeros where there is none."""
-    if x.shape[dim]:
-        return x.max(axis=dim, keepdims=True)
-    return xp.zeros([1 if i == dim else n for i, n in enumerate(x.shape)], x.dtype)
-
-
-# z_i = e^x_i / sum e^x;  dx = z*(g - sum g*z)
-def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
-    out = xp.exp(x - peak(xp, x, dim))
-    out /= total(out, dim, keepdims=True, wide=True)
-    return out, dim
-
-
-def _softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    out = saved[0]
-    dx = g * out
-    dx -= out * total(dx, dim, keepdims=True, wide=True)
+def _pick_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, index, dim = residual
+    dx = xp.zeros(shape, g.dtype)
+    xp.put_along_axis(dx, index, g.reshape(index.shape), axis=dim)
     return (dx,)
 
 
-softmax = Op("softmax", _softmax, _softmax_backward, inputs=("x",), saves=("out",))
+pick = Op("pick", _pick, _pick_backward, inputs=("x",))
 
 
-# z_i = x_i - log sum e^x;  dx = g - e^z * sum g
-def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
-    if not x.size:
-        return x.copy(), dim  # the logarithm of an empty sum would warn
-    out = x - peak(xp, x, dim)
-    out -= xp.log(total(xp.exp(out), dim, keepdims=True, wide=True))
-    return out, dim
+# z = product of x;  dx = g*(product of all others), which is right beside zeros too
+def _prod(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    wide = {"b": "int64", "u": "int64", "i": "int64"}.get(x.dtype.kind, "float32" if x.dtype.char == "e" else None)
+    out = x.prod(axis=dims, keepdims=keepdim, dtype=wide)
+    return out.astype(x.dtype, copy=False) if x.dtype.char == "e" else out, (dims, keepdim)
 
 
-def _log_softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    dx = g - xp.exp(saved[0]) * total(g, dim, keepdims=True, wide=True)
-    return (dx.astype(g.dtype, copy=False),)
+def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, (dims, keepdim) = saved[0], residual
+    g = unreduce(g, x.shape, dims, keepdim)
+    if len(dims) == 1:
+        return (_others(xp, x, dims[0]) * g,)
+    return ((_others(xp, x.reshape(-1), 0) * g.reshape(-1)).reshape(x.shape),)  # all of them: that is what there is
 
 
-log_softmax = Op("log_softmax", _log_softmax, _log_softmax_backward, inputs=("x",), saves=("out",))
+def _others(xp: Any, x: Array, dim: int) -> Array:
+    """The product of all other elements along `dim`: of those before it, times those after it."""
+    x = x.swapaxes(0, dim)
+    before, after = xp.ones_like(x), xp.ones_like(x)
+    xp.cumprod(x[:-1], axis=0, out=before[1:])
+    xp.cumprod(x[:0:-1], axis=0, out=after[-2::-1])
+    before *= after
+    return before.swapaxes(0, dim)
+
+
+prod = Op("prod", _prod, _prod_backward, inputs=("x",), saves=("x",))

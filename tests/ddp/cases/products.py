@@ -27,6 +27,7 @@ def products() -> Iterator[Case]:
         label = f"{'empty ' * (0 in a)}{a} @ {b}"
         yield Case("matmul", label, lambda t, x, y: x @ y, (draw(*a), draw(*b, seed=1)))
     yield Case("matmul", "non-contiguous", lambda t, x, y: t.matmul(x, y), (spaced(2, 3), spaced(3, 4)))
+    yield Case("matmul", "rows non-contiguous", lambda t, x, y: t.matmul(x, y), (spaced(2, 5, 3), spaced(3, 4)))
 
     def linear(t: Any, *inputs: Any) -> Any:
         return t.nn.functional.linear(*inputs)
@@ -40,4 +41,52 @@ def products() -> Iterator[Case]:
     yield Case("linear", "non-contiguous", linear, (spaced(5, 3), spaced(4, 3, seed=1), draw(4, seed=2)))
 
 
-CASES = list(products())
+# Equations, and shapes of their operands.
+SUMS = [
+    ("ij,jk->ik", (2, 3), (3, 4)),
+    ("ij,jk", (2, 3), (3, 4)),
+    ("ij,kj->ki", (2, 3), (4, 3)),
+    ("bij,bjk->bik", (5, 2, 3), (5, 3, 4)),
+    ("bhqd,bhkd->bhqk", (2, 3, 4, 5), (2, 3, 2, 5)),
+    ("bqhd,bkhd->bhqk", (2, 4, 3, 5), (2, 2, 3, 5)),
+    ("i,j->ij", (2,), (3,)),
+    ("i,i", (3,), (3,)),
+    ("i,i->i", (3,), (3,)),
+    ("ij,j", (2, 3), (3,)),
+    ("ij,ij->", (2, 3), (2, 3)),
+    ("...ij,...jk->...ik", (5, 2, 3), (3, 4)),
+    ("...ij,...jk", (5, 1, 2, 3), (4, 3, 2)),
+    ("i...,i->...", (3, 2, 4), (3,)),
+    ("...,...->...", (2, 1), (3,)),
+    ("ij,jk->ik", (2, 1), (3, 4)),
+    ("ijk,l->kl", (2, 3, 4), (2,)),
+    ("ii,ij->j", (3, 3), (3, 2)),
+    ("ij,i->ji", (2, 3), (2,)),
+    ("Ab,bC", (2, 3), (3, 4)),
+    (" i j , j k -> i k ", (2, 3), (3, 4)),
+]
+
+
+def sums() -> Iterator[Case]:
+    for i, (equation, a, b) in enumerate(SUMS):
+        run = lambda t, x, y, equation=equation: t.einsum(equation, x, y)  # noqa: E731  # one line a case
+        yield Case("einsum", f"{equation} {i}", run, (draw(*a), draw(*b, seed=1)))
+    for equation, shape in [("ii->i", (3, 3)), ("ii", (3, 3)), ("iji->ji", (3, 2, 3)), ("...ii->...i", (2, 3, 3))]:
+        run_one = lambda t, x, equation=equation: t.einsum(equation, x)  # noqa: E731
+        yield Case("diagonals", equation, run_one, (draw(*shape),))
+    yield Case("diagonals", "empty", lambda t, x: t.einsum("ii->i", x), (draw(0, 0),))
+    yield Case("diagonals", "non-contiguous", lambda t, x: t.einsum("ii->i", x), (spaced(3, 3),))
+    yield Case("einsum", "empty", lambda t, x, y: t.einsum("ij,jk->ik", x, y), (draw(0, 3), draw(3, 4)))
+    yield Case("einsum", "empty inside", lambda t, x, y: t.einsum("ij,jk->ik", x, y), (draw(2, 0), draw(0, 4)))
+    yield Case("einsum", "non-contiguous", lambda t, x, y: t.einsum("ij,jk", x, y), (spaced(2, 3), spaced(3, 4)))
+    three = (draw(2, 3), draw(3, 4, seed=1), draw(4, 2, seed=2))
+    yield Case("einsum", "three", lambda t, x, y, z: t.einsum("ij,jk,kl->il", x, y, z), three)
+    yield Case("einsum", "three to nothing", lambda t, x, y, z: t.einsum("ij,jk,ki->", x, y, z), three)
+    yield Case("einsum", "lists", lambda t, x, y: t.einsum(x, [0, 1], y, [1, 2], [2, 0]), three[:2])
+    yield Case("einsum", "dims", lambda t, x, y: t.tensordot(x, y, 1), three[:2])
+    yield Case(
+        "einsum", "pairs", lambda t, x, y: t.tensordot(x, y, ([0, 2], [1, 0])), (draw(2, 5, 3), draw(3, 2, 4, seed=1))
+    )
+
+
+CASES = [*products(), *sums()]

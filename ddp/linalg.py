@@ -1,0 +1,64 @@
+"""Linear algebra: norms of vectors and matrices, under PyTorch's names. What needs a decomposition is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddp._tensor.core import Tensor
+from ddp._tensor.functions import matmul
+from ddp._tensor.reductions import Dims, axes, axis
+from ddp.errors import ArgumentError
+
+__all__ = ["matmul", "matrix_norm", "norm", "vector_norm"]
+
+
+def vector_norm(x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """(sum |x|^ord)^(1/ord) over `dim`, over all for None. ord: any number, inf and -inf too, or 0 to count.
+
+    Raises: DtypeError unless floating; ArgumentError where there is no largest element.
+    """
+    return x.norm(ord, dim, keepdim, dtype)
+
+
+def matrix_norm(
+    A: Tensor, ord: float | str = "fro", dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """A norm of matrices. ord: "fro", the root of the sum of squares; 1 and -1, the largest and smallest sum of a
+    column's absolute values; inf and -inf, of a row's.
+
+    Raises: ArgumentError for other norms (2, -2 and "nuc" need singular values), or unless `dim` names two dimensions.
+    """
+    if len(dim) != 2:
+        raise ArgumentError(f"matrix_norm: expected two dimensions, got {tuple(dim)}")
+    axes(A, dim, "matrix_norm")
+    if ord == "fro":
+        return A.norm(2, dim, keepdim, dtype)
+    if isinstance(ord, str) or ord not in (1, -1, float("inf"), float("-inf")):
+        raise ArgumentError(f"matrix_norm: ord is 'fro', 1, -1, inf or -inf, not {ord!r}")
+    row, column = (axis(A, d, "matrix_norm") for d in dim)
+    summed, left = (row, column) if abs(ord) == 1 else (column, row)
+    sums = A.norm(1, summed, True, dtype)
+    out = sums.amax(left, True) if ord > 0 else sums.amin(left, True)
+    if keepdim:
+        return out
+    return out.reshape([n for i, n in enumerate(A.shape) if i not in (row, column)])
+
+
+def norm(
+    A: Tensor, ord: float | str | None = None, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """A vector norm over one dimension, a matrix norm over two, by `dim` or by the number of dimensions; without
+    `ord`, the root of the sum of all squares.
+
+    Raises: ArgumentError, DtypeError.
+    """
+    dims = [dim] if isinstance(dim, int) else dim
+    if ord is None:
+        return vector_norm(A, 2, dims, keepdim, dtype=dtype)
+    over = dims if dims is not None else tuple(range(A.ndim))
+    if len(over) == 2:
+        return matrix_norm(A, ord, over, keepdim, dtype=dtype)
+    if isinstance(ord, str) or len(over) != 1:
+        raise ArgumentError(f"norm: ord={ord!r} over {len(over)} dimensions")
+    return vector_norm(A, ord, over, keepdim, dtype=dtype)

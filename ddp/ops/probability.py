@@ -1,0 +1,164 @@
+"""softmax and its logarithms, in blocks that stay in the cache: every pass but the first and the last is free there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total, unreduce
+
+# Elements of a block: what is read, what is written and a scratch array of float32 fit a megabyte of L2 together. A GPU
+# has no use for blocks: it takes the whole.
+BLOCKS = {"numpy": 1 << 16, "cupy": 1 << 62}
+
+
+def columns(x: Array, dim: int) -> Array:
+    """x as (outer, n) or (outer, n, inner), where n runs along `dim`: a view if the memory allows one."""
+    outer, n, inner = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
+    if inner == 1:
+        return x if x.ndim == 2 and dim == 1 else x.reshape(outer, n)
+    return x if x.ndim == 3 and dim == 1 else x.reshape(outer, n, inner)
+
+
+def blocks(xp: Any, shape: tuple[int, ...]) -> Iterator[Any]:
+    """Indices that cut (outer, n) or (outer, n, inner) into blocks that hold n whole."""
+    outer, n = shape[:2]
+    inner = shape[2] if len(shape) > 2 else 1
+    size = BLOCKS[xp.__name__]
+    if outer * n * inner <= size:
+        yield ...
+        return
+    rows = max(size // max(n * inner, 1), 1)
+    across = inner if rows > 1 or len(shape) == 2 else max(size // max(n, 1), 16)
+    for row in range(0, outer, rows):
+        for column in range(0, inner, across):
+            part = slice(row, row + rows)
+            yield part if len(shape) == 2 else (part, slice(None), slice(column, column + across))
+
+
+def working(x: Array) -> Any:
+    """The dtype to compute in: float16 is too coarse to add up."""
+    return "float32" if x.dtype.char == "e" else x.dtype
+
+
+def added(xp: Any, x: Array, weight: Array | None = None) -> Array:
+    """The sum of `x`, or of x * weight, along axis 1, which stays. x: (r, n) or (r, n, m); weight: (n,)."""
+    if x.ndim == 2:
+        # As a product of matrix and vector: five times faster than NumPy's sum along short rows.
+        return x.dot(xp.ones(x.shape[1], x.dtype) if weight is None else weight)[:, None]
+    if weight is not None:
+        x = x * weight[:, None]
+    return x.sum(axis=1, keepdims=True)
+
+
+def scratch(xp: Any, x: Array, dtype: Any) -> Array:
+    """Memory for one block of `x`, of as many elements as its largest."""
+    n = x.shape[1]
+    inner = x.shape[2] if x.ndim > 2 else 1
+    size = BLOCKS[xp.__name__]
+    return xp.empty(min(x.size, max(size, n * min(inner, 16))), dtype)
+
+
+def shaped(buffer: Array, x: Array) -> Array:
+    """The head of `buffer` in the shape of the block `x`."""
+    return buffer[: x.size].reshape(x.shape)
+
+
+# z_i = e^x_i / sum e^x;  dx = z*(g - sum g*z)
+def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+    out = xp.empty(x.shape, x.dtype)
+    if x.size:
+        wide, rows, results = working(x), columns(x, dim), columns(out, dim)
+        same = wide == x.dtype
+        for at in blocks(xp, rows.shape):
+            part = rows[at]
+            e = results[at] if same else xp.empty(part.shape, wide)
+            xp.subtract(part, part.max(axis=1, keepdims=True), out=e, dtype=wide)
+            xp.exp(e, out=e)
+            xp.divide(e, added(xp, e), out=e)
+            if not same:
+                results[at] = e
+    return out, dim
+
+
+def _softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
+    out = saved[0]
+    dx = xp.empty(out.shape, out.dtype)
+    if out.size:
+        wide, rows, gs, results = working(out), columns(out, dim), columns(g, dim), columns(dx, dim)
+        same = wide == out.dtype
+        for at in blocks(xp, rows.shape):
+            z, part = rows[at], gs[at]
+            d = results[at] if same else xp.empty(z.shape, wide)
+            xp.multiply(z, part, out=d, dtype=wide)
+            xp.subtract(part, added(xp, d), out=d)
+            xp.multiply(d, z, out=d)
+            if not same:
+                results[at] = d
+    return (dx,)
+
+
+softmax = Op("softmax", _softmax, _softmax_backward, inputs=("x",), saves=("out",))
+
+
+# z_i = x_i - log sum e^x;  dx = g - e^z * sum g
+def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+    out = xp.empty(x.shape, x.dtype)
+    if x.size:
+        wide, rows, results = working(x), columns(x, dim), columns(out, dim)
+        same = wide == x.dtype
+        buffer = scratch(xp, rows, wide)
+        for at in blocks(xp, rows.shape):
+            part = rows[at]
+            z = results[at] if same else xp.empty(part.shape, wide)
+            xp.subtract(part, part.max(axis=1, keepdims=True), out=z, dtype=wide)
+            e = shaped(buffer, z)
+            xp.exp(z, out=e)
+            xp.subtract(z, xp.log(added(xp, e)), out=z)
+            if not same:
+                results[at] = z
+    return out, dim
+
+
+def _log_softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
+    out = saved[0]
+    dx = xp.empty(out.shape, out.dtype)
+    if out.size:
+        wide, rows, gs, results = working(out), columns(out, dim), columns(g, dim), columns(dx, dim)
+        same = wide == out.dtype
+        for at in blocks(xp, rows.shape):
+            part = gs[at] if same else gs[at].astype(wide)
+            d = results[at] if same else xp.empty(part.shape, wide)
+            xp.exp(rows[at], out=d, dtype=wide)
+            xp.multiply(d, added(xp, part), out=d)
+            xp.subtract(part, d, out=d)
+            if not same:
+                results[at] = d
+    return (dx,)
+
+
+log_softmax = Op("log_softmax", _log_softmax, _log_softmax_backward, inputs=("x",), saves=("out",))
+
+
+# z = log sum e^x;  dx = g*e^(x - z)
+def _logsumexp(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    if not x.size:
+        return total(xp.exp(x), dims, keepdim) - float("inf"), (x.shape, dims, keepdim)
+    top = x.max(axis=dims, keepdims=True)
+    # Infinite maxima stay what they are: inf - inf would be nan.
+    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    out = (xp.log(total(xp.exp(x - top), dims, keepdims=True, wide=True)) + top).astype(x.dtype, copy=False)
+    residual = (x.shape, dims, keepdim)
+    return out if keepdim else out.squeeze(dims), residual
+
+
+def _logsumexp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, out = saved
+    z = unreduce(out, *residual)
+    dx = xp.exp(x - xp.where(z == float("-inf"), 0, z))  # of nothing but -inf: 0, not nan
+    dx *= unreduce(g, *residual)
+    return (dx,)
+
+
+logsumexp = Op("logsumexp", _logsumexp, _logsumexp_backward, inputs=("x",), saves=("x", "out"))
