@@ -9,17 +9,13 @@ is the median over rounds. Peak memory is that of a fresh process over what it h
 
 from __future__ import annotations
 
-import os
-
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[name] = "1"  # before NumPy is loaded
-
 import argparse
 import datetime
 import importlib
 import importlib.metadata
 import itertools
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -29,7 +25,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+for each in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[each] = "1"
+
+import numpy as np  # noqa: E402  # it reads them when it is loaded
 
 Step = Callable[[], float]  # one step; returns the loss
 

@@ -1,0 +1,129 @@
+"""A DCGAN on scikit-learn's handwritten digits: generator against discriminator, an optimizer each; samples as a PNG.
+
+    python examples/dcgan_digits.py --out samples.png
+    ddp-launch -n 2 examples/dcgan_digits.py
+
+Source: Radford et al. 2016, arXiv:1511.06434, at 8x8 pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from train_digits import batches, load_digits
+
+import collectives
+import ddp
+from ddp import nn
+
+NOISE = 32  # numbers that a sample is made of
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=60, help="passes over the images (default: 60)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images a step, over all ranks (default: 64)")
+    parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of both (default: 2e-4)")
+    parser.add_argument("--width", type=int, default=64, help="channels of the widest image (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights, the noise and the order (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("samples.png"), help="the picture (default: samples.png)")
+    return parser.parse_args(argv)
+
+
+def make_generator(width: int) -> nn.Module:
+    """(N, NOISE, 1, 1) noise to (N, 1, 8, 8) images from -1 to 1."""
+    return nn.Sequential(
+        nn.ConvTranspose2d(NOISE, 2 * width, 2, bias=False),
+        nn.BatchNorm2d(2 * width),
+        nn.ReLU(),
+        nn.ConvTranspose2d(2 * width, width, 4, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.ConvTranspose2d(width, 1, 4, stride=2, padding=1),
+        nn.Tanh(),
+    )
+
+
+def make_discriminator(width: int) -> nn.Module:
+    """(N, 1, 8, 8) images to (N, 1) logits: positive for what looks real."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 4, stride=2, padding=1),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(width, 2 * width, 4, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(2 * width),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(2 * width, 1, 2),
+        nn.Flatten(),
+    )
+
+
+def initialize(module: nn.Module) -> None:
+    """The paper's weights: normal, with deviation 0.02."""
+    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+        nn.init.normal_(module.weight, 0.0, 0.02)
+    elif isinstance(module, nn.BatchNorm2d):
+        nn.init.normal_(module.weight, 1.0, 0.02)
+
+
+def save_grid(images: np.ndarray, path: Path, columns: int = 8, zoom: int = 6) -> None:
+    """Writes images (N, 1, 8, 8) from -1 to 1 side by side."""
+    rows = len(images) // columns
+    framed = np.pad(images[: rows * columns, 0], ((0, 0), (1, 1), (1, 1)), constant_values=-1.0)
+    height, width = framed.shape[1:]
+    grid = framed.reshape(rows, columns, height, width).transpose(0, 2, 1, 3).reshape(rows * height, columns * width)
+    pixels = ((grid + 1) * 127.5).clip(0, 255).astype(np.uint8)
+    Image.fromarray(pixels.repeat(zoom, 0).repeat(zoom, 1)).save(path)
+
+
+def main() -> None:
+    args = parse()
+    comm = collectives.init()
+    ddp.manual_seed(args.seed)
+    images = load_digits(args.seed, "float32")[0] * 2 - 1
+    generator = ddp.DataParallel(make_generator(args.width).apply(initialize), comm)
+    discriminator = ddp.DataParallel(make_discriminator(args.width).apply(initialize), comm)
+    optimizer_g = ddp.optim.Adam(generator.parameters(), lr=args.lr, betas=(0.5, 0.999))
+    optimizer_d = ddp.optim.Adam(discriminator.parameters(), lr=args.lr, betas=(0.5, 0.999))
+    criterion = nn.BCEWithLogitsLoss()
+    fixed = ddp.randn(64, NOISE, 1, 1)  # the same noise in the end as in the beginning
+    ddp.manual_seed(args.seed + 1 + comm.rank)  # each rank makes other samples
+    start = time.perf_counter()
+    for epoch in range(args.epochs):
+        totals = np.zeros(3)
+        for batch in batches(len(images), args.batch_size, args.seed, epoch):
+            mine = np.array_split(batch, comm.size)[comm.rank]
+            if len(batch) < args.batch_size:
+                continue  # batch normalization wants as many samples on every rank
+            real = ddp.from_numpy(images[mine])
+            fake = generator(ddp.randn(len(mine), NOISE, 1, 1))
+            ones, zeros = ddp.ones(len(mine), 1), ddp.zeros(len(mine), 1)
+
+            # What is real is told from what is made: the generator learns nothing from this.
+            optimizer_d.zero_grad()
+            loss_d = criterion(discriminator(real), ones) + criterion(discriminator(fake.detach()), zeros)
+            loss_d.backward()
+            optimizer_d.step()
+
+            # What is made should pass for real: through the discriminator, which is not updated.
+            optimizer_g.zero_grad()
+            loss_g = criterion(discriminator(fake), ones)
+            loss_g.backward()
+            optimizer_g.step()
+            totals += loss_d.item(), loss_g.item(), 1
+        if comm.rank == 0 and (epoch + 1) % max(1, args.epochs // 6) == 0:
+            loss_d_mean, loss_g_mean = totals[:2] / max(totals[2], 1)
+            print(f"epoch {epoch + 1}: discriminator {loss_d_mean:.3f}, generator {loss_g_mean:.3f}", flush=True)
+    if comm.rank == 0:
+        generator.eval()
+        with ddp.no_grad():
+            save_grid(generator.module(fixed).numpy(), args.out)
+        print(f"64 samples in {args.out}, {time.perf_counter() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

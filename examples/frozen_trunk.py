@@ -1,0 +1,94 @@
+"""Fine-tuning: a CNN learns the digits 0 to 4; then its trunk is frozen, and a new head learns 5 to 9 from few images.
+
+    python examples/frozen_trunk.py
+    ddp-launch -n 2 examples/frozen_trunk.py
+
+A frozen trunk costs no backward work and saves nothing for it; its parameters have no bucket, and no optimizer state.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from train_digits import batches, count_right, load_digits
+
+import collectives
+import ddp
+from ddp import nn
+from ddp.nn import functional as F
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=10, help="passes over each half (default: 10)")
+    parser.add_argument("--few", type=int, default=100, help="images of 5 to 9 that the new head sees (default: 100)")
+    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: 3e-3)")
+    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the order (default: 0)")
+    return parser.parse_args(argv)
+
+
+def make_trunk() -> nn.Module:
+    """(N, 1, 8, 8) images to (N, 256) features."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+
+
+def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse.Namespace) -> ddp.DataParallel:
+    """Trains what requires grad in `net`."""
+    model = ddp.DataParallel(net)
+    optimizer = ddp.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=args.lr)
+    comm = collectives.init()
+    for epoch in range(args.epochs):
+        for batch in batches(len(images), 32, args.seed, epoch):
+            mine = np.array_split(batch, comm.size)[comm.rank]
+            loss = F.cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
+            optimizer.zero_grad()
+            model.backward(loss, weight=len(mine))
+            optimizer.step()
+    return model
+
+
+def main() -> None:
+    args = parse()
+    comm = collectives.init()
+    ddp.manual_seed(args.seed)
+    images, labels, test_images, test_labels = load_digits(args.seed, "float32")
+    low, high = labels < 5, labels >= 5
+    test_low, test_high = test_labels < 5, test_labels >= 5
+
+    trunk = make_trunk()
+    model = train(nn.Sequential(trunk, nn.Linear(256, 5)), images[low], labels[low], args)
+    model.eval()
+    right = count_right(model, test_images[test_low], test_labels[test_low], comm)
+    if comm.rank == 0:
+        print(f"0 to 4, everything trained: {100 * right / test_low.sum():.1f} % right")
+    model.close()
+
+    # eval() keeps the running statistics of batch normalization: these are part of what is frozen.
+    trunk.requires_grad_(False).eval()
+    few_images, few_labels = images[high][: args.few], labels[high][: args.few] - 5
+    before = [p.numpy().copy() for p in trunk.parameters()]
+    model = train(nn.Sequential(trunk, nn.Linear(256, 5)), few_images, few_labels, args)
+    assert all(np.array_equal(p.numpy(), old) for p, old in zip(trunk.parameters(), before, strict=True))
+    right = count_right(model, test_images[test_high], test_labels[test_high] - 5, comm)
+    if comm.rank == 0:
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        print(
+            f"5 to 9, a new head of {trained} numbers on {len(few_images)} images: "
+            f"{100 * right / test_high.sum():.1f} % right"
+        )
+
+
+if __name__ == "__main__":
+    main()

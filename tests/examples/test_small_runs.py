@@ -1,0 +1,73 @@
+"""The other examples at a small size, as users start them: alone, and on two ranks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+ALONE = [sys.executable]
+TWO = [sys.executable, "-m", "launcher", "-n", "2"]
+starts = pytest.mark.parametrize("start", [ALONE, pytest.param(TWO, marks=pytest.mark.mpi)], ids=["alone", "two"])
+
+
+def run_example(run_job: Run, start: list[str], name: str, *args: str) -> str:
+    done = run_job([*start, str(EXAMPLES / name), *args], timeout=100, env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@starts
+def test_custom_function(run_job: Run, start: list[str]) -> None:
+    out = run_example(run_job, start, "custom_function.py", "--epochs", "4", "--units", "64")
+    assert "hidden values: [-1.0, 1.0]" in out
+    found = re.search(r"test accuracy ([\d.]+) %", out)
+    assert found
+    assert float(found[1]) > 80
+
+
+@starts
+def test_frozen_trunk(run_job: Run, start: list[str]) -> None:
+    out = run_example(run_job, start, "frozen_trunk.py", "--epochs", "3")
+    shares = [float(share) for share in re.findall(r"([\d.]+) % right", out)]
+    assert len(shares) == 2
+    assert shares[0] > 90
+    assert shares[1] > 60
+
+
+@starts
+def test_char_gpt(run_job: Run, start: list[str]) -> None:
+    size = ["--steps", "30", "--width", "32", "--layers", "2", "--length", "32", "--bytes", "100000"]
+    out = run_example(run_job, start, "char_gpt.py", *size)
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", out)]
+    assert len(losses) == 10
+    assert losses[-1] < 3.6 < losses[0]
+    found = re.search(r"held-out loss ([\d.]+)", out)
+    assert found
+    assert float(found[1]) < 3.6
+    assert "def " in out
+
+
+@starts
+def test_dcgan_digits(run_job: Run, start: list[str], tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    picture = tmp_path / "samples.png"
+    out = run_example(run_job, start, "dcgan_digits.py", "--epochs", "2", "--width", "16", "--out", str(picture))
+    assert "epoch 2: discriminator" in out
+    with image.open(picture) as opened:
+        assert opened.size == (480, 480)
+        low, high = opened.getextrema()
+    assert low < 100 < high  # not one grey
+
+
+def test_every_example_is_short_and_run() -> None:
+    tested = (Path(__file__).parent / "test_train_digits.py").read_text() + Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert len(path.read_text().splitlines()) < 150, path
+        assert path.name in tested, path
