@@ -202,7 +202,7 @@ def _addcmul(xp: Any, x: Array, y: Array, z: Array, value: float) -> tuple[Array
 
 
 def _addcmul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    y, z = saved
+    z, y = saved
     x_shape, y_shape, z_shape, value = residual
     return (
         fold(g, x_shape) if needs[0] else None,
@@ -220,7 +220,7 @@ def _addcdiv(xp: Any, x: Array, y: Array, z: Array, value: float) -> tuple[Array
 
 
 def _addcdiv_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    y, z = saved
+    z, y = saved
     x_shape, y_shape, z_shape, value = residual
     dx = fold(g, x_shape) if needs[0] else None
     if not (needs[1] or needs[2]):
@@ -246,7 +246,7 @@ def _lerp(xp: Any, x: Array, y: Array, w: Array) -> tuple[Array, Any]:
 
 
 def _lerp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    x, y, w = saved
+    w, x, y = saved
     return (
         fold(g * (1 - w), shapes[0]) if needs[0] else None,
         fold(g * w, shapes[1]) if needs[1] else None,

@@ -72,10 +72,10 @@ def product(xp: Any, kernel: Kernel, g: Array, saved: Sequence[Array], scratch: 
 def _blend_by_bits(xp: Any, mask: Array, a: Array, b: Array, out: Array) -> None:
     # As `select` does it: a choice by integer arithmetic doesn't branch at every element.
     kind = BITS[a.dtype.itemsize]
-    one, other, result = a.view(kind), b.view(kind), out.view(kind)
-    xp.bitwise_xor(one, other, out=result)
-    xp.multiply(result, mask, out=result)
-    xp.bitwise_xor(result, other, out=result)
+    one, other = a.view(kind), b.view(kind)
+    difference = xp.bitwise_xor(one, other)
+    xp.multiply(difference, mask, out=difference)
+    xp.bitwise_xor(difference, other, out=out.view(kind))
 
 
 def _blend_by_where(xp: Any, mask: Array, a: Array, b: Array, out: Array) -> None:
@@ -86,5 +86,5 @@ BLENDS = {"numpy": _blend_by_bits, "cupy": _blend_by_where}
 
 
 def blend(xp: Any, mask: Array, a: Array, b: Array, out: Array) -> None:
-    """out = a where mask, else b: floating arrays of one dtype. `out` may be `a`, not `b`."""
+    """out = a where mask, else b: floating arrays of one dtype and size; `out` may be one of them."""
     BLENDS[xp.__name__](xp, mask, a, b, out)

@@ -127,7 +127,7 @@ def _hypot(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
 
 
 def _hypot_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    x, y, out = saved
+    x, out, y = saved
     return fold(g * (x / out), shapes[0]) if needs[0] else None, fold(g * (y / out), shapes[1]) if needs[1] else None
 
 

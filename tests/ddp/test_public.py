@@ -16,14 +16,14 @@ PUBLIC = [
         (
             "AdaptiveAvgPool1d AdaptiveAvgPool2d AvgPool1d AvgPool2d BCELoss BCEWithLogitsLoss BatchNorm1d "
             "BatchNorm2d Bilinear CELU Conv1d Conv2d ConvTranspose1d ConvTranspose2d CosineEmbeddingLoss "
-            "CosineSimilarity CrossEntropyLoss Dropout Dropout1d Dropout2d ELU Flatten Fold GELU GLU "
+            "CosineSimilarity CrossEntropyLoss Dropout Dropout1d Dropout2d ELU Embedding Flatten Fold GELU GLU "
             "GaussianNLLLoss GroupNorm Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity "
             "InstanceNorm1d InstanceNorm2d KLDivLoss L1Loss LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax "
-            "MSELoss MarginRankingLoss MaxPool1d MaxPool2d Mish Module NLLLoss PReLU PairwiseDistance Parameter "
-            "PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm ReLU ReLU6 SELU Sequential SiLU Sigmoid "
-            "SmoothL1Loss SoftMarginLoss Softmax Softmin Softplus Softsign Tanh Threshold TripletMarginLoss "
-            "TripletMarginWithDistanceLoss Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad2d "
-            "functional init"
+            "MSELoss MarginRankingLoss MaxPool1d MaxPool2d Mish Module MultiheadAttention NLLLoss PReLU "
+            "PairwiseDistance Parameter PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm ReLU ReLU6 SELU "
+            "Sequential SiLU Sigmoid SmoothL1Loss SoftMarginLoss Softmax Softmin Softplus Softsign Tanh Threshold "
+            "TripletMarginLoss TripletMarginWithDistanceLoss Unfold Upsample UpsamplingBilinear2d "
+            "UpsamplingNearest2d ZeroPad2d functional init"
         ),
     ),
     (
@@ -32,12 +32,13 @@ PUBLIC = [
             "adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d avg_pool2d batch_norm bilinear "
             "binary_cross_entropy binary_cross_entropy_with_logits celu conv1d conv2d conv_transpose1d "
             "conv_transpose2d cosine_embedding_loss cosine_similarity cross_entropy dropout dropout1d dropout2d "
-            "elu fold gaussian_nll_loss gelu glu group_norm hardsigmoid hardswish hardtanh hinge_embedding_loss "
-            "huber_loss instance_norm interpolate kl_div l1_loss layer_norm leaky_relu linear log_softmax "
-            "logsigmoid margin_ranking_loss max_pool1d max_pool2d mish mse_loss nll_loss normalize pad "
-            "pairwise_distance pixel_shuffle pixel_unshuffle poisson_nll_loss prelu relu relu6 relu_ rms_norm "
-            "scaled_dot_product_attention selu sigmoid silu smooth_l1_loss soft_margin_loss softmax softmin "
-            "softplus softsign tanh threshold triplet_margin_loss triplet_margin_with_distance_loss unfold"
+            "elu embedding fold gaussian_nll_loss gelu glu group_norm hardsigmoid hardswish hardtanh "
+            "hinge_embedding_loss huber_loss instance_norm interpolate kl_div l1_loss layer_norm leaky_relu "
+            "linear log_softmax logsigmoid margin_ranking_loss max_pool1d max_pool2d mish mse_loss nll_loss "
+            "normalize one_hot pad pairwise_distance pixel_shuffle pixel_unshuffle poisson_nll_loss prelu relu "
+            "relu6 relu_ rms_norm scaled_dot_product_attention selu sigmoid silu smooth_l1_loss soft_margin_loss "
+            "softmax softmin softplus softsign tanh threshold triplet_margin_loss "
+            "triplet_margin_with_distance_loss unfold"
         ),
     ),
     (

@@ -1,0 +1,65 @@
+"""Activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.ddp.cases.table import Case, draw, spaced, unary
+
+# PyTorch's gradient of hardsigmoid in float64 has a sixth of float32.
+ELSEWHERE = {"hardsigmoid"}
+
+
+def functional(op: str, *args: Any, name: str | None = None, **options: Any) -> Iterator[Case]:
+    def run(t: Any, x: Any) -> Any:
+        return getattr(t.nn.functional, name or op)(x, *args, **options)
+
+    label = ", ".join([name or "", *map(str, args), *map(str, options.values())])
+    for case in unary(op, low=-4.0, high=4.0, fn=run):
+        yield case._replace(label=f"{case.label} {label}")
+    yield Case(op, f"wide {label}", run, (draw(50, low=-30.0, high=30.0),))
+
+
+def prelu(shape: tuple[int, ...], weight: tuple[int, ...]) -> Callable[..., Case]:
+    return lambda label, make: Case(
+        "prelu", label, lambda t, x, w: t.nn.functional.prelu(x, w), (make(*shape), draw(*weight, seed=1, low=0.1))
+    )
+
+
+CASES = [
+    *unary("relu"),
+    *functional("silu"),
+    *functional("mish"),
+    *functional("softplus"),
+    *functional("softplus", 2.0),
+    *functional("softplus", 0.5, 1.0),
+    *functional("logsigmoid"),
+    *functional("gelu"),
+    *functional("gelu", approximate="tanh"),
+    *functional("elu"),
+    *functional("elu", 1.7),
+    *functional("elu", name="selu"),
+    *functional("elu", 0.5, name="celu"),
+    *functional("leaky_relu"),
+    *functional("leaky_relu", 1.5),
+    *functional("hardtanh"),
+    *functional("hardtanh", name="relu6"),
+    *functional("hardswish"),
+    *functional("softsign"),
+    *functional("threshold", 0.1, 7.0),
+    prelu((3, 4), (1,))("one weight", draw),
+    prelu((2, 3, 2), (3,))("channels", draw),
+    prelu((4,), (1,))("vector", draw),
+    prelu((0, 3), (3,))("empty", draw),
+    prelu((3, 4), (4,))("non-contiguous", spaced),
+    *(
+        Case("glu", label, lambda t, x, dim=dim: t.nn.functional.glu(x, dim), (array,))
+        for label, dim, array in [
+            ("last", -1, draw(3, 4)),
+            ("first", 0, draw(4, 3)),
+            ("empty", 1, draw(0, 4)),
+            ("non-contiguous", 1, spaced(2, 4)),
+        ]
+    ),
+]
