@@ -3,6 +3,10 @@
 One model trains on many devices through `DataParallel`; a world of one needs nothing but NumPy.
 """
 
+from math import e, inf, nan, pi
+
+from numpy import dtype, newaxis
+
 from ddp import amp, autograd, errors, linalg, nn, optim, return_types
 from ddp._device import device, initial_seed, manual_seed
 from ddp._engine import (
@@ -45,6 +49,12 @@ from ddp._tensor.dtypes import (
     uint8,
 )
 from ddp._tensor.dtypes import bool_ as bool
+from ddp._tensor.dtypes import float16 as half
+from ddp._tensor.dtypes import float32 as float
+from ddp._tensor.dtypes import float64 as double
+from ddp._tensor.dtypes import int16 as short
+from ddp._tensor.dtypes import int32 as int
+from ddp._tensor.dtypes import int64 as long
 from ddp._tensor.functions import (
     abs,
     absolute,
@@ -382,7 +392,10 @@ __all__ = [
     "div",
     "divide",
     "dot",
+    "double",
     "dstack",
+    "dtype",
+    "e",
     "einsum",
     "empty",
     "empty_like",
@@ -403,6 +416,7 @@ __all__ = [
     "flip",
     "fliplr",
     "flipud",
+    "float",
     "float16",
     "float32",
     "float64",
@@ -424,6 +438,7 @@ __all__ = [
     "greater",
     "greater_equal",
     "gt",
+    "half",
     "histc",
     "hstack",
     "hypot",
@@ -433,9 +448,11 @@ __all__ = [
     "index_fill",
     "index_put",
     "index_select",
+    "inf",
     "inference_mode",
     "initial_seed",
     "inner",
+    "int",
     "int8",
     "int16",
     "int32",
@@ -470,6 +487,7 @@ __all__ = [
     "logit",
     "logspace",
     "logsumexp",
+    "long",
     "lt",
     "manual_seed",
     "masked_fill",
@@ -491,6 +509,7 @@ __all__ = [
     "multinomial",
     "multiply",
     "mv",
+    "nan",
     "nan_to_num",
     "nanmean",
     "nansum",
@@ -498,6 +517,7 @@ __all__ = [
     "ne",
     "neg",
     "negative",
+    "newaxis",
     "nn",
     "no_grad",
     "nonzero",
@@ -510,6 +530,7 @@ __all__ = [
     "optim",
     "outer",
     "permute",
+    "pi",
     "positive",
     "pow",
     "prod",
@@ -543,6 +564,7 @@ __all__ = [
     "set_grad_enabled",
     "set_printoptions",
     "set_rng_state",
+    "short",
     "sigmoid",
     "sign",
     "sin",

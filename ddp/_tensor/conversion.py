@@ -76,6 +76,10 @@ class Conversion(TensorBase):
         """On a CUDA device. Raises: DeviceError if there is none."""
         return self.to(device=_Device("cuda") if device is None else _Device(device))
 
+    def pin_memory(self) -> Tensor:
+        """This tensor: CuPy stages copies to a GPU itself, and nothing needs to be pinned before."""
+        return self.to()
+
     def type(self, dtype: Any = None, non_blocking: Flag = False) -> Any:
         """In another dtype; without one, the name of the type: "ddp.FloatTensor"."""
         place_ = "ddp." if self._device is CPU else "ddp.cuda."

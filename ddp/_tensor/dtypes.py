@@ -26,11 +26,11 @@ float32 = np.dtype("float32")
 float64 = np.dtype("float64")
 
 DEFAULT = float32
-INTEGERS = frozenset({uint8, int8, int16, int32, int64})
-FLOATS = frozenset({float16, bfloat16, float32, float64})
-HALVES = frozenset({float16, bfloat16})
-SUPPORTED = frozenset({bool_}) | INTEGERS | FLOATS
-_CATEGORY = {bool_: 0, **dict.fromkeys(INTEGERS, 1), **dict.fromkeys(FLOATS, 2)}
+INTEGERS: frozenset[np.dtype[Any]] = frozenset({uint8, int8, int16, int32, int64})
+FLOATS: frozenset[np.dtype[Any]] = frozenset({float16, bfloat16, float32, float64})
+HALVES: frozenset[np.dtype[Any]] = frozenset({float16, bfloat16})
+SUPPORTED: frozenset[np.dtype[Any]] = frozenset({bool_}) | INTEGERS | FLOATS
+_CATEGORY = {dtype: 2 if dtype in FLOATS else 1 if dtype in INTEGERS else 0 for dtype in SUPPORTED}
 
 
 def parse(dtype: Any) -> np.dtype[Any]:
@@ -117,7 +117,7 @@ class finfo:
         kind = parse(dtype)
         if kind not in FLOATS:
             raise DtypeError(f"finfo: expected a floating dtype, got {kind.name}; iinfo has the limits of integers")
-        limits: Any = ml_dtypes.finfo(kind)
+        limits: Any = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
         self.dtype = kind.name
         self.bits = kind.itemsize * 8
         self.eps, self.max, self.min = float(limits.eps), float(limits.max), float(limits.min)

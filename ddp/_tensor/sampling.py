@@ -160,6 +160,12 @@ def _integers(
     return made(array, where, requires_grad)
 
 
+_PERMUTATIONS: dict[str, Any] = {
+    "numpy": lambda source, n: source.permutation(n),
+    "cupy": lambda source, n: source.random(n).argsort(),  # its generators have no permutation
+}
+
+
 def randperm(
     n: int,
     *,
@@ -174,7 +180,8 @@ def randperm(
     kind = parse(int64 if dtype is None else dtype)
     where = generator.device if device is None and generator is not None else target(device)
     with on(where):
-        array = where.xp.asarray(_device.generator(where, generator).permutation(n)).astype(kind, copy=False)
+        drawn = _PERMUTATIONS[where.xp.__name__](_device.generator(where, generator), n)
+        array = where.xp.asarray(drawn).astype(kind, copy=False)
     return made(array, where, requires_grad)
 
 
@@ -211,7 +218,7 @@ def normal(
     """Normally distributed random numbers: normal(mean, std, size) of numbers, or of tensors that give the shape.
 
     Tensors of means and deviations broadcast; the result is outside the graph. Raises: ArgumentError for a negative
-    deviation, or without a size where both are numbers.
+    deviation, or without a size where both are numbers; ShapeError if they do not broadcast.
     """
     given = [x for x in (mean, std) if isinstance(x, TensorBase)]
     centre, width = (x._array if isinstance(x, TensorBase) else x for x in (mean, std))
@@ -219,7 +226,10 @@ def normal(
         raise ArgumentError("normal: std is negative")
     if given:
         where, kind = given[0]._device, given[0]._array.dtype
-        shape: tuple[int, ...] = np.broadcast_shapes(*(x._array.shape for x in given))
+        try:
+            shape: tuple[int, ...] = np.broadcast_shapes(*(x._array.shape for x in given))
+        except ValueError as error:
+            raise ShapeError(f"normal: means {centre.shape} and deviations {width.shape} do not broadcast") from error
     elif size is None:
         raise ArgumentError("normal: a size is needed where mean and std are numbers")
     else:

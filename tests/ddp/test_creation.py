@@ -199,6 +199,8 @@ class TestRandom:
             ddp.normal(0.0, -widths)
         with pytest.raises(ArgumentError, match="size"):
             ddp.normal(0.0, 1.0)
+        with pytest.raises(ShapeError, match=r"\(2,\) and deviations \(3,\)"):
+            ddp.normal(ddp.zeros(2), ddp.ones(3))
 
     def test_bernoulli(self) -> None:
         ddp.manual_seed(0)

@@ -25,6 +25,14 @@ def theirs(dtype: Any) -> Any:
     return getattr(torch, dtype.name)
 
 
+def test_names() -> None:
+    for name in ("half", "float", "double", "short", "int", "long", "bool"):
+        assert theirs(getattr(ddp, name)) == getattr(torch, name)
+    assert isinstance(ddp.float32, ddp.dtype)
+    for name in ("pi", "e", "inf", "nan", "newaxis"):
+        assert repr(getattr(ddp, name)) == repr(getattr(torch, name))
+
+
 def test_there_are_ten() -> None:
     assert set(ALL) == {ddp.bool, *INTEGERS, *FLOATS}
 
@@ -181,6 +189,7 @@ class TestConversion:
             assert y is not x
             assert y.tolist() == x.tolist()
             assert not np.shares_memory(y.numpy(), x.numpy())
+        assert x.pin_memory() is x
         with pytest.raises(DtypeError, match="float31"):
             x.to("float31")
 

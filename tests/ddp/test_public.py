@@ -59,29 +59,29 @@ PUBLIC = [
     ),
 ]
 OF_DDP = """
-    Generator Size Tensor abs absolute acos acosh add addcdiv addcmul addmm addmv addr all allclose amax amin
-    aminmax amp any arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere
-    as_strided as_tensor asarray asin asinh atan atan2 atanh atleast_1d atleast_2d atleast_3d autograd baddbmm
-    bernoulli bfloat16 bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
-    bitwise_xor bmm bool broadcast_shapes broadcast_tensors broadcast_to bucketize can_cast cartesian_prod cat ceil
-    chunk clamp clamp_max clamp_min clip column_stack concat concatenate cos cosh count_nonzero cummax cummin
-    cumprod cumsum device diag diag_embed diagonal div divide dot dstack einsum empty empty_like enable_grad eq
-    equal erf erfc erfinv errors exp exp2 expm1 eye finfo fix flatten flip fliplr flipud float16 float32 float64
-    floor floor_divide fmax fmin fmod frac from_dlpack from_numpy frombuffer full full_like gather ge
-    get_default_dtype get_rng_state greater greater_equal gt histc hstack hypot iinfo index_add index_copy
-    index_fill index_put index_select inference_mode initial_seed inner int8 int16 int32 int64 is_floating_point
-    is_grad_enabled is_inference_mode_enabled is_tensor isclose isfinite isin isinf isnan kron kthvalue le lerp less
-    less_equal linalg linspace log log1p log2 log10 log_softmax logaddexp logical_and logical_not logical_or
-    logical_xor logit logspace logsumexp lt manual_seed masked_fill masked_scatter masked_select matmul max maximum
-    mean median meshgrid min minimum mm moveaxis movedim msort mul multinomial multiply mv nan_to_num nanmean nansum
-    narrow ne neg negative nn no_grad nonzero norm normal not_equal numel ones ones_like optim outer permute
-    positive pow prod promote_types rand rand_like randint randint_like randn randn_like randperm ravel reciprocal
-    relu remainder repeat_interleave reshape result_type return_types roll rot90 round rsqrt rsub scalar_tensor
-    scatter scatter_add searchsorted seed select set_grad_enabled set_printoptions set_rng_state sigmoid sign sin
-    sinh softmax sort split split_with_sizes sqrt square squeeze stack std std_mean sub subtract sum swapaxes
-    swapdims t take take_along_dim tan tanh tensor tensor_split tensordot tile topk transpose tril tril_indices triu
-    triu_indices true_divide trunc uint8 unbind unflatten unique unique_consecutive unsqueeze var var_mean vstack
-    where xlogy zeros zeros_like
+    Generator Size Tensor abs absolute acos acosh add addcdiv addcmul addmm addmv addr all allclose amax amin aminmax
+    amp any arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere as_strided
+    as_tensor asarray asin asinh atan atan2 atanh atleast_1d atleast_2d atleast_3d autograd baddbmm bernoulli bfloat16
+    bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bmm bool
+    broadcast_shapes broadcast_tensors broadcast_to bucketize can_cast cartesian_prod cat ceil chunk clamp clamp_max
+    clamp_min clip column_stack concat concatenate cos cosh count_nonzero cummax cummin cumprod cumsum device diag
+    diag_embed diagonal div divide dot double dstack dtype e einsum empty empty_like enable_grad eq equal erf erfc
+    erfinv errors exp exp2 expm1 eye finfo fix flatten flip fliplr flipud float float16 float32 float64 floor
+    floor_divide fmax fmin fmod frac from_dlpack from_numpy frombuffer full full_like gather ge get_default_dtype
+    get_rng_state greater greater_equal gt half histc hstack hypot iinfo index_add index_copy index_fill index_put
+    index_select inf inference_mode initial_seed inner int int8 int16 int32 int64 is_floating_point is_grad_enabled
+    is_inference_mode_enabled is_tensor isclose isfinite isin isinf isnan kron kthvalue le lerp less less_equal linalg
+    linspace log log1p log2 log10 log_softmax logaddexp logical_and logical_not logical_or logical_xor logit logspace
+    logsumexp long lt manual_seed masked_fill masked_scatter masked_select matmul max maximum mean median meshgrid min
+    minimum mm moveaxis movedim msort mul multinomial multiply mv nan nan_to_num nanmean nansum narrow ne neg negative
+    newaxis nn no_grad nonzero norm normal not_equal numel ones ones_like optim outer permute pi positive pow prod
+    promote_types rand rand_like randint randint_like randn randn_like randperm ravel reciprocal relu remainder
+    repeat_interleave reshape result_type return_types roll rot90 round rsqrt rsub scalar_tensor scatter scatter_add
+    searchsorted seed select set_grad_enabled set_printoptions set_rng_state short sigmoid sign sin sinh softmax sort
+    split split_with_sizes sqrt square squeeze stack std std_mean sub subtract sum swapaxes swapdims t take
+    take_along_dim tan tanh tensor tensor_split tensordot tile topk transpose tril tril_indices triu triu_indices
+    true_divide trunc uint8 unbind unflatten unique unique_consecutive unsqueeze var var_mean vstack where xlogy zeros
+    zeros_like
 """
 
 
