@@ -1,0 +1,155 @@
+"""Transformer layers: attention and a feed-forward net, each added to its input and normalised.
+
+Source: Vaswani et al. 2017, arXiv:1706.03762; norm_first: Xiong et al. 2020, arXiv:2002.04745.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ddp._tensor.core import Tensor
+from ddp.errors import ArgumentError
+from ddp.nn import functional
+from ddp.nn._activation import Dropout
+from ddp.nn._attention import MultiheadAttention
+from ddp.nn._linear import Linear
+from ddp.nn._module import Module
+from ddp.nn._norm import LayerNorm
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def _activation(given: str | Activation) -> Activation:
+    if not isinstance(given, str):
+        return given
+    if given not in ("relu", "gelu"):
+        raise ArgumentError(f"activation {given!r}: expected 'relu', 'gelu' or a function")
+    return functional.relu if given == "relu" else functional.gelu
+
+
+class TransformerEncoderLayer(Module):
+    """Self-attention, then linear1, activation, linear2; each with dropout, a residual sum and a LayerNorm.
+
+    d_model: the width; nhead: heads of attention; dim_feedforward: the width between the linear layers.
+    activation: "relu", "gelu" or a function. norm_first: normalise what enters each part, not the sum that leaves it.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Activation = functional.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, **where)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, **where)
+        self.norm_first = norm_first
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.activation = _activation(activation)
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """src: (S, N, d_model), N first if batch_first, or no N; masks as MultiheadAttention has them; like src."""
+        masks = (src_mask, src_key_padding_mask, is_causal)
+        if self.norm_first:
+            src = src + self._attend(self.norm1(src), *masks)
+            return src + self._feed(self.norm2(src))
+        src = self.norm1(src + self._attend(src, *masks))
+        return self.norm2(src + self._feed(src))
+
+    def _attend(self, x: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor:
+        out, _ = self.self_attn(
+            x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=is_causal
+        )
+        return self.dropout1(out)
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+
+
+class TransformerDecoderLayer(Module):
+    """Self-attention, attention to an encoder's result, then linear1, activation, linear2; see the encoder layer."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Activation = functional.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
+        self.multihead_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, **where)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, **where)
+        self.norm_first = norm_first
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.norm3 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.dropout3 = Dropout(dropout)
+        self.activation = _activation(activation)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """tgt: (T, N, d_model), memory: (S, N, d_model), N first if batch_first, or no N; like tgt."""
+
+        def attend(x: Tensor) -> Tensor:
+            out, _ = self.self_attn(x, x, x, tgt_key_padding_mask, False, tgt_mask, is_causal=tgt_is_causal)
+            return self.dropout1(out)
+
+        def look_up(x: Tensor) -> Tensor:
+            out, _ = self.multihead_attn(
+                x, memory, memory, memory_key_padding_mask, False, memory_mask, is_causal=memory_is_causal
+            )
+            return self.dropout2(out)
+
+        def feed(x: Tensor) -> Tensor:
+            return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+
+        if self.norm_first:
+            tgt = tgt + attend(self.norm1(tgt))
+            tgt = tgt + look_up(self.norm2(tgt))
+            return tgt + feed(self.norm3(tgt))
+        tgt = self.norm1(tgt + attend(tgt))
+        tgt = self.norm2(tgt + look_up(tgt))
+        return self.norm3(tgt + feed(tgt))
