@@ -32,15 +32,16 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """As dropout, but whole channels fall. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
-    return _channels("dropout1d", input, p, training, inplace, 1)
+    if input.ndim not in (2, 3):
+        raise ShapeError(f"dropout1d: input {tuple(input.shape)}: expected (N, C, L) or (C, L)")
+    return _dropped("dropout1d", input, p, training, inplace, (*input.shape[:-1], 1))
 
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """As dropout, but whole channels fall. input: (N, C, H, W) or (C, H, W). Raises: ArgumentError, ShapeError."""
-    return _channels("dropout2d", input, p, training, inplace, 2)
+    """As dropout, but whole channels fall. input: (N, C, H, W); (N, C, L) too, as PyTorch has it.
 
-
-def _channels(name: str, input: Tensor, p: float, training: bool, inplace: bool, dims: int) -> Tensor:
-    if input.ndim not in (dims + 1, dims + 2):
-        raise ShapeError(f"{name}: input {tuple(input.shape)}: expected {dims + 2} dimensions, or {dims + 1}")
-    return _dropped(name, input, p, training, inplace, (*input.shape[:-dims], *(1,) * dims))
+    Raises: ArgumentError, ShapeError.
+    """
+    if input.ndim not in (3, 4):
+        raise ShapeError(f"dropout2d: input {tuple(input.shape)}: expected (N, C, H, W) or (N, C, L)")
+    return _dropped("dropout2d", input, p, training, inplace, (*input.shape[:2], *(1,) * (input.ndim - 2)))

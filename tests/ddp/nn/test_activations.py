@@ -1,0 +1,237 @@
+"""Activation layers against PyTorch: values, gradients, what they print, in place, and how wrong use is answered."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import nn
+from ddp.errors import ArgumentError, DtypeError, InplaceError, ShapeError
+from ddp.nn import functional as F
+from tests.ddp.cases.table import draw
+
+LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("ReLU", (), {}),
+    ("ReLU", (True,), {}),
+    ("ReLU6", (), {}),
+    ("LeakyReLU", (), {}),
+    ("LeakyReLU", (0.2,), {"inplace": True}),
+    ("ELU", (), {}),
+    ("ELU", (0.7, True), {}),
+    ("SELU", (), {}),
+    ("CELU", (1.3,), {}),
+    ("GELU", (), {}),
+    ("GELU", ("tanh",), {}),
+    ("SiLU", (), {}),
+    ("SiLU", (True,), {}),
+    ("Mish", (), {}),
+    ("Softplus", (), {}),
+    ("Softplus", (2.0, 1.0), {}),
+    ("Softsign", (), {}),
+    ("Sigmoid", (), {}),
+    ("LogSigmoid", (), {}),
+    ("Tanh", (), {}),
+    ("Hardtanh", (), {}),
+    ("Hardtanh", (-0.5, 2.0), {"inplace": True}),
+    ("Hardswish", (), {}),
+    ("Hardsigmoid", (), {}),
+    ("Threshold", (0.2, -7.0), {}),
+    ("Threshold", (0.2, -7.0, True), {}),
+    ("PReLU", (), {}),
+    ("PReLU", (4,), {"init": 0.1}),
+    ("GLU", (), {}),
+    ("GLU", (1,), {}),
+    ("Softmax", (1,), {}),
+    ("LogSoftmax", (-1,), {}),
+    ("Softmin", (0,), {}),
+    ("Dropout", (0.0,), {}),
+    ("Dropout", (0.0, True), {}),
+    ("Dropout1d", (0.0,), {}),
+    ("Dropout2d", (0.0,), {"inplace": True}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:dropout2d:UserWarning")  # PyTorch's, of three dimensions
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("name", "args", "options"), LAYERS)
+def test_agrees_with_pytorch(name: str, args: Any, options: Any, dtype: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    kind = getattr(torch, dtype)
+    ours, theirs = getattr(nn, name)(*args, **options).to(dtype), getattr(torch.nn, name)(*args, **options).to(kind)
+    assert repr(ours) == repr(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    array = draw(3, 4, 6, low=-5.0, high=5.0).astype(dtype)
+    x, expected_x = ddp.tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
+    y, expected = ours(x * 1), theirs(expected_x * 1)
+    tolerance: Any = {"rtol": 1e-7, "atol": 1e-8} if dtype == "float64" else {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), **tolerance)
+    g = draw(*y.shape, seed=1).astype(dtype)
+    y.backward(ddp.tensor(g))
+    expected.backward(torch.tensor(g))
+    np.testing.assert_allclose(x.grad.numpy(), expected_x.grad.numpy(), **tolerance)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), **tolerance)
+
+
+def test_hardsigmoid_is_differentiated() -> None:
+    x = ddp.from_numpy(draw(3, 4, low=-5.0, high=5.0)).requires_grad_()
+    assert ddp.autograd.gradcheck(F.hardsigmoid, x)
+    F.hardsigmoid(ddp.zeros(0, 3, requires_grad=True)).sum().backward()
+
+
+MANY = 70_001  # more than two tiles, and an odd piece
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "mish", "softplus", "logsigmoid", "elu", "hardswish", "leaky_relu"])
+@pytest.mark.parametrize("layout", ["flat", "transposed"])
+def test_tiles_join(name: str, layout: str) -> None:
+    array = np.linspace(-8, 8, MANY * 2, dtype=np.float32).reshape(2, MANY)
+    array = array.T if layout == "transposed" else array
+    x = ddp.from_numpy(array).requires_grad_()
+    y = getattr(F, name)(x)
+    y.backward(ddp.ones(*array.shape))
+    exact = ddp.from_numpy(array.astype(np.float64)).requires_grad_()
+    z = getattr(F, name)(exact)
+    z.backward(ddp.ones(*array.shape, dtype=ddp.float64))
+    np.testing.assert_allclose(y.detach().numpy(), z.detach().numpy(), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(x.grad.numpy(), exact.grad.numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "mish", "softplus", "logsigmoid", "elu", "sigmoid", "tanh"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_are_rounded_float32(name: str, dtype: str) -> None:
+    array = draw(50, low=-6.0, high=6.0)
+    half = ddp.tensor(array).to(dtype).requires_grad_()
+    single = half.detach().float().requires_grad_()
+    y, z = getattr(F, name)(half), getattr(F, name)(single)
+    assert y.dtype == half.dtype
+    eps = ddp.finfo(dtype).eps
+    np.testing.assert_allclose(y.detach().float().numpy(), z.detach().numpy(), rtol=eps, atol=1e-6)
+    y.backward(ddp.ones(50, dtype=dtype))
+    z.backward(ddp.ones(50))
+    np.testing.assert_allclose(half.grad.float().numpy(), single.grad.numpy(), rtol=4 * eps, atol=eps)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "relu",
+        "relu6",
+        "leaky_relu",
+        "elu",
+        "selu",
+        "celu",
+        "gelu",
+        "silu",
+        "mish",
+        "softplus",
+        "softsign",
+        "logsigmoid",
+        "sigmoid",
+        "tanh",
+        "hardtanh",
+        "hardswish",
+        "hardsigmoid",
+    ],
+)
+def test_special_values_as_pytorch(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    # PyTorch's gelu of inf is nan.
+    array = np.array(
+        [np.nan, 4.0 if name == "gelu" else np.inf, 0.0, -0.0, 90.0, -90.0, 3.0, -3.0, 1.0, -1.0, 6.0, 1e-30, 20.5],
+        np.float32,
+    )
+    x, t = ddp.tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
+    y, z = getattr(F, name)(x), getattr(torch.nn.functional, name)(t)
+    np.testing.assert_allclose(y.detach().numpy(), z.detach().numpy(), rtol=1e-6, atol=1e-6)
+    y.backward(ddp.ones(len(array)))
+    z.backward(torch.ones(len(array)))
+    real = np.isfinite(array)
+    np.testing.assert_allclose(x.grad.numpy()[real], t.grad.numpy()[real], rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_is_kept_of_a_frozen_input() -> None:
+    x = ddp.randn(10)
+    assert not F.gelu(x).requires_grad
+    with ddp.no_grad():
+        assert not F.silu(ddp.randn(3, requires_grad=True)).requires_grad
+
+
+def test_in_place() -> None:
+    x = ddp.tensor([-1.0, 2.0])
+    assert F.relu(x, inplace=True) is x
+    assert x.tolist() == [0.0, 2.0]
+    leaf = ddp.ones(2, requires_grad=True)
+    with pytest.raises(InplaceError, match="relu_"):
+        F.relu(leaf, inplace=True)
+    with pytest.raises(InplaceError, match="silu_"):
+        F.silu(leaf, inplace=True)
+    y = leaf * 2
+    F.silu(y, inplace=True).sum().backward()
+    s = 1 / (1 + math.exp(-2))
+    assert leaf.grad.tolist() == pytest.approx([2 * (s + 2 * s * (1 - s))] * 2)
+
+
+def test_gelu_reads_no_input() -> None:
+    # What backward needs was computed beside the value: a write to the input, or to the result, goes past it.
+    x = ddp.ones(3, requires_grad=True)
+    h = x * 1
+    y = F.gelu(h)
+    with ddp.no_grad():
+        h.zero_()
+    y.mul_(2).sum().backward()
+    assert x.grad.tolist() == pytest.approx([2 * 1.0833154705876864] * 3)
+
+
+def test_channels_fall_whole() -> None:
+    ddp.manual_seed(0)
+    for layer, shape in ((nn.Dropout1d(0.5), (4, 50, 7)), (nn.Dropout2d(0.5), (4, 50, 3, 5))):
+        y = layer(ddp.ones(*shape)).numpy().reshape(200, -1)
+        assert set(np.unique(y)) == {0.0, 2.0}
+        assert (y == y[:, :1]).all()
+        assert 60 < (y[:, 0] == 0).sum() < 140
+        assert layer.eval()(x := ddp.ones(*shape)) is x
+    x = ddp.ones(30, 2, 2, requires_grad=True)
+    y = F.dropout2d(x, 0.4)
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), y.detach().numpy())
+
+
+def test_softmax_without_dim() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    for shape in ((4,), (3, 4), (2, 3, 4), (2, 2, 2, 2)):
+        array = draw(*shape)
+        with pytest.warns(UserWarning, match="Implicit"):
+            expected = torch.nn.functional.softmax(torch.tensor(array))
+        np.testing.assert_allclose(F.softmax(ddp.tensor(array)).numpy(), expected.numpy())
+    assert F.log_softmax(ddp.tensor([1, 2]), 0, dtype=ddp.float64).dtype == ddp.float64
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (lambda: F.gelu(ddp.ones(2), approximate="erf"), ArgumentError, "'none' or 'tanh', not 'erf'"),
+        (lambda: F.gelu(ddp.tensor([1])), DtypeError, "^gelu: expected a floating tensor, got int64"),
+        (lambda: ddp.tensor([True]).relu(), DtypeError, "bool"),
+        (lambda: F.celu(ddp.ones(2), alpha=0), ArgumentError, "alpha"),
+        (lambda: F.hardtanh(ddp.ones(2), 2, 1), ArgumentError, "min_val 2 is above max_val 1"),
+        (lambda: nn.Hardtanh(1.0, 1.0), ArgumentError, "min_val < max_val"),
+        (lambda: F.glu(ddp.ones(2, 3)), ShapeError, r"\(2, 3\): expected an even size in dimension -1"),
+        (
+            lambda: F.prelu(ddp.ones(2, 3), ddp.ones(2)),
+            ShapeError,
+            r"weight \(2,\) for input \(2, 3\): expected \(3,\)",
+        ),
+        (lambda: F.prelu(ddp.ones(2, 3), ddp.ones(3, 1)), ShapeError, r"expected \(\) or \(C,\)"),
+        (lambda: F.prelu(ddp.ones(2), ddp.ones(1, dtype=ddp.float64)), DtypeError, "float32 and float64"),
+        (lambda: nn.Dropout2d(2.0), ArgumentError, "Dropout2d: p is a probability, not 2.0"),
+        (lambda: F.dropout2d(ddp.ones(2)), ShapeError, r"expected \(N, C, H, W\)"),
+    ],
+)
+def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        wrong()
