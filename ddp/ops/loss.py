@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved
-from ddp.ops.probability import added, blocks, columns, scratch, shaped, working
+from ddp.ops.probability import added, blocks, columns, exponentials, scratch, shaped, working
 
 
 def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> tuple[Array, Any]:
@@ -50,6 +50,9 @@ def reduced(xp: Any, losses: Array, weights: Array | None, reduction: str) -> tu
     return added_up / weight, 1 / weight
 
 
+KEPT = 1 << 20  # elements up to which e^x is kept for backward: it is in the cache still, and fast to get
+
+
 # z_n = w_n*((1-s)*(l_n - x_n,t(n)) + s/C*sum_c w_c*(l_n - x_nc)), l_n = log sum_c e^x_nc, t(n) the target, reduced;
 # dx_nc = g_n*(w_n*(1-s)*(p_nc - [c = t(n)]) + s/C*(p_nc*sum_c w_c - w_c)), p_nc = e^(x_nc - l_n)
 def _cross_entropy(
@@ -63,77 +66,77 @@ def _cross_entropy(
 ) -> tuple[Array, Any]:
     """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,)."""
     rows, shape = columns(x, 1), target.shape
-    inner = rows.shape[2] if rows.ndim > 2 else 1
-    target = target.reshape(len(rows), inner)
-    where, weights = classes(xp, rows, target, None if keep is None else keep.reshape(target.shape), weight)
+    target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
+    keep = None if keep is None else keep.reshape(target.shape)
+    where, weights = classes(xp, rows, target, keep, weight)
     wide = working(x)
     if weight is not None:
         weight = weight.astype(wide, copy=False)
-    buffer = scratch(xp, rows, wide)
-    if not x.size:
-        top = sums = smooth = xp.zeros((len(rows), 1, *rows.shape[2:]), wide)
-    elif rows.size == buffer.size:
-        top, sums, smooth = _exponentials(xp, rows, buffer.reshape(rows.shape), weight, smoothing)
-    else:
-        top, sums, smooth = (xp.empty((len(rows), 1, *rows.shape[2:]), wide) for _ in range(3))
-        for at in blocks(xp, rows.shape):
-            part = rows[at]
-            top[at], sums[at], smooth[at] = _exponentials(xp, part, shaped(buffer, part), weight, smoothing)
-    logs, top_of = xp.log(sums).reshape(where.shape), top.reshape(where.shape)
-    losses = top_of - rows.reshape(-1).take(where)
-    losses += logs
+    kept, top, sums = _exponentials(xp, rows, wide)
+    # In float64, of which there are few: a loss near 0 is the difference of large numbers.
+    losses = xp.log(sums, dtype="float64").reshape(where.shape)
+    if not isinstance(top, float):
+        losses += top.reshape(where.shape)
+    logs = losses
+    losses = losses - rows.reshape(-1).take(where)
     if weights is not None:
         losses *= weights
     if keep is not None:
-        losses = xp.where(keep.reshape(where.shape), losses, 0)  # whatever the logits there are
+        losses = xp.where(keep, losses, 0)  # whatever the logits there are
     if smoothing:
         mass = rows.shape[1] if weight is None else weight.sum()
-        even = logs * mass - smooth.reshape(where.shape)
+        even = logs * mass - added(xp, rows.astype(wide, copy=False), weight).reshape(where.shape)
         if keep is not None:
-            even = xp.where(keep.reshape(where.shape), even, 0)
+            even = xp.where(keep, even, 0)
         losses = losses * (1 - smoothing) + even * (smoothing / rows.shape[1])
     scale: Any = 1.0
     if reduction == "none":
         out = losses.reshape(shape)
     else:
         out, scale = reduced(xp, losses, weights, reduction)
-    if keep is not None:
-        keep = keep.reshape(where.shape)
-    return out.astype(x.dtype, copy=False), (top, sums, where, keep, weight, weights, smoothing, scale, reduction)
+    return out.astype(x.dtype), (kept, top, sums, where, keep, weight, weights, smoothing, scale, reduction)
 
 
-def _exponentials(xp: Any, part: Array, e: Array, weight: Array | None, smoothing: float) -> tuple[Array, Array, Any]:
-    """max x, sum e^(x - max), and with smoothing sum w*(x - max), all along axis 1."""
-    top = part.max(axis=1, keepdims=True)
-    xp.subtract(part, top, out=e, dtype=e.dtype)
-    smooth = added(xp, e, weight) if smoothing else 0
-    xp.exp(e, out=e)
-    return top, added(xp, e), smooth
+def _exponentials(xp: Any, rows: Array, wide: Any) -> tuple[Array | None, Array | float, Array]:
+    """e^(rows - top) if it is worth keeping, top, and the sums along axis 1. rows: (N, C) or (N, C, M)."""
+    if 0 < rows.size <= KEPT:
+        e = xp.empty(rows.shape, wide)
+        return e, *exponentials(xp, rows, e)
+    shape = (rows.shape[0], 1, *rows.shape[2:])
+    top, sums = xp.zeros(shape, wide), xp.empty(shape, wide)
+    if rows.size:
+        buffer = scratch(xp, rows, wide)
+        for at in blocks(xp, rows.shape):
+            part = rows[at]
+            top[at], sums[at] = exponentials(xp, part, shaped(buffer, part))
+    return None, top, sums
 
 
 def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x = saved[0]
-    top, sums, where, keep, weight, weights, smoothing, scale, reduction = residual
+    kept, top, sums, where, keep, weight, weights, smoothing, scale, reduction = residual
     rows = columns(x, 1)
     dx = xp.empty(x.shape, x.dtype)
     wide = sums.dtype
-    at_target = spread(g.astype(wide, copy=False), scale, weights, where, reduction)
-    of_all, even = at_target, None
+    at_target = of_all = spread(g.astype(wide, copy=False), scale, weights, where, reduction)
+    even = None
     if smoothing:
         part = spread(g.astype(wide, copy=False), scale, keep, where, reduction) * (smoothing / rows.shape[1])
         mass = rows.shape[1] if weight is None else weight.sum()
         at_target = at_target * (1 - smoothing)
         of_all = at_target + part * mass
         even = xp.broadcast_to(part, where.shape).reshape(sums.shape).astype(wide, copy=False)
-    factor = xp.divide(of_all.reshape(sums.shape) if of_all.ndim else of_all, sums)
+    factor = xp.divide(of_all.reshape(sums.shape) if of_all.ndim else of_all, sums, dtype=wide)
     results = columns(dx, 1)
     same = wide == x.dtype
-    for at in blocks(xp, rows.shape):
-        part = rows[at]
-        d = results[at] if same else xp.empty(part.shape, wide)
-        xp.subtract(part, top[at], out=d, dtype=wide)
-        xp.exp(d, out=d)
-        xp.multiply(d, factor[at], out=d)
+    for at in (...,) if kept is not None else blocks(xp, rows.shape):
+        d = results[at] if same else xp.empty(rows[at].shape, wide)
+        if kept is not None:
+            xp.multiply(kept, factor, out=d)
+        else:
+            xp.subtract(rows[at], top[at], out=d, dtype=wide)
+            xp.exp(d, out=d)
+            xp.multiply(d, factor[at], out=d)
         if even is not None:
             each = even[at]
             d -= each if weight is None else each * weight.reshape(-1, *[1] * (d.ndim - 2))
@@ -152,24 +155,26 @@ cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inp
 def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> tuple[Array, Any]:
     """x, t: (N, C, ...); t holds the (weighted) probability of each class."""
     rows, targets, wide = columns(x, 1), columns(t, 1), working(x)
-    buffer = scratch(xp, rows, wide)
-    top, sums, mass, mean = (xp.zeros((len(rows), 1, *rows.shape[2:]), wide) for _ in range(4))
-    for at in blocks(xp, rows.shape) if x.size else ():
-        part, wanted = rows[at], targets[at]
-        e = shaped(buffer, part)
-        top[at] = part.max(axis=1, keepdims=True)
-        xp.subtract(part, top[at], out=e, dtype=wide)
-        mass[at] = added(xp, wanted.astype(wide, copy=False))
-        mean[at] = added(xp, e * wanted)
-        xp.exp(e, out=e)
-        sums[at] = added(xp, e)
-    losses = xp.log(sums) * mass - mean if x.size else mass
-    scale = 1 / max(losses.size, 1)
+    shape = (len(rows), 1, *rows.shape[2:])
+    top, sums, mass, mean = (xp.zeros(shape, wide) for _ in range(4))
+    if x.size:
+        buffer = scratch(xp, rows, wide)
+        for at in blocks(xp, rows.shape):
+            part, wanted = rows[at], targets[at].astype(wide, copy=False)
+            e = shaped(buffer, part)
+            top[at], sums[at] = exponentials(xp, part, e)
+            mass[at] = added(xp, wanted)
+            xp.subtract(part, top[at], out=e, dtype=wide)
+            mean[at] = added(xp, xp.multiply(e, wanted, out=e))
+        losses = xp.log(sums, dtype="float64") * mass - mean
+    else:
+        losses = mass
+    scale: Any = 1.0
     if reduction == "none":
         out = losses.reshape(x.shape[0], *x.shape[2:])
     else:
         out, scale = reduced(xp, losses, None, reduction)
-    return out.astype(x.dtype, copy=False), (top, sums, mass, scale, reduction)
+    return out.astype(x.dtype), (top, sums, mass, scale, reduction)
 
 
 def _soft_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:

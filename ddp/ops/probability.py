@@ -65,6 +65,36 @@ def shaped(buffer: Array, x: Array) -> Array:
     return buffer[: x.size].reshape(x.shape)
 
 
+def _shifted(xp: Any, part: Array, e: Array, limit: float) -> tuple[Array | float, Array]:
+    top = part.max(axis=1, keepdims=True)
+    xp.subtract(part, top, out=e, dtype=e.dtype)
+    xp.exp(e, out=e)
+    return top, added(xp, e)
+
+
+def _plain_if_near(xp: Any, part: Array, e: Array, limit: float) -> tuple[Array | float, Array]:
+    # A maximum of every row, and its subtraction, cost NumPy more than the exponentials do. They guard from overflow
+    # and underflow: where the largest element of all and the smallest sum are far from both, nothing needs a guard.
+    if xp.maximum.reduce(part, axis=None) <= limit:
+        xp.exp(part, out=e, dtype=e.dtype)
+        sums = added(xp, e)
+        if xp.minimum.reduce(sums, axis=None) >= math.exp(-limit):
+            return 0.0, sums
+    return _shifted(xp, part, e, limit)
+
+
+EXPONENTIALS = {"numpy": _plain_if_near, "cupy": _shifted}
+FAR = 60.0  # e^60 is no danger to float32, nor is a sum of many
+
+
+def exponentials(xp: Any, part: Array, e: Array, limit: float = FAR) -> tuple[Array | float, Array]:
+    """Writes e^(part - top) into `e`; returns top and the sums along axis 1, which stays.
+
+    part, e: (r, n) or (r, n, m). top: the maxima along axis 1, or 0 where all |part| that count are below `limit`.
+    """
+    return EXPONENTIALS[xp.__name__](xp, part, e, limit)
+
+
 # z_i = e^x_i / sum e^x;  dx = z*(g - sum g*z)
 def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
     out = xp.empty(x.shape, x.dtype)
@@ -74,9 +104,7 @@ def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
         for at in blocks(xp, rows.shape):
             part = rows[at]
             e = results[at] if same else xp.empty(part.shape, wide)
-            xp.subtract(part, part.max(axis=1, keepdims=True), out=e, dtype=wide)
-            xp.exp(e, out=e)
-            xp.divide(e, added(xp, e), out=e)
+            xp.divide(e, exponentials(xp, part, e)[1], out=e)
             if not same:
                 results[at] = e
     return out, dim
@@ -111,11 +139,12 @@ def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
         buffer = scratch(xp, rows, wide)
         for at in blocks(xp, rows.shape):
             part = rows[at]
+            # A near limit: the logarithm of the sum is rounded at its own size.
+            top, sums = exponentials(xp, part, shaped(buffer, part), 8.0)
             z = results[at] if same else xp.empty(part.shape, wide)
-            xp.subtract(part, part.max(axis=1, keepdims=True), out=z, dtype=wide)
-            e = shaped(buffer, z)
-            xp.exp(z, out=e)
-            xp.subtract(z, xp.log(added(xp, e)), out=z)
+            if not isinstance(top, float):
+                part = xp.subtract(part, top, out=z, dtype=wide)
+            xp.subtract(part, xp.log(sums), out=z, dtype=wide)
             if not same:
                 results[at] = z
     return out, dim
