@@ -149,8 +149,10 @@ def read(x: TensorBase, step: Step) -> Tensor:
 def assignable(value: TensorBase) -> TensorBase:
     """`value` without leading dimensions of size 1, which an assignment may have more of than its target."""
     shape = value._array.shape
+    if not shape or shape[0] != 1:
+        return value
     lead = next((i for i, n in enumerate(shape) if n != 1), len(shape))
-    return apply(shape_ops.reshape, (value,), shape=shape[lead:]) if lead else value
+    return apply(shape_ops.reshape, (value,), shape=shape[lead:])
 
 
 def along(x: TensorBase, dim: int, where: Any) -> Step:

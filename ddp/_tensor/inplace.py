@@ -223,16 +223,19 @@ class InPlace(TensorBase):
                 steps = (rest,) if selects is None else (selects, rest)
                 become(self, name, apply(index.setitem, (self, value), steps=steps, within=True))
                 return
-            source = place(value._array, self._device) if isinstance(value, TensorBase) else value
+            source = place(assignable(value)._array, self._device) if isinstance(value, TensorBase) else value
             (self._array if selects is None else self._array[selects])[rest] = source
             self._version.count += 1
         except IndexError as error:
             raise RangeError(f"{name} on a tensor of shape {self._array.shape}: {error}") from error
         except DdpError:
             raise
-        except (TypeError, OverflowError) as error:
+        except OverflowError as error:
             raise refusal(name, error) from error
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
+            if isinstance(error, TypeError) and not getattr(value, "shape", ()):
+                raise refusal(name, error) from error
+            # NumPy calls it a TypeError if a mask is given more than a vector.
             raise ShapeError(f"{name} on a tensor of shape {self._array.shape}: {error}") from error
 
 

@@ -37,7 +37,7 @@ def _setitem_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
     steps, shape = residual
     dx = dv = None
     if needs[0]:
-        dx = g.copy()
+        dx = xp.array(g)  # a 0-d gradient may be a NumPy scalar, which cannot be written to
         _stepped(dx, steps)[steps[-1]] = 0
     if needs[1]:
         dv = fold(_stepped(g, steps)[steps[-1]], shape)

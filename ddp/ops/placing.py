@@ -48,7 +48,7 @@ def _scatter_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
     places = grid(xp, index, dim)
     dx = dv = None
     if needs[0]:
-        dx = g.copy()
+        dx = xp.array(g)
         dx[places] = 0
     if needs[1]:
         dv = _uncornered(xp, g[places], shape)
