@@ -69,7 +69,7 @@ class Copying(TensorBase):
     def __deepcopy__(self: T, memo: dict[int, Any]) -> T:
         if id(self) in memo:
             return memo[id(self)]
-        twin = memo[id(self)] = _twin(self, self._array.copy(), "copying")
+        twin = memo[id(self)] = _twin(self, self._array.copy(order="K"), "copying")
         if hasattr(self, "__dict__"):
             twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         twin.grad = self.grad

@@ -33,7 +33,7 @@ from ddp._tensor.sampling import Sampling
 from ddp._tensor.shaping import Shaping
 from ddp._tensor.sizes import Size
 from ddp._tensor.sorting import Sorting
-from ddp.errors import ArgumentError, DtypeError, RangeError
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 
 
 class Tensor(
@@ -128,6 +128,22 @@ class Tensor(
     def grad_fn(self) -> GradFn | None:
         """Which op made this tensor; None for a leaf."""
         return GradFn(self._edge) if isinstance(self._edge, Node) else None
+
+    @property
+    def H(self) -> Tensor:
+        """The transpose of a matrix; a number stays. Raises: ShapeError for other dimensions."""
+        if self._array.ndim not in (0, 2):
+            raise ShapeError(f"H: expected a matrix, got shape {self._array.shape}; mH is for batches of them")
+        return self.T
+
+    @property
+    def mH(self) -> Tensor:
+        """The last two dimensions exchanged: mT, as no dtype here is complex."""
+        return self.mT
+
+    def adjoint(self) -> Tensor:
+        """The last two dimensions exchanged: mT, as no dtype here is complex."""
+        return self.mT
 
     def is_contiguous(self) -> bool:
         """Whether the elements lie in memory in the order of their indices."""

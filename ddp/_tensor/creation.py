@@ -204,7 +204,7 @@ def eye(
     return _computed(lambda xp, dtype: xp.eye(n, m, dtype=dtype), dtype, device, requires_grad)
 
 
-def like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`make` with the shape, dtype and device of another tensor."""
 
     def like(input: TensorBase, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
@@ -220,9 +220,9 @@ def like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return like
 
 
-zeros_like = like(zeros)
-ones_like = like(ones)
-empty_like = like(empty)
+zeros_like = _like(zeros)
+ones_like = _like(ones)
+empty_like = _like(empty)
 
 
 def full_like(

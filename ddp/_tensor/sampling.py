@@ -7,15 +7,17 @@ float16 and bfloat16 are rounded from that, except that `rand` keeps below 1.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ddp import _device
 from ddp._device import CPU, Stream, generator, on, stream
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.creation import Size, Where, like, made, sizes, target
-from ddp._tensor.dtypes import DEFAULT, HALVES, float16, float64, int64, is_float, parse
+from ddp._tensor.creation import Size, Where, made, sizes, target
+from ddp._tensor.dtypes import DEFAULT, HALVES, bfloat16, bool_, float16, float64, iinfo, int64, is_float, parse
+from ddp._tensor.inplace import followed
 from ddp._tensor.shaping import spread
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 
@@ -67,7 +69,7 @@ def seed() -> int:
     return _device.manual_seed(Stream().seed()).initial_seed()
 
 
-_BITS = {float16: 11, parse("bfloat16"): 8}  # of precision
+_BITS = {float16: 11, bfloat16: 8}  # of precision
 
 
 def draw(source: Any, method: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> Any:
@@ -185,8 +187,32 @@ def randperm(
     return made(array, where, requires_grad)
 
 
-rand_like = like(rand)
-randn_like = like(randn)
+def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`make` with the shape, dtype and device of another tensor."""
+
+    def like(
+        input: TensorBase,
+        *,
+        generator: Stream | None = None,
+        dtype: Any = None,
+        device: Where = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        return make(
+            input._array.shape,
+            generator=generator,
+            dtype=input._array.dtype if dtype is None else dtype,
+            device=input._device if device is None else device,
+            requires_grad=requires_grad,
+        )
+
+    like.__name__ = like.__qualname__ = f"{make.__name__}_like"
+    like.__doc__ = f"{make.__name__}() in the shape, dtype and device of `input`, unless given."
+    return like
+
+
+rand_like = _like(rand)
+randn_like = _like(randn)
 
 
 def randint_like(
@@ -194,6 +220,7 @@ def randint_like(
     low: int,
     high: int | None = None,
     *,
+    generator: Stream | None = None,
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
@@ -202,7 +229,7 @@ def randint_like(
     low, high = (0, low) if high is None else (low, high)
     kind = input._array.dtype if dtype is None else dtype
     where = input._device if device is None else device
-    return _integers(int(low), int(high), input._array.shape, None, kind, where, requires_grad)
+    return _integers(int(low), int(high), input._array.shape, generator, kind, where, requires_grad)
 
 
 def normal(
@@ -308,8 +335,17 @@ def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
     return xp.minimum(out, sums.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)[:, None])
 
 
+Self = TypeVar("Self", bound="Sampling")
+
+
+def _overwritten(x: Self, name: str, numbers: Any) -> Self:
+    followed(x, name)  # raises in the name of this operation, where copy_ would in its own
+    x.copy_(wrap(x._device.xp.asarray(numbers), x._device))  # type: ignore[attr-defined]  # every tensor has the mixins
+    return x
+
+
 class Sampling(TensorBase):
-    """Draws that take this tensor as their parameters."""
+    """Draws that take this tensor as their parameters, or write into it."""
 
     __slots__ = ()
 
@@ -320,3 +356,37 @@ class Sampling(TensorBase):
     def multinomial(self, num_samples: int, replacement: bool = False, *, generator: Stream | None = None) -> Tensor:
         """Categories drawn by these weights: see `ddp.multinomial`."""
         return multinomial(self, num_samples, replacement, generator=generator)
+
+    def bernoulli_(self: Self, p: Any = 0.5, *, generator: Stream | None = None) -> Self:
+        """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.
+
+        Raises: ArgumentError for a probability outside [0, 1].
+        """
+        chance = p._array if isinstance(p, TensorBase) else self._device.xp.asarray(p)
+        if not bool(((chance >= 0) & (chance <= 1)).all()):
+            raise ArgumentError("bernoulli_: a probability is outside [0, 1]")
+        drawn = _device.generator(self._device, generator).random(self._array.shape)
+        return _overwritten(self, "bernoulli_", drawn < chance)
+
+    def exponential_(self: Self, lambd: float = 1.0, *, generator: Stream | None = None) -> Self:
+        """Random numbers, exponentially distributed with rate `lambd`. Raises: ArgumentError unless it is positive."""
+        if not lambd > 0:
+            raise ArgumentError(f"exponential_: lambd={lambd} is not positive")
+        drawn = _device.generator(self._device, generator).standard_exponential(self._array.shape)
+        return _overwritten(self, "exponential_", drawn / lambd)
+
+    def random_(self: Self, low: int = 0, high: int | None = None, *, generator: Stream | None = None) -> Self:
+        """Random integers in [low, high), or in [0, low) given one number; given none, as high as the dtype counts.
+
+        Raises: ArgumentError for an empty range.
+        """
+        if high is None:
+            low, high = 0, low or _COUNTS.get(self._array.dtype) or iinfo(self._array.dtype).max + 1
+        if high <= low:
+            raise ArgumentError(f"random_: no integer is in [{low}, {high})")
+        drawn = _device.generator(self._device, generator).integers(low, high, self._array.shape, dtype="int64")
+        return _overwritten(self, "random_", drawn)
+
+
+# Up to here a floating dtype holds every integer.
+_COUNTS = {bool_: 2, bfloat16: 2**8 + 1, float16: 2**11 + 1, DEFAULT: 2**24 + 1, float64: 2**53 + 1, int64: 2**63 - 1}

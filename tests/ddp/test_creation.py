@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from ddp.errors import ArgumentError, DeviceError, DtypeError, InplaceError, ShapeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
@@ -220,6 +220,47 @@ class TestRandom:
             ddp.bernoulli(ddp.zeros(2, dtype=ddp.int64))
 
 
+class TestInPlace:
+    def test_bernoulli(self) -> None:
+        ddp.manual_seed(0)
+        x = ddp.empty(10_000)
+        assert x.bernoulli_() is x
+        assert x.mean().item() == pytest.approx(0.5, abs=0.02)
+        assert ddp.empty(3, 1, dtype=ddp.int32).bernoulli_(1.0).tolist() == [[1]] * 3
+        assert ddp.empty(2, 3).bernoulli_(ddp.tensor([0.0, 1.0, 0.0])).tolist() == [[0.0, 1.0, 0.0]] * 2
+        with pytest.raises(ArgumentError, match=r"outside \[0, 1\]"):
+            x.bernoulli_(2.0)
+
+    def test_exponential(self) -> None:
+        ddp.manual_seed(0)
+        x = ddp.empty(20_000, dtype=ddp.float64).exponential_(4.0)
+        assert x.mean().item() == pytest.approx(0.25, abs=0.01)
+        assert x.amin().item() >= 0
+        with pytest.raises(ArgumentError, match="not positive"):
+            x.exponential_(0)
+
+    def test_random(self) -> None:
+        ddp.manual_seed(0)
+        assert set(ddp.empty(100, dtype=ddp.int64).random_(2, 5).tolist()) == {2, 3, 4}
+        assert set(ddp.empty(100).random_(3).tolist()) == {0.0, 1.0, 2.0}
+        for dtype, high in ((ddp.uint8, 255), (ddp.int8, 127), (ddp.bfloat16, 256), (ddp.float16, 2048), (ddp.bool, 1)):
+            x = ddp.empty(5000, dtype=dtype).random_().long()
+            assert 0 <= x.amin().item() <= x.amax().item() <= high
+            assert x.amax().item() > 0.98 * high
+        assert ddp.empty(5, dtype=ddp.int64).random_().amax().item() > 2**50
+        with pytest.raises(ArgumentError, match="no integer"):
+            ddp.empty(2).random_(5, 5)
+
+    @pytest.mark.parametrize("name", ["bernoulli_", "exponential_", "random_"])
+    def test_counts_a_version_and_draws_from_a_generator(self, name: str) -> None:
+        x = ddp.zeros(50)
+        getattr(x, name)(generator=ddp.Generator().manual_seed(2))
+        assert x._version.count == 1
+        assert x.tolist() == getattr(ddp.zeros(50), name)(generator=ddp.Generator().manual_seed(2)).tolist()
+        with pytest.raises(InplaceError, match=name):
+            getattr(ddp.zeros(2, requires_grad=True), name)()
+
+
 class TestMultinomial:
     @pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16, ddp.float32, ddp.float64], ids=str)
     def test_with_replacement(self, dtype: Any) -> None:
@@ -273,6 +314,9 @@ class TestMultinomial:
 DRAWS = [
     lambda **g: ddp.rand(4, **g),
     lambda **g: ddp.randn(4, **g),
+    lambda **g: ddp.rand_like(ddp.ones(4), **g),
+    lambda **g: ddp.randn_like(ddp.ones(4), **g),
+    lambda **g: ddp.randint_like(ddp.ones(4), 1000, **g),
     lambda **g: ddp.randint(1000, (4,), **g),
     lambda **g: ddp.randperm(50, **g),
     lambda **g: ddp.normal(0.0, 1.0, (4,), **g),

@@ -133,6 +133,14 @@ class TestValues:
 
 
 class TestViews:
+    def test_adjoints(self) -> None:
+        x = ddp.tensor([[1.0, 2.0]])
+        assert x.H.tolist() == x.mH.tolist() == x.adjoint().tolist() == [[1.0], [2.0]]
+        assert np.shares_memory(x.H.numpy(), x.numpy())
+        assert ddp.zeros(2, 3, 4).mH.shape == (2, 4, 3)
+        with pytest.raises(ShapeError, match="matrix"):
+            _ = ddp.zeros(2).H
+
     def test_share_memory_and_version(self) -> None:
         x = ddp.zeros(2, 3)
         for view in (x[0], x[0, 1], x.T, x.reshape(3, 2), x.unsqueeze(0), x.view(6), x.detach(), x.expand(2, 2, 3)):
