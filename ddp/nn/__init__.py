@@ -10,7 +10,6 @@ from ddp.nn._activation import (
     Dropout,
     Dropout1d,
     Dropout2d,
-    Flatten,
     Hardsigmoid,
     Hardswish,
     Hardtanh,
@@ -31,7 +30,7 @@ from ddp.nn._activation import (
     Threshold,
 )
 from ddp.nn._attention import MultiheadAttention
-from ddp.nn._container import Sequential
+from ddp.nn._container import ModuleDict, ModuleList, Sequential
 from ddp.nn._conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from ddp.nn._embedding import Embedding
 from ddp.nn._linear import (
@@ -60,10 +59,14 @@ from ddp.nn._loss import (
     TripletMarginLoss,
     TripletMarginWithDistanceLoss,
 )
-from ddp.nn._module import Module, Parameter
+from ddp.nn._module import Module
 from ddp.nn._norm import GroupNorm, LayerNorm, RMSNorm
 from ddp.nn._norm_channels import BatchNorm1d, BatchNorm2d, InstanceNorm1d, InstanceNorm2d
+from ddp.nn._parameter import Buffer, Parameter
+from ddp.nn._parameter_container import ParameterDict, ParameterList
 from ddp.nn._pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
+from ddp.nn._shape import Flatten, Unflatten
+from ddp.nn._transformer import TransformerDecoderLayer, TransformerEncoderLayer
 from ddp.nn._vision import (
     Fold,
     PixelShuffle,
@@ -76,6 +79,11 @@ from ddp.nn._vision import (
 )
 
 __all__ = [
+    "CELU",
+    "ELU",
+    "GELU",
+    "GLU",
+    "SELU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AvgPool1d",
@@ -85,7 +93,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "Bilinear",
-    "CELU",
+    "Buffer",
     "Conv1d",
     "Conv2d",
     "ConvTranspose1d",
@@ -96,12 +104,9 @@ __all__ = [
     "Dropout",
     "Dropout1d",
     "Dropout2d",
-    "ELU",
     "Embedding",
     "Flatten",
     "Fold",
-    "GELU",
-    "GLU",
     "GaussianNLLLoss",
     "GroupNorm",
     "Hardsigmoid",
@@ -125,18 +130,21 @@ __all__ = [
     "MaxPool2d",
     "Mish",
     "Module",
+    "ModuleDict",
+    "ModuleList",
     "MultiheadAttention",
     "NLLLoss",
     "PReLU",
     "PairwiseDistance",
     "Parameter",
+    "ParameterDict",
+    "ParameterList",
     "PixelShuffle",
     "PixelUnshuffle",
     "PoissonNLLLoss",
     "RMSNorm",
     "ReLU",
     "ReLU6",
-    "SELU",
     "Sequential",
     "SiLU",
     "Sigmoid",
@@ -148,8 +156,11 @@ __all__ = [
     "Softsign",
     "Tanh",
     "Threshold",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
     "TripletMarginLoss",
     "TripletMarginWithDistanceLoss",
+    "Unflatten",
     "Unfold",
     "Upsample",
     "UpsamplingBilinear2d",

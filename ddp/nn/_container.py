@@ -1,15 +1,98 @@
-"""Modules that hold modules."""
+"""Modules that hold modules: Sequential and ModuleList behave like lists, ModuleDict like a dict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, overload
+import itertools
+import operator
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, TypeVar, overload
 
-from ddp.errors import RangeError
+from ddp.errors import DtypeError, RangeError
 from ddp.nn._module import Module
 
+L = TypeVar("L", bound="_Listed")
 
-class Sequential(Module):
+
+class _Listed(Module):
+    """A list of modules, which are children named by their positions."""
+
+    def _position(self, index: int, inserting: bool = False) -> int:
+        """Raises: RangeError."""
+        n, i = len(self._modules), operator.index(index)
+        if not -n <= i < n + inserting:
+            raise RangeError(f"{type(self).__name__} of {n} modules has no module {i}")
+        return i + n if i < 0 else i
+
+    def _name(self, index: int) -> str:
+        return next(itertools.islice(self._modules, self._position(index), None))
+
+    def _refill(self, modules: Iterable[Any]) -> None:
+        """Children anew, by position. Raises: DtypeError."""
+        found = list(modules)
+        for module in found:
+            if module is not None and not isinstance(module, Module):
+                raise DtypeError(f"{type(self).__name__}: expected a Module, got {type(module).__name__}")
+        self._modules.clear()
+        self._modules.update((str(i), module) for i, module in enumerate(found))
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._modules.values())
+
+    @overload
+    def __getitem__(self: L, index: int) -> Any: ...
+    @overload
+    def __getitem__(self: L, index: slice) -> L: ...
+    def __getitem__(self: L, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._like(list(self._modules.items())[index])
+        return self._modules[self._name(index)]
+
+    def _like(self, items: list[tuple[str, Any]]) -> Any:
+        """A container of this class with these modules."""
+        raise NotImplementedError
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self.add_module(self._name(index), module)
+
+    def __delitem__(self, index: int | slice) -> None:
+        modules = list(self._modules.values())
+        del modules[index if isinstance(index, slice) else self._position(index)]
+        self._refill(modules)
+
+    def __iadd__(self: L, other: Iterable[Any]) -> L:
+        return self.extend(other)
+
+    def append(self: L, module: Module) -> L:
+        """Adds a module at the end, and returns this container."""
+        self.add_module(str(len(self)), module)
+        return self
+
+    def extend(self: L, modules: Iterable[Any]) -> L:
+        """Adds modules at the end, and returns this container. Raises: DtypeError for what is no sequence."""
+        if not isinstance(modules, Iterable) or isinstance(modules, str | bytes):
+            raise DtypeError(f"{type(self).__name__}: expected a sequence of modules, got {type(modules).__name__}")
+        for module in list(modules):
+            self.append(module)
+        return self
+
+    def insert(self: L, index: int, module: Module) -> L:
+        """Adds a module before position `index`, and returns this container. Raises: RangeError, DtypeError."""
+        modules = list(self._modules.values())
+        modules.insert(self._position(index, inserting=True), module)
+        self._refill(modules)
+        return self
+
+    def pop(self, key: int) -> Any:
+        """Takes out the module at that position, and returns it. Raises: RangeError."""
+        module = self[key]
+        del self[key]
+        return module
+
+
+class Sequential(_Listed):
     """Modules applied one after another: Sequential(a, b), or Sequential({"first": a, "second": b})."""
 
     def __init__(self, *modules: Any) -> None:
@@ -25,25 +108,91 @@ class Sequential(Module):
             input = module(input)
         return input
 
-    def append(self, module: Module) -> Sequential:
-        """Adds a module at the end, and returns this one."""
-        self.add_module(str(len(self)), module)
-        return self
+    def _like(self, items: list[tuple[str, Any]]) -> Any:
+        return type(self)(dict(items))
+
+    def __add__(self, other: Sequential) -> Sequential:
+        if not isinstance(other, Sequential):
+            raise DtypeError(f"Sequential + {type(other).__name__}: expected a Sequential")
+        return Sequential(*self, *other)
+
+    def __mul__(self, times: int) -> Sequential:
+        return Sequential(*(module for _ in range(times) for module in self))
+
+    __rmul__ = __mul__
+
+
+class ModuleList(_Listed):
+    """A list of modules, whose parameters are found; it is not callable, and its owner's forward says what they do."""
+
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
+        super().__init__()
+        if modules is not None:
+            self.extend(modules)
+
+    def _like(self, items: list[tuple[str, Any]]) -> Any:
+        return type(self)([module for _, module in items])
+
+    def __add__(self, other: Iterable[Module]) -> ModuleList:
+        return ModuleList([*self, *other])
+
+    def _children_text(self) -> list[str]:
+        lines, start = [], 0
+        for text, run in itertools.groupby(map(repr, self)):
+            count = len(list(run))
+            lines.append(f"({start}): {text}" if count == 1 else f"({start}-{start + count - 1}): {count} x {text}")
+            start += count
+        return lines
+
+
+class ModuleDict(Module):
+    """Modules by name, whose parameters are found, in the order of insertion."""
+
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
+        super().__init__()
+        if modules is not None:
+            self.update(modules)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._modules[key]
+
+    def __setitem__(self, key: str, module: Module) -> None:
+        self.add_module(key, module)
+
+    def __delitem__(self, key: str) -> None:
+        del self._modules[key]
 
     def __len__(self) -> int:
         return len(self._modules)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._modules.values())
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequential: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        items = list(self._modules.items())
-        if isinstance(index, slice):
-            return Sequential(dict(items[index]))
-        if not -len(items) <= index < len(items):
-            raise RangeError(f"Sequential of {len(items)} modules has no module {index}")
-        return items[index][1]
+    def __contains__(self, key: object) -> bool:
+        return key in self._modules
+
+    def clear(self) -> None:
+        """Takes all modules out."""
+        self._modules.clear()
+
+    def pop(self, key: str) -> Any:
+        """Takes a module out, and returns it. Raises: KeyError."""
+        return self._modules.pop(key)
+
+    def keys(self) -> KeysView[str]:
+        """The names."""
+        return self._modules.keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The names and modules."""
+        return self._modules.items()
+
+    def values(self) -> ValuesView[Any]:
+        """The modules."""
+        return self._modules.values()
+
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Adds modules, replacing those of the same names. Raises: DtypeError."""
+        pairs: Any = modules.items() if isinstance(modules, Mapping | ModuleDict) else modules
+        for key, module in pairs:
+            self[key] = module

@@ -1,16 +1,20 @@
-"""State dicts: what a module remembers, by path; loading checks everything before it copies anything."""
+"""State dicts: what a module remembers, by path; loading checks everything before it changes anything."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
+from ddp._tensor.interop import as_tensor
 from ddp.errors import StateDictError
+from ddp.nn._parameter import Parameter
 
 if TYPE_CHECKING:
     from ddp.nn._module import Module
+
+EXTRA = "_extra_state"
 
 
 class Incompatible(NamedTuple):
@@ -19,41 +23,118 @@ class Incompatible(NamedTuple):
     missing_keys: list[str]
     unexpected_keys: list[str]
 
-
-def _entries(module: Module) -> Iterator[tuple[str, Tensor]]:
-    """Every place of a parameter or persistent buffer: a tied one under each of its paths."""
-    for path, part in module.named_modules(remove_duplicate=False):
-        lead = f"{path}." if path else ""
-        for name, param in part._parameters.items():
-            if param is not None:
-                yield lead + name, param
-        for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._transient:
-                yield lead + name, buffer
+    def __repr__(self) -> str:
+        if not self.missing_keys and not self.unexpected_keys:
+            return "<All keys matched successfully>"
+        return f"Incompatible(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
 
 
-def state_dict(module: Module) -> dict[str, Tensor]:
-    return {path: tensor.detach() for path, tensor in _entries(module)}
+class _Place(NamedTuple):
+    """Where a tensor of the state is: in which dict of parameters or buffers, under which name."""
+
+    part: dict[str, Any]
+    name: str
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.part[self.name]
+
+
+def _places(module: Module, lead: str) -> Iterator[tuple[str, _Place]]:
+    """The parameters and persistent buffers of one module, by path."""
+    for name, param in module._parameters.items():
+        if param is not None:
+            yield lead + name, _Place(module._parameters, name)
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._transient:
+            yield lead + name, _Place(module._buffers, name)
+
+
+def _defines(module: Module, name: str) -> bool:
+    from ddp.nn._module import Module
+
+    return getattr(type(module), name) is not getattr(Module, name)
+
+
+def state_dict(module: Module, destination: dict[str, Any], prefix: str, keep_vars: bool) -> dict[str, Any]:
+    hooks = module._hooks_
+    for (hook,) in tuple(hooks.saving) if hooks else ():
+        hook(module, prefix, keep_vars)
+    for path, place in _places(module, prefix):
+        destination[path] = place.tensor if keep_vars else place.tensor.detach()
+    if _defines(module, "get_extra_state"):
+        destination[prefix + EXTRA] = module.get_extra_state()
+    for name, child in module._modules.items():
+        if child is not None:
+            child.state_dict(destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
+    for (hook,) in tuple(hooks.saved) if hooks else ():
+        hook(module, destination, prefix, {})
+    return destination
 
 
 @no_grad()
-def load_state_dict(module: Module, given: Mapping[str, Tensor], strict: bool) -> Incompatible:
-    own = dict(_entries(module))
-    missing = [path for path in own if path not in given]
-    unexpected = [path for path in given if path not in own]
-    problems = []
-    if strict and missing:
-        problems.append(f"missing: {', '.join(missing)}")
-    if strict and unexpected:
-        problems.append(f"unexpected: {', '.join(unexpected)}")
-    problems += [
-        f"size mismatch: {path} is {given[path].shape} in the state dict, {tensor.shape} in the module"
-        for path, tensor in own.items()
-        if path in given and given[path].shape != tensor.shape
-    ]
-    if problems:
-        raise StateDictError(f"load_state_dict into {type(module).__name__}: " + "; ".join(problems))
-    for path, tensor in own.items():
+def load_state_dict(module: Module, given: Mapping[str, Any], strict: bool, assign: bool) -> Incompatible:
+    given = dict(given)
+    found = Incompatible([], [])
+    problems: list[str] = []
+    modules = [(f"{path}." if path else "", part) for path, part in module.named_modules(remove_duplicate=False)]
+    for lead, part in modules:
+        for (hook,) in tuple(part._hooks_.loading) if part._hooks_ else ():
+            hook(part, given, lead, {}, strict, found.missing_keys, found.unexpected_keys, problems)
+    places = {path: place for lead, part in modules for path, place in _places(part, lead)}
+    extras = {lead + EXTRA: part for lead, part in modules if _defines(part, "set_extra_state")}
+    wanted = [*places, *(lead + EXTRA for lead, part in modules if _defines(part, "get_extra_state"))]
+    found.missing_keys.extend(path for path in wanted if path not in given)
+    found.unexpected_keys.extend(path for path in given if path not in places and path not in extras)
+    problems += _unlike(places, given, assign)
+    watched = any(part._hooks_ and part._hooks_.loaded for _, part in modules)
+    # A hook after loading may forgive a missing key, so then the loading comes first.
+    _raise(module, problems, found if strict and not watched else None)
+    for path, place in places.items():
+        if path not in given:
+            continue
+        if assign:
+            place.part[place.name] = _adopted(place.tensor, given[path])
+        else:
+            place.tensor.copy_(given[path])
+    for path, part in extras.items():
         if path in given:
-            tensor.copy_(given[path])
-    return Incompatible(missing, unexpected)
+            part.set_extra_state(given[path])
+    if watched:
+        for _, part in reversed(modules):
+            for (hook,) in tuple(part._hooks_.loaded) if part._hooks_ else ():
+                hook(part, found)
+        _raise(module, problems, found if strict else None)
+    return found
+
+
+def _unlike(places: Mapping[str, _Place], given: Mapping[str, Any], assign: bool) -> Iterator[str]:
+    for path, place in places.items():
+        if path not in given:
+            continue
+        value, shape = given[path], place.tensor.shape
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            yield f"no tensor: {path} is a {type(value).__name__} in the state dict"
+        elif tuple(value.shape) != tuple(shape):
+            yield f"size mismatch: {path} is {tuple(value.shape)} in the state dict, {tuple(shape)} in the module"
+        elif assign and place.tensor._end is not None and place.tensor._end.watcher is not None:
+            yield f"assign: {path} is wrapped, as under DataParallel; load before wrapping, or without assign"
+
+
+def _raise(module: Module, problems: list[str], found: Incompatible | None) -> None:
+    texts = []
+    if found is not None and found.missing_keys:
+        texts.append(f"missing: {', '.join(found.missing_keys)}")
+    if found is not None and found.unexpected_keys:
+        texts.append(f"unexpected: {', '.join(found.unexpected_keys)}")
+    texts += problems
+    if texts:
+        raise StateDictError(f"load_state_dict into {type(module).__name__}: " + "; ".join(texts))
+
+
+def _adopted(own: Tensor, value: Any) -> Tensor:
+    """`value` in the place of `own`: a Parameter for a parameter."""
+    value = value if isinstance(value, Tensor) else as_tensor(value)
+    if not isinstance(own, Parameter) or isinstance(value, Parameter):
+        return value
+    return Parameter(value, own.requires_grad)

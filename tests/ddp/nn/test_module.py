@@ -264,6 +264,6 @@ def test_repr() -> None:
         "    (0): Flatten(start_dim=1, end_dim=-1)\n"
         "    (1): Linear(in_features=4, out_features=2, bias=True)\n"
         "  )\n"
-        "  (2): Dropout(p=0.5)\n"
+        "  (2): Dropout(p=0.5, inplace=False)\n"
         ")"
     )
