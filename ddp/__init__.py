@@ -303,6 +303,7 @@ from ddp._tensor.sampling import (
 )
 from ddp._tensor.sizes import Size
 from ddp.parallel import DataParallel
+from ddp.serialization import load, save
 
 __all__ = [
     "DataParallel",
@@ -474,6 +475,7 @@ __all__ = [
     "less_equal",
     "linalg",
     "linspace",
+    "load",
     "log",
     "log1p",
     "log2",
@@ -555,6 +557,7 @@ __all__ = [
     "round",
     "rsqrt",
     "rsub",
+    "save",
     "scalar_tensor",
     "scatter",
     "scatter_add",

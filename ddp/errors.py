@@ -13,6 +13,7 @@
     │   └── AnomalyError                a gradient is nan, in anomaly mode
     ├── ParallelError                   ranks that do not agree on the model, or a wrapper used against its order
     ├── GradcheckError (AssertionError) a backward disagrees with finite differences
+    ├── SerializationError (ValueError) a file that is not what load can read
     └── StateDictError (ValueError)     a state dict that does not fit the module or optimizer
 
 A message says what was asked, what was expected and what was got.
@@ -71,6 +72,10 @@ class ParallelError(DdpError):
 
 class GradcheckError(DdpError, AssertionError):
     """A backward disagrees with finite differences."""
+
+
+class SerializationError(DdpError, ValueError):
+    """A file that is truncated, or not of the format that load reads."""
 
 
 class StateDictError(DdpError, ValueError):

@@ -21,6 +21,7 @@ from ddp import errors
         ("VersionError", (errors.GraphError,)),
         ("InplaceError", (errors.GraphError,)),
         ("GradcheckError", (errors.DdpError, AssertionError)),
+        ("SerializationError", (errors.DdpError, ValueError)),
         ("StateDictError", (errors.DdpError, ValueError)),
     ],
 )

@@ -1,0 +1,96 @@
+"""Saving and loading in safetensors: a JSON header, and the raw bytes of tensors. Nothing in a file is ever run.
+
+The format is read and written here and not by the library of that name, whose NumPy side knows no bfloat16, whose
+errors name no file, and whose import costs more than NumPy's; the tests hold the two against each other. What is not a
+plain dict of tensors keeps its form as JSON in the header's metadata:
+
+    "structure"   {"dict": [[key, value], ...]}, {"list": [...]}, {"tuple": [...]}, {"tensor": name}, or a JSON value
+    "tied"        {name: the name under which the same memory is written}
+
+Source: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+from typing import IO, Any
+
+from ddp._device import CPU, device
+from ddp.errors import ArgumentError
+from ddp.serialization._reading import Reader
+from ddp.serialization._writing import Writer
+
+__all__ = ["load", "save"]
+
+File = str | os.PathLike[str] | IO[bytes]
+
+
+def save(obj: Any, f: File) -> None:
+    """Writes tensors to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors and JSON values.
+
+    f: a path, whose file is replaced at once and whole, or an open binary file
+    A dict of tensors by name is an ordinary safetensors file, which PyTorch's `safetensors.torch.load_file` reads. A
+    tensor that appears twice (the same memory, shape and strides) is written once.
+
+    Raises: ArgumentError for anything else in `obj`.
+    """
+    writer = Writer(obj)
+    if not isinstance(f, str | os.PathLike):
+        _check("save", f, "write")
+        writer.write(f)
+        return
+    path = os.path.realpath(f)  # behind a symbolic link, the file is replaced and the link stays
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            writer.write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    # The new name is on disk only once the folder is.
+    with contextlib.suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def load(
+    f: File, map_location: device | str | None = None, *, weights_only: bool = True, mmap: bool | None = None
+) -> Any:
+    """What `save` wrote, or any safetensors file as a dict of tensors; arrays are new and writable.
+
+    f: a path, or an open binary file, read to its end; map_location: where the tensors go, the CPU unless given
+    weights_only, mmap: change nothing, since nothing but tensors and JSON is ever read, into memory of its own
+
+    Raises: SerializationError for a file that is truncated or something else, which says what is wrong with it.
+    """
+    if map_location is not None and not isinstance(map_location, str | device):
+        raise ArgumentError(f"load: map_location is a device or its name, not {type(map_location).__name__}")
+    where = CPU if map_location is None else device(map_location)
+    if isinstance(f, str | os.PathLike):
+        with open(f, "rb") as file:
+            return Reader(file, os.fspath(f)).read(where)
+    _check("load", f, "read")
+    if not f.seekable():
+        return Reader(io.BytesIO(f.read()), _name(f)).read(where)
+    return Reader(f, _name(f)).read(where)
+
+
+def _name(file: Any) -> str:
+    name = getattr(file, "name", None)
+    return name if isinstance(name, str) else f"<{type(file).__name__}>"
+
+
+def _check(name: str, f: Any, method: str) -> None:
+    if not hasattr(f, method) or isinstance(f, io.TextIOBase):
+        raise ArgumentError(f"{name}: expected a path or an open binary file, got {type(f).__name__}")

@@ -1,0 +1,187 @@
+"""Reading: everything that a file says is checked before it is believed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from typing import IO, Any, NoReturn
+
+import numpy as np
+
+from ddp._device import device, device_of, place
+from ddp._tensor.base import wrap
+from ddp._tensor.core import Tensor
+from ddp.errors import SerializationError
+from ddp.serialization._format import DTYPES, LIMIT, METADATA, SCALARS
+
+_MOST_DIMENSIONS = 64  # of a NumPy array
+
+
+class Reader:
+    """Checks a file before it believes it. name: what errors call it."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file = file
+        self._name = name
+        self._start = file.tell()
+        self._size = file.seek(0, os.SEEK_END) - self._start
+
+    def read(self, where: device) -> Any:
+        try:
+            entries = self._header()
+            metadata = self._metadata(entries.pop(METADATA, {}))
+            spans = self._spans(entries)
+            placed = {name: place(array, where) for name, array in self._arrays(spans)}
+            tensors = {name: wrap(placed[name], device_of(placed[name])) for name in entries}
+            for alias, name in self._json("tied", metadata).items() if "tied" in metadata else ():
+                if alias in tensors or name not in spans:
+                    self._fail(f"the metadata ties {alias!r} to {name!r}, which does not fit the tensors")
+                tensors[alias] = tensors[name].detach()
+            if "structure" not in metadata:
+                return tensors
+            return self._built(self._json("structure", metadata, any_value=True), tensors)
+        except RecursionError:
+            self._fail("the header is nested too deep")
+
+    def _fail(self, what: str) -> NoReturn:
+        raise SerializationError(f"{self._name}: {what}") from None
+
+    def _header(self) -> dict[str, Any]:
+        self._file.seek(self._start)
+        begin = self._file.read(min(8, self._size))
+        if len(begin) < 8:
+            self._fail(f"{self._size} bytes is no safetensors file, which begins with 8 for the length of its header")
+        length = int.from_bytes(begin, "little")
+        if length > self._size - 8 or length > LIMIT:
+            self._fail(
+                _foreign(begin) or f"a header of {length:,} bytes in a file of {self._size:,}: truncated, or foreign"
+            )
+        text = self._file.read(length)
+        if not text.startswith(b"{"):
+            self._fail(
+                _foreign(begin) or f"the header begins with {text[:8]!r}, expected a JSON object: not safetensors"
+            )
+        try:
+            return self._parsed(text.decode())
+        except UnicodeDecodeError as error:
+            self._fail(f"the header is not UTF-8 at byte {error.start}")
+
+    def _parsed(self, text: str) -> Any:
+        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for key, value in pairs:
+                if key in found:
+                    self._fail(f"the header has {_short(key)} twice")
+                found[key] = value
+            return found
+
+        try:
+            return json.loads(text, object_pairs_hook=unique)
+        except SerializationError:
+            raise
+        except ValueError as error:
+            self._fail(f"the header is not JSON: {error}")
+
+    def _json(self, key: str, metadata: dict[str, str], any_value: bool = False) -> Any:
+        value = self._parsed(metadata[key])
+        if any_value:
+            return value
+        if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
+            self._fail(f"the metadata's {key!r} is no map of names")
+        return value
+
+    def _metadata(self, value: Any) -> dict[str, str]:
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            self._fail(f"{METADATA} is no map from text to text")
+        return value
+
+    def _spans(self, entries: dict[str, Any]) -> dict[str, tuple[Any, tuple[int, ...], int, int]]:
+        """(dtype, shape, start, stop) of each tensor, in the order of the file; every byte belongs to one of them."""
+        spans = {name: self._span(name, entry) for name, entry in entries.items()}
+        spans = dict(sorted(spans.items(), key=lambda item: item[1][2:]))
+        data = self._size - self._file.tell() + self._start
+        at = 0
+        for name, (_, _, start, stop) in spans.items():
+            if start != at:
+                how = "overlap" if start < at else "leave a gap"
+                self._fail(f"{name} starts at byte {start}, expected {at}: tensors {how}")
+            at = stop
+        if at != data:
+            how = "truncated" if at > data else "too long"
+            self._fail(f"the tensors take {at:,} bytes, and {data:,} follow the header: {how}")
+        return spans
+
+    def _span(self, name: str, entry: Any) -> tuple[Any, tuple[int, ...], int, int]:
+        if not isinstance(entry, dict) or sorted(entry) != ["data_offsets", "dtype", "shape"]:
+            self._fail(f"{name}: expected dtype, shape and data_offsets, got {_short(entry)}")
+        dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+        if dtype is None:
+            self._fail(f"{name}: dtype {_short(entry['dtype'])} is none of {', '.join(DTYPES)}")
+        shape, offsets = entry["shape"], entry["data_offsets"]
+        if not _are_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
+            self._fail(f"{name}: shape {_short(shape)} is none")
+        if not _are_sizes(offsets) or len(offsets) != 2:
+            self._fail(f"{name}: data_offsets {_short(offsets)} are none")
+        start, stop = offsets
+        if stop - start != math.prod(shape) * dtype.itemsize:
+            self._fail(f"{name}: {entry['dtype']} of shape {_short(shape)} does not take bytes {start} to {stop}")
+        return dtype, tuple(shape), start, stop
+
+    def _arrays(self, spans: dict[str, tuple[Any, tuple[int, ...], int, int]]) -> Iterator[tuple[str, Any]]:
+        for name, (dtype, shape, start, stop) in spans.items():
+            flat = np.empty((stop - start) // dtype.itemsize, dtype)
+            if flat.size and not _fill(self._file, flat.view(np.uint8).data):
+                self._fail(f"the file ends inside {name}")
+            try:
+                yield name, flat.reshape(shape)
+            except (ValueError, OverflowError) as error:
+                self._fail(f"{name}: shape {_short(list(shape))}: {error}")
+
+    def _built(self, value: Any, tensors: dict[str, Tensor]) -> Any:
+        if not isinstance(value, dict | list):
+            return value
+        if isinstance(value, dict) and len(value) == 1:
+            [(kind, inner)] = value.items()
+            if kind == "tensor" and isinstance(inner, str) and inner in tensors:
+                return tensors[inner]
+            if kind in ("list", "tuple") and isinstance(inner, list):
+                items = [self._built(each, tensors) for each in inner]
+                return items if kind == "list" else tuple(items)
+            if kind == "dict" and isinstance(inner, list) and all(map(_is_pair, inner)):
+                return {key: self._built(each, tensors) for key, each in inner}
+        return self._fail(f"the metadata's structure holds {_short(value)}, which is none")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], SCALARS)
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _foreign(begin: bytes) -> str | None:
+    """What a file that begins so is, where that is known."""
+    if begin.startswith(b"PK"):
+        return "a zip archive, as torch.save writes: not safetensors"
+    if begin.startswith(b"\x80") and begin[1] in range(2, 6):
+        return "a pickle, which is never loaded: not safetensors"
+    if begin.startswith(b"\x89HDF"):
+        return "an HDF5 file: not safetensors"
+    return None
+
+
+def _fill(file: Any, view: memoryview) -> bool:
+    while view:
+        got = file.readinto(view)
+        if not got:
+            return False
+        view = view[got:]
+    return True

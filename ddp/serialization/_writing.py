@@ -1,0 +1,108 @@
+"""Writing: tensors are named by where they stand, and laid out so that each is aligned."""
+
+from __future__ import annotations
+
+import json
+from typing import IO, Any
+
+import numpy as np
+
+from ddp._device import CPU, place
+from ddp._tensor.core import Tensor
+from ddp.errors import ArgumentError
+from ddp.serialization._format import DTYPES, METADATA, SCALARS
+
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+class Writer:
+    """Names every tensor of an object, and lays them out."""
+
+    def __init__(self, obj: Any) -> None:
+        self._arrays: dict[str, Any] = {}
+        self._tied: dict[str, str] = {}
+        self._known: dict[Any, str] = {}  # the name of each stretch of memory
+        self._held: list[Any] = []  # so that no address is used again meanwhile
+        metadata = {}
+        if isinstance(obj, dict) and METADATA not in obj and all(_is_named_tensor(item) for item in obj.items()):
+            for name, tensor in obj.items():
+                self._add(name, tensor)
+        else:
+            metadata["structure"] = json.dumps(self._described(obj, (), "obj"))
+        if self._tied:
+            metadata["tied"] = json.dumps(self._tied)
+        # By size of element, so that every tensor is aligned; the header keeps the order of the object.
+        self._order = sorted(self._arrays, key=lambda name: -self._arrays[name].dtype.itemsize)
+        entries: dict[str, Any] = {METADATA: metadata} if metadata else {}
+        for name, array in self._arrays.items():
+            entries[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [0, 0]}
+        start = 0
+        for name in self._order:
+            entries[name]["data_offsets"] = [start, start + self._arrays[name].nbytes]
+            start += self._arrays[name].nbytes
+        header = json.dumps(entries, separators=(",", ":")).encode()
+        self._header = header + b" " * (-len(header) % 8)
+
+    def write(self, file: IO[bytes]) -> None:
+        _write(file, len(self._header).to_bytes(8, "little"))
+        _write(file, self._header)
+        for name in self._order:
+            array = np.ascontiguousarray(place(self._arrays[name], CPU))
+            if array.size:
+                _write(file, array.reshape(-1).view(np.uint8).data)
+
+    def _described(self, value: Any, path: tuple[str, ...], where: str) -> Any:
+        """`value` as JSON, its tensors put aside. where: how a user would write its place."""
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, Tensor):
+            return {"tensor": self._add(self._free(".".join(path) or "tensor"), value)}
+        if isinstance(value, SCALARS):
+            return value
+        if isinstance(value, list | tuple):
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {kind: [self._described(v, (*path, str(i)), f"{where}[{i}]") for i, v in enumerate(value)]}
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, SCALARS):
+                    raise ArgumentError(
+                        f"save: {where} has a key of type {type(key).__name__}: expected str or numbers"
+                    )
+            pairs = [[k, self._described(v, (*path, str(k)), f"{where}[{k!r}]")] for k, v in value.items()]
+            return {"dict": pairs}
+        raise ArgumentError(
+            f"save: {where} is of type {type(value).__name__}: expected tensors, dicts, lists, tuples, str, int, "
+            "float, bool and None"
+        )
+
+    def _free(self, name: str) -> str:
+        number, found = 1, name
+        while found in self._arrays or found in self._tied or found == METADATA:
+            number += 1
+            found = f"{name}~{number}"
+        return found
+
+    def _add(self, name: str, tensor: Tensor) -> str:
+        array = tensor._array
+        if array.dtype not in _CODES:
+            raise ArgumentError(f"save: {name} is of {array.dtype}, which safetensors files have no name for")
+        self._held.append(array)
+        address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+        memory = (tensor.device, address, array.shape, array.strides, array.dtype)
+        first = self._known.setdefault(memory, name) if array.size else name
+        if first == name:
+            self._arrays[name] = array
+        else:
+            self._tied[name] = first
+        return name
+
+
+def _is_named_tensor(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], str) and isinstance(item[1], Tensor)
+
+
+def _write(file: IO[bytes], data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        written = file.write(view)
+        view = view[len(view) if written is None else written :]  # an unbuffered file may take a part of it

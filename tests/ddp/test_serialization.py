@@ -1,0 +1,446 @@
+"""save and load: bit for bit, also through PyTorch; and nothing but SerializationError from a file that is none."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._tensor import dtypes
+from ddp.errors import ArgumentError, SerializationError
+from ddp.serialization import _reading
+
+ALL_DTYPES = sorted(dtypes.SUPPORTED, key=str)
+SHAPES: list[tuple[int, ...]] = [(2, 3), (), (0,), (4, 0, 2), (7,)]
+
+
+def values(dtype: Any, shape: tuple[int, ...], seed: int = 0) -> Any:
+    """Random bits, so that NaNs and the like are among them; 0 and 1 for bool."""
+    count = int(np.prod(shape))
+    bits = np.random.default_rng(seed).integers(0, 2 if dtype == dtypes.bool_ else 256, count * dtype.itemsize)
+    return ddp.tensor(bits.astype(np.uint8).view(dtype).reshape(shape))
+
+
+def every_kind() -> dict[str, Any]:
+    return {f"{dtype}.{'x'.join(map(str, shape))}": values(dtype, shape) for dtype in ALL_DTYPES for shape in SHAPES}
+
+
+def bits(x: Any) -> bytes:
+    return x.detach()._array.tobytes()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected) or isinstance(expected, dict)
+    if isinstance(expected, ddp.Tensor):
+        assert (found.shape, found.dtype, found.device) == (expected.shape, expected.dtype, expected.device)
+        assert bits(found) == bits(expected)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        assert [type(key) for key in found] == [type(key) for key in expected]
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for each, value in zip(found, expected, strict=True):
+            assert_same(each, value)
+    else:
+        assert found == expected or found != found
+
+
+def through(obj: Any) -> Any:
+    file = io.BytesIO()
+    ddp.save(obj, file)
+    file.seek(0)
+    return ddp.load(file)
+
+
+def header(path: Any) -> dict[str, Any]:
+    data = Path(path).read_bytes()
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+
+def test_every_dtype_and_shape(tmp_path: Path) -> None:
+    expected = every_kind()
+    ddp.save(expected, tmp_path / "x.safetensors")
+    found = ddp.load(str(tmp_path / "x.safetensors"))
+    assert_same(found, expected)
+    for tensor in found.values():
+        assert tensor._array.flags.writeable
+        assert tensor._array.flags.owndata or tensor._array.base.flags.owndata
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+
+
+def test_pytorch_reads_what_is_written_here(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    library = pytest.importorskip("safetensors.torch", reason="the library of the format")
+    expected = every_kind()
+    ddp.save(expected, tmp_path / "ours.safetensors")
+    read = library.load_file(tmp_path / "ours.safetensors")
+    assert sorted(read) == sorted(expected)
+    for name, tensor in read.items():
+        assert str(tensor.dtype).removeprefix("torch.") == str(expected[name].dtype).removeprefix("ddp.")
+        assert tuple(tensor.shape) == expected[name].shape
+        assert tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() == bits(expected[name])
+    library.save_file(read, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
+    back = ddp.load(tmp_path / "theirs.safetensors")
+    assert_same({name: back[name] for name in expected}, expected)
+
+
+def test_a_model_goes_to_pytorch_and_back(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    library = pytest.importorskip("safetensors.torch", reason="the library of the format")
+    ours, theirs = ddp.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    ddp.save(ours.state_dict(), tmp_path / "x.safetensors")
+    library.load_model(theirs, tmp_path / "x.safetensors")
+    np.testing.assert_array_equal(theirs.weight.detach().numpy(), ours.weight.detach().numpy())
+    with torch.no_grad():
+        theirs.weight.mul_(2)
+    library.save_model(theirs, tmp_path / "y.safetensors")
+    ours.load_state_dict(ddp.load(tmp_path / "y.safetensors"))
+    np.testing.assert_array_equal(theirs.weight.detach().numpy(), ours.weight.detach().numpy())
+
+
+def test_what_is_not_contiguous(tmp_path: Path) -> None:
+    x = ddp.tensor(np.arange(24.0).reshape(2, 3, 4))
+    for array in (x._array.T, x._array[:, ::2], x._array[::-1], np.broadcast_to(x._array[0, 0], (5, 4))):
+        view = ddp._tensor.base.wrap(array, x.device)
+        found = through({"x": view})["x"]
+        np.testing.assert_array_equal(found._array, array)
+        assert found.is_contiguous()
+
+
+def test_a_checkpoint(tmp_path: Path) -> None:
+    net = ddp.nn.Sequential(ddp.nn.Linear(3, 4), ddp.nn.Linear(4, 2))
+    optimizer = ddp.optim.AdamW(net.parameters(), lr=0.1, amsgrad=True)
+    scheduler = ddp.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2, 2])
+    for p in net.parameters():
+        p.grad = ddp.ones(*p.shape)
+    optimizer.step()
+    scheduler.step()
+    checkpoint = {
+        "model": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "epoch": 3,
+    }
+    ddp.save(checkpoint, tmp_path / "x.safetensors")
+    found = ddp.load(tmp_path / "x.safetensors", weights_only=True, mmap=True)
+    assert_same(found, checkpoint)
+    assert set(header(tmp_path / "x.safetensors")) >= {"model.0.weight", "optimizer.state.0.exp_avg"}
+    other = ddp.nn.Sequential(ddp.nn.Linear(3, 4), ddp.nn.Linear(4, 2))
+    resumed = ddp.optim.AdamW(other.parameters())
+    again = ddp.optim.lr_scheduler.MultiStepLR(resumed, [])
+    other.load_state_dict(found["model"])
+    resumed.load_state_dict(found["optimizer"])
+    again.load_state_dict(found["scheduler"])
+    for o, s, n in ((optimizer, scheduler, net), (resumed, again, other)):
+        for p in n.parameters():
+            p.grad = ddp.ones(*p.shape)
+        o.step()
+        s.step()
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert bits(p) == bits(q)
+    assert resumed.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        {},
+        [],
+        (),
+        None,
+        3,
+        "text",
+        {"a": [1, 2.5, True, None, "x", float("inf"), float("nan"), 1e-300, -(10**30)]},
+        {1: {"2": (3, [4, ()])}, 2.5: 0, None: 1, False: 2, 'é\n"': "ü"},
+        [{"list": [1]}, {"dict": 2}, {"tensor": "x"}, {"tuple": 3}],
+        {"": {"": []}, "__metadata__": 3},
+    ],
+)
+def test_values_without_tensors(obj: Any) -> None:
+    assert_same(through(obj), obj)
+
+
+def test_tensors_in_any_structure() -> None:
+    x, y = values(dtypes.float32, (2, 2)), values(dtypes.bfloat16, (3,))
+    for obj in (x, [x, (y, x.clone())], {"a.b": {"c": x}, "a": {"b.c": y}}, {0: x, "0": y}, {"__metadata__": x}, (x,)):
+        assert_same(through(obj), obj)
+
+
+def test_kinds_of_dicts_become_dicts() -> None:
+    found = through({"a": OrderedDict(b=1), "c": Counter([3, 3])})
+    assert found == {"a": {"b": 1}, "c": {3: 2}}
+    assert through(np.float32(0.5)) == 0.5
+
+
+def test_gradients_and_graphs_stay_here() -> None:
+    x = ddp.ones(2, requires_grad=True)
+    found = through({"x": x, "y": x * 2})
+    assert not found["x"].requires_grad
+    assert found["y"].is_leaf
+    assert found["y"].tolist() == [2.0, 2.0]
+
+
+def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
+    x = values(dtypes.float32, (100, 10))
+    ddp.save({"a": x, "b": x.detach(), "c": x.clone()}, tmp_path / "x.safetensors")
+    assert header(tmp_path / "x.safetensors")["__metadata__"] == {"tied": '{"b": "a"}'}
+    assert 8000 < os.path.getsize(tmp_path / "x.safetensors") < 8500
+    found = ddp.load(tmp_path / "x.safetensors")
+    assert_same(found, {"a": x, "c": x, "b": x})
+    found["a"][0, 0] = 5
+    assert found["b"][0, 0].item() == 5
+    assert found["c"][0, 0].item() != 5
+    assert found["a"]._version is found["b"]._version
+
+
+def test_tied_in_a_structure() -> None:
+    x = values(dtypes.float64, (3,))
+    found = through([x, {"again": x}])
+    found[0].fill_(1)
+    assert found[1]["again"].tolist() == [1.0] * 3
+
+
+def test_tied_weights_of_a_model_stay_tied() -> None:
+    class Net(ddp.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = ddp.nn.Linear(4, 4), ddp.nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+    state = through(Net().state_dict())
+    assert np.shares_memory(state["first.weight"]._array, state["second.weight"]._array)
+    other = Net()
+    other.load_state_dict(state)
+    assert other.second.weight is other.first.weight
+    assert bits(other.first.weight) == bits(state["second.weight"])
+
+
+def test_views_that_only_overlap_are_written_apart() -> None:
+    x = values(dtypes.float32, (4, 4))
+    views = {"whole": x, "row": x[0], "flat": x.reshape(16), "turned": x.T, "empty": x[:0], "none": x[4:]}
+    found = through(views)
+    assert_same(found, views)
+    assert not any(np.shares_memory(a._array, b._array) for n, a in found.items() for m, b in found.items() if n != m)
+
+
+def test_map_location() -> None:
+    file = io.BytesIO()
+    ddp.save({"x": ddp.ones(2)}, file)
+    for where in (None, "cpu", ddp.device("cpu")):
+        file.seek(0)
+        assert ddp.load(file, map_location=where)["x"].device is ddp.device("cpu")
+    with pytest.raises(ArgumentError, match="map_location is a device or its name, not function"):
+        ddp.load(file, map_location=lambda storage, where: storage)  # type: ignore[arg-type]
+
+
+def test_kinds_of_files(tmp_path: Path) -> None:
+    x = {"x": values(dtypes.float32, (1000,))}
+    with open(tmp_path / "raw", "w+b", buffering=0) as raw:
+        raw.write(b"before")
+        ddp.save(x, raw)
+        raw.seek(6)
+        assert_same(ddp.load(raw), x)
+    reading, writing = os.pipe()
+    with open(reading, "rb") as source, open(writing, "wb") as sink:
+        ddp.save(x, sink)
+        sink.close()
+        assert_same(ddp.load(source), x)
+    for wrong in (io.StringIO(), 3, b"path"):
+        with pytest.raises(ArgumentError, match="expected a path or an open binary file"):
+            ddp.load(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="expected a path or an open binary file"):
+            ddp.save(x, wrong)  # type: ignore[arg-type]
+
+
+class Unsaveable:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("obj", "message"),
+    [
+        ({"a": [1, Unsaveable()]}, r"obj\['a'\]\[1\] is of type Unsaveable"),
+        ({"a": {(1, 2): 3}}, r"obj\['a'\] has a key of type tuple"),
+        ({"a": np.ones(2)}, r"obj\['a'\] is of type ndarray"),
+        ({"a": b"bytes"}, r"obj\['a'\] is of type bytes"),
+        ({"a": {1, 2}}, "is of type set"),
+    ],
+)
+def test_what_cannot_be_saved(obj: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ddp.save(obj, tmp_path / "x")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.safetensors"
+    ddp.save({"x": ddp.ones(2)}, path)
+    (tmp_path / "link").symlink_to(path)
+    ddp.save({"x": ddp.zeros(2)}, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert ddp.load(path)["x"].tolist() == [0.0, 0.0]
+
+    def full(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        ddp.save({"x": ddp.full((2,), 7.0)}, path)
+    assert ddp.load(path)["x"].tolist() == [0.0, 0.0]
+    assert sorted(os.listdir(tmp_path)) == ["link", "x.safetensors"]
+    with pytest.raises(FileNotFoundError):
+        ddp.load(tmp_path / "none")
+
+
+def made(entries: Any, data: bytes = b"", length: int | None = None) -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", b"x" * 100)
+    return file.getvalue()
+
+
+def metadata(**values: Any) -> dict[str, Any]:
+    return {"__metadata__": values, "x": entry()}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes is no safetensors file"),
+        (b"1234567", "7 bytes is no safetensors file"),
+        (pickle.dumps({"x": list(range(100))}), "a pickle, which is never loaded"),
+        (zipped(), "a zip archive, as torch.save writes"),
+        (b"\x89HDF\r\n\x1a\n" + b"x" * 99, "an HDF5 file"),
+        (b"\x93NUMPY\x01\x00v\x00" + b"x" * 99, "a header of .* bytes in a file of 109: truncated, or foreign"),
+        (made({"x": entry()}, b"x" * 8)[:30], "truncated, or foreign"),
+        (made({"x": entry()}, b"x" * 7), "the tensors take 8 bytes, and 7 follow the header: truncated"),
+        (made({"x": entry()}, b"x" * 9), "8 bytes, and 9 follow the header: too long"),
+        (made({"x": entry()}, b"x" * 8, length=3), "the header is not JSON"),
+        (made(b" {}"), "the header begins with b' {}'"),
+        (made(b"[]"), "the header begins with"),
+        (made(b"{"), "the header is not JSON"),
+        (made(b'{"\xff": 3}'), "the header is not UTF-8 at byte 2"),
+        (made(b'{"x":' + b"[" * 100_000), "nested too deep"),
+        (made(b'{"x": 1' + b"0" * 5000 + b"}"), "the header is not JSON"),
+        (made(b'{"x": 1, "x": 2}'), "the header has 'x' twice"),
+        (made({"x": 3}), "x: expected dtype, shape and data_offsets, got 3"),
+        (made({"x": {**entry(), "more": 1}}, b"x" * 8), "x: expected dtype, shape and data_offsets"),
+        (made({"x": entry("F31")}, b"x" * 8), "x: dtype 'F31' is none of BOOL"),
+        (made({"x": entry(["F32"])}, b"x" * 8), "is none of BOOL"),
+        (made({"x": entry(shape=[-2])}, b"x" * 8), r"x: shape \[-2\] is none"),
+        (made({"x": entry(shape=[2.0])}, b"x" * 8), "is none"),
+        (made({"x": entry(shape=[True, 2])}, b"x" * 8), "is none"),
+        (made({"x": entry(shape=[1] * 65, offsets=(0, 4))}, b"x" * 4), "is none"),
+        (made({"x": entry(shape=[0, 2**70], offsets=(0, 0))}), "x: shape"),
+        (made({"x": {**entry(), "shape": 2}}, b"x" * 8), "shape 2 is none"),
+        (made({"x": entry(offsets=(0, 8, 9))}, b"x" * 8), "data_offsets .* are none"),
+        (made({"x": entry(offsets=(8, 0))}, b"x" * 8), r"F32 of shape \[2\] does not take bytes 8 to 0"),
+        (made({"x": entry(shape=[2**40, 2**40])}, b"x" * 8), "does not take bytes"),
+        (
+            made({"x": entry(), "y": entry(offsets=(4, 12))}, b"x" * 12),
+            "y starts at byte 4, expected 8: tensors overlap",
+        ),
+        (made({"x": entry(), "y": entry()}, b"x" * 8), "tensors overlap"),
+        (made({"x": entry(), "y": entry(offsets=(12, 20))}, b"x" * 20), "tensors leave a gap"),
+        (made({"x": entry(offsets=(10**30, 10**30 + 8))}, b"x" * 8), "tensors leave a gap"),
+        (made({"__metadata__": 3}), "__metadata__ is no map from text to text"),
+        (made({"__metadata__": {"a": 3}}), "__metadata__ is no map from text to text"),
+        (made(metadata(tied="{"), b"x" * 8), "the header is not JSON"),
+        (made(metadata(tied="[]"), b"x" * 8), "'tied' is no map of names"),
+        (made(metadata(tied='{"y": 3}'), b"x" * 8), "'tied' is no map of names"),
+        (made(metadata(tied='{"y": "z"}'), b"x" * 8), "ties 'y' to 'z'"),
+        (made(metadata(tied='{"x": "x"}'), b"x" * 8), "ties 'x' to 'x'"),
+        (made(metadata(structure='{"tensor": "y"}'), b"x" * 8), "structure holds {'tensor': 'y'}"),
+        (made(metadata(structure='{"set": []}'), b"x" * 8), "structure holds {'set': "),
+        (made(metadata(structure='{"dict": [["a", 1, 2]]}'), b"x" * 8), "structure holds"),
+        (made(metadata(structure='{"dict": [[["a"], 1]]}'), b"x" * 8), "structure holds"),
+        (made(metadata(structure="[1]"), b"x" * 8), "structure holds"),
+        (made(metadata(structure='{"list": [' * 50_000), b"x" * 8), "nested too deep"),
+    ],
+)
+def test_what_is_no_file_of_ours(data: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(SerializationError, match=message) as caught:
+        ddp.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    with pytest.raises(SerializationError, match=r"^<BytesIO>: "):
+        ddp.load(io.BytesIO(data))
+
+
+def test_a_header_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_reading, "LIMIT", 10)
+    with pytest.raises(SerializationError, match="a header of 61 bytes"):
+        ddp.load(io.BytesIO(made({"x": entry()}, b"x" * 8)))
+
+
+def test_a_file_that_shrinks_meanwhile() -> None:
+    class Shrinking(io.BytesIO):
+        def readinto(self, buffer: Any) -> int:
+            return 0
+
+    file = Shrinking()
+    ddp.save({"x": ddp.ones(3)}, file)
+    file.seek(0)
+    with pytest.raises(SerializationError, match="the file ends inside x"):
+        ddp.load(file)
+
+
+def test_damaged_files_load_or_raise(count: Callable[[int, int], int]) -> None:
+    x = values(dtypes.float32, (3, 2))
+    originals = []
+    for obj in (
+        every_kind(),
+        {"a": x, "b": x.detach()},
+        {"model": {"w": x}, "state": [{0: values(dtypes.int64, ())}, (1.5, "x", None)]},
+    ):
+        file = io.BytesIO()
+        ddp.save(obj, file)
+        originals.append(file.getvalue())
+    loaded = 0
+    for seed in range(count(300, 30_000)):
+        random = np.random.default_rng(seed)
+        data = bytearray(originals[seed % len(originals)])
+        length = 8 + int.from_bytes(data[:8], "little")
+        for _ in range(random.integers(1, 4)):
+            if not data:
+                break
+            # Mostly in the header, where damage does most.
+            at = int(random.integers(0, min(length, len(data)) if random.random() < 0.8 else len(data)))
+            kind = random.integers(0, 4)
+            if kind == 0:
+                data[at] ^= 1 << int(random.integers(0, 8))
+            elif kind == 1:
+                data[at] = int(random.integers(32, 127))
+            elif kind == 2:
+                del data[at : at + int(random.integers(1, 9))]
+            else:
+                data = data[: max(at, 1)]
+        try:
+            ddp.load(io.BytesIO(bytes(data)))
+            loaded += 1
+        except SerializationError:
+            pass
+    assert loaded > 0
