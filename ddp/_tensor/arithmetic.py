@@ -283,8 +283,9 @@ class Arithmetic(TensorBase):
         return unary(ops.reciprocal, self)
 
     def square(self) -> Tensor:
-        """self * self."""
-        return apply(ops.square, (self,))
+        """self * self; of bool int64."""
+        x = convert(self, np.dtype("int64")) if self._array.dtype.kind == "b" else self
+        return apply(ops.square, (x,))
 
     def addcmul(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
         """self + value*tensor1*tensor2; all broadcast."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from ddp._device import device, device_of, place
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, select, shape_of
+from ddp.ops.rounding import signs
 
 
 # z = x + a*y;  dx = g, dy = a*g
@@ -117,7 +118,10 @@ fmod = Op("fmod", _fmod, _fmod_backward, inputs=("x", "y"), saves={"x": (), "y":
 
 # z = x^y;  dx = g*y*x^(y-1), 0 where y = 0; dy = g*z*log(x), 0 where x = 0 and y >= 0 (as PyTorch has it)
 def _pow(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return _power(xp, x, y), (shape_of(x), shape_of(y))
+    out = _power(xp, x, y)
+    if getattr(x, "dtype", None) == bool:  # NumPy's powers of bool are int8
+        out = out.astype(bool)
+    return out, (shape_of(x), shape_of(y))
 
 
 def _power(xp: Any, x: Array, y: Any) -> Array:
@@ -163,7 +167,7 @@ def _abs(xp: Any, x: Array) -> tuple[Array, Any]:
 
 
 def _abs_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (g * xp.sign(saved[0]),)
+    return (g * signs(xp, saved[0]),)
 
 
 abs = Op("abs", _abs, _abs_backward, inputs=("x",), saves=("x",))

@@ -8,6 +8,11 @@ from typing import Any
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved
 
 
+def signs(xp: Any, x: Array) -> Array:
+    """-1, 0 or 1, and 0 for nan (as PyTorch has it)."""
+    return xp.greater(x, 0).astype(x.dtype) - xp.less(x, 0).astype(x.dtype)
+
+
 def _flat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     return (xp.zeros_like(g),)
 
@@ -24,7 +29,7 @@ def _step(name: str, value: Callable[[Any, Array], Array]) -> Op:
 floor = _step("floor", lambda xp, x: xp.floor(x))
 ceil = _step("ceil", lambda xp, x: xp.ceil(x))
 trunc = _step("trunc", lambda xp, x: xp.trunc(x))
-sign = _step("sign", lambda xp, x: xp.sign(x))
+sign = _step("sign", lambda xp, x: signs(xp, x))
 
 
 # z = x to `decimals` digits, halves to the even neighbour;  dx = 0

@@ -1,0 +1,271 @@
+"""Elementwise functions against PyTorch: dtypes of results, integers, special values, aliases, numbers as operands."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+inf, nan = math.inf, math.nan
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+VALUES = [3, 1, 0, 2, 5]
+
+
+def both(values: Any, dtype: str) -> tuple[ddp.Tensor, Any]:
+    return ddp.tensor(values).to(dtype), torch.tensor(values).to(getattr(torch, dtype))
+
+
+def numbers(y: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(y.detach().tolist(), float)
+
+
+def same(y: Any, expected: Any, rtol: float = 1e-6) -> None:
+    assert str(expected.dtype) == f"torch.{y.dtype.name}"
+    rtol = {"float16": 2e-3, "bfloat16": 1.6e-2}.get(y.dtype.name, rtol)
+    np.testing.assert_allclose(numbers(y), numbers(expected), rtol=rtol, atol=1e-7)
+
+
+UNARY = """
+    exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan atan sinh cosh tanh asinh erf erfc sigmoid
+    reciprocal square floor ceil trunc fix round sign isnan isinf isfinite logical_not arctan arcsinh
+    nan_to_num
+"""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", UNARY.split())
+def test_functions_of_every_dtype(name: str, dtype: str) -> None:
+    x, t = both(VALUES, dtype)
+    try:
+        expected = getattr(torch, name)(t)
+    except RuntimeError:  # bool, for some
+        pytest.skip("PyTorch has none")
+    same(getattr(ddp, name)(x), expected)
+    same(getattr(x, name)(), expected)
+
+
+BINARY = """
+    add sub mul div true_divide floor_divide remainder fmod pow maximum minimum fmax fmin atan2 xlogy eq ne lt
+    le gt ge greater less_equal logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor
+    bitwise_left_shift bitwise_right_shift
+"""
+
+
+@pytest.mark.parametrize("name", BINARY.split())
+def test_pairs_of_dtypes(name: str) -> None:
+    for a, b in itertools.product(DTYPES, DTYPES):
+        (x, t), (y, u) = both([3, 1, 0, 2], a), both([1, 2, 1, 3], b)
+        try:
+            expected = getattr(torch, name)(t, u)
+        except RuntimeError:
+            continue
+        result = getattr(ddp, name)(x, y)
+        assert f"torch.{result.dtype.name}" == str(expected.dtype), (a, b)
+        np.testing.assert_allclose(numbers(result), numbers(expected), rtol=1e-2, err_msg=f"{a} {b}")
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "lt", "ne"])
+@pytest.mark.parametrize("number", [2, 2.5, True])
+def test_numbers(name: str, number: float) -> None:
+    for dtype in DTYPES:
+        x, t = both(VALUES, dtype)
+        try:
+            expected = getattr(torch, name)(t, number)
+        except RuntimeError:
+            continue
+        y = getattr(ddp, name)(x, number)
+        assert f"torch.{y.dtype.name}" == str(expected.dtype), dtype
+        np.testing.assert_allclose(numbers(y), numbers(expected), rtol=1e-2, err_msg=dtype)
+
+
+REFLECTED: list[Callable[[Any], Any]] = [
+    lambda x: 7 // x,
+    lambda x: 7.5 // x,
+    lambda x: 7 % x,
+    lambda x: 7 - x,
+    lambda x: 7 / x,
+    lambda x: 2**x,
+    lambda x: 2.0**x,
+]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "float64"])
+@pytest.mark.parametrize("fn", REFLECTED)
+def test_reflected(fn: Callable[[Any], Any], dtype: str) -> None:
+    x, t = both([1, 2, 3], dtype)
+    same(fn(x), fn(t))
+
+
+def test_reflected_bits() -> None:
+    for fn in (lambda x: 6 & x, lambda x: 6 | x, lambda x: 6 ^ x, lambda x: 6 << x, lambda x: 100 >> x, lambda x: ~x):
+        x, t = both([1, 2, 3], "int32")
+        same(fn(x), fn(t))
+    assert (True & ddp.tensor([True, False])).tolist() == [True, False]
+
+
+SIGNED = [7.0, -7.0, 7.0, -7.0, 0.0, -0.0, inf, -inf, nan, 1.0, 1.0, -1.0, 0.0]
+DIVISORS = [2.0, 2.0, -2.0, -2.0, 2.0, 2.0, 2.0, 2.0, 2.0, inf, 0.0, inf, 0.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda t, x, y: x // y,
+        lambda t, x, y: t.div(x, y, rounding_mode="trunc"),
+        lambda t, x, y: x % y,
+        lambda t, x, y: t.fmod(x, y),
+        lambda t, x, y: x / y,
+        lambda t, x, y: x**y,
+        lambda t, x, y: t.atan2(x, y),
+        lambda t, x, y: t.hypot(x, y),
+        lambda t, x, y: t.xlogy(x, y),
+        lambda t, x, y: t.fmax(x, y),
+        lambda t, x, y: t.fmin(y, x),
+        lambda t, x, y: t.maximum(x, y),
+        lambda t, x, y: t.clamp(x, y, y + 1),
+        lambda t, x, y: t.nan_to_num(x * y, nan=3.0, neginf=-9.0),
+        lambda t, x, y: t.lerp(x, y, 0.25),
+    ],
+)
+def test_signs_and_special_values(fn: Callable[..., Any], dtype: str) -> None:
+    (x, t), (y, u) = both(SIGNED, dtype), both(DIVISORS, dtype)
+    result, expected = fn(ddp, x, y), fn(torch, t, u)
+    np.testing.assert_allclose(result.numpy(), expected.numpy(), rtol=1e-6)
+    zero = (result.numpy() == 0) & (x.numpy() != 0)  # of -0.0 PyTorch's remainder is -0.0, Python's 0.0
+    np.testing.assert_array_equal(np.signbit(result.numpy()[zero]), np.signbit(expected.numpy()[zero]))
+
+
+@pytest.mark.parametrize("name", ["floor_divide", "remainder", "fmod"])
+def test_integers_of_both_signs(name: str) -> None:
+    (x, t), (y, u) = both([7, -7, 7, -7, 6, -6], "int64"), both([2, 2, -2, -2, 3, 3], "int64")
+    same(getattr(ddp, name)(x, y), getattr(torch, name)(t, u))
+    same(ddp.div(x, y, rounding_mode="trunc"), torch.div(t, u, rounding_mode="trunc"))
+
+
+POINTS = [nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 2.5, -0.5, 0.5, 1.5, 1e-30, 80.0]
+
+
+@pytest.mark.parametrize("name", [*UNARY.split(), "asin", "acos", "acosh", "atanh", "erfinv", "logit", "abs", "frac"])
+def test_functions_at_special_values(name: str) -> None:
+    x, t = both(POINTS, "float32")
+    x.requires_grad_()
+    t.requires_grad_()
+    y, expected = getattr(ddp, name)(x), getattr(torch, name)(t)
+    np.testing.assert_allclose(numbers(y), numbers(expected), rtol=2e-6, atol=1e-30 if name == "erfc" else 1e-7)
+    if y.requires_grad and name not in ("erf", "erfc", "round", "logit"):
+        y.backward(ddp.ones(len(POINTS)))
+        expected.backward(torch.ones(len(POINTS)))
+        np.testing.assert_allclose(numbers(x.grad), numbers(t.grad), rtol=3e-6, atol=1e-7)
+
+
+def test_error_functions_are_accurate() -> None:
+    x = np.linspace(-6, 6, 4001)
+    erf, erfc = [np.array([f(v) for v in x]) for f in (math.erf, math.erfc)]
+    np.testing.assert_allclose(ddp.erf(ddp.tensor(x)).numpy(), erf, rtol=2e-15, atol=0)
+    np.testing.assert_allclose(ddp.erfc(ddp.tensor(x)).numpy(), erfc, rtol=4e-15, atol=0)
+    np.testing.assert_allclose(ddp.erfinv(ddp.erf(ddp.tensor(x[np.abs(x) < 3]))).numpy(), x[np.abs(x) < 3], rtol=1e-11)
+    single = x.astype(np.float32)
+    exact = np.array([math.erf(v) for v in single])
+    np.testing.assert_allclose(ddp.erf(ddp.tensor(single)).numpy(), exact, rtol=4e-7, atol=0)
+    tail = np.array([math.erfc(v) for v in single])
+    np.testing.assert_allclose(ddp.erfc(ddp.tensor(single)).numpy(), tail, rtol=2e-7, atol=0)
+    far = ddp.tensor([0.0, 5.0, 10.0, 26.0, 28.0, inf, -inf, nan], dtype=ddp.float64)
+    assert ddp.erfc(far).tolist()[1:5] == pytest.approx([math.erfc(v) for v in (5, 10, 26, 28)], rel=1e-13)
+    edges = ddp.erfinv(ddp.tensor([1.0, -1.0, 1.5, 0.0, 1 - 1e-15], dtype=ddp.float64)).tolist()
+    assert edges[:2] == [inf, -inf]
+    assert math.isnan(edges[2])
+    assert edges[3] == 0
+    assert math.erfc(edges[4]) == pytest.approx(1 - (1 - 1e-15), rel=1e-12)
+
+
+def test_alpha_and_value() -> None:
+    for dtype in ("int32", "float32"):
+        x, t = both(VALUES, dtype)
+        same(ddp.add(x, x, alpha=3), torch.add(t, t, alpha=3))
+        same(x.sub(2, alpha=3), t.sub(2, alpha=3))
+        same(ddp.rsub(x, 2, alpha=3), torch.rsub(t, 2, alpha=3))
+        same(ddp.addcmul(x, x, x, value=2), torch.addcmul(t, t, t, value=2))
+    x, t = both(VALUES, "float32")
+    same(x.add(ddp.tensor(2), alpha=0.5), t.add(torch.tensor(2), alpha=0.5))
+
+
+def test_clamp_with_tensors() -> None:
+    (x, t), (low, u) = both([1.0, 5.0, -3.0], "float32"), both([2.0, 6.0, -5.0], "float32")
+    same(ddp.clamp(x, low), torch.clamp(t, u))
+    same(ddp.clamp(x, max=low), torch.clamp(t, max=u))
+    same(x.clamp(low, low - 1), t.clamp(u, u - 1))
+    same(x.clip(max=low), t.clip(max=u))
+    assert ddp.clamp(x, 0.5, low).tolist() == [1.0, 5.0, -5.0]
+    (i, j) = both([1, 5, -3], "int64")
+    same(i.clamp(0, 2), j.clamp(0, 2))
+    same(i.clamp(0.5), j.clamp(0.5))
+    same(i.clamp(min=low), j.clamp(min=u))
+
+
+def test_where() -> None:
+    for a, b in itertools.product([1, 1.5, True], [2, 2.5, False]):
+        same(ddp.where(ddp.tensor([True, False]), a, b), torch.where(torch.tensor([True, False]), a, b))
+    for dtype in DTYPES:
+        x, t = both(VALUES, dtype)
+        for number in (2, 1.5):
+            same(ddp.where(x > 1, x, number), torch.where(t > 1, t, number))
+            same(ddp.where(x > 1, number, x), torch.where(t > 1, number, t))
+    half = ddp.tensor(1.0, dtype=ddp.float16)
+    assert ddp.where(ddp.tensor(True), 1.0, half).dtype == ddp.float16
+    found = ddp.where(ddp.tensor([[0, 3], [4, 0]]))
+    assert [each.tolist() for each in found] == [[0, 1], [1, 0]]
+
+
+def test_equality_and_closeness() -> None:
+    x = ddp.tensor([1.0, nan, inf, 1e-9])
+    assert ddp.equal(x[:1], ddp.ones(1))
+    assert not ddp.equal(x, x)  # nan
+    assert not ddp.equal(ddp.ones(2), ddp.ones(2, 1))
+    y = ddp.tensor([1.000001, nan, inf, 0.0])
+    t, u = torch.tensor([1.0, nan, inf, 1e-9]), torch.tensor([1.000001, nan, inf, 0.0])
+    for options in ({}, {"equal_nan": True}, {"rtol": 0.0, "atol": 1e-8}):
+        assert ddp.isclose(x, y, **options).tolist() == torch.isclose(t, u, **options).tolist()
+        assert ddp.allclose(x, y, **options) == torch.allclose(t, u, **options)
+    small = ddp.tensor([250, 3], dtype=ddp.uint8)
+    assert small.isclose(ddp.tensor([3, 3], dtype=ddp.uint8)).tolist() == [False, True]
+    assert ddp.tensor([1.0], dtype=ddp.bfloat16).isclose(1.0).item()
+
+
+def test_results_are_not_shared_with_integers() -> None:
+    x = ddp.tensor([1, 2])
+    for y in (x.floor(), x.round(), x.nan_to_num()):
+        y[0] = 9
+        assert x.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (lambda: ddp.div(ddp.ones(1), 2, rounding_mode="up"), ArgumentError, "'trunc' or 'floor', not 'up'"),
+        (lambda: ddp.tensor([1]) // 0, ArgumentError, "int64 by 0"),
+        (lambda: ddp.add(ddp.tensor([1]), 1, alpha=0.5), DtypeError, "alpha=0.5"),
+        (lambda: ddp.lerp(ddp.tensor([1]), ddp.tensor([2]), 0.5), DtypeError, "lerp: expected floating"),
+        (lambda: ddp.addcdiv(ddp.tensor([1]), ddp.tensor([2]), ddp.tensor([2])), DtypeError, "addcdiv"),
+        (lambda: ddp.addcmul(ddp.ones(2), ddp.ones(3), ddp.ones(1)), ShapeError, r"\(2,\) and \(3,\)"),
+        (lambda: ddp.frac(ddp.tensor([1])), DtypeError, "frac: expected a floating tensor"),
+        (lambda: ddp.positive(ddp.tensor([True])), DtypeError, "bool"),
+        (lambda: ddp.ones(2) << 1, DtypeError, "left_shift"),
+        (lambda: ddp.bitwise_not(ddp.ones(2)), DtypeError, "invert"),
+        (lambda: ddp.isclose(ddp.ones(2), "text"), DtypeError, "isclose: .* str"),
+        (lambda: ddp.where(ddp.tensor([True]), "a", 1.0), DtypeError, "str"),
+        (lambda: ddp.pow(2, ddp.tensor([-1])), ArgumentError, "^pow: .* negative"),
+    ],
+)
+def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        wrong()
