@@ -55,7 +55,7 @@ class Rearranging(TensorBase):
                 raise DtypeError(f"repeat_interleave: repeats are int64, not {times.dtype}")
             if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
                 raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {at}")
-            where = xp.repeat(xp.arange(n), times if times.size == n and times.ndim else int(times))
+            where = xp.repeat(xp.arange(n), xp.broadcast_to(times, (n,)))
             return apply(index.index, (x,), places=_along(x, at, where))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")

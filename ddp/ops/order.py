@@ -71,7 +71,9 @@ def searchsorted(xp: Any, rows: Array, x: Array, side: str) -> Array:
     rows, x = widen(rows), widen(x)
     if rows.ndim == 1:
         return xp.asarray(xp.searchsorted(rows, x, side=side))
-    out = xp.empty(x.shape, "int64")
+    out = xp.zeros(x.shape, "int64")
+    if not rows.size or not x.size:
+        return out
     flat, values, places = (each.reshape(-1, each.shape[-1]) for each in (rows, x, out))
     for row, value, place in zip(flat, values, places, strict=True):
         place[...] = xp.searchsorted(row, value, side=side)

@@ -1,0 +1,236 @@
+"""Views and copies: which share memory, what they refuse, and what agrees with PyTorch without a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.errors import ArgumentError, RangeError, ShapeError
+
+F = ddp.nn.functional
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "reshape": lambda x: x.reshape(6, 4),
+    "view": lambda x: x.view(2, -1),
+    "view dtype": lambda x: x.view(ddp.int32),
+    "flatten": lambda x: x.flatten(),
+    "unflatten": lambda x: x.unflatten(2, (2, 2)),
+    "transpose": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "movedim": lambda x: x.movedim(0, 2),
+    "mT": lambda x: x.mT,
+    "squeeze": lambda x: x[:1].squeeze(),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "expand": lambda x: x[:1].expand(5, 3, 4),
+    "split": lambda x: x.split(2, 1)[1],
+    "chunk": lambda x: x.chunk(2)[0],
+    "tensor_split": lambda x: x.tensor_split((1,), 2)[1],
+    "unbind": lambda x: x.unbind(1)[2],
+    "iterated": lambda x: next(iter(x)),
+    "narrow": lambda x: x.narrow(2, 1, 2),
+    "select": lambda x: x.select(1, 0),
+    "diagonal": lambda x: x.diagonal(0, 1, 2),
+    "unfold": lambda x: x.unfold(2, 2, 1),
+    "as_strided": lambda x: x.as_strided((2, 2), (1, 2)),
+    "element": lambda x: x[1, 2, 3],
+    "meshgrid": lambda x: ddp.meshgrid(x[0, 0], x[0, 1])[0],
+}
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "reshape": lambda x: x.transpose(0, 1).reshape(-1),
+    "repeat": lambda x: x.repeat(1, 1, 1),
+    "flip": lambda x: x.flip(0),
+    "flip of one": lambda x: x[:1].flip(0),
+    "flip of none": lambda x: x.flip(()),
+    "roll": lambda x: x.roll(0, 0),
+    "rot90": lambda x: x.rot90(0),
+    "tril": lambda x: x.tril(9),
+    "diag": lambda x: x[0].diag(),
+    "cat": lambda x: ddp.cat([x]),
+    "list": lambda x: x[[0, 1]],
+    "mask": lambda x: x[x == x],
+    "pad": lambda x: F.pad(x, (0, 0)),
+    "gather": lambda x: x.gather(0, ddp.zeros(1, 3, 4, dtype=ddp.int64)),
+}
+
+
+def block() -> ddp.Tensor:
+    return ddp.arange(24.0).reshape(2, 3, 4).clone()
+
+
+@pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
+def test_a_view_shares_memory_and_version(make: Callable[[Any], Any]) -> None:
+    x = block()
+    y = make(x)
+    assert y._version is x._version
+    before = y._version.count
+    x.fill_(-1)
+    assert (y == -1).all() or y.dtype != x.dtype
+    assert y._version.count == before + 1
+
+
+@pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
+def test_a_copy_does_not(make: Callable[[Any], Any]) -> None:
+    x = block()
+    y = make(x)
+    assert y._version is not x._version
+    y.fill_(-1)
+    assert x.tolist() == block().tolist()
+
+
+def test_writing_to_a_view_is_seen() -> None:
+    x = block()
+    x.diagonal(0, 1, 2).fill_(-1)
+    x[1].unfold(1, 2, 2)[0].copy_(ddp.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    x.split([1, 2], 1)[1].mul_(2)
+    assert x[0].tolist() == [[-1, 1, 2, 3], [8, -2, 12, 14], [16, 18, -2, 22]]
+    assert x[1].tolist() == [[1, 2, 3, 4], [32, -2, 36, 38], [40, 42, -2, 46]]
+    with pytest.raises(ArgumentError, match="read-only"):  # many elements in one place
+        x[:1].expand(3, 3, 4).fill_(0)
+
+
+def test_writing_to_a_part_is_noticed_by_backward() -> None:
+    x = block().requires_grad_()
+    y = x * 1
+    z = (y * y).sum()
+    with ddp.no_grad():
+        y.split(1)[1].zero_()
+    with pytest.raises(ddp.errors.VersionError):
+        z.backward()
+
+
+def test_a_view_of_another_dtype() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for dtype in ("int32", "float64", "int16", "uint8", "float32", "bfloat16"):
+        ours = ddp.from_numpy(array).view(getattr(ddp, dtype))
+        theirs = torch.from_numpy(array).view(getattr(torch, dtype))
+        assert ours.shape == tuple(theirs.shape)
+        assert ours.double().tolist() == theirs.double().tolist()
+    with pytest.raises(ShapeError, match=r"view\(float64\): the last dimension of shape \(3, 3\)"):
+        ddp.zeros(3, 3).view(ddp.float64)
+
+
+ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "reshape": (lambda x: x.reshape(5, -1), ShapeError, r"\(2, 3, 4\) of 24 elements cannot become \(5, -1\)"),
+    "view": (lambda x: x.transpose(0, 1).view(24), ShapeError, r"\(3, 2, 4\).*without a copy"),
+    "flatten": (lambda x: x.flatten(2, 1), ArgumentError, "after end_dim"),
+    "unflatten": (lambda x: x.unflatten(1, (2, 2)), ShapeError, r"\(3,\) of 3 elements"),
+    "transpose": (lambda x: x.transpose(0, 3), RangeError, r"dimension 3 of shape \(2, 3, 4\)"),
+    "permute": (lambda x: x.permute(0, 1), ArgumentError, r"\(0, 1\) does not name each"),
+    "movedim": (lambda x: x.movedim((0, 1), 2), ArgumentError, "as many of both"),
+    "expand": (lambda x: x.expand(2, 3, 5), ShapeError, r"\(2, 3, 4\) cannot be expanded to \(2, 3, 5\)"),
+    "expand new": (lambda x: x.expand(-1, 2, 3, 4), ShapeError, "cannot be expanded"),
+    "split": (lambda x: x.split(0), ArgumentError, "pieces of 0"),
+    "split sizes": (lambda x: x.split([1, 1], 1), ShapeError, r"\(1, 1\) do not add up to 3"),
+    "chunk": (lambda x: x.chunk(0), ArgumentError, "at least 1"),
+    "narrow": (lambda x: x.narrow(1, 2, 2), ShapeError, r"2 \+ 2 elements"),
+    "select": (lambda x: x.select(1, 3), RangeError, "index 3 in dimension 1"),
+    "diagonal": (lambda x: x.diagonal(0, 1, 1), ShapeError, "two of them"),
+    "unfold": (lambda x: x.unfold(1, 4, 1), ShapeError, "windows of 4"),
+    "unfold step": (lambda x: x.unfold(1, 2, 0), ArgumentError, "step"),
+    "as_strided": (lambda x: x.as_strided((2, 2), (12, 12)), RangeError, "element 24"),
+    "repeat": (lambda x: x.repeat(2, 2), ShapeError, "a number for each dimension"),
+    "repeat_interleave": (lambda x: x.repeat_interleave(ddp.tensor([1, 2]), 1), ShapeError, r"\(2,\) for 3"),
+    "flip": (lambda x: x.flip(0, 0), ArgumentError, "twice"),
+    "roll": (lambda x: x.roll((1, 2)), ArgumentError, "one shift"),
+    "tril": (lambda x: x[0, 0].tril(), ShapeError, "at least 2 dimensions"),
+    "diag": (lambda x: x.diag(), ShapeError, "vector or a matrix"),
+    "cat": (lambda x: ddp.cat([x, x[:, :2]]), ShapeError, r"\(2, 3, 4\) and \(2, 2, 4\)"),
+    "cat 0-d": (lambda x: ddp.cat([x[0, 0, 0]]), ShapeError, "0-d"),
+    "cat nothing": (lambda x: ddp.cat([]), ArgumentError, "at least one"),
+    "stack": (lambda x: ddp.stack([x, x[0]]), ShapeError, "differ"),
+    "broadcast": (lambda x: ddp.broadcast_tensors(x, x[:, :2]), ShapeError, "do not broadcast"),
+    "meshgrid": (lambda x: ddp.meshgrid(x), ShapeError, "vectors"),
+    "meshgrid order": (lambda x: ddp.meshgrid(x[0, 0], indexing="yx"), ArgumentError, "'yx'"),
+    "pad mode": (lambda x: F.pad(x, (1, 1), "wrap"), ArgumentError, "'wrap'"),
+    "pad odd": (lambda x: F.pad(x, (1,)), ArgumentError, "pairs"),
+    "pad reflect": (lambda x: F.pad(x, (4, 0), "reflect"), ShapeError, "too wide"),
+    "pad circular": (lambda x: F.pad(x, (5, 0), "circular"), ShapeError, "too wide"),
+    "pad dims": (lambda x: F.pad(x[0, 0], (1, 1), "replicate"), ShapeError, "after the channels"),
+    "pad value": (lambda x: F.pad(x, (1, 1), "replicate", 1.0), ArgumentError, "no value"),
+    "pad crop": (lambda x: F.pad(x, (-3, -2)), ShapeError, "below nothing"),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS.values(), ids=ERRORS)
+def test_errors_name_shapes(call: Callable[[Any], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(block())
+
+
+ALIKE: dict[str, Callable[[Any], Any]] = {
+    "split": lambda t: t.arange(7).split(3),
+    "split all": lambda t: t.arange(6).split(9),
+    "split of nothing": lambda t: t.zeros(0).split(0),
+    "chunk": lambda t: t.arange(10).chunk(4),
+    "chunk many": lambda t: t.arange(3).chunk(5),
+    "chunk of nothing": lambda t: t.zeros(0, 2).chunk(3),
+    "tensor_split": lambda t: t.tensor_split(t.arange(7), 3),
+    "tensor_split many": lambda t: t.arange(2).tensor_split(3),
+    "tensor_split at": lambda t: t.arange(7).tensor_split((2, 5, 9)),
+    "tensor_split by tensor": lambda t: t.arange(7).tensor_split(t.tensor([3, -1])),
+    "unbind of nothing": lambda t: t.zeros(0, 2).unbind(),
+    "tril_indices": lambda t: t.tril_indices(3, 4, 1),
+    "triu_indices": lambda t: t.triu_indices(4, 3, -1, dtype=t.int32),
+    "meshgrid": lambda t: t.meshgrid(t.arange(2), t.arange(3), t.tensor(4), indexing="xy"),
+    "meshgrid of a list": lambda t: t.meshgrid([t.arange(2), t.arange(3)], indexing="ij"),
+    "cartesian_prod": lambda t: t.cartesian_prod(t.arange(2), t.arange(3)),
+    "broadcast_shapes": lambda t: tuple(t.broadcast_shapes((2, 1), (3,), 1)),
+    "atleast": lambda t: (
+        t.atleast_1d(t.tensor(1)),
+        *t.atleast_2d(t.tensor(1), t.arange(2)),
+        t.atleast_3d(t.arange(2)),
+    ),
+    "repeat_interleave": lambda t: t.repeat_interleave(t.tensor([2, 0, 3])),
+    "repeat_interleave by one": lambda t: t.arange(3).repeat_interleave(t.tensor([2])),
+    "repeat": lambda t: t.arange(3).repeat(2, 2),
+    "tile": lambda t: t.tile(t.arange(6).reshape(2, 3), (2, 1, 2)),
+    "cat promotes": lambda t: t.cat([t.arange(2), t.ones(1)]),
+    "cat of nothing": lambda t: t.cat([t.zeros(0), t.zeros(0)], -1),
+    "cat of bool": lambda t: t.cat([t.zeros(0), t.tensor([True])]),
+    "stack promotes": lambda t: t.stack([t.tensor(1), t.tensor(2.5)]),
+    "diag_embed": lambda t: t.diag_embed(t.arange(3)),
+    "rot90": lambda t: t.rot90(t.arange(6).reshape(2, 3)),
+    "roll": lambda t: t.arange(6).reshape(2, 3).roll((1, -1), (0, 1)),
+    "squeeze": lambda t: t.zeros(1, 2, 1).squeeze((0, 1)),
+    "squeeze none": lambda t: t.zeros(1, 2, 1).squeeze(()),
+    "unfold 0-d": lambda t: t.tensor(3.0).unfold(0, 1, 1),
+    "pad integers": lambda t: t.nn.functional.pad(t.arange(3), (1, 2), value=7),
+    "pad bfloat16": lambda t: t.nn.functional.pad(t.ones(1, 3, dtype=t.bfloat16), (1, 2), "reflect").float(),
+    "one_hot": lambda t: t.nn.functional.one_hot(t.tensor([[0, 2], [1, 0]])),
+    "one_hot many": lambda t: t.nn.functional.one_hot(t.tensor([0, 2]), 5),
+    "one_hot of nothing": lambda t: t.nn.functional.one_hot(t.zeros(0, dtype=t.int64), 3),
+    "narrow": lambda t: t.arange(5).narrow(0, t.tensor(1), 2),
+}
+
+
+@pytest.mark.parametrize("call", ALIKE.values(), ids=ALIKE)
+def test_agrees_with_pytorch(call: Callable[[Any], Any]) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    same(call(ddp), call(torch))
+
+
+def same(ours: Any, theirs: Any) -> None:
+    if isinstance(theirs, tuple):
+        assert isinstance(ours, tuple)
+        assert len(ours) == len(theirs)
+        for pair in zip(ours, theirs, strict=True):
+            same(*pair)
+    elif hasattr(theirs, "tolist"):
+        assert str(ours.dtype) == str(theirs.dtype).removeprefix("torch.")
+        assert ours.shape == tuple(theirs.shape)
+        assert ours.tolist() == theirs.tolist()
+    else:
+        assert ours == theirs
+
+
+def test_one_hot_refuses() -> None:
+    for classes, number, error in [([0, 3], 3, RangeError), ([-1], 3, RangeError), ([], -1, ArgumentError)]:
+        with pytest.raises(error, match="one_hot"):
+            F.one_hot(ddp.tensor(classes, dtype=ddp.int64), number)
+    with pytest.raises(ddp.errors.DtypeError, match="float32"):
+        F.one_hot(ddp.zeros(2))
