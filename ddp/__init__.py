@@ -32,6 +32,7 @@ from ddp._tensor.creation import (
     zeros,
     zeros_like,
 )
+from ddp._tensor.drawing import bernoulli, multinomial, normal
 from ddp._tensor.dtypes import (
     bfloat16,
     can_cast,
@@ -287,10 +288,7 @@ from ddp._tensor.interop import as_tensor, asarray, from_dlpack, from_numpy, fro
 from ddp._tensor.printing import set_printoptions
 from ddp._tensor.sampling import (
     Generator,
-    bernoulli,
     get_rng_state,
-    multinomial,
-    normal,
     rand,
     rand_like,
     randint,

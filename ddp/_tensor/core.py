@@ -17,6 +17,7 @@ from ddp._tensor.conversion import Conversion
 from ddp._tensor.copying import Copying
 from ddp._tensor.creation import Making
 from ddp._tensor.cutting import Cutting
+from ddp._tensor.drawing import Drawing
 from ddp._tensor.extremes import Extremes
 from ddp._tensor.gradients import Gradients
 from ddp._tensor.history import GradFn
@@ -29,7 +30,6 @@ from ddp._tensor.placing import Placing
 from ddp._tensor.printing import text_of
 from ddp._tensor.rearranging import Rearranging
 from ddp._tensor.reductions import Reductions
-from ddp._tensor.sampling import Sampling
 from ddp._tensor.shaping import Shaping
 from ddp._tensor.sizes import Size
 from ddp._tensor.sorting import Sorting
@@ -53,7 +53,7 @@ class Tensor(
     Placing,
     ElementwiseInPlace,
     Making,
-    Sampling,
+    Drawing,
     Interop,
     Conversion,
     Copying,
