@@ -26,35 +26,43 @@ def _max_pool2d(xp: Any, x: Array, walk: Walk) -> tuple[Array, Any]:
 def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: Any) -> Gradients:
     x, out = saved
     dx = xp.empty(x.shape, x.dtype)
+    whole = walk.framed == walk.image
+    scratch: tuple[Array, Array, Array] | None = None
     for tile in samples(xp, len(x), dx[:1].nbytes):
-        if walk.framed == walk.image:
-            back = dx[tile]
-            if not walk.even:
-                back[...] = 0
-            _hand_out(xp, g[tile], x[tile], out[tile], walk, back)
-        else:
-            back = xp.zeros((*dx[tile].shape[:2], *walk.framed), x.dtype)
-            _hand_out(xp, g[tile], x[tile], out[tile], walk, back)
+        n = tile.stop - tile.start
+        if scratch is None:
+            bits = BITS[g.dtype.itemsize]
+            scratch = xp.empty(out[tile].shape, bits), xp.empty(out[tile].shape, bits), xp.empty(out[tile].shape, bool)
+        rest, part, hit = scratch[0][:n], scratch[1][:n], scratch[2][:n]
+        back = dx[tile] if whole else xp.empty((*dx[tile].shape[:2], *walk.framed), x.dtype)
+        if not walk.even:
+            back[...] = 0
+        _hand_out(xp, g[tile], x[tile], out[tile], walk, back, rest, part, hit)
+        if not whole:
             dx[tile] = back[..., walk.inside[0], walk.inside[1]]
     return (dx,)
 
 
-def _hand_out(xp: Any, g: Array, x: Array, top: Array, walk: Walk, back: Array) -> None:
+def _hand_out(
+    xp: Any, g: Array, x: Array, top: Array, walk: Walk, back: Array, rest: Array, part: Array, hit: Array
+) -> None:
     # By the bits of g as integers, as `select` does it: `rest` is what has not gone anywhere yet.
-    rest = xp.array(g, order="C").view(BITS[g.dtype.itemsize])
+    rest.view(g.dtype)[...] = g
     framed = frame(xp, x, walk, xp.nan)  # which equals nothing: a window of -inf must not find the frame
     for rows, columns in walk.shifts():
-        part = rest * (framed[..., rows, columns] == top)
-        rest ^= part
-        if walk.even:
+        part[...] = xp.equal(framed[..., rows, columns], top, out=hit)  # not in the product: it would convert in pieces
+        xp.multiply(part, rest, out=part)
+        xp.bitwise_xor(rest, part, out=rest)
+        if walk.apart:
             back[..., rows, columns] = part.view(g.dtype)
         else:
             back[..., rows, columns] += part.view(g.dtype)
     if rest.any():  # windows whose maximum is nan
         framed = frame(xp, x, walk, 0)
         for rows, columns in reversed(list(walk.shifts())):
-            part = rest * xp.isnan(framed[..., rows, columns])
-            rest ^= part
+            part[...] = xp.isnan(framed[..., rows, columns], out=hit)
+            xp.multiply(part, rest, out=part)
+            xp.bitwise_xor(rest, part, out=rest)
             back[..., rows, columns] += part.view(g.dtype)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ddp.ops._op import Array
 from ddp.ops.windows import TILES, Walk
 
-FEW = 8  # channels of a group; with fewer, columns
+FEW = 12  # channels of a group; with fewer, columns
 
 
 class Shape(NamedTuple):

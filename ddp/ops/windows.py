@@ -34,11 +34,12 @@ class Walk:
 
     out: how many positions it takes; as many as fit unless given. framed: the size of the image with its padding, and
     with what the window needs beyond it. inside: where the image lies in there. elements: of the kernel. still: whether
-    the window sees exactly the image, one element at a time. even: whether every element of the frame is seen from one
-    position.
+    the window sees exactly the image, one element at a time. apart: whether no element is seen from two positions.
+    even: whether each is seen from one.
     """
 
     __slots__ = (
+        "apart",
         "dilation",
         "elements",
         "even",
@@ -64,6 +65,7 @@ class Walk:
         )
         self.inside = slice(ph, ph + h), slice(pw, pw + w)
         self.elements = kh * kw
+        self.apart = sh > dh * (kh - 1) and sw > dw * (kw - 1)
         self.even = kernel == stride and dilation == (1, 1) and self.framed == (oh * kh, ow * kw)
         self.still = kernel == (1, 1) and stride == (1, 1) and padding == (0, 0)
 

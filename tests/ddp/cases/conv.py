@@ -41,13 +41,13 @@ def images() -> Iterator[Case]:
     yield Case("conv2d", "1-d groups", function("conv1d", dilation=2, groups=3), (draw(2, 3, 7), draw(3, 1, 2, seed=1)))
 
     # Enough channels for the layout with channels last.
-    x, w = draw(3, 8, 4, 3), draw(2, 8, 2, 2, seed=1)
+    x, w = draw(3, 12, 4, 3), draw(2, 12, 2, 2, seed=1)
     yield Case("conv2d", "channels", conv(), (x, w, draw(2)))
     yield Case("conv2d", "channels all", conv(stride=(2, 1), padding=1, dilation=(1, 2)), (x, w))
     yield Case("conv2d", "channels rest", conv(stride=3), (x, w))
-    yield Case("conv2d", "channels groups", conv(groups=2), (draw(2, 16, 3, 3), draw(4, 8, 2, 2, seed=1), draw(4)))
-    yield Case("conv2d", "channels empty", conv(), (draw(0, 8, 4, 3), w))
-    yield Case("conv2d", "channels non-contiguous", conv(padding=1), (spaced(2, 8, 3, 3), spaced(2, 8, 2, 2)))
+    yield Case("conv2d", "channels groups", conv(groups=2), (draw(2, 24, 3, 3), draw(4, 12, 2, 2, seed=1), draw(4)))
+    yield Case("conv2d", "channels empty", conv(), (draw(0, 12, 4, 3), w))
+    yield Case("conv2d", "channels non-contiguous", conv(padding=1), (spaced(2, 12, 3, 3), spaced(2, 12, 2, 2)))
 
 
 def transposes() -> Iterator[Case]:
@@ -68,7 +68,7 @@ def transposes() -> Iterator[Case]:
     yield Case(name, "one image", back(), (draw(4, 3, 4), w, b))
     yield Case(name, "empty", back(stride=2), (draw(0, 4, 3, 4), w, b))
     yield Case(name, "non-contiguous", back(), (spaced(2, 4, 3, 4), spaced(4, 3, 3, 2), b))
-    yield Case(name, "channels", back(stride=2, padding=1), (draw(2, 3, 3, 2), draw(3, 8, 3, 3, seed=1), draw(8)))
+    yield Case(name, "channels", back(stride=2, padding=1), (draw(2, 3, 3, 2), draw(3, 12, 3, 3, seed=1), draw(12)))
     lines = function("conv_transpose1d", stride=2, padding=1, output_padding=1)
     yield Case(name, "1-d", lines, (draw(2, 3, 4), draw(3, 2, 3, seed=1), draw(2)))
 

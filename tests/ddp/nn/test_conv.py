@@ -1,0 +1,202 @@
+"""Convolutions, frames, patches and sizes beside PyTorch's: values, gradients, names, texts, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import nn
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.nn import functional
+from ddp.ops import windows
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def compare(ours: Any, theirs: Any, array: np.ndarray[Any, Any], *more: Any, dtype: Any = np.float64) -> None:
+    """Values and gradients of two modules that have the same weights."""
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    x = ddp.tensor(array.astype(dtype), requires_grad=True)
+    reference = torch.tensor(array.astype(dtype), requires_grad=True)
+    y, expected = ours(x, *more), theirs(reference, *more)
+    tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == np.float64 else {"rtol": 2e-4, "atol": 2e-5}
+    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), **tolerance)
+    g = numbers(*y.shape, seed=1).astype(dtype)
+    y.backward(ddp.tensor(g))
+    expected.backward(torch.tensor(g))
+    np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), **tolerance)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), **tolerance)
+
+
+LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
+    ("Conv1d", (3, 4, 3), {}, (2, 3, 8)),
+    ("Conv1d", (4, 6, 3), {"stride": 2, "padding": 2, "dilation": 2, "groups": 2, "bias": False}, (2, 4, 9)),
+    ("Conv1d", (3, 4, 3), {"padding": "same", "padding_mode": "circular"}, (3, 8)),
+    ("Conv2d", (3, 4, 3), {"padding": "same"}, (2, 3, 6, 5)),
+    ("Conv2d", (3, 4, 3), {"padding": "valid"}, (3, 6, 5)),
+    ("Conv2d", (3, 4, 3), {"padding": (1, 2), "padding_mode": "reflect"}, (2, 3, 6, 5)),
+    ("Conv2d", (3, 4, (3, 1)), {"padding": (1, 0), "padding_mode": "replicate", "stride": 2}, (2, 3, 6, 5)),
+    ("Conv2d", (3, 4, 4), {"padding": "same", "padding_mode": "circular", "dilation": 1}, (2, 3, 6, 5)),
+    ("Conv2d", (16, 4, 3), {"padding": 1}, (3, 16, 6, 5)),
+    ("ConvTranspose1d", (3, 4, 3), {"stride": 2}, (2, 3, 5)),
+    ("ConvTranspose2d", (3, 4, 3), {}, (2, 3, 4, 5)),
+    ("ConvTranspose2d", (16, 1, 4), {"stride": 2, "padding": 1, "bias": False}, (2, 16, 4, 4)),
+    ("ConvTranspose2d", (4, 6, (2, 3)), {"stride": 3, "output_padding": (2, 1), "groups": 2}, (4, 3, 4)),
+    ("Upsample", (), {"scale_factor": 2}, (2, 3, 4, 5)),
+    ("Upsample", ((7, 3),), {"mode": "bilinear", "align_corners": True}, (2, 3, 4, 5)),
+    ("Upsample", (), {"scale_factor": (1.5,), "mode": "linear"}, (2, 3, 5)),
+    ("UpsamplingNearest2d", (), {"scale_factor": 3}, (2, 3, 4, 5)),
+    ("UpsamplingBilinear2d", (), {"scale_factor": 2}, (2, 3, 4, 5)),
+    ("Unfold", ((2, 3),), {"padding": 1}, (2, 3, 4, 5)),
+    ("Fold", ((4, 5), (2, 3)), {"stride": (2, 1)}, (2, 12, 6)),
+    ("ZeroPad2d", ((1, 2, 0, 3),), {}, (2, 3, 4, 5)),
+    ("PixelShuffle", (2,), {}, (2, 8, 3, 4)),
+    ("PixelUnshuffle", (2,), {}, (3, 4, 6)),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
+def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    ours, theirs = getattr(nn, name)(*args, **options).double(), getattr(torch.nn, name)(*args, **options).double()
+    ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+    assert repr(ours) == repr(theirs)
+    compare(ours, theirs, numbers(*shape))
+
+
+@pytest.mark.parametrize("size", [(9, 8), (2, 4, 10, 9)])
+def test_transposes_take_the_output_size_when_called(size: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    ours, theirs = nn.ConvTranspose2d(3, 4, 3, stride=2).double(), torch.nn.ConvTranspose2d(3, 4, 3, stride=2).double()
+    ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
+    x = numbers(2, 3, 4, 4)
+    if size == (9, 8):
+        with pytest.raises(ShapeError, match=r"output_size \(9, 8\) for input \(2, 3, 4, 4\): expected \(9, 9\)"):
+            ours(ddp.tensor(x), size)
+    else:
+        compare(ours, theirs, x, size)
+
+
+def test_same_with_what_cannot_be_halved() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    x, w = numbers(2, 3, 5, 6), numbers(4, 3, 2, 4)
+    y = functional.conv2d(ddp.tensor(x), ddp.tensor(w), padding="same")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that it makes a padded copy
+        expected = torch.nn.functional.conv2d(torch.tensor(x), torch.tensor(w), padding="same")
+    np.testing.assert_allclose(y.numpy(), expected.numpy(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.parametrize("tile", [1, 700, 3000, 1 << 20])
+def test_tiles_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, tile: int, channels: int) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    monkeypatch.setitem(windows.TILES, "numpy", tile)
+    for groups, transposed in itertools.product((1, 2), (False, True)):
+        name = "ConvTranspose2d" if transposed else "Conv2d"
+        options = {"groups": groups, "stride": (2, 1), "padding": 1}
+        shape = (channels * groups, 4) if not transposed else (4, channels * groups)
+        ours, theirs = getattr(nn, name)(*shape, 3, **options), getattr(torch.nn, name)(*shape, 3, **options)
+        ours.double().load_state_dict({key: value.numpy() for key, value in theirs.double().state_dict().items()})
+        compare(ours, theirs, numbers(5, shape[0], 7, 6))
+
+
+def test_a_frozen_input_costs_no_gradient_and_frozen_weights_none() -> None:
+    x, w, b = (ddp.tensor(numbers(*shape)) for shape in ((2, 16, 5, 5), (4, 16, 3, 3), (4,)))
+    for wanted in itertools.product((False, True), repeat=3):
+        inputs = [each.detach().requires_grad_(want) for each, want in zip((x, w, b), wanted, strict=True)]
+        if any(wanted):
+            functional.conv2d(*inputs).sum().backward()
+        assert [each.grad is not None for each in inputs] == list(wanted)
+
+
+def test_half_adds_up_in_single() -> None:
+    for channels in (1, 16):
+        x, w, b = (numbers(*shape).astype(np.float16) for shape in ((2, channels, 6, 6), (4, channels, 3, 3), (4,)))
+        inputs = [ddp.tensor(each, requires_grad=True) for each in (x, w, b)]
+        exact = [ddp.tensor(each.astype(np.float64), requires_grad=True) for each in (x, w, b)]
+        y, expected = functional.conv2d(*inputs, padding=1), functional.conv2d(*exact, padding=1)
+        assert y.dtype == ddp.float16
+        np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=1e-3, atol=1e-3)
+        y.sum().backward()
+        expected.sum().backward()
+        for each, reference in zip(inputs, exact, strict=True):
+            assert each.grad.dtype == ddp.float16
+            np.testing.assert_allclose(each.grad.numpy(), reference.grad.numpy(), rtol=2e-3, atol=2e-3)
+    # Every weight's gradient adds up 5000 ones, which a running sum in float16 would not.
+    w = ddp.ones(1, 1, 1, 1, dtype=ddp.float16, requires_grad=True)
+    functional.conv2d(ddp.ones(5000, 1, 1, 1, dtype=ddp.float16), w).backward(
+        ddp.ones(5000, 1, 1, 1, dtype=ddp.float16)
+    )
+    assert w.grad.item() == 5000
+
+
+def test_bfloat16_and_results_are_contiguous() -> None:
+    x = ddp.tensor(numbers(2, 16, 6, 6), dtype=ddp.float32).to(ddp.bfloat16)
+    w = ddp.tensor(numbers(4, 16, 3, 3), dtype=ddp.float32).to(ddp.bfloat16).requires_grad_()
+    y = functional.conv2d(x, w)
+    assert y.dtype == ddp.bfloat16
+    assert y.view(2, -1).shape == (2, 64)  # as ported code does after a convolution
+    y.float().sum().backward()
+    assert w.grad.dtype == ddp.bfloat16
+
+
+def test_an_infinity_stays_where_it_is() -> None:
+    x = np.zeros((1, 16, 8, 8))
+    x[0, 0, 2, 2] = np.inf
+    y = functional.conv2d(ddp.tensor(x), ddp.ones(1, 16, 3, 3, dtype=ddp.float64))
+    assert int(np.isinf(y.numpy()).sum()) == 9
+    assert not np.isnan(y.numpy()).any()
+    up = functional.interpolate(ddp.tensor(x), scale_factor=2)
+    assert int(np.isinf(up.numpy()).sum()) == 4
+    assert not np.isnan(up.numpy()).any()
+
+
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 2, 3, 3)), ShapeError, "input has 3 channels, weight takes 2"),
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3)), ShapeError, r"expected \(N, C, H, W\) and"),
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 5, 3)), ShapeError, r"kernel \(5, 3\) .* does not fit .*\(4, 4\)"),
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), z(4)), ShapeError, r"bias \(4,\), expected \(5,\)"),
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), stride=0), ArgumentError, "too small"),
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), padding=-1), ArgumentError, "too small"),
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), stride=(1, 2, 3)), ArgumentError, "expected one number or 2"),
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), padding="full"), ArgumentError, "'valid' or 'same'"),
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), stride=2, padding="same"), ArgumentError, "needs stride 1"),
+    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3).double()), DtypeError, "float32, .*float64"),
+    (lambda f, z: f.conv1d(z(2, 3, 4), z(5, 3, 1, 1)), ShapeError, r"conv1d: .*expected \(N, C, L\)"),
+    (lambda f, z: f.conv_transpose2d(z(2, 3, 4, 4), z(2, 5, 3, 3)), ShapeError, "weight takes 2"),
+    (
+        lambda f, z: f.conv_transpose2d(z(2, 3, 4, 4), z(3, 5, 3, 3), output_padding=1),
+        ArgumentError,
+        "not less than stride",
+    ),
+    (lambda f, z: f.conv_transpose2d(z(1, 3, 1, 1), z(3, 5, 1, 1), padding=1), ShapeError, r"would be \(-1, -1\)"),
+    (lambda f, z: f.unfold(z(2, 3, 4), 5), ShapeError, "does not fit"),
+    (lambda f, z: f.fold(z(2, 12, 5), (4, 5), 2), ShapeError, "3 x 4 patches, not 5"),
+    (lambda f, z: f.fold(z(2, 7, 12), (4, 5), 2), ShapeError, "does not divide 7"),
+    (lambda f, z: f.interpolate(z(2, 3, 4, 4)), ArgumentError, "give size or scale_factor"),
+    (lambda f, z: f.interpolate(z(2, 3, 4, 4), 2, mode="area"), ArgumentError, "the mode is one of nearest"),
+    (lambda f, z: f.interpolate(z(2, 3, 4, 4), 2, mode="linear"), ShapeError, r"expects \(N, C, L\)"),
+    (lambda f, z: f.interpolate(z(2, 3, 4, 4), 0), ShapeError, "empty"),
+    (lambda f, z: f.interpolate(z(2, 3, 4, 4).long(), 2), DtypeError, "int64"),
+    (lambda f, z: f.interpolate(z(2, 3, 4, 4), 2, align_corners=True), ArgumentError, "align_corners"),
+    (lambda f, z: f.pixel_shuffle(z(2, 3, 4, 4), 2), ShapeError, "does not divide 3 channels"),
+    (lambda f, z: nn.Conv2d(3, 4, 3, groups=2), ArgumentError, "groups 2 does not divide 3 and 4"),
+    (lambda f, z: nn.Conv2d(3, 4, 3, padding_mode="wrap"), ArgumentError, "padding_mode 'wrap'"),
+    (lambda f, z: nn.Conv2d(3, 4, 3, 2, padding="same"), ArgumentError, "needs stride 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), WRONG)
+def test_errors_name_the_shapes(call: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        call(functional, ddp.zeros)

@@ -1,0 +1,131 @@
+"""Pooling layers beside PyTorch's: values, gradients, indices, texts; ties, nan and infinities; what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import nn
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.nn import functional
+from ddp.ops import windows
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
+    ("MaxPool1d", (2,), {}, (2, 3, 7)),
+    ("MaxPool1d", (3, 2), {"padding": 1, "dilation": 2, "ceil_mode": True}, (3, 9)),
+    ("MaxPool2d", (2,), {}, (2, 3, 6, 5)),
+    ("MaxPool2d", ((3, 2),), {"stride": (2, 1), "padding": 1, "ceil_mode": True}, (2, 3, 6, 5)),
+    ("AvgPool1d", (2,), {}, (2, 3, 7)),
+    ("AvgPool1d", (3, 2, 1), {"ceil_mode": True, "count_include_pad": False}, (3, 8)),
+    ("AvgPool2d", (2,), {}, (2, 3, 6, 5)),
+    ("AvgPool2d", ((3, 2), 2), {"padding": 1, "ceil_mode": True, "divisor_override": 5}, (3, 6, 5)),
+    ("AdaptiveAvgPool1d", (3,), {}, (2, 3, 7)),
+    ("AdaptiveAvgPool2d", (1,), {}, (2, 3, 6, 5)),
+    ("AdaptiveAvgPool2d", ((None, 2),), {}, (3, 6, 5)),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
+def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    ours, theirs = getattr(nn, name)(*args, **options), getattr(torch.nn, name)(*args, **options)
+    assert repr(ours) == repr(theirs)
+    x, reference = ddp.tensor(numbers(*shape), requires_grad=True), torch.tensor(numbers(*shape), requires_grad=True)
+    y, expected = ours(x), theirs(reference)
+    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=1e-10)
+    g = numbers(*y.shape, seed=1)
+    y.backward(ddp.tensor(g))
+    expected.backward(torch.tensor(g))
+    np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol=1e-10)
+
+
+AWKWARD = {
+    "ties": np.arange(64).reshape(1, 1, 8, 8) // 5 % 3,
+    "zeros": np.zeros((1, 1, 8, 8)),
+    "nan": np.where(np.arange(64) % 7 == 0, np.nan, np.arange(64) % 5).reshape(1, 1, 8, 8),
+    "all nan": np.full((1, 1, 8, 8), np.nan),
+    "lowest": np.full((1, 1, 8, 8), -np.inf),
+    "infinities": np.where(np.arange(64) % 6 == 0, np.inf, -np.inf).reshape(1, 1, 8, 8),
+}
+
+
+@pytest.mark.parametrize("how", [(2,), (3, 1), (3, 2, 1), (2, 1, 1, 2)], ids=str)
+@pytest.mark.parametrize("kind", AWKWARD)
+@pytest.mark.parametrize("indices", [False, True])
+def test_the_gradient_goes_where_pytorch_has_it_go(kind: str, how: tuple[int, ...], indices: bool) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    array = AWKWARD[kind].astype(np.float32)
+    x, reference = ddp.tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
+    y = functional.max_pool2d(x, *how, return_indices=indices)
+    expected, where = torch.nn.functional.max_pool2d(reference, *how, return_indices=True)
+    if indices:
+        y, at = y
+        assert at.dtype == ddp.int64
+        np.testing.assert_array_equal(at.numpy(), where.numpy())
+    np.testing.assert_array_equal(y.detach().numpy(), expected.detach().numpy())
+    g = numbers(*y.shape, seed=1).astype(np.float32)
+    y.backward(ddp.tensor(g))
+    expected.backward(torch.tensor(g))
+    np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol=1e-6)
+
+
+def test_infinite_gradients_reach_only_the_maximum() -> None:
+    x = ddp.tensor(np.arange(16.0).reshape(1, 1, 4, 4), requires_grad=True)
+    functional.max_pool2d(x, 2).backward(ddp.tensor(np.array([[[[np.inf, 1.0], [np.nan, 2.0]]]])))
+    expected = np.zeros((1, 1, 4, 4))
+    expected[0, 0, 1, 1], expected[0, 0, 1, 3], expected[0, 0, 3, 1], expected[0, 0, 3, 3] = np.inf, 1, np.nan, 2
+    np.testing.assert_array_equal(x.grad.numpy(), expected)
+
+
+def test_tiles_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient(tile: int, *how: int) -> Any:
+        monkeypatch.setitem(windows.TILES, "numpy", tile)
+        x = ddp.tensor(numbers(5, 2, 6, 5), requires_grad=True)
+        functional.max_pool2d(x, *how).sin().sum().backward()
+        return x.grad.numpy()
+
+    for how in ((2,), (3, 2, 1)):
+        whole = gradient(1 << 20, *how)
+        for tile in (1, 1000):
+            np.testing.assert_array_equal(gradient(tile, *how), whole)
+
+
+def test_integers_have_maxima_and_no_means() -> None:
+    x = ddp.arange(16).reshape(1, 1, 4, 4)
+    assert functional.max_pool2d(x, 2).tolist() == [[[[5, 7], [13, 15]]]]
+    assert functional.max_pool2d(-x, 3, 2, 1).tolist() == [[[[0, -1], [-4, -5]]]]
+    for mean in (functional.avg_pool2d, functional.adaptive_avg_pool2d):
+        with pytest.raises(DtypeError, match="int64"):
+            mean(x, 2)
+
+
+def test_half_adds_up_in_single() -> None:
+    x = ddp.ones(1, 1, 64, 64, dtype=ddp.float16)
+    assert functional.avg_pool2d(x, 64).item() == 1
+    assert functional.adaptive_avg_pool2d(x, 1).item() == 1
+    assert functional.avg_pool2d(x, 64).dtype == functional.adaptive_avg_pool2d(x, 1).dtype == ddp.float16
+
+
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    (lambda f, z: f.max_pool2d(z(2, 3), 2), ShapeError, r"input \(2, 3\): expected \(N, C, H, W\) or"),
+    (lambda f, z: f.max_pool1d(z(2, 3, 4, 4), 2), ShapeError, r"expected \(N, C, L\) or"),
+    (lambda f, z: f.max_pool2d(z(2, 3, 4, 4), 5), ShapeError, r"kernel \(5, 5\) .* does not fit"),
+    (lambda f, z: f.max_pool2d(z(2, 3, 4, 4), 2, padding=2), ArgumentError, "more than half"),
+    (lambda f, z: f.avg_pool2d(z(2, 3, 4, 4), 2, 0), ArgumentError, "too small"),
+    (lambda f, z: f.avg_pool2d(z(2, 3, 4, 4), 2, divisor_override=0), ArgumentError, "divisor_override"),
+    (lambda f, z: f.adaptive_avg_pool2d(z(2, 3, 4, 4), -1), ArgumentError, "negative"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), WRONG)
+def test_errors_name_the_shapes(call: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        call(functional, ddp.zeros)
