@@ -160,7 +160,9 @@ class Comparing(TensorBase):
         Raises: ShapeError if they do not broadcast.
         """
         pair = aligned(self, other, "isclose")
-        x, y = required(pair, "isclose", other) if pair is None else pair  # type: ignore[misc]  # None raises
+        if pair is None:
+            return required(None, "isclose", other)
+        x, y = pair
         xp = self._device.xp
         a, b = x._array, y._array if isinstance(y, TensorBase) else y
         if not is_float(a.dtype) or a.dtype == bfloat16:

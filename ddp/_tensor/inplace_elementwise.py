@@ -237,7 +237,7 @@ class ElementwiseInPlace(InPlace):
         """self **= exponent."""
         return update(self, "pow_", lambda x, y: x**y, "power", exponent)
 
-    def __ipow__(self: Self, exponent: Other) -> Self:  # type: ignore[misc]  # pow of two operands
+    def __ipow__(self: Self, exponent: Other) -> Self:
         return self.pow_(exponent)
 
     def __ifloordiv__(self: Self, other: Other) -> Self:

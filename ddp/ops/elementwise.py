@@ -119,7 +119,7 @@ fmod = Op("fmod", _fmod, _fmod_backward, inputs=("x", "y"), saves={"x": (), "y":
 # z = x^y;  dx = g*y*x^(y-1), 0 where y = 0; dy = g*z*log(x), 0 where x = 0 and y >= 0 (as PyTorch has it)
 def _pow(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
     out = _power(xp, x, y)
-    if getattr(x, "dtype", None) == bool:  # NumPy's powers of bool are int8
+    if getattr(getattr(x, "dtype", None), "kind", "") == "b":  # NumPy's powers of bool are int8
         out = out.astype(bool)
     return out, (shape_of(x), shape_of(y))
 
