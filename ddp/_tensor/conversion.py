@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Flag = bool  # the names, where a method `bool` or a parameter `device` hides them
 _Device = device
+_convert: Any = convert  # returns a Tensor, which it knows only as its base
 
 _TYPES = {  # PyTorch's old names of dtypes
     "BoolTensor": dtypes.bool_,
@@ -98,43 +99,43 @@ class Conversion(TensorBase):
 
     def half(self) -> Tensor:
         """As float16."""
-        return self.to(dtype=dtypes.float16)
+        return _convert(self, dtypes.float16)
 
     def bfloat16(self) -> Tensor:
         """As bfloat16."""
-        return self.to(dtype=dtypes.bfloat16)
+        return _convert(self, dtypes.bfloat16)
 
     def float(self) -> Tensor:
         """As float32."""
-        return self.to(dtype=dtypes.float32)
+        return _convert(self, dtypes.float32)
 
     def double(self) -> Tensor:
         """As float64."""
-        return self.to(dtype=dtypes.float64)
+        return _convert(self, dtypes.float64)
 
     def byte(self) -> Tensor:
         """As uint8."""
-        return self.to(dtype=dtypes.uint8)
+        return _convert(self, dtypes.uint8)
 
     def char(self) -> Tensor:
         """As int8."""
-        return self.to(dtype=dtypes.int8)
+        return _convert(self, dtypes.int8)
 
     def short(self) -> Tensor:
         """As int16."""
-        return self.to(dtype=dtypes.int16)
+        return _convert(self, dtypes.int16)
 
     def int(self) -> Tensor:
         """As int32."""
-        return self.to(dtype=dtypes.int32)
+        return _convert(self, dtypes.int32)
 
     def long(self) -> Tensor:
         """As int64."""
-        return self.to(dtype=dtypes.int64)
+        return _convert(self, dtypes.int64)
 
     def bool(self) -> Tensor:
         """As bool: whether each element is non-zero."""
-        return self.to(dtype=dtypes.bool_)
+        return _convert(self, dtypes.bool_)
 
 
 def transfer(x: TensorBase, where: device) -> Tensor:

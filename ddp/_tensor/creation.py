@@ -143,7 +143,7 @@ def arange(
         first, last, stride = int(first), int(last), int(stride)
         if stride == 0:
             raise ArgumentError(f"arange: step {step} is 0 as an integer")
-        return _computed(lambda xp, dtype: xp.arange(first, last, stride, dtype), kind, device, requires_grad)
+        return _new(lambda xp, dtype: xp.arange(first, last, stride, dtype), kind, device, requires_grad)
     count = math.ceil((last - first) / stride)
     if not is_float(kind):
         first, stride = int(first), int(stride)
