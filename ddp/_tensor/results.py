@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def _text(result: Any) -> str:
-    fields = ",\n".join(f"{name}={value}" for name, value in zip(result._fields, result, strict=True))
+    fields = ",\n".join(f"{name}={value!r}" for name, value in zip(result._fields, result, strict=True))
     return f"ddp.return_types.{type(result).__name__}(\n{fields})"
 
 

@@ -324,7 +324,7 @@ class TripletMarginWithDistanceLoss(_Loss):
         super().__init__(reduction=reduction)
         if margin <= 0:
             raise ArgumentError(f"TripletMarginWithDistanceLoss: margin is positive, not {margin}")
-        self.distance_function: Any = distance_function
+        self.distance_function: Any = PairwiseDistance() if distance_function is None else distance_function
         self.margin = margin
         self.swap = swap
 

@@ -47,7 +47,7 @@ def _root_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any)
 deviation = Op("deviation", _root, _root_backward, inputs=("x",), saves=("out",))
 
 
-# z = (sum |x|^p)^(1/p);  dx = g*sign x*(|x|/z)^(p - 1), 0 where z = 0 and for p = 0.
+# z = (sum |x|^p)^(1/p);  dx = g*sign x*(|x|/z)^(p - 1), 0 where z = 0; none for p = 0.
 # p = inf, -inf: z = max |x|, min |x|;  dx = g*sign x, shared equally by the elements of that size
 def _vector_norm(xp: Any, x: Array, p: float, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
     residual = (p, (x.shape, dims, keepdim))
@@ -79,7 +79,7 @@ def _vector_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residua
     p, shapes = residual
     g, out = unreduce(g, *shapes), unreduce(out, *shapes)
     if p == 0:
-        return (xp.zeros_like(x),)
+        return (None,)
     if p == 1:
         return (xp.sign(x) * g,)
     size = xp.abs(x)

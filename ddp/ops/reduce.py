@@ -86,7 +86,9 @@ amin = Op("amin", _amin, _extreme_backward, inputs=("x",), saves=("x", "out"))
 def _median(xp: Any, x: Array) -> tuple[Array, Any]:
     flat = x.reshape(-1)
     out = xp.partition(flat, (flat.size - 1) // 2)[(flat.size - 1) // 2]
-    return xp.where((flat != flat).any(), flat.dtype.type(xp.nan), out), (x.shape, tuple(range(x.ndim)), False)
+    if x.dtype.kind == "f":
+        out = xp.where((flat != flat).any(), flat.dtype.type(xp.nan), out)
+    return out, (x.shape, tuple(range(x.ndim)), False)
 
 
 median = Op("median", _median, _extreme_backward, inputs=("x",), saves=("x", "out"))

@@ -25,8 +25,13 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     if a.shape != b.shape:
         shape = a._device.xp.broadcast_shapes(a.shape, b.shape)
         a, b = a.expand(shape), b.expand(shape)
-    lengths = a.norm(2, dim).clamp(min=eps) * b.norm(2, dim).clamp(min=eps)
-    return (a * b).sum(dim) / lengths
+    return (a * b).sum(dim) / (_no_less(a.norm(2, dim), eps) * _no_less(b.norm(2, dim), eps))
+
+
+def _no_less(length: Any, eps: float) -> Any:
+    """max(length, eps), which the gradient does not see, as in PyTorch."""
+    value = length.detach()
+    return length + (value.clamp(min=eps) - value)
 
 
 def cosine_embedding_loss(

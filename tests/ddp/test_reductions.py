@@ -1,0 +1,299 @@
+"""Reductions beyond their gradients: result types, dtypes, ties, nan, empty tensors and errors, against PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import errors
+from tests.ddp.cases.table import draw
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+inf, nan = float("inf"), float("nan")
+DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+
+
+def both(values: Any, dtype: str = "float32") -> tuple[Any, Any]:
+    return ddp.tensor(values, dtype=getattr(ddp, dtype)), torch.tensor(values, dtype=getattr(torch, dtype))
+
+
+def agree(ours: Any, theirs: Any, rtol: float = 1e-6) -> None:
+    if isinstance(theirs, tuple):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            agree(a, b, rtol)
+        return
+    assert ours.dtype.name == str(theirs.dtype).removeprefix("torch.")
+    assert tuple(ours.shape) == tuple(theirs.shape)
+    wide = ours.to(dtype=ddp.float64) if ours.is_floating_point() else ours
+    theirs = theirs.double() if theirs.is_floating_point() else theirs
+    np.testing.assert_allclose(wide.detach().numpy(), theirs.detach().numpy(), rtol=rtol)
+
+
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda t, x: t.sum(x, 1),
+    "sum to float64": lambda t, x: t.sum(x, dtype=t.float64),
+    "nansum": lambda t, x: t.nansum(x),
+    "prod": lambda t, x: t.prod(x, 0),
+    "prod of all": lambda t, x: x.prod(),
+    "prod to float64": lambda t, x: x.prod(0, dtype=t.float64),
+    "amax": lambda t, x: t.amax(x, (0, 1)),
+    "amin": lambda t, x: t.amin(x, 0, keepdim=True),
+    "max": lambda t, x: t.max(x),
+    "max along": lambda t, x: t.max(x, 1),
+    "min along": lambda t, x: t.min(x, 0, keepdim=True),
+    "argmax": lambda t, x: t.argmax(x),
+    "argmin along": lambda t, x: t.argmin(x, 1, keepdim=True),
+    "median": lambda t, x: t.median(x),
+    "median along": lambda t, x: t.median(x, 1)[0],
+    "cumsum": lambda t, x: t.cumsum(x, 1),
+    "cumprod": lambda t, x: t.cumprod(x, 0),
+    "cummax": lambda t, x: t.cummax(x, 1),
+    "cummin": lambda t, x: t.cummin(x, 1),
+    "any": lambda t, x: t.any(x),
+    "all along": lambda t, x: t.all(x, 1),
+    "any of several": lambda t, x: t.any(x, (0, 1), keepdim=True),
+    "count_nonzero": lambda t, x: t.count_nonzero(x),
+    "count_nonzero along": lambda t, x: t.count_nonzero(x, 1),
+    "aminmax": lambda t, x: t.aminmax(x, dim=1),
+}
+NOT_OF_BOOL = {"median", "median along", "argmax", "argmin along"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_dtypes(name: str, dtype: str) -> None:
+    if dtype == "bool" and name in NOT_OF_BOOL:
+        pytest.skip("PyTorch does not have it")
+    x, y = both([[3, 1, 2, 3], [0, 5, 5, 1]], dtype)
+    agree(FUNCTIONS[name](ddp, x), FUNCTIONS[name](torch, y), 1e-2 if dtype in ("float16", "bfloat16") else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["mean", "var", "std", "norm", "logsumexp", "softmax", "log_softmax", "var_mean"])
+def test_floating_dtypes(name: str, dtype: str) -> None:
+    x, y = both(draw(3, 4).tolist(), dtype)
+    tolerance = {"float16": 5e-3, "bfloat16": 2e-2}.get(dtype, 2e-6)
+    agree(getattr(ddp, name)(x, dim=1), getattr(torch, name)(y, dim=1), tolerance)
+
+
+FLOATING = ("sum", "nansum", "mean", "nanmean", "amax", "amin", "var", "logsumexp", "norm")
+WITH_NAN = [[1.0, nan, 3.0, nan], [4.0, 2.0, -inf, 2.0], [nan, inf, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*FLOATING, "max", "min", "argmax", "argmin", "median", "cummax", "cummin", "cumsum", "prod"],
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_nan(name: str, dim: int) -> None:
+    x, y = both(WITH_NAN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours, theirs = getattr(ddp, name)(x, dim=dim), getattr(torch, name)(y, dim=dim)
+    if name == "median":  # of equal elements any place will do
+        ours, theirs = ours[0], theirs[0]
+    agree(ours, theirs)
+
+
+def test_nan_of_all() -> None:
+    x, y = both(WITH_NAN)
+    for name in ("sum", "nansum", "nanmean", "max", "argmin", "median", "norm"):
+        agree(getattr(ddp, name)(x), getattr(torch, name)(y))
+
+
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_running_extremes_name_the_last_place_and_add_up_gradients(name: str) -> None:
+    values = [[1.0, 1.0, 3.0, 2.0, 3.0, 0.0, 0.0]]
+    x, y = both(values)
+    x.requires_grad_()
+    y.requires_grad_()
+    ours, theirs = getattr(ddp, name)(x, 1), getattr(torch, name)(y, 1)
+    agree(ours, theirs)
+    ours.values.sum().backward()
+    theirs.values.sum().backward()
+    agree(x.grad, y.grad)
+
+
+def test_results_are_named() -> None:
+    x = ddp.tensor([[1.0, 3.0], [4.0, 2.0]])
+    found = x.max(1)
+    values, indices = found
+    assert found.values is values
+    assert found.indices is indices
+    assert isinstance(found, ddp.return_types.max)
+    assert repr(found) == "ddp.return_types.max(\nvalues=tensor([3., 4.]),\nindices=tensor([1, 0]))"
+    assert repr(x.aminmax()) == "ddp.return_types.aminmax(\nmin=tensor(1.),\nmax=tensor(4.))"
+    assert [type(each).__name__ for each in (x.min(0), x.median(0), x.cummax(0), x.cummin(0))] == [
+        "min",
+        "median",
+        "cummax",
+        "cummin",
+    ]
+
+
+def test_max_of_two_tensors() -> None:
+    x, y = ddp.tensor([1.0, 5.0]), ddp.tensor([2.0, 3.0])
+    assert ddp.max(x, y).tolist() == x.max(y).tolist() == ddp.max(x, other=y).tolist() == [2.0, 5.0]
+    assert ddp.min(x, y).tolist() == x.min(y).tolist() == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("p", [0, 0.5, 1, 2, 3.5, inf, -inf, -2, "fro"])
+@pytest.mark.parametrize("dim", [None, 0, (0, 1)])
+def test_norm(p: Any, dim: Any) -> None:
+    if p == "fro" and dim == 0:
+        pytest.skip("a matrix norm")
+    x, y = both([[3.0, 0.0, -4.0], [1.0, 2.0, 5.0]], "float64")
+    x.requires_grad_()
+    y.requires_grad_()
+    ours, theirs = ddp.norm(x, p, dim), torch.norm(y, p, dim)
+    agree(ours, theirs)
+    ours.sum().backward()
+    theirs.sum().backward()
+    assert (x.grad is None) == (y.grad is None) == (p == 0)
+    if p != 0:
+        agree(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("p", [0.5, 1, 1.5, 2, 3, inf])
+def test_norm_of_zeros_has_a_gradient(p: float) -> None:
+    x, y = both([[0.0, 0.0], [3.0, 0.0]], "float64")
+    x.requires_grad_()
+    y.requires_grad_()
+    x.norm(p, 1).sum().backward()
+    y.norm(p, 1).sum().backward()
+    agree(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("ord", [None, "fro", 1, -1, inf, -inf])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_linalg_norm_of_matrices(ord: Any, keepdim: bool) -> None:
+    x, y = both(draw(2, 3).tolist())
+    agree(ddp.linalg.norm(x, ord, keepdim=keepdim), torch.linalg.norm(y, ord, keepdim=keepdim))
+    if ord is not None:
+        x, y = both(draw(2, 3, 4).tolist())
+        ours = ddp.linalg.matrix_norm(x, ord, (2, 0), keepdim)
+        agree(ours, torch.linalg.matrix_norm(y, ord, (2, 0), keepdim))
+
+
+def test_linalg_norm_of_vectors() -> None:
+    x, y = both(draw(2, 3, 4).tolist())
+    agree(ddp.linalg.vector_norm(x, 3, (0, 2)), torch.linalg.vector_norm(y, 3, (0, 2)))
+    agree(ddp.linalg.vector_norm(x), torch.linalg.vector_norm(y))
+    agree(ddp.linalg.norm(x, 1, 1), torch.linalg.norm(y, 1, 1))
+    with pytest.raises(errors.ArgumentError, match="nuc"):
+        ddp.linalg.norm(x, "nuc", (0, 1))
+    with pytest.raises(errors.ArgumentError):
+        ddp.linalg.norm(x, 2, (0, 1))
+
+
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_var_takes_its_arguments_every_way(name: str) -> None:
+    x, y = both(draw(3, 4).tolist())
+    for args, options in [
+        ((), {}),
+        ((False,), {}),
+        ((1,), {}),
+        ((1, False), {}),
+        ((1, True, True), {}),
+        (((0, 1),), {"correction": 0}),
+        ((), {"dim": 0, "correction": 2, "keepdim": True}),
+        ((), {"unbiased": False}),
+    ]:
+        agree(getattr(x, name)(*args, **options), getattr(y, name)(*args, **options), 1e-5)
+        ours, theirs = getattr(ddp, f"{name}_mean"), getattr(torch, f"{name}_mean")
+        agree(ours(x, *args, **options), theirs(y, *args, **options), 1e-5)
+
+
+def test_var_without_freedom() -> None:
+    for values in ([2.0], [1.0, 2.0]):
+        x, y = both(values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            agree(x.var(correction=3), y.var(correction=3))
+            agree(x.var(), y.var())
+
+
+def test_std_of_equal_elements_has_a_gradient_of_zero() -> None:
+    x = ddp.ones(3, requires_grad=True)
+    x.std().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_of_nothing() -> None:
+    empty, theirs = ddp.zeros(0, 3), torch.zeros(0, 3)
+    for name in ("sum", "mean", "prod", "norm", "any", "all", "nansum", "count_nonzero"):
+        agree(getattr(ddp, name)(empty), getattr(torch, name)(theirs))
+    for name in ("sum", "logsumexp", "all", "any", "prod"):
+        agree(getattr(ddp, name)(empty, 0), getattr(torch, name)(theirs, 0))
+    for name in ("max", "amin", "argmax", "median"):
+        with pytest.raises(errors.ArgumentError, match=r"\(0, 3\)"):
+            getattr(ddp, name)(empty)
+
+
+def test_softmax_of_nothing_but_minus_infinity_and_of_masked_rows() -> None:
+    values = [[-inf, -inf, -inf], [1.0, -inf, 2.0], [500.0, 0.0, -500.0], [inf, 1.0, 2.0]]
+    x, y = both(values)
+    for name in ("softmax", "log_softmax", "logsumexp"):
+        agree(getattr(ddp, name)(x, 1), getattr(torch, name)(y, 1))
+
+
+def test_softmax_converts_first() -> None:
+    x, y = both([[1, 2], [3, 5]], "int64")
+    agree(ddp.softmax(x, 1, dtype=ddp.float64), torch.softmax(y, 1, dtype=torch.float64))
+    agree(x.log_softmax(0, dtype=ddp.float32), y.log_softmax(0, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("shape", [(3, 70_000), (700, 200), (2, 300, 300), (2, 70_000, 2), (1, 3, 70_000)])
+def test_blocks_cover_everything(shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    values[0] *= 100  # one block must subtract its maxima, the others need not
+    for name in ("softmax", "log_softmax"):
+        x = ddp.from_numpy(values).requires_grad_()
+        y = torch.from_numpy(values.copy()).requires_grad_()
+        ours, theirs = getattr(x, name)(1), getattr(y, name)(1)
+        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), 2e-5, 1e-5)
+        g = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        ours.backward(ddp.from_numpy(g))
+        theirs.backward(torch.from_numpy(g))
+        assert x.grad is not None
+        np.testing.assert_allclose(x.grad.numpy(), y.grad.numpy(), 2e-4, 2e-5)
+
+
+def test_errors() -> None:
+    x = ddp.zeros(2, 3)
+    with pytest.raises(errors.RangeError, match=r"sum: dimension 2 of shape \(2, 3\)"):
+        x.sum(2)
+    with pytest.raises(errors.ArgumentError, match="twice"):
+        x.amax((0, -2))
+    with pytest.raises(errors.DtypeError, match="int64"):
+        ddp.arange(3).mean()
+    with pytest.raises(errors.DtypeError, match="norm"):
+        ddp.arange(3).norm()
+
+
+def test_a_write_to_indices_does_not_reach_backward() -> None:
+    x = ddp.tensor([[1.0, 2.0]], requires_grad=True)
+    for found in (x.max(1), x.max(1, keepdim=True), x.cummax(1), x.median(1)):
+        before = found.indices.tolist()
+        found.indices.zero_()
+        x.grad = None
+        found.values.sum().backward()
+        assert x.grad is not None
+        assert x.grad[0, -1 if before != [0] else 0].item() == 1.0
+
+
+def test_median_shares_and_selects() -> None:
+    x, y = both([3.0, 1.0, 1.0, 2.0, 1.0])
+    x.requires_grad_()
+    y.requires_grad_()
+    x.median().backward()
+    y.median().backward()
+    agree(x.grad, y.grad)
