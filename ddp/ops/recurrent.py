@@ -1,0 +1,324 @@
+"""Recurrent layers, one direction of one layer over a whole sequence in one op.
+
+All time steps are projected in one product before the loop, and the gradients of the weights are one product after it;
+in the loop stays what depends on the step before. Arrays named `hs` and `cs` hold the states in the order in which
+they are computed, the initial one first; what belongs to the input lies in the order of time, and a reversed layer
+walks it through a reversed view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops.products import column_sums
+
+
+def _wide(*arrays: Array | None) -> list[Any]:
+    """float16 as float32, so that each sum is rounded once."""
+    return [a.astype("float32") if a is not None and a.dtype == "float16" else a for a in arrays]
+
+
+def _turned(x: Array, reverse: bool) -> Array:
+    return x[::-1] if reverse else x
+
+
+def _rows(x: Array) -> Array:
+    """x: (T, N, n) as (T*N, n)."""
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2])
+
+
+def _projected(xp: Any, x: Array, w: Array, b: Array | None) -> Array:
+    """x @ w^T + b, in memory of its own. x: (T, N, I), w: (G, I); returns (T, N, G)."""
+    out = xp.matmul(_rows(x), w.T)
+    if b is not None:
+        out += b
+    return out.reshape(x.shape[0], x.shape[1], w.shape[0])
+
+
+def _states(xp: Any, steps: int, first: Array) -> Array:
+    """(T + 1, N, H), the first of them filled."""
+    states = xp.empty((steps + 1, *first.shape), first.dtype)
+    states[0] = first
+    return states
+
+
+def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array, ...]:
+    # Copies: backward reads the states, and the results belong to the caller.
+    return tuple(x.astype(dtype) for x in (_turned(hs[1:], reverse), hs[-1], *last))
+
+
+def _arriving(xp: Any, g: Sequence[Array | None], shape: tuple[int, ...], reverse: bool) -> tuple[Any, Array]:
+    """The gradient of each step's state, None for none, and that of the last one, in memory of its own."""
+    each, last = _wide(*g[:2])
+    return None if each is None else _turned(each, reverse), _own(xp, last, shape, g)
+
+
+def _own(xp: Any, g: Array | None, shape: tuple[int, ...], like: Sequence[Array | None]) -> Array:
+    if g is not None:
+        return _wide(g)[0] if g.dtype == "float16" else g.copy()
+    dtype = next(x.dtype for x in like if x is not None)
+    return xp.zeros(shape, "float32" if dtype == "float16" else dtype)
+
+
+def _weights(
+    xp: Any, needs: Needs, d_in: Array, d_re: Array, x: Array, hs: Array, w: Array, reverse: bool
+) -> tuple[Array | None, ...]:
+    """dx, dw_ih, dw_hh, db_ih, db_hh, where `needs` says so, from the gradients before the activations.
+
+    d_in: (T, N, G) in the order of time, at what the input gave; d_re: the same at what the state gave.
+    """
+    flat_in, flat_re = _rows(d_in), _rows(d_re)
+    dx = xp.matmul(flat_in, w).reshape(x.shape) if needs[0] else None
+    dw_ih = xp.matmul(flat_in.T, _rows(x)) if needs[1] else None
+    dw_hh = xp.matmul(flat_re.T, _rows(_turned(hs[:-1], reverse))) if needs[2] else None
+    return (
+        dx,
+        dw_ih,
+        dw_hh,
+        column_sums(xp, flat_in) if needs[3] else None,
+        column_sums(xp, flat_re) if needs[4] else None,
+    )
+
+
+# h_t = act(w_ih@x_t + b_ih + w_hh@h_(t-1) + b_hh), act = tanh or relu;
+# da_t = dh_t*(1 - h_t^2) or dh_t*[h_t > 0], dh_(t-1) = g_(t-1) + w_hh^T@da_t
+def _rnn(
+    xp: Any, x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array | None, b_hh: Array | None, **how: Any
+) -> tuple[Any, Any]:
+    """x: (T, N, I), h: (N, H), w_ih: (H, I), w_hh: (H, H), biases: (H,); gives (T, N, H), (N, H)."""
+    relu, reverse, dtype = how["relu"], how["reverse"], x.dtype
+    x, h, w_ih, w_hh, b_ih, b_hh = _wide(x, h, w_ih, w_hh, b_ih, b_hh)
+    hs = _states(xp, len(x), h)
+    added = _turned(_projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh), reverse)
+    for t in range(len(x)):
+        xp.matmul(hs[t], w_hh.T, out=hs[t + 1])
+        hs[t + 1] += added[t]
+        if relu:
+            xp.maximum(hs[t + 1], 0, out=hs[t + 1])
+        else:
+            xp.tanh(hs[t + 1], out=hs[t + 1])
+    return _results(dtype, reverse, hs), (hs, relu, reverse)
+
+
+def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, w_ih, w_hh = _wide(*saved)
+    hs, relu, reverse = residual
+    each, dh = _arriving(xp, g, hs[0].shape, reverse)
+    slope = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
+    da = xp.empty_like(slope)
+    turned = _turned(da, reverse)
+    for t in reversed(range(len(x))):
+        if each is not None:
+            dh += each[t]
+        xp.multiply(dh, slope[t], out=turned[t])
+        xp.matmul(turned[t], w_hh, out=dh)
+    wants = (needs[0], *needs[2:])
+    dx, *dws = _weights(xp, wants, da, da, x, hs, w_ih, reverse)
+    return _narrow(saved[0].dtype, dx, dh if needs[1] else None, *dws)
+
+
+def _narrow(dtype: Any, *gradients: Array | None) -> Gradients:
+    return [None if d is None else d.astype(dtype, copy=False) for d in gradients]
+
+
+rnn = Op("rnn", _rnn, _rnn_backward, inputs=("x", "h", "w_ih", "w_hh", "b_ih", "b_hh"), saves=("x", "w_ih", "w_hh"))
+
+
+def _scales(xp: Any, pattern: Sequence[float], size: int, dtype: Any) -> Array:
+    return xp.repeat(xp.asarray(pattern, dtype), size)
+
+
+# a = w_ih@x_t + b_ih + w_hh@h_(t-1) + b_hh;  i, f, o = sigmoid(a_i, a_f, a_o), u = tanh(a_u);
+# c_t = f*c_(t-1) + i*u, m_t = o*tanh(c_t), h_t = m_t, or w_hr@m_t;
+# dc_t += dm_t*o*(1 - tanh^2 c_t), da_i = dc_t*u*i*(1 - i), da_f = dc_t*c_(t-1)*f*(1 - f), da_u = dc_t*i*(1 - u^2),
+# da_o = dm_t*tanh(c_t)*o*(1 - o), dc_(t-1) = dc_t*f, dh_(t-1) = g_(t-1) + w_hh^T@da
+def _lstm(
+    xp: Any,
+    x: Array,
+    h: Array,
+    c: Array,
+    w_ih: Array,
+    w_hh: Array,
+    b_ih: Array | None,
+    b_hh: Array | None,
+    w_hr: Array | None,
+    reverse: bool,
+) -> tuple[Any, Any]:
+    """x: (T, N, I), h: (N, P), c: (N, H), w_ih: (4H, I), w_hh: (4H, P), w_hr: (P, H); gives (T, N, P), (N, P), (N, H).
+
+    Gates in the order i, f, u, o.
+    """
+    dtype = x.dtype
+    x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = _wide(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr)
+    size = c.shape[1]
+    hs, cs = _states(xp, len(x), h), _states(xp, len(x), c)
+    # sigmoid(a) = tanh(a/2)/2 + 1/2: one tanh for all four gates, and the halves go into the weights.
+    half = _scales(xp, (0.5, 0.5, 1, 0.5), size, x.dtype)
+    rest = 1 - half
+    gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
+    gates *= half
+    recurrent = (w_hh * half[:, None]).T
+    turned = _turned(gates, reverse)
+    room, inner = xp.empty_like(turned[0]), xp.empty_like(c)
+    for t in range(len(x)):
+        a = turned[t]
+        a += xp.matmul(hs[t], recurrent, out=room)
+        xp.tanh(a, out=a)
+        a *= half
+        a += rest
+        xp.multiply(a[:, size : 2 * size], cs[t], out=cs[t + 1])
+        cs[t + 1] += xp.multiply(a[:, :size], a[:, 2 * size : 3 * size], out=inner)
+        xp.tanh(cs[t + 1], out=inner)
+        if w_hr is None:
+            xp.multiply(inner, a[:, 3 * size :], out=hs[t + 1])
+        else:
+            inner *= a[:, 3 * size :]
+            xp.matmul(inner, w_hr.T, out=hs[t + 1])
+    return _results(dtype, reverse, hs, cs[-1]), (hs, cs, gates, reverse)
+
+
+def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, w_ih, w_hh, w_hr = _wide(*saved)
+    hs, cs, gates, reverse = residual
+    size = cs.shape[2]
+    each, dh = _arriving(xp, g, hs[0].shape, reverse)
+    dc = _own(xp, g[2], cs[0].shape, g)
+    activations = _turned(gates, reverse)
+    i, f, u, o = (activations[..., n * size : (n + 1) * size] for n in range(4))
+    high = xp.tanh(cs[1:])
+    # What the gates' gradients are multiples of, for all steps at once; the loop turns it into the gradients.
+    da = xp.empty_like(gates)
+    turned = _turned(da, reverse)
+    for n, (a, factor) in enumerate(((i, u), (f, cs[:-1]), (None, i), (o, high))):
+        part = turned[..., n * size : (n + 1) * size]
+        if a is None:
+            xp.multiply(u, u, out=part)
+            xp.subtract(1, part, out=part)
+        else:
+            xp.subtract(1, a, out=part)
+            part *= a
+        part *= factor
+    through = 1 - high * high
+    through *= o
+    steps, batch = len(x), x.shape[1]
+    dhs = None if w_hr is None else xp.empty_like(hs[1:])
+    dm = dh
+    for t in reversed(range(steps)):
+        if each is not None:
+            dh += each[t]
+        if w_hr is not None:
+            dhs[t] = dh
+            dm = xp.matmul(dh, w_hr)
+        dc += dm * through[t]
+        a = turned[t]
+        to_cell = a.reshape(batch, 4, size)[:, :3]
+        to_cell *= dc[:, None]
+        a[:, 3 * size :] *= dm
+        dc *= f[t]
+        xp.matmul(a, w_hh, out=dh)
+    dx, *dws = _weights(xp, (needs[0], *needs[3:7]), da, da, x, hs, w_ih, reverse)
+    dw_hr = None
+    if needs[7]:
+        high *= o
+        dw_hr = xp.matmul(_rows(dhs).T, _rows(high))
+    return _narrow(saved[0].dtype, dx, dh if needs[1] else None, dc if needs[2] else None, *dws, dw_hr)
+
+
+lstm = Op(
+    "lstm",
+    _lstm,
+    _lstm_backward,
+    inputs=("x", "h", "c", "w_ih", "w_hh", "b_ih", "b_hh", "w_hr"),
+    saves=("x", "w_ih", "w_hh", "w_hr"),
+)
+
+
+# a = w_ih@x_t + b_ih, e = w_hh@h_(t-1) + b_hh;  r, z = sigmoid(a_r + e_r, a_z + e_z), n = tanh(a_n + r*e_n);
+# h_t = n + z*(h_(t-1) - n);
+# da_n = dh_t*(1 - z)*(1 - n^2), da_z = dh_t*(h_(t-1) - n)*z*(1 - z), da_r = da_n*e_n*r*(1 - r),
+# de = da, but de_n = da_n*r;  dh_(t-1) = g_(t-1) + dh_t*z + w_hh^T@de
+def _gru(
+    xp: Any,
+    x: Array,
+    h: Array,
+    w_ih: Array,
+    w_hh: Array,
+    b_ih: Array | None,
+    b_hh: Array | None,
+    reverse: bool,
+) -> tuple[Any, Any]:
+    """x: (T, N, I), h: (N, H), w_ih: (3H, I), w_hh: (3H, H), biases: (3H,); gives (T, N, H), (N, H).
+
+    Gates in the order r, z, n.
+    """
+    dtype = x.dtype
+    x, h, w_ih, w_hh, b_ih, b_hh = _wide(x, h, w_ih, w_hh, b_ih, b_hh)
+    size = h.shape[1]
+    hs = _states(xp, len(x), h)
+    half = _scales(xp, (0.5, 0.5, 1), size, x.dtype)
+    bias = b_new = None
+    if b_ih is not None:
+        bias, b_new = b_ih.copy(), b_hh[2 * size :]
+        bias[: 2 * size] += b_hh[: 2 * size]
+    gates = _projected(xp, x, w_ih, bias)
+    gates *= half
+    recurrent = (w_hh * half[:, None]).T
+    turned = _turned(gates, reverse)
+    news, room = xp.empty_like(hs[1:]), xp.empty_like(turned[0])
+    for t in range(len(x)):
+        a, new = turned[t], turned[t][:, 2 * size :]
+        open_, e = a[:, : 2 * size], news[t]
+        xp.matmul(hs[t], recurrent, out=room)
+        open_ += room[:, : 2 * size]
+        xp.tanh(open_, out=open_)
+        open_ *= 0.5
+        open_ += 0.5
+        xp.add(room[:, 2 * size :], 0 if b_new is None else b_new, out=e)
+        new += xp.multiply(a[:, :size], e, out=hs[t + 1])
+        xp.tanh(new, out=new)
+        xp.subtract(hs[t], new, out=hs[t + 1])
+        hs[t + 1] *= a[:, size : 2 * size]
+        hs[t + 1] += new
+    return _results(dtype, reverse, hs), (hs, gates, news, reverse)
+
+
+def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, w_ih, w_hh = _wide(*saved)
+    hs, gates, news, reverse = residual
+    size = hs.shape[2]
+    each, dh = _arriving(xp, g, hs[0].shape, reverse)
+    activations = _turned(gates, reverse)
+    r, z, n = (activations[..., k * size : (k + 1) * size] for k in range(3))
+    # What da is a multiple of, for all steps at once: of da_n at r, of dh at z and n.
+    de = xp.empty_like(gates)
+    turned = _turned(de, reverse)
+    at_r, at_z, at_n = (turned[..., k * size : (k + 1) * size] for k in range(3))
+    xp.subtract(1, r, out=at_r)
+    at_r *= r
+    at_r *= news
+    xp.subtract(1, z, out=at_z)
+    xp.multiply(n, n, out=at_n)
+    xp.subtract(1, at_n, out=at_n)
+    at_n *= at_z
+    at_z *= z
+    at_z *= hs[:-1] - n
+    da_n = xp.empty_like(hs[1:])
+    new = _turned(da_n, reverse)
+    for t in reversed(range(len(x))):
+        if each is not None:
+            dh += each[t]
+        xp.multiply(at_n[t], dh, out=new[t])
+        at_z[t] *= dh
+        at_r[t] *= new[t]
+        xp.multiply(new[t], r[t], out=at_n[t])
+        dh *= z[t]
+        dh += xp.matmul(turned[t], w_hh)
+    _, _, dw_hh, _, db_hh = _weights(xp, (False, False, needs[3], False, needs[5]), de, de, x, hs, w_ih, reverse)
+    de[..., 2 * size :] = da_n
+    dx, dw_ih, _, db_ih, _ = _weights(xp, (needs[0], needs[2], False, needs[4], False), de, de, x, hs, w_ih, reverse)
+    return _narrow(saved[0].dtype, dx, dh if needs[1] else None, dw_ih, dw_hh, db_ih, db_hh)
+
+
+gru = Op("gru", _gru, _gru_backward, inputs=("x", "h", "w_ih", "w_hh", "b_ih", "b_hh"), saves=("x", "w_ih", "w_hh"))
