@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -52,7 +53,7 @@ class Optimizer:
         """What is not remembered: hooks, and the mark by which a schedule sees that step() was called."""
         self._before: list[Callable[..., Any]] = []
         self._after: list[Callable[..., Any]] = []
-        self._stepped = False
+        self._stepped = self._stepping = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
@@ -133,6 +134,8 @@ class Optimizer:
 
         Raises: StateDictError if the groups are not those of this optimizer.
         """
+        if not {"state", "param_groups"} <= set(state_dict):
+            raise StateDictError(f"{type(self).__name__}: expected 'state' and 'param_groups', got {list(state_dict)}")
         groups = state_dict["param_groups"]
         sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
         if sizes != own:
@@ -149,7 +152,7 @@ class Optimizer:
                 saved if p is None else {name: _adopted(name, value, p) for name, value in saved.items()}
             )
         for group, given in zip(self.param_groups, groups, strict=True):
-            group.update({name: value for name, value in given.items() if name != "params"})
+            group.update({name: _copied(value) for name, value in given.items() if name != "params"})
         self.state = state
 
     def __repr__(self) -> str:
@@ -162,13 +165,19 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def hooked(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if self._stepping:  # a subclass calls the step that it extends: that is one step
+            return step(self, *args, **kwargs)
         for hook in tuple(self._before):
             changed = hook(self, args, kwargs)
             if changed is not None:
                 if not (isinstance(changed, tuple) and len(changed) == 2):
                     raise DtypeError(f"{hook!r}: a hook before step returns None or (args, kwargs), not {changed!r}")
                 args, kwargs = changed
-        result = step(self, *args, **kwargs)
+        self._stepping = True
+        try:
+            result = step(self, *args, **kwargs)
+        finally:
+            self._stepping = False
         self._stepped = True
         for hook in tuple(self._after):
             hook(self, args, kwargs)
@@ -187,6 +196,10 @@ def _adopted(name: str, value: Any, p: Tensor) -> Any:
         return wrap(value.detach()._array.copy(), value.device)
     dtype = p.dtype if value.is_floating_point() else value.dtype
     return value.detach().clone().to(device=p.device, dtype=dtype)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
 def number(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp._device import CPU
 from ddp._layout import FlatBuckets, lay_out
 from ddp.errors import StateDictError
 from ddp.optim import _memory
@@ -262,3 +264,19 @@ def test_a_copy_goes_its_own_way() -> None:
     again.__setstate__(optimizer.__getstate__())
     again.step()
     assert optimizer.state[p]["step"].item() == 2.0
+
+
+def test_on_a_gpu_a_run_is_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.ModuleType("cupy")
+    fake.__dict__.update({name: value for name, value in vars(np).items() if name != "__name__"})
+    monkeypatch.setattr(CPU, "xp", fake)
+    params = parameters()
+    bind(params, [[5, 4, 3, 2, 1, 0]])
+    optimizer = ddp.optim.Adam(params)
+    for p in params:
+        p.grad = ddp.tensor(np.ones(p.shape))
+    optimizer.step()
+    [(_, memory)] = optimizer._memories.values()
+    [[(_, tiles)]] = memory._tiles.values()
+    assert len(tiles) == 1
+    np.testing.assert_allclose(params[2]._array, parameters()[2]._array - 1e-3)

@@ -173,6 +173,24 @@ def test_hooks() -> None:
         optimizer.step()
 
 
+def test_a_step_that_extends_another_is_one_step() -> None:
+    class Counting(ddp.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    p = leaf(1)
+    p.grad = ddp.ones(1)
+    optimizer = Counting([p], lr=0.5)
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append(p.item()))
+    optimizer.step()
+    assert seen == [1.0]
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    optimizer.step()
+    assert seen == [1.0, 0.5, 0.5]
+
+
 def test_an_optimizer_of_ones_own() -> None:
     class Sign(ddp.optim.Optimizer):
         def __init__(self, params: Any) -> None:
@@ -261,6 +279,7 @@ def test_adamw_stays_adamw_after_a_state_dict_of_adam() -> None:
             StateDictError,
             r"groups of \[2\] parameters, expected \[1\]",
         ),
+        (lambda p: ddp.optim.SGD([p]).load_state_dict({"lr": 1}), StateDictError, r"'param_groups', got \['lr'\]"),
         (lambda p: ddp.optim.Optimizer([p], {}).step(), NotImplementedError, "defines no step"),
     ],
 )
