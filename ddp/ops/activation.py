@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, select
 from ddp.ops.error_function import TANH_OF, erfc
-from ddp.ops.tiles import blend, curve, product
+from ddp.ops.tiles import blend, curve, keep, product
 
 
 def _slope_backward(xp: Any, g: Array, needs: Needs, saved: Saved, slope: Any) -> Gradients:
@@ -23,8 +23,12 @@ def _relu(xp: Any, x: Array) -> tuple[Array, Any]:
     return xp.maximum(x, 0), None
 
 
+def _relu_backward_tile(xp: Any, g: Array, z: Array, dx: Array) -> None:
+    keep(xp, xp.not_equal(z, 0), g, dx)
+
+
 def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (select(xp, saved[0] != 0, g),)
+    return (product(xp, _relu_backward_tile, g, saved),)
 
 
 relu = Op("relu", _relu, _relu_backward, inputs=("x",), saves=("out",))
@@ -35,7 +39,7 @@ def _sigmoid_tile(xp: Any, x: Array, out: Array, slope: None) -> None:
     xp.negative(x, out=out)
     xp.exp(out, out=out)  # inf for the smallest x, whose z is 0
     xp.add(out, 1, out=out)
-    xp.reciprocal(out, out=out)
+    xp.divide(1, out, out=out)  # NumPy's reciprocal is slower
 
 
 def _sigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
@@ -287,13 +291,13 @@ def _prelu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) -
 prelu = Op("prelu", _prelu, _prelu_backward, inputs=("x", "w"), saves={"x": ("x", "w"), "w": ("x",)})
 
 
-# z = x held within [low, high];  dx = g strictly between
+# z = x held within [low, high];  dx = g strictly between, and for nan (as PyTorch has it)
 def _hardtanh(xp: Any, x: Array, low: float, high: float) -> tuple[Array, Any]:
     return xp.clip(x, low, high), (low, high)
 
 
 def _hardtanh_backward(xp: Any, g: Array, needs: Needs, saved: Saved, bounds: Any) -> Gradients:
-    return (select(xp, (saved[0] > bounds[0]) & (saved[0] < bounds[1]), g),)
+    return (select(xp, ~((saved[0] <= bounds[0]) | (saved[0] >= bounds[1])), g),)
 
 
 hardtanh = Op("hardtanh", _hardtanh, _hardtanh_backward, inputs=("x",), saves=("x",))
@@ -327,7 +331,7 @@ def _hardswish_backward_tile(xp: Any, g: Array, x: Array, dx: Array) -> None:
     xp.divide(x, 3, out=dx)
     xp.add(dx, 0.5, out=dx)
     xp.multiply(dx, g, out=dx)
-    blend(xp, x > -3, dx, xp.zeros_like(dx), dx)
+    keep(xp, x > -3, dx, dx)
     blend(xp, x >= 3, g, dx, dx)
 
 

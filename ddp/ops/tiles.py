@@ -88,3 +88,20 @@ BLENDS = {"numpy": _blend_by_bits, "cupy": _blend_by_where}
 def blend(xp: Any, mask: Array, a: Array, b: Array, out: Array) -> None:
     """out = a where mask, else b: floating arrays of one dtype and size; `out` may be one of them."""
     BLENDS[xp.__name__](xp, mask, a, b, out)
+
+
+def _keep_by_bits(xp: Any, mask: Array, a: Array, out: Array) -> None:
+    kind = BITS[a.dtype.itemsize]
+    xp.multiply(a.view(kind), mask, out=out.view(kind))
+
+
+def _keep_by_where(xp: Any, mask: Array, a: Array, out: Array) -> None:
+    out[...] = xp.where(mask, a, a.dtype.type(0))
+
+
+KEEPS = {"numpy": _keep_by_bits, "cupy": _keep_by_where}
+
+
+def keep(xp: Any, mask: Array, a: Array, out: Array) -> None:
+    """out = a where mask, else 0: floating arrays of one dtype and size; `out` may be `a`."""
+    KEEPS[xp.__name__](xp, mask, a, out)

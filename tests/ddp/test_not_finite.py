@@ -51,6 +51,36 @@ CASES = {
         ([nan, 1.0, 1.0, 2.0, nan, 3.0], [1.0, nan, 2.0, 2.0, nan, 1.0]),
         [2.0, 3.0, inf, inf, 4.0, nan],
     ),
+    "fmax": Case(
+        lambda t, x, y: t.fmax(x, y),
+        ([nan, 1.0, 1.0, 2.0, nan, 3.0], [1.0, nan, 2.0, 2.0, nan, 1.0]),
+        [2.0, 3.0, inf, inf, 4.0, nan],
+    ),
+    "fmin": Case(
+        lambda t, x, y: t.fmin(x, y),
+        ([nan, 1.0, 1.0, 2.0, nan, 3.0], [1.0, nan, 2.0, 2.0, nan, 1.0]),
+        [2.0, 3.0, inf, inf, 4.0, nan],
+    ),
+    "clamp between": Case(
+        lambda t, x, low, high: t.clamp(x, low, high),
+        ([-1.0, 0.5, 2.0, 0.0, 1.0, 5.0], [0.0, 0.0, 0.0, 0.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]),
+        [inf, nan, -inf, 3.0, inf, 1.0],
+    ),
+    "nan_to_num": Case(lambda t, x: t.nan_to_num(x, 1.0, 2.0, 3.0), ([nan, inf, -inf, 1.0],), [1.0, 2.0, 3.0, inf]),
+    "hardtanh": Case(
+        lambda t, x: t.nn.functional.hardtanh(x), ([nan, -2.0, -1.0, 0.5, 1.0, 2.0],), [1.0, inf, nan, 3.0, nan, inf]
+    ),
+    "leaky_relu": Case(
+        lambda t, x: t.nn.functional.leaky_relu(x, 0.5),
+        ([nan, -1.0, 0.0, 2.0, inf, -inf],),
+        [2.0, inf, 2.0, nan, inf, 4.0],
+    ),
+    "threshold": Case(
+        lambda t, x: t.nn.functional.threshold(x, 0.5, 7.0), ([nan, -1.0, 0.5, 2.0, inf],), [2.0, inf, nan, 3.0, inf]
+    ),
+    "hardswish": Case(
+        lambda t, x: t.nn.functional.hardswish(x), ([-4.0, -3.0, 0.0, 3.0, 4.0],), [inf, nan, 2.0, 3.0, inf]
+    ),
     "max": Case(lambda t, x: x.max(), ([[1.0, nan, nan], [5.0, inf, 0.0]],), 3.0),
     "max infinite": Case(lambda t, x: x.max(), ([[1.0, inf, inf], [5.0, -inf, 0.0]],), inf),
     "min": Case(lambda t, x: x.min(), ([1.0, nan, nan],), 3.0),
