@@ -103,7 +103,7 @@ def test_dropout_keeps_the_expectation() -> None:
 
 
 def test_transfer_passes_gradients() -> None:
-    from ddp._tensor.core import transfer
+    from ddp._tensor.conversion import transfer
 
     for array in (draw(2, 3), draw(), draw(0, 3), spaced(2, 3)):
         x = ddp.from_numpy(array).requires_grad_()

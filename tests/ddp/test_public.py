@@ -15,30 +15,31 @@ PUBLIC = [
         ddp.nn,
         (
             "AdaptiveAvgPool1d AdaptiveAvgPool2d AvgPool1d AvgPool2d BCELoss BCEWithLogitsLoss BatchNorm1d "
-            "BatchNorm2d Bilinear CELU Conv1d Conv2d ConvTranspose1d ConvTranspose2d CosineEmbeddingLoss "
-            "CosineSimilarity CrossEntropyLoss Dropout Dropout1d Dropout2d ELU Embedding Flatten Fold GELU GLU "
-            "GaussianNLLLoss GroupNorm Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity "
-            "InstanceNorm1d InstanceNorm2d KLDivLoss L1Loss LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax "
-            "MSELoss MarginRankingLoss MaxPool1d MaxPool2d Mish Module MultiheadAttention NLLLoss PReLU "
-            "PairwiseDistance Parameter PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm ReLU ReLU6 SELU "
-            "Sequential SiLU Sigmoid SmoothL1Loss SoftMarginLoss Softmax Softmin Softplus Softsign Tanh Threshold "
-            "TripletMarginLoss TripletMarginWithDistanceLoss Unfold Upsample UpsamplingBilinear2d "
-            "UpsamplingNearest2d ZeroPad2d functional init"
+            "BatchNorm2d Bilinear Buffer CELU Conv1d Conv2d ConvTranspose1d ConvTranspose2d CosineEmbeddingLoss "
+            "CosineSimilarity CrossEntropyLoss Dropout Dropout1d Dropout2d ELU Embedding Flatten Fold GELU GLU GRU "
+            "GRUCell GaussianNLLLoss GroupNorm Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity "
+            "InstanceNorm1d InstanceNorm2d KLDivLoss L1Loss LSTM LSTMCell LayerNorm LeakyReLU Linear LogSigmoid "
+            "LogSoftmax MSELoss MarginRankingLoss MaxPool1d MaxPool2d Mish Module ModuleDict ModuleList "
+            "MultiheadAttention NLLLoss PReLU PairwiseDistance Parameter ParameterDict ParameterList PixelShuffle "
+            "PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNCell ReLU ReLU6 SELU Sequential SiLU Sigmoid SmoothL1Loss "
+            "SoftMarginLoss Softmax Softmin Softplus Softsign Tanh Threshold Transformer TransformerDecoder "
+            "TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginLoss "
+            "TripletMarginWithDistanceLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d "
+            "ZeroPad2d functional init utils"
         ),
     ),
     (
         ddp.nn.functional,
         (
-            "adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d avg_pool2d batch_norm bilinear "
-            "binary_cross_entropy binary_cross_entropy_with_logits celu conv1d conv2d conv_transpose1d "
-            "conv_transpose2d cosine_embedding_loss cosine_similarity cross_entropy dropout dropout1d dropout2d "
-            "elu embedding fold gaussian_nll_loss gelu glu group_norm hardsigmoid hardswish hardtanh "
-            "hinge_embedding_loss huber_loss instance_norm interpolate kl_div l1_loss layer_norm leaky_relu "
-            "linear log_softmax logsigmoid margin_ranking_loss max_pool1d max_pool2d mish mse_loss nll_loss "
-            "normalize one_hot pad pairwise_distance pixel_shuffle pixel_unshuffle poisson_nll_loss prelu relu "
-            "relu6 relu_ rms_norm scaled_dot_product_attention selu sigmoid silu smooth_l1_loss soft_margin_loss "
-            "softmax softmin softplus softsign tanh threshold triplet_margin_loss "
-            "triplet_margin_with_distance_loss unfold"
+            "adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d avg_pool2d batch_norm bilinear binary_cross_entropy "
+            "binary_cross_entropy_with_logits celu conv1d conv2d conv_transpose1d conv_transpose2d "
+            "cosine_embedding_loss cosine_similarity cross_entropy dropout dropout1d dropout2d elu embedding fold "
+            "gaussian_nll_loss gelu glu group_norm hardsigmoid hardswish hardtanh hinge_embedding_loss huber_loss "
+            "instance_norm interpolate kl_div l1_loss layer_norm leaky_relu linear log_softmax logsigmoid "
+            "margin_ranking_loss max_pool1d max_pool2d mish mse_loss nll_loss normalize one_hot pad pairwise_distance "
+            "pixel_shuffle pixel_unshuffle poisson_nll_loss prelu relu relu6 relu_ rms_norm "
+            "scaled_dot_product_attention selu sigmoid silu smooth_l1_loss soft_margin_loss softmax softmin softplus "
+            "softsign tanh threshold triplet_margin_loss triplet_margin_with_distance_loss unfold"
         ),
     ),
     (
@@ -69,17 +70,17 @@ OF_DDP = """
     erfinv errors exp exp2 expm1 eye finfo fix flatten flip fliplr flipud float float16 float32 float64 floor
     floor_divide fmax fmin fmod frac from_dlpack from_numpy frombuffer full full_like gather ge get_default_dtype
     get_rng_state greater greater_equal gt half histc hstack hypot iinfo index_add index_copy index_fill index_put
-    index_select inf inference_mode initial_seed inner int int16 int32 int64 int8 is_floating_point is_grad_enabled
+    index_select inf inference_mode initial_seed inner int int8 int16 int32 int64 is_floating_point is_grad_enabled
     is_inference_mode_enabled is_tensor isclose isfinite isin isinf isnan kron kthvalue le lerp less less_equal linalg
-    linspace load log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or logical_xor logit
+    linspace load log log1p log2 log10 log_softmax logaddexp logical_and logical_not logical_or logical_xor logit
     logspace logsumexp long lt manual_seed masked_fill masked_scatter masked_select matmul max maximum mean median
     meshgrid min minimum mm moveaxis movedim msort mul multinomial multiply mv nan nan_to_num nanmean nansum narrow ne
     neg negative newaxis nn no_grad nonzero norm normal not_equal numel ones ones_like optim outer permute pi positive
-    pow prod promote_types rand rand_like randint randint_like randn randn_like randperm ravel reciprocal relu
-    remainder repeat_interleave reshape result_type return_types roll rot90 round rsqrt rsub save scalar_tensor scatter
+    pow prod promote_types rand rand_like randint randint_like randn randn_like randperm ravel reciprocal relu remainder
+    repeat_interleave reshape result_type return_types roll rot90 round rsqrt rsub save scalar_tensor scatter
     scatter_add searchsorted seed select set_grad_enabled set_printoptions set_rng_state short sigmoid sign sin sinh
-    softmax sort split split_with_sizes sqrt square squeeze stack std std_mean sub subtract sum swapaxes swapdims t
-    take take_along_dim tan tanh tensor tensor_split tensordot tile topk transpose tril tril_indices triu triu_indices
+    softmax sort split split_with_sizes sqrt square squeeze stack std std_mean sub subtract sum swapaxes swapdims t take
+    take_along_dim tan tanh tensor tensor_split tensordot tile topk transpose tril tril_indices triu triu_indices
     true_divide trunc uint8 unbind unflatten unique unique_consecutive unsqueeze var var_mean vstack where xlogy zeros
     zeros_like
 """
