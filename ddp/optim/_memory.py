@@ -115,7 +115,7 @@ class Memory:
         begin_all: state begins for all parameters at once, not only for those that have a gradient
         """
         full = [p._end is not None and p._end.slot.full for p in params]
-        if not any(full) and not begin_all:
+        if not any(full) and not (begin_all and full):
             return
         self._follow(params)
         ages: list[float] = self._begin(state, [True] * len(full) if begin_all else full) if self.names else []

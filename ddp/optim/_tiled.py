@@ -18,6 +18,9 @@ Update = Callable[[Tile], None]
 class Tiled(Optimizer):
     """An optimizer given by the names of its states and the formula of a tile.
 
+    A formula is made of elementwise operations, each rounded by itself: so the numbers are the same, bit for bit,
+    however gradients lie and tiles are cut, and a run resumes exactly after a new plan of buckets.
+
     counted: whether each parameter's state has a "step" that counts its updates
     eager: state begins for all parameters at the first step, not with a parameter's first gradient
     """
