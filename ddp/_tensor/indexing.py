@@ -169,7 +169,11 @@ def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
         what = index._array.dtype if isinstance(index, TensorBase) else type(index).__name__
         raise DtypeError(f"{name}: the index is an int64 tensor, not {what}")
     array = place(index._array, x._device)
-    if array.size and not (array.min() >= low and array.max() < n):
+    # Read as unsigned, a negative number is larger than any size: one pass instead of two.
+    inside = array.size == 0 or (
+        array.view(f"u{array.itemsize}").max() < n if not low else array.min() >= low and array.max() < n
+    )
+    if not inside:
         bad = array[(array < low) | (array >= n)].reshape(-1)[0]
         raise RangeError(f"{name}: index {int(bad)} is out of range for {n} elements of shape {x._array.shape}")
     return array
@@ -212,7 +216,7 @@ class Indexing(TensorBase):
             return wrap(self._device.xp.zeros(where.shape, self._array.dtype), self._device)
         if not self._array.ndim:
             return cast(Any, self).clone()
-        return apply(ops.gather, (self,), index=borrowed(where, self), dim=at)
+        return apply(ops.gather, (self,), index=where, dim=at)
 
     def take_along_dim(self, indices: TensorBase, dim: int | None = None) -> Tensor:
         """As gather, but both broadcast, and indices may be negative; without `dim`, of the flattened tensor."""

@@ -179,7 +179,6 @@ def _scatter(x: TensorBase, name: str, dim: int, index: TensorBase, src: Any, va
         v = _number(x, name, v)
     if not where.size:  # names no place, whatever its shape
         where, v = where.reshape((0,) * x._array.ndim), 0
-    where = borrowed(where, x, v)
     if reduce != "add":
         return placing.scatter, v, {"index": where, "dim": at}
     if not isinstance(v, TensorBase):

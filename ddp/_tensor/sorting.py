@@ -61,16 +61,17 @@ class Sorting(TensorBase):
         sorted: accepted; they always are.
         """
         at = None if dim is None else axis(self, dim, "unique")
-        found = order.unique(self._device.xp, self._array, at if self._array.ndim else None)
-        return _chosen(self, found, return_inverse, return_counts)
+        if not self._array.ndim:
+            at = None
+        return _chosen(self, order.unique(self._device.xp, self._array, at, return_inverse, return_counts))
 
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
         """As unique, but only what is next to its equal counts as one, and nothing is sorted."""
         at = None if dim is None else axis(self, dim, "unique_consecutive")
-        found = order.runs(self._device.xp, self._array, at if self._array.ndim else None)
-        return _chosen(self, found, return_inverse, return_counts)
+        values, inverse, counts = order.runs(self._device.xp, self._array, at if self._array.ndim else None)
+        return _chosen(self, (values, inverse if return_inverse else None, counts if return_counts else None))
 
     def bincount(self, weights: TensorBase | None = None, minlength: int = 0) -> Tensor:
         """How often each integer from 0 on is in this vector, int64; or the sum of the weights of each.
@@ -134,19 +135,13 @@ def _picked(x: TensorBase, found: Any, dim: int) -> tuple[Tensor, Tensor]:
     if not x._array.ndim:
         row = cast(Any, x).reshape(1)
         return (row.reshape(()) if found.size else row[:0]), indices
-    # A copy: the indices are handed out, and may be written to.
-    where = indices._array if x._edge is None else indices._array.copy()
-    return apply(ops.gather, (x,), index=where, dim=dim % x._array.ndim, distinct=True), indices
+    return apply(ops.gather, (x,), index=indices._array, dim=dim % x._array.ndim, distinct=True), indices
 
 
-def _chosen(x: TensorBase, found: tuple[Any, Any, Any], return_inverse: bool, return_counts: bool) -> Any:
-    values, inverse, counts = (wrap(each, x._device) for each in found)
-    chosen = (values, *((inverse,) if return_inverse else ()), *((counts,) if return_counts else ()))
-    return chosen if len(chosen) > 1 else values
-
-
-def _row(values: Any, x: TensorBase) -> Any:
-    return place(values._array, x._device) if isinstance(values, TensorBase) else np.asarray(values)
+def _chosen(x: TensorBase, found: tuple[Any, Any, Any]) -> Any:
+    """The values alone, or a tuple with what was asked for besides."""
+    chosen = tuple([wrap(each, x._device) for each in found if each is not None])
+    return chosen if len(chosen) > 1 else chosen[0]
 
 
 def searchsorted(

@@ -56,6 +56,9 @@ setitem = Op("setitem", _setitem, _setitem_backward, inputs=("x", "v"), native=T
 
 # z = x[places];  dx = g added up at places
 def _index(xp: Any, x: Array, places: Places) -> tuple[Array, Any]:
+    axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
+    if len(axes) == 1 and places[axes[0]].dtype != bool:
+        return x.take(places[axes[0]], axis=axes[0]), (x.shape, places)  # as x[places], and faster
     return x[places], (x.shape, places)
 
 
@@ -69,54 +72,56 @@ index = Op("index", _index, _index_backward, inputs=("x",), native=True)
 # z[..i..] = x[..index[..i..]..] along axis `dim`;  dx = g added up at index
 def _gather(xp: Any, x: Array, index: Array, dim: int, distinct: bool = False) -> tuple[Array, Any]:
     # distinct: no element is named twice, as when index sorts x.
-    return xp.take_along_axis(cropped(x, index.shape, dim), index, axis=dim), (x.shape, index, dim, distinct)
+    where = positions(xp, index, dim, x.shape)
+    return x.reshape(-1).take(where), (x.shape, where, distinct or index.shape[dim] == 1)
 
 
 def _gather_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    shape, index, dim, distinct = residual
-    if distinct or index.shape[dim] == 1:
-        dx = xp.zeros(shape, g.dtype)
-        dx[grid(xp, index, dim)] = g
-        return (dx,)
-    return (collected_along(xp, g, shape, index, dim),)
+    shape, where, distinct = residual
+    dx = xp.zeros(math.prod(shape), g.dtype)
+    if distinct:
+        dx[where] = g
+    else:
+        dx = add_flat(xp, dx, where, g)
+    return (dx.reshape(shape),)
 
 
 gather = Op("gather", _gather, _gather_backward, inputs=("x",), native=True)
 
 
-def cropped(x: Array, shape: tuple[int, ...], dim: int) -> Array:
-    """`x` cut to `shape`, except along `dim`."""
-    if all(i == dim or m == n for i, (m, n) in enumerate(zip(x.shape, shape, strict=True))):
+def positions(xp: Any, index: Array, dim: int, shape: tuple[int, ...]) -> Array:
+    """Where in a flattened array of `shape` lies what `index` names along `dim`, at its own place in the other axes.
+
+    A new array of int64 in the shape of `index`, which is not negative and no larger than shape, except along `dim`.
+    """
+    found = xp.multiply(index, math.prod(shape[dim + 1 :]), dtype="int64")
+    base: Any = None
+    for i, n in enumerate(index.shape):
+        if i != dim:
+            axis = (xp.arange(n) * math.prod(shape[i + 1 :])).reshape([-1 if i == j else 1 for j in range(index.ndim)])
+            base = axis if base is None else base + axis
+    if base is not None:
+        found += base
+    return found
+
+
+def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
+    """`x`, a vector, with each of `g` added at where (of its shape), 0 <= where < len(x). In place but for 16 bits."""
+    if wide(x) is x:
+        xp.add.at(x, where.reshape(-1), g.reshape(-1))
         return x
-    return x[tuple(slice(None) if i == dim else slice(n) for i, n in enumerate(shape))]
-
-
-def grid(xp: Any, index: Array, dim: int) -> Places:
-    """The places that `index` names along `dim`: its own coordinates along every other axis."""
-    ndim = index.ndim
-    return tuple(
-        [
-            index if i == dim else xp.arange(n).reshape([-1 if i == j else 1 for j in range(ndim)])
-            for i, n in enumerate(index.shape)
-        ]
-    )
-
-
-def collected_along(xp: Any, g: Array, shape: tuple[int, ...], index: Array, dim: int) -> Array:
-    """Zeros of `shape` with each of `g` (the shape of `index`) added at index along `dim`. index: not negative."""
-    if not shape:
-        return g
-    dx = xp.zeros(math.prod(shape), wide(g).dtype)
-    xp.add.at(dx, flat(grid(xp, index, dim), shape).reshape(-1), wide(g).reshape(-1))
-    return dx.reshape(shape).astype(g.dtype, copy=False)
+    sums = wide(x)
+    xp.add.at(sums, where.reshape(-1), wide(g).reshape(-1))
+    return sums.astype(x.dtype)
 
 
 def flat(places: Places, shape: tuple[int, ...]) -> Array:
     """The positions in a flattened array of `shape` that one array for each of its axes name; negative ones count."""
-    positions: Any = 0
+    found: Any = 0
     for i, (place, n) in enumerate(zip(places, shape, strict=True)):
-        positions = positions + (place + (place < 0) * n) * math.prod(shape[i + 1 :])
-    return positions
+        step = place.astype("int64", copy=False)
+        found = found + (step + (step < 0) * n) * math.prod(shape[i + 1 :])
+    return found
 
 
 def collected(xp: Any, g: Array, shape: tuple[int, ...], places: Places) -> Array:

@@ -17,9 +17,7 @@ def _cat(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
 def _cat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     dim, shapes = residual
     parts = stretches(dim, tuple([0 if shape == (0,) else shape[dim] for shape in shapes]))
-    return [
-        g[part].reshape(shape) if need else None for need, part, shape in zip(needs, parts, shapes, strict=True)
-    ]
+    return [g[part].reshape(shape) if need else None for need, part, shape in zip(needs, parts, shapes, strict=True)]
 
 
 cat = Op("cat", _cat, _cat_backward, inputs=("*xs",), native=True)

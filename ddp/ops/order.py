@@ -41,14 +41,15 @@ def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
     return found[along(dim, slice(k - 1, k))]
 
 
-def unique(xp: Any, x: Array, dim: int | None) -> tuple[Array, Array, Array]:
+def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> tuple[Array, Array | None, Array | None]:
     """The different elements, or slices along `dim`, sorted; for each of `x` its number among them; how often each is.
 
-    A nan is unlike every other.
+    The last two are None unless asked for. A nan is unlike every other.
     """
-    kind = x.dtype
-    values, inverse, counts = xp.unique(widen(x), return_inverse=True, return_counts=True, axis=dim, equal_nan=False)
-    return values.astype(kind, copy=False), inverse.reshape(x.shape if dim is None else -1), counts
+    found = xp.unique(widen(x), return_inverse=inverse, return_counts=counts, axis=dim, equal_nan=False)
+    values, *rest = found if inverse or counts else (found,)
+    number = rest.pop(0).reshape(x.shape if dim is None else -1) if inverse else None
+    return values.astype(x.dtype, copy=False), number, rest.pop(0) if counts else None
 
 
 def runs(xp: Any, x: Array, dim: int | None) -> tuple[Array, Array, Array]:

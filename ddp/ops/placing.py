@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, select, shape_of
-from ddp.ops.index import Places, collected, collected_along, grid
+from ddp.ops.index import Places, add_flat, collected, positions
 
 
 def _writing(write: Callable[..., Any]) -> Callable[..., tuple[Array, Any]]:
@@ -39,20 +39,28 @@ index_add = Op("index_add", _writing(_index_add), _index_add_backward, inputs=("
 
 # z = x, but v[..i..] at [..index[..i..]..] along axis `dim`;  dx = g, but 0 there;  dv = g there
 def _scatter(xp: Any, out: Array, v: Any, index: Array, dim: int) -> Any:
-    out[grid(xp, index, dim)] = _corner(v, index)
-    return index, dim, shape_of(v)
+    where = positions(xp, index, dim, out.shape)
+    flat = out.reshape(-1)
+    flat[where] = _corner(v, index)
+    _stored(out, flat)
+    return where, shape_of(v)
 
 
 def _scatter_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    index, dim, shape = residual
-    places = grid(xp, index, dim)
+    where, shape = residual
     dx = dv = None
     if needs[0]:
-        dx = xp.array(g)
-        dx[places] = 0
+        dx = xp.array(g, order="C")
+        dx.reshape(-1)[where] = 0
     if needs[1]:
-        dv = _uncornered(xp, g[places], shape)
+        dv = _uncornered(xp, g.reshape(-1).take(where), shape)
     return dx, dv
+
+
+def _stored(out: Array, flat: Array) -> None:
+    """What was written to `flat`, which is `out` as a vector, in `out`; a copy where its memory asked for one."""
+    if not out.flags.c_contiguous:
+        out[...] = flat.reshape(out.shape)
 
 
 def _corner(v: Any, index: Array) -> Any:
@@ -73,13 +81,19 @@ scatter = Op("scatter", _writing(_scatter), _scatter_backward, inputs=("x", "v")
 
 # z = x with v[..i..] added at [..index[..i..]..] along axis `dim`;  dx = g;  dv = g there
 def _scatter_add(xp: Any, out: Array, v: Array, index: Array, dim: int) -> Any:
-    out += collected_along(xp, _corner(v, index), out.shape, index, dim)
-    return index, dim, v.shape
+    where = positions(xp, index, dim, out.shape)
+    flat = out.reshape(-1)
+    sums = add_flat(xp, flat, where, _corner(v, index))
+    if sums is flat:
+        _stored(out, flat)
+    else:
+        out[...] = sums.reshape(out.shape)
+    return where, v.shape
 
 
 def _scatter_add_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    index, dim, shape = residual
-    return g if needs[0] else None, _uncornered(xp, g[grid(xp, index, dim)], shape) if needs[1] else None
+    where, shape = residual
+    return g if needs[0] else None, _uncornered(xp, g.reshape(-1).take(where), shape) if needs[1] else None
 
 
 scatter_add = Op("scatter_add", _writing(_scatter_add), _scatter_add_backward, inputs=("x", "v"))

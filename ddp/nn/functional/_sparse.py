@@ -26,4 +26,6 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         num_classes = top
     elif top > num_classes:
         raise RangeError(f"one_hot: class {top - 1} is not one of the {num_classes} classes 0 to {num_classes - 1}")
-    return wrap((array[..., None] == xp.arange(num_classes)).astype("int64"), tensor.device)
+    out = xp.zeros((array.size, num_classes), "int64")
+    out[xp.arange(array.size), array.reshape(-1)] = 1
+    return wrap(out.reshape(*array.shape, num_classes), tensor.device)

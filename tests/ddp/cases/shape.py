@@ -98,6 +98,12 @@ def parts() -> Iterator[Case]:
     yield Case("as_strided", "windows", lambda t, x: t.as_strided(x, (3, 4), (4, 1), 5), x)
     yield Case("as_strided", "overlapping", lambda t, x: x.as_strided((4, 3), (2, 1)), x)
     yield Case("as_strided", "empty", lambda t, x: x.as_strided((0, 3), (3, 1)), (draw(0, 3),))
+    yield Case(
+        "as_strided",
+        "non-contiguous, copied",
+        lambda t, x: x.contiguous().as_strided((3, 2), (1, 3)),
+        (spaced(2, 3, 4),),
+    )
     yield Case("as_strided", "0-d", lambda t, x: x.as_strided((2,), (0,)), (draw(),))
 
 
