@@ -1,6 +1,6 @@
 """Layers, under PyTorch's names."""
 
-from ddp.nn import functional, init
+from ddp.nn import functional, init, utils
 from ddp.nn._activation import (
     CELU,
     ELU,
@@ -65,8 +65,11 @@ from ddp.nn._norm_channels import BatchNorm1d, BatchNorm2d, InstanceNorm1d, Inst
 from ddp.nn._parameter import Buffer, Parameter
 from ddp.nn._parameter_container import ParameterDict, ParameterList
 from ddp.nn._pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
+from ddp.nn._recurrent import GRU, LSTM, RNN
+from ddp.nn._recurrent_cells import GRUCell, LSTMCell, RNNCell
 from ddp.nn._shape import Flatten, Unflatten
 from ddp.nn._transformer import TransformerDecoderLayer, TransformerEncoderLayer
+from ddp.nn._transformer_stacks import Transformer, TransformerDecoder, TransformerEncoder
 from ddp.nn._vision import (
     Fold,
     PixelShuffle,
@@ -83,6 +86,9 @@ __all__ = [
     "ELU",
     "GELU",
     "GLU",
+    "GRU",
+    "LSTM",
+    "RNN",
     "SELU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
@@ -107,6 +113,7 @@ __all__ = [
     "Embedding",
     "Flatten",
     "Fold",
+    "GRUCell",
     "GaussianNLLLoss",
     "GroupNorm",
     "Hardsigmoid",
@@ -119,6 +126,7 @@ __all__ = [
     "InstanceNorm2d",
     "KLDivLoss",
     "L1Loss",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -143,6 +151,7 @@ __all__ = [
     "PixelUnshuffle",
     "PoissonNLLLoss",
     "RMSNorm",
+    "RNNCell",
     "ReLU",
     "ReLU6",
     "Sequential",
@@ -156,7 +165,10 @@ __all__ = [
     "Softsign",
     "Tanh",
     "Threshold",
+    "Transformer",
+    "TransformerDecoder",
     "TransformerDecoderLayer",
+    "TransformerEncoder",
     "TransformerEncoderLayer",
     "TripletMarginLoss",
     "TripletMarginWithDistanceLoss",
@@ -168,4 +180,5 @@ __all__ = [
     "ZeroPad2d",
     "functional",
     "init",
+    "utils",
 ]

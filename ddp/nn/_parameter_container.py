@@ -21,12 +21,12 @@ def _parameter(value: Any, name: str) -> Parameter:
 
 
 class _Held(Module):
-    def _children_text(self) -> list[str]:
-        return [
+    def extra_repr(self) -> str:
+        return "\n".join(
             f"  ({name}): Parameter containing: [ddp.{value.dtype.name} of size {'x'.join(map(str, value.shape))}]"
             for name, value in self._parameters.items()
             if value is not None
-        ]
+        )
 
     def __len__(self) -> int:
         return len(self._parameters)

@@ -11,6 +11,7 @@ from typing import Any
 from ddp._engine import Joint, Node, modes, ports
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
+from ddp._tensor.creation import zeros
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 
 Hooks = Sequence[tuple[Callable[..., Any]]]
@@ -28,38 +29,37 @@ class Passage:
         self.module = module
         self.before = before
         self.after = after
-        self.inputs = inputs
-        self.outputs = 1
+        self.none_in: Grads = (None,) * inputs  # grad_input and grad_output before gradients come
+        self.none_out: Grads = (None,)
         self.tracked: list[int] = []  # the inputs that gradients go to
         self.returned: list[int] = []  # the results that gradients come from
         self.grad_output: Grads = ()
 
     def enter(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs behind their gate."""
-        self.tracked = _tracked(inputs)
+        self.tracked, self.none_in = _tracked(inputs)
         return _through(_Gate("module_inputs", self._depart), inputs, self.tracked)
 
     def leave(self, output: Any) -> Any:
         """The results behind theirs; what is neither a tensor nor a tuple goes on as it is."""
         outputs = output if isinstance(output, tuple) else (output,)
-        self.outputs = len(outputs)
-        self.returned = _tracked(outputs)
+        self.returned, self.none_out = _tracked(outputs)
         passed = _through(_Gate("module_outputs", self._arrive), outputs, self.returned)
         return passed if isinstance(output, tuple) else passed[0]
 
     def _arrive(self, grads: Grads) -> Grads:
-        whole = _spread(grads, self.returned, self.outputs)
+        whole = _filled(grads, self.returned, self.none_out)
         for (hook,) in tuple(self.before):
             whole = _substituted("full backward pre-hook", hook(self.module, whole), whole)
         self.grad_output = whole if self.tracked else ()
         if not self.tracked:
             for (hook,) in tuple(self.after):
-                if hook(self.module, (None,) * self.inputs, whole) is not None:
+                if hook(self.module, (None,) * len(self.none_in), whole) is not None:
                     raise ArgumentError("full backward hook: no input requires grad, so there is nothing to replace")
         return tuple(whole[i] for i in self.returned)
 
     def _depart(self, grads: Grads) -> Grads:
-        whole = _spread(grads, self.tracked, self.inputs)
+        whole = _filled(grads, self.tracked, self.none_in)
         for (hook,) in tuple(self.after):
             whole = _substituted("full backward hook", hook(self.module, whole, self.grad_output), whole)
         self.grad_output = ()
@@ -97,8 +97,16 @@ def _array(g: Any, like: tuple[Any, Any]) -> Any:
     return g._array.astype(dtype, copy=False)
 
 
-def _tracked(values: Sequence[Any]) -> list[int]:
-    return [i for i, x in enumerate(values) if isinstance(x, Tensor) and x._edge is not None]
+def _tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:
+    """Which of the values gradients go to; and what stands for those of the others: zeros if they are tensors."""
+    which = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x._edge is not None]
+    if not which:
+        return which, (None,) * len(values)
+    rest = [
+        zeros(x.shape, dtype=x.dtype, device=x.device) if isinstance(x, Tensor) and x._edge is None else None
+        for x in values
+    ]
+    return which, tuple(rest)
 
 
 def _through(gate: _Gate, values: tuple[Any, ...], which: list[int]) -> tuple[Any, ...]:
@@ -124,8 +132,8 @@ def _through(gate: _Gate, values: tuple[Any, ...], which: list[int]) -> tuple[An
     return tuple(out)
 
 
-def _spread(grads: Grads, which: list[int], length: int) -> Grads:
-    out: list[Any] = [None] * length
+def _filled(grads: Grads, which: list[int], rest: Grads) -> Grads:
+    out = list(rest)
     for i, g in zip(which, grads, strict=True):
         out[i] = g
     return tuple(out)

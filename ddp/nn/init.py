@@ -1,19 +1,32 @@
-"""Initialisation of parameters, in place and outside the graph. Source: He et al. 2015, arXiv:1502.01852."""
+"""Initialisation of parameters, in place and outside the graph. A tensor is (out, in, ...) where fans are counted.
+
+generator: a `ddp.Generator` to draw from instead of the thread's own stream.
+"""
 
 from __future__ import annotations
 
 import math
 
+from ddp._device import Stream, place
+from ddp._device import generator as source
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
+from ddp._tensor.functions import erfinv
+from ddp._tensor.sampling import rand, randn
 from ddp.errors import ArgumentError, ShapeError
 
 __all__ = [
+    "calculate_gain",
     "constant_",
+    "dirac_",
+    "eye_",
     "kaiming_normal_",
     "kaiming_uniform_",
     "normal_",
     "ones_",
+    "orthogonal_",
+    "sparse_",
+    "trunc_normal_",
     "uniform_",
     "xavier_normal_",
     "xavier_uniform_",
@@ -22,15 +35,32 @@ __all__ = [
 
 
 @no_grad()
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Stream | None = None) -> Tensor:
     """Uniform in [a, b)."""
-    return tensor.uniform_(a, b)
+    return tensor.uniform_(a, b, generator=generator)
 
 
 @no_grad()
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Stream | None = None) -> Tensor:
     """Normally distributed."""
-    return tensor.normal_(mean, std)
+    return tensor.normal_(mean, std, generator=generator)
+
+
+@no_grad()
+def trunc_normal_(
+    tensor: Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
+    generator: Stream | None = None,
+) -> Tensor:
+    """Normally distributed, of the values in [a, b] alone. Raises: ArgumentError unless a <= b."""
+    if a > b:
+        raise ArgumentError(f"trunc_normal_: no value is in [{a}, {b}]")
+    low, high = (math.erf((edge - mean) / (std * math.sqrt(2.0))) for edge in (a, b))
+    drawn = rand(tensor.shape, generator=generator, dtype="float64", device=tensor.device)
+    return tensor.copy_((erfinv(drawn * (high - low) + low) * (std * math.sqrt(2.0)) + mean).clamp(a, b))
 
 
 @no_grad()
@@ -49,6 +79,35 @@ def ones_(tensor: Tensor) -> Tensor:
     return constant_(tensor, 1.0)
 
 
+@no_grad()
+def eye_(tensor: Tensor) -> Tensor:
+    """The identity: 1 on the diagonal, else 0. Raises: ShapeError unless two-dimensional."""
+    if tensor.ndim != 2:
+        raise ShapeError(f"eye_: expected a matrix, got shape {tensor.shape}")
+    return tensor.copy_(tensor._device.xp.eye(*tensor.shape, dtype=tensor.dtype))
+
+
+@no_grad()
+def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
+    """A convolution that passes its channels on: 1 at the centre of channel i of filter i, in each group. Else 0.
+
+    tensor: (out, in, ...), of three to five dimensions. Raises: ShapeError; ArgumentError unless groups divides out.
+    """
+    if tensor.ndim not in (3, 4, 5):
+        raise ShapeError(f"dirac_: expected three to five dimensions, got shape {tensor.shape}")
+    filters, channels = tensor.shape[:2]
+    if groups < 1 or filters % groups:
+        raise ArgumentError(f"dirac_: {groups} groups do not divide {filters} filters")
+    tensor.zero_()
+    centre = tuple(n // 2 for n in tensor.shape[2:])
+    each = filters // groups
+    for group in range(groups):
+        for i in range(min(each, channels)):
+            where = (group * each + i, i, *centre)
+            tensor[where] = 1
+    return tensor
+
+
 def fans(tensor: Tensor) -> tuple[int, int]:
     """How many inputs an output of this weight (out, in, ...) has, and how many outputs an input.
 
@@ -60,52 +119,109 @@ def fans(tensor: Tensor) -> tuple[int, int]:
     return tensor.shape[1] * field, tensor.shape[0] * field
 
 
-def gain(nonlinearity: str, a: float = 0.0) -> float:
-    """By how much a nonlinearity shrinks a signal: "linear", "sigmoid", "tanh", "relu", "leaky_relu" (of slope `a`).
+_GAINS = {
+    "linear": 1.0,
+    **{f"conv{kind}{n}d": 1.0 for kind in ("", "_transpose") for n in (1, 2, 3)},
+    "sigmoid": 1.0,
+    "tanh": 5.0 / 3,
+    "relu": math.sqrt(2.0),
+    "selu": 3.0 / 4,
+}
+
+
+def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
+    """By how much a nonlinearity shrinks a signal: "linear", "conv2d", ..., "sigmoid", "tanh", "relu", "selu", or
+    "leaky_relu", whose slope is `param` (0.01).
 
     Raises: ArgumentError for another.
     """
-    gains = {
-        "linear": 1.0,
-        "conv2d": 1.0,
-        "sigmoid": 1.0,
-        "tanh": 5.0 / 3,
-        "relu": math.sqrt(2.0),
-        "leaky_relu": math.sqrt(2.0 / (1 + a * a)),
-    }
-    if nonlinearity not in gains:
-        raise ArgumentError(f"nonlinearity {nonlinearity!r}: expected one of {', '.join(gains)}")
-    return gains[nonlinearity]
+    if nonlinearity == "leaky_relu":
+        slope = 0.01 if param is None else param
+        return math.sqrt(2.0 / (1 + slope * slope))
+    if nonlinearity not in _GAINS:
+        raise ArgumentError(f"nonlinearity {nonlinearity!r}: expected one of {', '.join(_GAINS)}, leaky_relu")
+    return _GAINS[nonlinearity]
 
 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
+    mode = mode.lower()
     if mode not in ("fan_in", "fan_out"):
         raise ArgumentError(f"mode {mode!r}: expected 'fan_in' or 'fan_out'")
     fan = fans(tensor)[mode == "fan_out"]
-    return gain(nonlinearity, a) / math.sqrt(max(fan, 1))
+    return calculate_gain(nonlinearity, a) / math.sqrt(max(fan, 1))
 
 
-def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Uniform, with the variance that keeps a signal's through layers of `nonlinearity`. tensor: (out, in, ...)."""
+def kaiming_uniform_(
+    tensor: Tensor,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    generator: Stream | None = None,
+) -> Tensor:
+    """Uniform, with the variance that keeps a signal's through layers of `nonlinearity` (`a`: leaky_relu's slope).
+
+    Raises: ShapeError, ArgumentError. Source: He et al. 2015, arXiv:1502.01852.
+    """
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
-def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Normally distributed, with the variance that keeps a signal's. tensor: (out, in, ...)."""
-    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
+def kaiming_normal_(
+    tensor: Tensor,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    generator: Stream | None = None,
+) -> Tensor:
+    """Normally distributed, with the variance that keeps a signal's; see kaiming_uniform_."""
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
 def _xavier_std(tensor: Tensor, gain: float) -> float:
     return gain * math.sqrt(2.0 / max(sum(fans(tensor)), 1))
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Uniform, balancing fan in and fan out. tensor: (out, in, ...). Source: Glorot and Bengio 2010."""
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Stream | None = None) -> Tensor:
+    """Uniform, balancing fan in and fan out. Raises: ShapeError. Source: Glorot and Bengio 2010."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
-def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Normally distributed, balancing fan in and fan out. tensor: (out, in, ...). Source: Glorot and Bengio 2010."""
-    return normal_(tensor, 0.0, _xavier_std(tensor, gain))
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Stream | None = None) -> Tensor:
+    """Normally distributed, balancing fan in and fan out. Raises: ShapeError. Source: Glorot and Bengio 2010."""
+    return normal_(tensor, 0.0, _xavier_std(tensor, gain), generator)
+
+
+@no_grad()
+def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Stream | None = None) -> Tensor:
+    """`gain` times a random matrix with orthonormal rows, or columns if there are more rows. tensor: (out, ...).
+
+    Raises: ShapeError below two dimensions. Source: Saxe et al. 2013, arXiv:1312.6120.
+    """
+    if tensor.ndim < 2:
+        raise ShapeError(f"orthogonal_: expected at least two dimensions, got shape {tensor.shape}")
+    if not tensor.numel():
+        return tensor
+    rows, xp = tensor.shape[0], tensor._device.xp
+    columns = tensor.numel() // rows
+    flat = randn(max(rows, columns), min(rows, columns), generator=generator, dtype="float64", device=tensor.device)
+    q, r = xp.linalg.qr(flat._array)
+    q *= xp.sign(xp.diagonal(r))  # uniform over all such matrices: the factorisation alone prefers some
+    return tensor.copy_((q.T if rows < columns else q).reshape(tensor.shape) * gain)
+
+
+@no_grad()
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Stream | None = None) -> Tensor:
+    """Normally distributed, but 0 in a fraction `sparsity` of each column, drawn at random.
+
+    Raises: ShapeError unless two-dimensional. Source: Martens 2010, Deep learning via Hessian-free optimization.
+    """
+    if tensor.ndim != 2:
+        raise ShapeError(f"sparse_: expected a matrix, got shape {tensor.shape}")
+    rows, columns = tensor.shape
+    xp = tensor._device.xp
+    tensor.normal_(0.0, std, generator=generator)
+    order = source(tensor._device, generator).random((rows, columns)).argsort(axis=0)
+    kept = xp.ones((rows, columns), dtype="float32")
+    kept[order[: math.ceil(sparsity * rows)], xp.arange(columns)] = 0
+    return tensor.mul_(place(kept.astype(tensor.dtype), tensor._device))

@@ -1,0 +1,184 @@
+"""Containers: lists and dicts of modules and of parameters, beside PyTorch's; and the layers that change shapes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ddp
+from ddp import nn
+from ddp.errors import ArgumentError, DtypeError, RangeError
+
+
+def ran(t: Any, edit: Callable[[Any, Any], Any]) -> str:
+    """What `edit(nn, t)` leaves, as text in our words."""
+    return repr(edit(t.nn, t)).replace("torch.", "ddp.").replace("FloatTensor", "float32")
+
+
+def edits() -> dict[str, Callable[[Any, Any], Any]]:
+    def listed(kind: str, change: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def run(nn: Any, t: Any) -> Any:
+            layers = [nn.Linear(1, 2), nn.ReLU(), nn.Tanh()]
+            box = nn.Sequential(*layers) if kind == "Sequential" else nn.ModuleList(layers)
+            return change(box, nn) or box
+
+        return run
+
+    def deleted(x: Any, nn: Any) -> None:
+        del x[1]
+
+    def deleted_slice(x: Any, nn: Any) -> None:
+        del x[:2]
+
+    def replaced(x: Any, nn: Any) -> None:
+        x[-1] = nn.Sigmoid()
+
+    def added(x: Any, nn: Any) -> Any:
+        x += [nn.Sigmoid()] if isinstance(x, nn.ModuleList) else nn.Sequential(nn.Sigmoid())
+        return x
+
+    changes = {
+        "as made": lambda x, nn: None,
+        "append": lambda x, nn: x.append(nn.Sigmoid()),
+        "extend": lambda x, nn: x.extend([nn.Sigmoid(), nn.ReLU()]),
+        "insert": lambda x, nn: (x.insert(1, nn.Sigmoid()), x)[1],
+        "insert at the end": lambda x, nn: (x.insert(3, nn.Sigmoid()), x)[1],
+        "pop": lambda x, nn: (x.pop(1), x)[1],
+        "popped": lambda x, nn: x.pop(-1),
+        "slice": lambda x, nn: x[1:],
+        "item": lambda x, nn: x[-3],
+        "add": lambda x, nn: x + type(x)(*([[nn.ReLU()]] if isinstance(x, nn.ModuleList) else [nn.ReLU()])),
+        "delete": deleted,
+        "delete slice": deleted_slice,
+        "replace": replaced,
+        "add in place": added,
+    }
+    found = {f"{kind} {name}": listed(kind, f) for kind in ("Sequential", "ModuleList") for name, f in changes.items()}
+    return {
+        **found,
+        "Sequential times": lambda nn, t: nn.Sequential(nn.ReLU(), nn.Tanh()) * 2,
+        "Sequential by name": lambda nn, t: nn.Sequential(OrderedDict(a=nn.ReLU(), b=nn.Tanh()))[0:1],
+        "Sequential empty": lambda nn, t: nn.Sequential(),
+        "Sequential nested": lambda nn, t: nn.Sequential(nn.Sequential(nn.ReLU(), nn.Tanh()), nn.ReLU()),
+        "ModuleList empty": lambda nn, t: nn.ModuleList(),
+        "ModuleList folded": lambda nn, t: nn.ModuleList(
+            [nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())]
+        ),
+        "ModuleDict": lambda nn, t: nn.ModuleDict({"a": nn.ReLU(), "b": nn.Linear(1, 1)}),
+        "ModuleDict of pairs": lambda nn, t: nn.ModuleDict([("a", nn.ReLU()), ("b", nn.Tanh())]),
+        "ModuleDict of itself": lambda nn, t: nn.ModuleDict(nn.ModuleDict({"a": nn.ReLU()})),
+        "ParameterList": lambda nn, t: nn.ParameterList([nn.Parameter(t.ones(2, 3)), t.ones(1)]),
+        "ParameterList added to": lambda nn, t: nn.ParameterList([t.ones(2)]).append(t.ones(3)).extend([t.ones(4)]),
+        "ParameterList slice": lambda nn, t: nn.ParameterList([t.ones(2), t.ones(3)])[1:],
+        "ParameterList empty": lambda nn, t: nn.ParameterList(),
+        "ParameterDict": lambda nn, t: nn.ParameterDict({"a": t.ones(2), "b": nn.Parameter(t.ones(3))}),
+        "ParameterDict or": lambda nn, t: nn.ParameterDict({"a": t.ones(2)}) | nn.ParameterDict({"b": t.ones(3)}),
+        "Unflatten": lambda nn, t: nn.Unflatten(1, (2, 3)),
+        "Flatten": lambda nn, t: nn.Flatten(0),
+        "Identity": lambda nn, t: nn.Identity(4, unused=True),
+    }
+
+
+EDITS = edits()
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_reads_as_in_pytorch(edit: Callable[[Any, Any], Any]) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    assert ran(ddp, edit) == ran(torch, edit)
+
+
+def test_state_dict_paths_follow_positions() -> None:
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    del net[0]
+    assert list(net.state_dict()) == ["1.weight", "1.bias"]
+    assert list(nn.ParameterList([ddp.ones(1), ddp.ones(1)]).state_dict()) == ["0", "1"]
+
+
+def test_sequential_runs_in_order() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (2, -1)), nn.Identity())
+    assert net(ddp.ones(3, 2, 2, 2)).shape == (3, 2, 4)
+    assert nn.Sequential()(5) == 5
+
+
+def test_module_dict_is_a_dict() -> None:
+    box = nn.ModuleDict({"a": nn.ReLU()})
+    box["b"] = nn.Tanh()
+    assert "b" in box
+    assert (len(box), list(box), list(box.keys())) == (2, ["a", "b"], ["a", "b"])
+    assert [type(module).__name__ for module in box.values()] == ["ReLU", "Tanh"]
+    assert isinstance(box.pop("a"), nn.ReLU)
+    assert dict(box.items()) == {"b": box["b"]}
+    del box["b"]
+    box.update({"c": nn.ReLU()})
+    box.clear()
+    assert len(box) == 0
+    with pytest.raises(KeyError):
+        box["a"]
+
+
+def test_parameter_dict_is_a_dict() -> None:
+    box = nn.ParameterDict()
+    box["a"] = ddp.ones(2)
+    assert isinstance(box["a"], nn.Parameter)
+    assert box.setdefault("a") is box["a"]
+    assert box.setdefault("b", ddp.ones(1)).shape == (1,)
+    assert list(reversed(box)) == ["b", "a"]
+    assert box.get("x") is None
+    assert list(box.copy().keys()) == ["a", "b"]
+    assert box.copy()["a"] is box["a"]
+    assert [p.shape for p in box.parameters()] == [(2,), (1,)]
+    assert box.popitem()[0] == "b"
+    box |= nn.ParameterDict({"c": ddp.ones(3)})
+    assert box.pop("c").shape == (3,)
+    del box["a"]
+    assert len(box) == 0
+    assert "a" not in box
+
+
+def test_parameter_list_trains_what_it_holds() -> None:
+    box = nn.ParameterList([ddp.ones(1)])
+    box[0] = ddp.full((1,), 2.0)
+    box += [ddp.ones(1)]
+    assert [p.requires_grad for p in box.parameters()] == [True, True]
+    (box[-1] * box[0]).sum().backward()
+    assert [p.grad.item() for p in box] == [1.0, 2.0]
+
+
+def test_copies_and_pickles() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"a": nn.BatchNorm1d(2)}), nn.ParameterList([ddp.ones(1)]))
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert repr(other) == repr(net)
+        assert other[0].weight is not net[0].weight
+        for key, value in net.state_dict().items():
+            assert other.state_dict()[key].tolist() == value.tolist()
+        assert all(p.requires_grad for p in other.parameters())
+
+
+REFUSED = [
+    (lambda: nn.Sequential(nn.ReLU())[1], RangeError, "Sequential of 1 modules has no module 1"),
+    (lambda: nn.ModuleList([nn.ReLU()]).pop(-2), RangeError, "no module -2"),
+    (lambda: nn.ModuleList().insert(1, nn.ReLU()), RangeError, "no module 1"),
+    (lambda: nn.ModuleList([3]), DtypeError, "expected a Module, got int"),  # type: ignore[list-item]
+    (lambda: nn.ModuleList([nn.ReLU()]).insert(0, 3), DtypeError, "expected a Module, got int"),  # type: ignore[arg-type]
+    (lambda: nn.ModuleList().extend(nn.ReLU()), DtypeError, "expected a sequence of modules"),  # type: ignore[arg-type]
+    (lambda: nn.Sequential() + [nn.ReLU()], DtypeError, "expected a Sequential"),  # type: ignore[operator]
+    (lambda: nn.ModuleDict({"keys": nn.ReLU()}), ArgumentError, "'keys' is there already"),
+    (lambda: nn.ModuleDict({"a.b": nn.ReLU()}), ArgumentError, "holds a dot"),
+    (lambda: nn.ModuleList([nn.ReLU()])(1), NotImplementedError, "ModuleList defines no forward"),
+    (lambda: nn.ParameterList([3]), DtypeError, "got int"),
+    (lambda: nn.ParameterList(ddp.ones(2)), DtypeError, "expected a sequence"),
+    (lambda: nn.ParameterList()[0], RangeError, "no parameter 0"),
+    (lambda: nn.ParameterDict({"a": 3}), DtypeError, "got int"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
+def test_refusals(call: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
