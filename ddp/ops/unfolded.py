@@ -145,7 +145,8 @@ class Rows(Unfolded):
     def spread(self, g: Array, kernel: Array, back: Array, lines: slice) -> None:
         """Adds what each kernel element (KH * KW, groups, filters, channels) makes of g into `back`."""
         _, groups, channels, _, walk = self.shape
-        planes = self.buffer("planes", walk.elements, groups, g.shape[1], channels)
+        # As many as there were rows, which have been read: in their memory it stays one tile that the cache must hold.
+        planes = self.buffer("rows", walk.elements, groups, g.shape[1], channels)
         self.xp.matmul(g, kernel, out=planes)
         planes = planes.reshape(walk.elements, groups, len(back), -1, walk.out[1], channels)
         back = back.reshape(*back.shape[:3], groups, channels).transpose(3, 0, 1, 2, 4)
@@ -227,6 +228,7 @@ class Columns(Unfolded):
         dx = xp.empty((n, groups * channels, *walk.image), self.dtype)
         if walk.still:
             return xp.matmul(kernel, g).reshape(dx.shape).astype(self.dtype, copy=False)
+        product = xp.matmul if kernel.shape[-1] > 1 else xp.multiply  # of a column and a row, which matmul is slow at
         for tile in self.tiles():
             count = tile.stop - tile.start
             back = self.buffer("back", count, groups * channels, *walk.framed)
@@ -234,7 +236,7 @@ class Columns(Unfolded):
             for lines in self.blocks():
                 positions = slice(lines.start * ow, lines.stop * ow)
                 columns = self.buffer("spread", count, groups, kernel.shape[1], positions.stop - positions.start)
-                xp.matmul(kernel, g[tile, :, :, positions], out=columns)
+                product(kernel, g[tile, :, :, positions], out=columns)
                 columns = columns.reshape(count, groups * channels, walk.elements, -1, ow)
                 for element, (rows, across) in enumerate(walk.shifts(lines)):
                     back[:, :, rows, across] += columns[:, :, element]
