@@ -203,7 +203,7 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     through = 1 - high * high
     through *= o
     steps, batch = len(x), x.shape[1]
-    dhs = None if w_hr is None else xp.empty_like(hs[1:])
+    dhs: Any = None if w_hr is None else xp.empty_like(hs[1:])
     dm = dh
     for t in reversed(range(steps)):
         if each is not None:

@@ -14,18 +14,17 @@ PUBLIC = [
     (
         ddp.nn,
         (
-            "AdaptiveAvgPool1d AdaptiveAvgPool2d AvgPool1d AvgPool2d BCELoss BCEWithLogitsLoss BatchNorm1d "
-            "BatchNorm2d Bilinear Buffer CELU Conv1d Conv2d ConvTranspose1d ConvTranspose2d CosineEmbeddingLoss "
-            "CosineSimilarity CrossEntropyLoss Dropout Dropout1d Dropout2d ELU Embedding Flatten Fold GELU GLU GRU "
+            "CELU ELU GELU GLU GRU LSTM RNN SELU AdaptiveAvgPool1d AdaptiveAvgPool2d AvgPool1d AvgPool2d BCELoss "
+            "BCEWithLogitsLoss BatchNorm1d BatchNorm2d Bilinear Buffer Conv1d Conv2d ConvTranspose1d ConvTranspose2d "
+            "CosineEmbeddingLoss CosineSimilarity CrossEntropyLoss Dropout Dropout1d Dropout2d Embedding Flatten Fold "
             "GRUCell GaussianNLLLoss GroupNorm Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity "
-            "InstanceNorm1d InstanceNorm2d KLDivLoss L1Loss LSTM LSTMCell LayerNorm LeakyReLU Linear LogSigmoid "
-            "LogSoftmax MSELoss MarginRankingLoss MaxPool1d MaxPool2d Mish Module ModuleDict ModuleList "
-            "MultiheadAttention NLLLoss PReLU PairwiseDistance Parameter ParameterDict ParameterList PixelShuffle "
-            "PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNCell ReLU ReLU6 SELU Sequential SiLU Sigmoid SmoothL1Loss "
-            "SoftMarginLoss Softmax Softmin Softplus Softsign Tanh Threshold Transformer TransformerDecoder "
-            "TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginLoss "
-            "TripletMarginWithDistanceLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d "
-            "ZeroPad2d functional init utils"
+            "InstanceNorm1d InstanceNorm2d KLDivLoss L1Loss LSTMCell LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax "
+            "MSELoss MarginRankingLoss MaxPool1d MaxPool2d Mish Module ModuleDict ModuleList MultiheadAttention "
+            "NLLLoss PReLU PairwiseDistance Parameter ParameterDict ParameterList PixelShuffle PixelUnshuffle "
+            "PoissonNLLLoss RMSNorm RNNCell ReLU ReLU6 Sequential SiLU Sigmoid SmoothL1Loss SoftMarginLoss Softmax "
+            "Softmin Softplus Softsign Tanh Threshold Transformer TransformerDecoder TransformerDecoderLayer "
+            "TransformerEncoder TransformerEncoderLayer TripletMarginLoss TripletMarginWithDistanceLoss Unflatten "
+            "Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad2d functional init utils"
         ),
     ),
     (

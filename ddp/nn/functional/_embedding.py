@@ -8,7 +8,7 @@ from ddp._engine import no_grad
 from ddp._tensor.base import apply, borrowed, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.ops import embedding as ops
+from ddp.ops import lookup
 
 
 def embedding(
@@ -42,7 +42,7 @@ def embedding(
     if max_norm is not None:
         _shorten(weight, index, max_norm, norm_type)
     index = borrowed(index, weight)
-    out: Tensor = apply(ops.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq)
+    out: Tensor = apply(lookup.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq)
     return out
 
 

@@ -11,6 +11,7 @@ import pytest
 import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.nn.utils import rnn
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -181,3 +182,30 @@ def test_errors() -> None:
         nn.GRUCell(3, 4)(ddp.zeros(2, 3), ddp.zeros(2, 5))
     with pytest.raises(ShapeError, match=r"LSTMCell: input \(2, 4\)"):
         nn.LSTMCell(3, 4)(ddp.zeros(2, 4))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pad_sequence(batch_first: bool, side: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    arrays = [numbers(n, 2, seed=n) for n in (3, 1, 0, 4)]
+    xs = [ddp.tensor(x, requires_grad=True) for x in arrays]
+    y = rnn.pad_sequence(xs, batch_first, -1.0, side)
+    expected = torch.nn.utils.rnn.pad_sequence([torch.tensor(x) for x in arrays], batch_first, -1.0, side)
+    np.testing.assert_array_equal(y.detach().numpy(), expected.numpy())
+    y.sum().backward()
+    assert all(x.grad is not None and (x.grad.numpy() == 1).all() for x in xs)
+    if side == "right":
+        for each, array in zip(rnn.unpad_sequence(y, [3, 1, 0, 4], batch_first), arrays, strict=True):
+            np.testing.assert_array_equal(each.detach().numpy(), array)
+
+
+def test_pad_sequence_errors() -> None:
+    with pytest.raises(ShapeError, match=r"\(3, 2\), \(3, 1\)"):
+        rnn.pad_sequence([ddp.zeros(3, 2), ddp.zeros(3, 1)])
+    with pytest.raises(ArgumentError, match="at least one"):
+        rnn.pad_sequence([])
+    with pytest.raises(ArgumentError, match="'up'"):
+        rnn.pad_sequence([ddp.zeros(3)], padding_side="up")
+    with pytest.raises(ShapeError, match="3 lengths"):
+        rnn.unpad_sequence(ddp.zeros(3, 2), [1, 2, 3])

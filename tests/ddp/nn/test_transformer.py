@@ -194,6 +194,7 @@ def test_stack_of_encoders_sees_that_a_mask_is_causal(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("options", [{}, {"norm_first": True, "activation": "gelu", "batch_first": True}])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_transformer(options: dict[str, Any]) -> None:
     torch, ours, theirs = twins("Transformer", 8, 2, 1, 2, 16, dropout=0.0, **options)
     sizes = [(3, 5, 8), (3, 4, 8)] if options else [(5, 3, 8), (4, 3, 8)]

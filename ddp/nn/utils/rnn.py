@@ -1,0 +1,50 @@
+"""Sequences of unequal length as one tensor, for recurrent layers and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import full
+from ddp._tensor.functions import cat, stack
+from ddp.errors import ArgumentError, ShapeError
+
+__all__ = ["pad_sequence", "unpad_sequence"]
+
+
+def pad_sequence(
+    sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Tensor:
+    """Tensors (L_i, *) side by side, filled up with padding_value: (L, N, *), or (N, L, *) if batch_first.
+
+    padding_side: "right" fills after a sequence, "left" before it. Raises: ShapeError unless the sizes after the first
+    agree; ArgumentError for another side or no sequence.
+    """
+    if padding_side not in ("left", "right"):
+        raise ArgumentError(f"pad_sequence: padding_side is 'left' or 'right', not {padding_side!r}")
+    given = list(sequences)
+    if not given:
+        raise ArgumentError("pad_sequence: expected at least one sequence")
+    if any(x.ndim == 0 or tuple(x.shape[1:]) != tuple(given[0].shape[1:]) for x in given):
+        shapes = ", ".join(str(tuple(x.shape)) for x in given)
+        raise ShapeError(f"pad_sequence: sequences of shapes {shapes}: expected (L_i, *) with one *")
+    longest = max(x.shape[0] for x in given)
+    padded = []
+    for x in given:
+        missing = longest - x.shape[0]
+        if missing:
+            ends = full((missing, *x.shape[1:]), padding_value, dtype=x.dtype, device=x.device)
+            x = cat([x, ends] if padding_side == "right" else [ends, x])
+        padded.append(x)
+    return stack(padded, 0 if batch_first else 1)
+
+
+def unpad_sequence(
+    padded_sequences: Tensor, lengths: Tensor | Sequence[int], batch_first: bool = False
+) -> list[Tensor]:
+    """The sequences of a padded batch, (L_i, *) each: what pad_sequence joined. lengths: (N,)."""
+    along = 0 if batch_first else 1
+    sizes = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
+    if padded_sequences.ndim < 2 or padded_sequences.shape[along] != len(sizes):
+        raise ShapeError(f"unpad_sequence: {len(sizes)} lengths for a batch {tuple(padded_sequences.shape)}")
+    return [x[:n] for x, n in zip(padded_sequences.unbind(along), sizes, strict=True)]
