@@ -16,7 +16,7 @@ from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
-from ddp.optim._runs import Gradient, Home, Member, Segment, arrange, cut, find_runs
+from ddp.optim._runs import Gradient, Home, Segment, arrange, cut, find_runs
 
 Array = Any
 State = dict[Any, dict[str, Any]]
@@ -103,7 +103,6 @@ class Memory:
         self._gradients: list[Gradient] = []
         self._segments: list[Segment] = []
         self._flats: list[dict[str, Array]] = []  # of each segment: its states
-        self._where: list[tuple[int, Member]] = []  # of each parameter: its segment, its place there
         self._views: dict[str, list[Array]] = {}  # of each state: its part for each parameter
         self._entries: list[dict[str, Any] | None] = []
         self._steps = np.zeros(0, np.float32)
@@ -154,14 +153,12 @@ class Memory:
         xp_name = params[0]._device.xp.__name__
         self._segments = arrange(self._gradients, pack=_PACK[xp_name], cap=min(_TILE[xp_name], 1 << 20))
         self._flats, self._views = [], {name: [None] * len(params) for name in self.names}
-        self._where = [(0, Member(0, 0, 0))] * len(params)
-        for number, segment in enumerate(self._segments):
+        for segment in self._segments:
             array = self._arrays[segment.members[0].number]
             xp = params[segment.members[0].number]._device.xp
             flats = {name: xp.zeros(segment.length, array.dtype) for name in self.names}
             self._flats.append(flats)
             for member in segment.members:
-                self._where[member.number] = number, member
                 shape = self._arrays[member.number].shape
                 for name, flat in flats.items():
                     self._views[name][member.number] = flat[member.start : member.stop].reshape(shape)
