@@ -10,7 +10,7 @@ import numpy as np
 from ddp._device import place
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.dtypes import DEFAULT, SUPPORTED, is_float, promote, promote_scalar
-from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
+from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
 
 if TYPE_CHECKING:
@@ -67,12 +67,11 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
     return convert(x, dtype), convert(y, dtype)
 
 
-def broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """The joint shape. Raises: ShapeError if they do not broadcast."""
+def broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> None:
+    """Raises: ShapeError if the shapes do not broadcast."""
     for i, (m, n) in enumerate(zip(reversed(a), reversed(b), strict=False), 1):
         if m != n and m != 1 and n != 1:
             raise ShapeError(f"{name}: shapes {a} and {b} do not broadcast: {m} and {n} differ in dimension {-i}")
-    return np.broadcast_shapes(a, b)
 
 
 def floating(x: TensorBase) -> TensorBase:
@@ -109,6 +108,8 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     if pair is None:
         return NotImplemented
     a, b = pair
+    if isinstance(b, TensorBase) and b._device is not a._device:
+        raise DeviceError(f"{name}: one tensor is on {a._device}, another on {b._device}")
     xp = x._device.xp
     operands = a._array, b._array if isinstance(b, TensorBase) else b
     try:
@@ -146,7 +147,8 @@ def jointly(name: str, *tensors: TensorBase) -> list[TensorBase]:
     for x in tensors[1:]:
         if not isinstance(x, TensorBase):
             raise DtypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-        shape = broadcast(shape, x._array.shape, name)
+        broadcast(shape, x._array.shape, name)
+        shape = np.broadcast_shapes(shape, x._array.shape)
         dtype, dims = promote(dtype, dims, x._array.dtype, x._array.ndim), max(dims, x._array.ndim)
     return [convert(x, dtype) for x in tensors]
 

@@ -98,5 +98,6 @@ def chosen(condition: TensorBase, input: Any, other: Any) -> Tensor:
         if not isinstance(each, TensorBase):
             values[i] = beside(each, values[1 - i] if isinstance(values[1 - i], TensorBase) else condition)
     pair = jointly("where", *values)
-    broadcast(condition._array.shape, broadcast(pair[0]._array.shape, pair[1]._array.shape, "where"), "where")
+    for x in pair:
+        broadcast(condition._array.shape, x._array.shape, "where")
     return apply(choice.where, (condition, *pair))
