@@ -12,7 +12,7 @@ from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved
 from ddp.ops.lines import lines, long_rows
-from ddp.ops.norm import NEEDED, dots, is_far, kind_of, largest, single, tiles
+from ddp.ops.norm_rows import NEEDED, dots, is_far, kind_of, largest, single, tiles
 
 Tell = Callable[[Array, Array, int], None]
 

@@ -43,7 +43,17 @@ PUBLIC = [
     ),
     (
         ddp.nn.init,
-        "constant_ kaiming_normal_ kaiming_uniform_ normal_ ones_ uniform_ xavier_normal_ xavier_uniform_ zeros_",
+        (
+            "calculate_gain constant_ dirac_ eye_ kaiming_normal_ kaiming_uniform_ normal_ ones_ orthogonal_ "
+            "sparse_ trunc_normal_ uniform_ xavier_normal_ xavier_uniform_ zeros_"
+        ),
+    ),
+    (
+        ddp.nn.utils,
+        (
+            "clip_grad_norm_ clip_grad_value_ clip_grads_with_norm_ get_total_norm parameters_to_vector rnn "
+            "vector_to_parameters"
+        ),
     ),
     (ddp.optim, "SGD Adadelta Adagrad Adam AdamW Lion Optimizer RMSprop lr_scheduler"),
     (
@@ -106,7 +116,7 @@ def test_every_public_name_has_a_docstring(module: types.ModuleType) -> None:
 def test_no_module_bears_the_name_of_a_public_function_or_class() -> None:
     public = {name for module, _ in PUBLIC for name in module.__all__} | set(ddp.__all__)
     names = {name.rpartition(".")[2] for name in sys.modules if name.startswith("ddp.")}
-    assert names & public <= {"autograd", "errors", "functional", "init", "linalg", "lr_scheduler", "nn", "optim", "parallel", "return_types"}  # modules, public
+    assert names & public <= {"autograd", "errors", "functional", "init", "linalg", "lr_scheduler", "nn", "optim", "parallel", "return_types", "utils"}  # modules, public
 
 
 def test_import_is_light() -> None:

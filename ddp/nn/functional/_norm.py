@@ -8,7 +8,7 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import is_float
 from ddp.errors import DtypeError, RangeError, ShapeError
-from ddp.ops import norm
+from ddp.ops import norm_rows
 
 _EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised in float32
 
@@ -47,7 +47,7 @@ def layer_norm(
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
     axes = _trailing("layer_norm", input, normalized_shape, weight, bias)
-    return apply(norm.layer_norm, (input, weight, bias), axes=axes, eps=eps)
+    return apply(norm_rows.layer_norm, (input, weight, bias), axes=axes, eps=eps)
 
 
 def rms_norm(
@@ -61,7 +61,7 @@ def rms_norm(
     axes = _trailing("rms_norm", input, normalized_shape, weight)
     if eps is None:
         eps = _EPSILON.get(input.dtype.name, 2.0**-23)
-    return apply(norm.rms_norm, (input, weight), axes=axes, eps=eps)
+    return apply(norm_rows.rms_norm, (input, weight), axes=axes, eps=eps)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
@@ -75,4 +75,4 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
         raise RangeError(f"normalize: dim {dim} of shape {input.shape}")
     if not input.ndim:
         return normalize(input.reshape(1), p, 0, eps).reshape(())
-    return apply(norm.normalize, (input,), p=float(p), dim=dim, eps=eps)
+    return apply(norm_rows.normalize, (input,), p=float(p), dim=dim, eps=eps)

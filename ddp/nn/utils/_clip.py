@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from numpy import errstate
+
 from ddp._device import place
 from ddp._engine import no_grad
 from ddp._tensor.base import wrap
@@ -42,6 +44,7 @@ def _norm(xp: Any, x: Any, p: float) -> Any:
 
 
 @no_grad()
+@errstate(all="ignore")
 def get_total_norm(
     tensors: Tensors, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> Tensor:
@@ -67,6 +70,7 @@ def get_total_norm(
 
 
 @no_grad()
+@errstate(all="ignore")
 def clip_grads_with_norm_(
     parameters: Tensors, max_norm: float, total_norm: Tensor, foreach: bool | None = None
 ) -> None:

@@ -64,8 +64,62 @@ class TestWalks:
         Net().apply(lambda m: seen.append(type(m).__name__))
         assert seen == ["Linear", "Block", "Dropout", "Linear", "Net"]
 
+    def test_paths_lead_to_parts(self) -> None:
+        net = Net()
+        assert net.get_submodule("") is net
+        assert net.get_submodule("block.first") is net.block.first
+        assert net.get_parameter("block.first.bias") is net.block.first.bias
+        assert net.get_buffer("block.mean") is net.block.mean
+        for call, text in (
+            (lambda: net.get_submodule("block.second.x"), "no module 'block.second.x': 'second' is not there"),
+            (lambda: net.get_parameter("block.mean"), "no parameter 'block.mean'"),
+            (lambda: net.get_buffer("tied"), "no buffer 'tied'"),
+        ):
+            with pytest.raises(AttributeError, match=text):
+                call()
+
+    def test_a_memo_is_left_out(self) -> None:
+        net = Net()
+        memo: set[Any] = {net.block}
+        assert [name for name, _ in net.named_modules(memo, prefix="m")] == ["m", "m.drop", "m.last"]
+        assert memo == set(net.modules()) - {net.block.first}
+
 
 class TestAttributes:
+    def test_dir_lists_parts(self) -> None:
+        names = dir(Net())
+        assert {"block", "tied", "drop", "forward", "training"} <= set(names)
+        assert "0" not in dir(nn.Sequential(nn.ReLU()))
+
+    def test_buffers_by_assignment(self) -> None:
+        net = nn.Module()
+        net.kept = nn.Buffer(ddp.ones(2))
+        net.lost = nn.Buffer(ddp.ones(1), persistent=False)
+        assert [name for name, _ in net.named_buffers()] == ["kept", "lost"]
+        assert list(net.state_dict()) == ["kept"]
+        assert list(copy.deepcopy(net).state_dict()) == ["kept"]
+        net.lost = nn.Buffer(ddp.ones(1))
+        assert list(net.state_dict()) == ["kept", "lost"]
+        assert not net.kept.requires_grad
+        net.kept = None
+        assert list(net.state_dict()) == ["lost"]
+        del net.lost
+        assert list(net.buffers()) == []
+
+    def test_a_name_is_taken_once(self) -> None:
+        net = Block()
+        net.plain = 1
+        for register, value in (
+            (net.register_parameter, nn.Parameter(ddp.ones(1))),
+            (net.register_buffer, ddp.ones(1)),
+            (net.register_module, nn.ReLU()),
+        ):
+            for name in ("plain", "forward"):
+                with pytest.raises(ArgumentError, match=f"'{name}' is there already"):
+                    register(name, value)  # type: ignore[operator]
+        net.register_buffer("mean", ddp.ones(3))
+        assert net.mean.tolist() == [1.0] * 3
+
     def test_assignment_registers_and_replaces(self) -> None:
         net = nn.Module()
         net.part = nn.ReLU()
@@ -89,6 +143,8 @@ class TestAttributes:
         net = Block()
         with pytest.raises(DtypeError, match="'scale' is a parameter"):
             net.scale = ddp.ones(3)
+        with pytest.raises(DtypeError, match="'mean' is a buffer"):
+            net.mean = 3
         with pytest.raises(DtypeError, match="'first' is a module"):
             net.first = 3
         with pytest.raises(AttributeError, match="Block has no attribute 'absent'"):
@@ -162,8 +218,98 @@ class TestState:
         assert net.weight.dtype == ddp.float32
         assert net.weight.tolist() == [[1.0, 1.0]]
 
+    def test_agrees_with_pytorch_on_order_and_prefix(self) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+        def made(nn: Any) -> Any:
+            return nn.Sequential(nn.Linear(1, 2), nn.ModuleDict({"a": nn.BatchNorm1d(2)}), nn.ParameterList())
+
+        ours, theirs = made(nn).state_dict(prefix="m."), made(torch.nn).state_dict(prefix="m.")
+        assert list(ours) == list(theirs)
+
+    def test_destination_and_keep_vars(self) -> None:
+        net = Block()
+        box: dict[str, Any] = {"before": 1}
+        assert net.state_dict(destination=box, prefix="x.", keep_vars=True) is box
+        assert list(box) == ["before", "x.scale", "x.mean", "x.count", "x.first.weight", "x.first.bias"]
+        assert box["x.scale"] is net.scale
+
+    def test_assign(self) -> None:
+        net = Net()
+        state = {key: ddp.ones(*value.shape, dtype=ddp.float64) for key, value in net.state_dict().items()}
+        frozen = net.block.scale.requires_grad_(False)
+        net.load_state_dict(state, assign=True)
+        assert net.block.scale is not frozen
+        assert not net.block.scale.requires_grad
+        assert net.last.bias.requires_grad
+        assert isinstance(net.last.bias, nn.Parameter)
+        assert np.shares_memory(net.last.bias._array, state["last.bias"]._array)
+        assert net.block.mean.dtype == ddp.float64
+
+    def test_assign_leaves_wrapped_parameters(self) -> None:
+        net = nn.Linear(1, 1)
+        net.weight._leaf.watcher = object()  # type: ignore[assignment]
+        with pytest.raises(StateDictError, match="assign: weight is wrapped"):
+            net.load_state_dict(net.state_dict(), assign=True)
+        net.load_state_dict(net.state_dict())
+
+    def test_extra_state(self) -> None:
+        class Counts(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.seen = 0
+
+            def get_extra_state(self) -> Any:
+                return {"seen": self.seen}
+
+            def set_extra_state(self, state: Any) -> None:
+                self.seen = state["seen"]
+
+        net, other = nn.Sequential(Counts(), nn.ReLU()), nn.Sequential(Counts(), nn.ReLU())
+        net[0].seen = 5
+        state = net.state_dict()
+        assert state == {"0._extra_state": {"seen": 5}}
+        assert other.load_state_dict(state) == ([], [])
+        assert other[0].seen == 5
+        with pytest.raises(StateDictError, match=r"missing: 0\._extra_state; unexpected: 1\._extra_state"):
+            other.load_state_dict({"1._extra_state": {"seen": 6}})
+        assert other[0].seen == 5
+
+    def test_what_is_no_tensor(self) -> None:
+        net = nn.Linear(1, 1)
+        with pytest.raises(StateDictError, match="no tensor: weight is a str"):
+            net.load_state_dict({"weight": "text", "bias": ddp.ones(1)})
+
+    def test_result_reads_as_in_pytorch(self) -> None:
+        net = nn.Linear(1, 1)
+        assert repr(net.load_state_dict(net.state_dict())) == "<All keys matched successfully>"
+        text = repr(net.load_state_dict({}, strict=False))
+        assert text == "Incompatible(missing_keys=['weight', 'bias'], unexpected_keys=[])"
+
 
 class TestConversions:
+    def test_by_every_name(self) -> None:
+        net = nn.BatchNorm1d(2)
+        for name in ("half", "bfloat16", "double", "float"):
+            assert getattr(net, name)() is net
+            expected = {"half": "float16", "double": "float64", "float": "float32"}.get(name, name)
+            assert {p.dtype for p in net.parameters()} == {net.running_mean.dtype} == {getattr(ddp, expected)}
+            assert net.num_batches_tracked.dtype == ddp.int64
+        assert net.type(ddp.float64).weight.dtype == ddp.float64
+        assert net.to("cpu", ddp.float32, non_blocking=True).weight.dtype == ddp.float32
+        assert net.to(ddp.ones(1, dtype=ddp.float16)).weight.dtype == ddp.float16
+        assert net.cpu() is net
+
+    def test_train_of_children_is_called(self) -> None:
+        class Frozen(nn.BatchNorm1d):
+            def train(self, mode: bool = True) -> Any:
+                return super().train(False)
+
+        net = nn.Sequential(Frozen(2), nn.ReLU()).train()
+        assert [m.training for m in net.modules()] == [True, False, True]
+        with pytest.raises(DtypeError, match="mode is True or False"):
+            net.train(1)  # type: ignore[arg-type]
+
     def test_to_keeps_the_objects(self) -> None:
         net = Net()
         before = list(net.parameters())
@@ -267,3 +413,23 @@ def test_repr() -> None:
         "  (2): Dropout(p=0.5, inplace=False)\n"
         ")"
     )
+
+
+def test_repr_with_parameters_of_its_own() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+    def text(nn: Any) -> str:
+        class Named(nn.Module):  # type: ignore[misc]
+            def __init__(self, head: str, *parts: Any) -> None:
+                super().__init__()
+                self.head = head
+                for i, part in enumerate(parts):
+                    self.add_module(f"part{i}", part)
+
+            def extra_repr(self) -> str:
+                return self.head
+
+        net = Named("one line", Named("a\nb"), Named("", None, nn.ReLU()), Named("size=3"), Named("x\ny", nn.ReLU()))
+        return repr(net)
+
+    assert text(nn) == text(torch.nn)

@@ -12,7 +12,7 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import functional as F
-from ddp.ops import lines, norm
+from ddp.ops import lines, norm_rows
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -108,7 +108,7 @@ def test_half_types_are_normalised_in_float32(name: str, weights: str, dtype: st
 @pytest.mark.parametrize("tile", [1, 1 << 12, 1 << 30])
 def test_tiles_and_ways_give_the_same(n: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, b = numbers(7, n), numbers(n, seed=1), numbers(n, seed=2)
-    monkeypatch.setitem(norm.TILES, "numpy", tile)
+    monkeypatch.setitem(norm_rows.TILES, "numpy", tile)
     y = F.layer_norm(*(ddp.tensor(v) for v in (x,)), (n,), ddp.tensor(w), ddp.tensor(b)).numpy()
     expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * w + b
     np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-10)
