@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ddp._tensor import results
 from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.inplace import become
 from ddp._tensor.reductions import Dims, along, axes, axis, filled, typed
 from ddp.ops import reduce, scan
 from ddp.ops._op import widen
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
+
+
+Self = TypeVar("Self", bound="Extremes")
 
 
 class Extremes(TensorBase):
@@ -98,6 +102,14 @@ class Extremes(TensorBase):
     def cumprod(self, dim: int, *, dtype: Any = None) -> Tensor:
         """The products of all elements up to each along `dim`; of integers and bool int64."""
         return along(scan.cumprod, typed(self, dtype), dim)
+
+    def cumsum_(self: Self, dim: int, *, dtype: Any = None) -> Self:
+        """cumsum() in place."""
+        return become(self, "cumsum_", self.cumsum(dim, dtype=dtype))  # type: ignore[type-var]  # every tensor has the mixins
+
+    def cumprod_(self: Self, dim: int, *, dtype: Any = None) -> Self:
+        """cumprod() in place."""
+        return become(self, "cumprod_", self.cumprod(dim, dtype=dtype))  # type: ignore[type-var]  # every tensor has the mixins
 
     def cummax(self, dim: int) -> results.cummax:
         """(values, indices): the largest element up to each along `dim`, and its last place."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total, unreduce
+from ddp.ops.products import ones
 
 # Elements of a block: what is read, what is written and a scratch array of float32 fit a megabyte of L2 together. A GPU
 # has no use for blocks: it takes the whole.
@@ -15,10 +16,10 @@ BLOCKS = {"numpy": 1 << 16, "cupy": 1 << 62}
 
 def columns(x: Array, dim: int) -> Array:
     """x as (outer, n) or (outer, n, inner), where n runs along `dim`: a view if the memory allows one."""
+    if x.ndim == 2 and dim == 1:
+        return x
     outer, n, inner = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
-    if inner == 1:
-        return x if x.ndim == 2 and dim == 1 else x.reshape(outer, n)
-    return x if x.ndim == 3 and dim == 1 else x.reshape(outer, n, inner)
+    return x.reshape(outer, n) if inner == 1 else x.reshape(outer, n, inner)
 
 
 def blocks(xp: Any, shape: tuple[int, ...]) -> Iterator[Any]:
@@ -46,7 +47,7 @@ def added(xp: Any, x: Array, weight: Array | None = None) -> Array:
     """The sum of `x`, or of x * weight, along axis 1, which stays. x: (r, n) or (r, n, m); weight: (n,)."""
     if x.ndim == 2:
         # As a product of matrix and vector: five times faster than NumPy's sum along short rows.
-        return x.dot(xp.ones(x.shape[1], x.dtype) if weight is None else weight)[:, None]
+        return x.dot(ones(xp, x.shape[1], x.dtype) if weight is None else weight)[:, None]
     if weight is not None:
         x = x * weight[:, None]
     return x.sum(axis=1, keepdims=True)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, total
 
 
-def _half_in_single(a: Array, b: Array) -> Array:
+def _half_in_single(xp: Any, a: Array, b: Array, out: Array | None) -> Array:
     # NumPy has no float16 kernel: its own loop is 250 times slower than float32.
     if a.dtype.char == "e":
         return (a.astype("float32") @ b.astype("float32")).astype("float16")
-    return a @ b
+    return xp.matmul(a, b, out)
 
 
-def _plain(a: Array, b: Array) -> Array:
-    return a @ b
+def _plain(xp: Any, a: Array, b: Array, out: Array | None) -> Array:
+    return xp.matmul(a, b, out=out)
 
 
 PRODUCTS = {"numpy": _half_in_single, "cupy": _plain}
 
 
-def product(xp: Any, a: Array, b: Array) -> Array:
-    """a @ b, by the way that suits the array module."""
-    return PRODUCTS[xp.__name__](a, b)
+def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
+    """a @ b, by the way that suits the array module; in `out` if that is as good."""
+    return PRODUCTS[xp.__name__](xp, a, b, out)
 
 
 def rows_of(x: Array) -> Array:
@@ -32,12 +36,22 @@ def rows_of(x: Array) -> Array:
     return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def column_sums(xp: Any, g: Array) -> Array:
-    """The sum of g: (rows, n) over its rows."""
+@functools.lru_cache(maxsize=64)
+def _kept_ones(n: int, dtype: Any) -> Array:
+    return np.ones(n, dtype)
+
+
+def ones(xp: Any, n: int, dtype: Any) -> Array:
+    """Ones to add up with, as one side of a product; not to be written to."""
+    return _kept_ones(n, dtype) if xp is np and n <= 4096 else xp.ones(n, dtype)
+
+
+def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
+    """The sum of g: (rows, n) over its rows; in `out` if that is as good."""
     if g.dtype.char == "e":
         return total(g, 0)
     # As a product of vector and matrix: three times faster than NumPy's sum over axis 0, large and small.
-    return xp.ones(g.shape[0], g.dtype).dot(g)
+    return xp.matmul(ones(xp, g.shape[0], g.dtype), g, out=out)
 
 
 # z = x @ y;  dx = g @ y^T, dy = x^T @ g, summed over broadcast leading axes; a vector is a matrix of one row or column
@@ -48,7 +62,9 @@ def _matmul(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
     return product(xp, x, y), shapes
 
 
-def _matmul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+def _matmul_backward(
+    xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any, outs: Sequence[Array | None] = (None, None)
+) -> Gradients:
     y, x = saved
     x_shape, y_shape = shapes
     dx = dy = None
@@ -57,7 +73,7 @@ def _matmul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any)
         if needs[0]:
             dx = product(xp, rows, y.T).reshape(x_shape)
         if needs[1]:
-            dy = product(xp, rows_of(x).T, rows)
+            dy = product(xp, rows_of(x).T, rows, outs[1])
         return dx, dy
     if len(x_shape) == 1:
         g = g[..., None, :] if len(y_shape) > 1 else g[None]
@@ -74,7 +90,7 @@ def _matmul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any)
     return dx, dy
 
 
-matmul = Op("matmul", _matmul, _matmul_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("x",)})
+matmul = Op("matmul", _matmul, _matmul_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("x",)}, into=True)
 
 
 # z = x @ w^T + b;  dx = g @ w, dw = g^T @ x, db = sum g, rows of all leading axes taken together
@@ -85,7 +101,9 @@ def _linear(xp: Any, x: Array, w: Array, b: Array | None) -> tuple[Array, Any]:
     return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.shape[0]), x.shape
 
 
-def _linear_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) -> Gradients:
+def _linear_backward(
+    xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any, outs: Sequence[Array | None] = (None, None, None)
+) -> Gradients:
     w, x = saved
     g = rows_of(g)
     dx = dw = db = None
@@ -94,10 +112,17 @@ def _linear_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) 
         if len(shape) != 2:
             dx = dx.reshape(shape)
     if needs[1]:
-        dw = product(xp, g.T, rows_of(x))
+        dw = product(xp, g.T, rows_of(x), outs[1])
     if needs[2]:
-        db = column_sums(xp, g)
+        db = column_sums(xp, g, outs[2])
     return dx, dw, db
 
 
-linear = Op("linear", _linear, _linear_backward, inputs=("x", "w", "b"), saves={"x": ("w",), "w": ("x",), "b": ()})
+linear = Op(
+    "linear",
+    _linear,
+    _linear_backward,
+    inputs=("x", "w", "b"),
+    saves={"x": ("w",), "w": ("x",), "b": ()},
+    into=True,
+)

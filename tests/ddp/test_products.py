@@ -134,6 +134,23 @@ def test_halves(dtype: str) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("addmm_", ((2, 4), (2, 3), (3, 4))),
+        ("addmv_", ((2,), (2, 3), (3,))),
+        ("addr_", ((2, 3), (2,), (3,))),
+        ("baddbmm_", ((5, 2, 4), (5, 2, 3), (5, 3, 4))),
+    ],
+)
+def test_in_place(name: str, shapes: Any) -> None:
+    check(lambda t, x, *xs: getattr(x * 1, name)(*xs, beta=0.5, alpha=2), *shapes)
+    x = ddp.ones(shapes[0])
+    assert getattr(x, name)(ddp.ones(shapes[1]), ddp.ones(shapes[2])) is x
+    with pytest.raises(errors.ShapeError, match=name):
+        getattr(ddp.ones(1), name)(ddp.ones(shapes[1]), ddp.ones(shapes[2]))
+
+
 def test_integers() -> None:
     x, y = ddp.arange(6).reshape(2, 3), ddp.arange(12).reshape(3, 4)
     expected = torch.arange(6).reshape(2, 3) @ torch.arange(12).reshape(3, 4)

@@ -297,3 +297,15 @@ def test_median_shares_and_selects() -> None:
     x.median().backward()
     y.median().backward()
     agree(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("name", ["cumsum_", "cumprod_"])
+def test_in_place(name: str) -> None:
+    x, y = both(draw(3, 4).tolist(), "float64")
+    x.requires_grad_()
+    y.requires_grad_()
+    ours, theirs = getattr(x * 1, name)(1), getattr(y * 1, name)(1)
+    agree(ours, theirs)
+    ours.exp().sum().backward()
+    theirs.exp().sum().backward()
+    agree(x.grad, y.grad)
