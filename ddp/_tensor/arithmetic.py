@@ -312,7 +312,7 @@ class Arithmetic(TensorBase):
 
 
 def scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) -> Tensor:
-    """x + alpha*y, or x - alpha*y; with `swap`, y - alpha*x. Raises: DtypeError for a fractional `alpha` of integers."""
+    """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x. Raises: DtypeError for a fractional `alpha` of integers."""
     if alpha == 1:
         return required(binary(op, x, y, swap), op.name, y)
     pair = aligned(x, y, op.name)

@@ -1,4 +1,4 @@
-"""Choices between values as methods: extremes of two tensors, bounds, numbers in place of nan; and relu, a bound at 0."""
+"""Choices between values as methods: extremes of two tensors, bounds (relu is one), numbers in place of nan."""
 
 from __future__ import annotations
 

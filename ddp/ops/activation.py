@@ -23,12 +23,8 @@ def _relu(xp: Any, x: Array) -> tuple[Array, Any]:
     return xp.maximum(x, 0), None
 
 
-def _relu_backward_tile(xp: Any, g: Array, z: Array, dx: Array) -> None:
-    keep(xp, xp.not_equal(z, 0), g, dx)
-
-
 def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (product(xp, _relu_backward_tile, g, saved),)
+    return (select(xp, saved[0] != 0, g),)
 
 
 relu = Op("relu", _relu, _relu_backward, inputs=("x",), saves=("out",))

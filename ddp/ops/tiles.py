@@ -16,13 +16,15 @@ Kernel = Callable[..., None]
 
 
 def tiled(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: int = 0, **parameters: Any) -> None:
-    """kernel(xp, *tiles, *scratch tiles): over `arrays` of one size, C-contiguous; None stays None."""
+    """kernel(xp, *tiles, *scratch tiles) over `arrays` of one shape; None stays None.
+
+    Arrays that are written to are C-contiguous. Small ones are one tile, in their own shape.
+    """
     LOOPS[xp.__name__](xp, kernel, arrays, scratch, parameters)
 
 
 def _whole(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: int, parameters: Any) -> None:
-    flat = [None if each is None else each.reshape(-1) for each in arrays]
-    kernel(xp, *flat, *(xp.empty_like(flat[0]) for _ in range(scratch)), **parameters)
+    kernel(xp, *arrays, *[xp.empty_like(arrays[0]) for _ in range(scratch)], **parameters)
 
 
 def _by_tiles(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: int, parameters: Any) -> None:
@@ -33,7 +35,7 @@ def _by_tiles(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: 
     if size <= step:
         _whole(xp, kernel, arrays, scratch, parameters)
         return
-    flat = [None if each is None else each.reshape(-1) for each in arrays]
+    flat = [None if each is None else xp.ascontiguousarray(each).reshape(-1) for each in arrays]
     extra = [xp.empty(step, first.dtype) for _ in range(scratch)]
     for start in range(0, size, step):
         end = start + step
@@ -53,7 +55,6 @@ def curve(xp: Any, kernel: Kernel, x: Array, slope: bool, scratch: int, **parame
     if x.dtype.itemsize == 2:  # NumPy's float16 has no fast functions
         out, d = curve(xp, kernel, x.astype("float32"), slope, scratch, **parameters)
         return out.astype(x.dtype), d.astype(x.dtype) if slope else None
-    x = xp.ascontiguousarray(x).reshape(x.shape)  # it makes a vector of a 0-d array
     out = xp.empty(x.shape, x.dtype)
     d = xp.empty(x.shape, x.dtype) if slope else None
     tiled(xp, kernel, (x, out, d), scratch, **parameters)
@@ -62,10 +63,8 @@ def curve(xp: Any, kernel: Kernel, x: Array, slope: bool, scratch: int, **parame
 
 def product(xp: Any, kernel: Kernel, g: Array, saved: Sequence[Array], scratch: int = 0, **parameters: Any) -> Array:
     """dx by kernel(xp, g, *saved, dx, *scratch): a backward that takes several steps an element."""
-    shape = saved[0].shape
-    arrays = [xp.ascontiguousarray(each) for each in (g, *saved)]
-    dx = xp.empty(shape, g.dtype)
-    tiled(xp, kernel, (*arrays, dx), scratch, **parameters)
+    dx = xp.empty(g.shape, g.dtype)
+    tiled(xp, kernel, (g, *saved, dx), scratch, **parameters)
     return dx
 
 
@@ -73,7 +72,8 @@ def _blend_by_bits(xp: Any, mask: Array, a: Array, b: Array, out: Array) -> None
     # As `select` does it: a choice by integer arithmetic doesn't branch at every element.
     kind = BITS[a.dtype.itemsize]
     one, other = a.view(kind), b.view(kind)
-    difference = xp.bitwise_xor(one, other)
+    difference = xp.empty(out.shape, kind)
+    xp.bitwise_xor(one, other, out=difference)
     xp.multiply(difference, mask, out=difference)
     xp.bitwise_xor(difference, other, out=out.view(kind))
 
