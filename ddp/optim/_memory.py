@@ -23,8 +23,9 @@ State = dict[Any, dict[str, Any]]
 
 _LINE = 64  # bytes
 # Elements of a tile. On the CPU, arrays of 3/4 MiB: they come back from cache in a formula's next pass, and a call's
-# overhead no longer counts (benchmarks/optimizer_step.py: half as many cost SGD a tenth, twice as many change little). On the GPU a kernel
-# wants as many as there are. Up to _PACK elements, gathering gradients costs less than calls of their own.
+# overhead no longer counts (benchmarks/optimizer_step.py: half as many cost SGD a tenth, twice as many change little).
+# On the GPU a kernel wants as many as there are. Up to _PACK elements, gathering gradients costs less than calls of
+# their own.
 _TILE = {"numpy": 192 * 1024, "cupy": 1 << 62}
 _PACK = {"numpy": 8 * 1024, "cupy": 64 * 1024}
 _KEPT = 8  # patterns of empty and full slots whose tiles are kept
