@@ -13,6 +13,7 @@ from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved
 from ddp.ops.products import column_sums
+from ddp.ops.strips import Step
 
 
 def _wide(*arrays: Array | None) -> list[Any]:
@@ -92,8 +93,9 @@ def _rnn(
     x, h, w_ih, w_hh, b_ih, b_hh = _wide(x, h, w_ih, w_hh, b_ih, b_hh)
     hs = _states(xp, len(x), h)
     added = _turned(_projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh), reverse)
+    recurrent = Step(xp, len(h), w_hh.T)
     for t in range(len(x)):
-        xp.matmul(hs[t], w_hh.T, out=hs[t + 1])
+        recurrent(hs[t], hs[t + 1])
         hs[t + 1] += added[t]
         if relu:
             xp.maximum(hs[t + 1], 0, out=hs[t + 1])
@@ -109,11 +111,11 @@ def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     slope = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
     da = xp.empty_like(slope)
     turned = _turned(da, reverse)
+    back = Step(xp, len(dh), w_hh)
     for t in reversed(range(len(x))):
         if each is not None:
             dh += each[t]
-        xp.multiply(dh, slope[t], out=turned[t])
-        xp.matmul(turned[t], w_hh, out=dh)
+        back(xp.multiply(dh, slope[t], out=turned[t]), dh)
     wants = (needs[0], *needs[2:])
     dx, *dws = _weights(xp, wants, da, da, x, hs, w_ih, reverse)
     return _narrow(saved[0].dtype, dx, dh if needs[1] else None, *dws)
@@ -159,12 +161,12 @@ def _lstm(
     rest = 1 - half
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
     gates *= half
-    recurrent = (w_hh * half[:, None]).T
+    recurrent = Step(xp, len(h), (w_hh * half[:, None]).T)
     turned = _turned(gates, reverse)
     room, inner = xp.empty_like(turned[0]), xp.empty_like(c)
     for t in range(len(x)):
         a = turned[t]
-        a += xp.matmul(hs[t], recurrent, out=room)
+        a += recurrent(hs[t], room)
         xp.tanh(a, out=a)
         a *= half
         a += rest
@@ -205,6 +207,7 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     steps, batch = len(x), x.shape[1]
     dhs: Any = None if w_hr is None else xp.empty_like(hs[1:])
     dm = dh
+    back = Step(xp, batch, w_hh)
     for t in reversed(range(steps)):
         if each is not None:
             dh += each[t]
@@ -217,7 +220,7 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
         to_cell *= dc[:, None]
         a[:, 3 * size :] *= dm
         dc *= f[t]
-        xp.matmul(a, w_hh, out=dh)
+        back(a, dh)
     dx, *dws = _weights(xp, (needs[0], *needs[3:7]), da, da, x, hs, w_ih, reverse)
     dw_hr = None
     if needs[7]:
@@ -264,13 +267,13 @@ def _gru(
         bias[: 2 * size] += b_hh[: 2 * size]
     gates = _projected(xp, x, w_ih, bias)
     gates *= half
-    recurrent = (w_hh * half[:, None]).T
+    recurrent = Step(xp, len(h), (w_hh * half[:, None]).T)
     turned = _turned(gates, reverse)
     news, room = xp.empty_like(hs[1:]), xp.empty_like(turned[0])
     for t in range(len(x)):
         a, new = turned[t], turned[t][:, 2 * size :]
         open_, e = a[:, : 2 * size], news[t]
-        xp.matmul(hs[t], recurrent, out=room)
+        recurrent(hs[t], room)
         open_ += room[:, : 2 * size]
         xp.tanh(open_, out=open_)
         open_ *= 0.5
@@ -306,6 +309,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     at_z *= hs[:-1] - n
     da_n = xp.empty_like(hs[1:])
     new = _turned(da_n, reverse)
+    back, room = Step(xp, len(dh), w_hh), xp.empty_like(dh)
     for t in reversed(range(len(x))):
         if each is not None:
             dh += each[t]
@@ -314,7 +318,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
         at_r[t] *= new[t]
         xp.multiply(new[t], r[t], out=at_n[t])
         dh *= z[t]
-        dh += xp.matmul(turned[t], w_hh)
+        dh += back(turned[t], room)
     _, _, dw_hh, _, db_hh = _weights(xp, (False, False, needs[3], False, needs[5]), de, de, x, hs, w_ih, reverse)
     de[..., 2 * size :] = da_n
     dx, dw_ih, _, db_ih, _ = _weights(xp, (needs[0], needs[2], False, needs[4], False), de, de, x, hs, w_ih, reverse)
