@@ -76,8 +76,7 @@ def assert_same(ours: Any, theirs: Any, dtype: str = "float32") -> None:
         np.testing.assert_allclose(p._array, q.detach().numpy(), **tolerance)
 
 
-@pytest.mark.parametrize("tile", [100, 1 << 20])
-@pytest.mark.parametrize("pack", [0, 1 << 20])
+@pytest.mark.parametrize(("tile", "pack"), [(100, 0), (1 << 20, 1 << 20)])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
 def test_ten_steps(name: str, options: Any, tile: int, pack: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_memory._TILE, "numpy", tile)
