@@ -73,7 +73,7 @@ def _part(part: Any, x: TensorBase) -> Any:
         return part.__index__()
     else:
         raise RangeError(f"indexing by {kind.__name__}: expected integers, slices, Ellipsis, None, tensors or lists")
-    if array.dtype.kind not in "biu" or array.dtype == "uint8":
+    if array.dtype.kind not in "biu" or array.dtype.char == "B":
         raise RangeError(f"indexing by {array.dtype}: expected int64 or int32, or bool for a mask")
     if not array.ndim:
         return array.item()
@@ -81,8 +81,13 @@ def _part(part: Any, x: TensorBase) -> Any:
 
 
 def _mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
-    parts = list(_ended(parts))
     xp, shape = x._device.xp, x._array.shape
+    if len(parts) == 1 and hasattr(parts[0], "dtype"):  # the usual one, and the quick way
+        part = parts[0]
+        taken = part.ndim if part.dtype.kind == "b" else 1
+        if shape and (part.dtype.kind != "b" or part.shape == shape[:taken]):
+            return None, (part, *(FULL,) * (len(shape) - taken))
+    parts = list(_ended(parts))
     named = sum([_consumed(part) for part in parts])
     if named > len(shape):
         raise RangeError(f"too many indices: {named} for {len(shape)} dimensions")
@@ -114,17 +119,17 @@ def _mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
             view.append(FULL)
             places.append(part)
         at += _consumed(part)
-    if all(isinstance(each, slice) for each in places):
+    if not any(hasattr(each, "dtype") for each in places):
         return None, tuple(view)
     return None if all(part is ... or part == FULL for part in view) else tuple(view), tuple(places)
 
 
 def _is_mask(part: Any) -> bool:
-    return hasattr(part, "dtype") and part.dtype == bool
+    return hasattr(part, "dtype") and part.dtype.kind == "b"
 
 
 def _is_array(part: Any) -> bool:
-    return hasattr(part, "dtype") and part.dtype != bool
+    return hasattr(part, "dtype") and part.dtype.kind != "b"
 
 
 def _consumed(part: Any) -> int:
@@ -205,6 +210,10 @@ class Indexing(TensorBase):
             return read(self if view is None else read(self, view), step)
         except (RangeError, IndexError) as error:
             raise RangeError(f"indexing a tensor of shape {self._array.shape}: {error}") from error
+
+    def __contains__(self, element: Any) -> bool:
+        """Whether some element equals this number, or the tensor's element that it broadcasts to."""
+        return bool((cast(Any, self) == element).any())
 
     def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
         """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, nowhere larger than this but along `dim`.

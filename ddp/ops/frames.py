@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total
 from ddp.ops.shape import along, stretches
 
 Widths = tuple[tuple[int, int], ...]  # (before, after) of every axis
@@ -66,8 +66,8 @@ def _reflect(inner: Array, head: Array, tail: Array, axis: int) -> None:
 
 def _replicate(inner: Array, head: Array, tail: Array, axis: int) -> None:
     n = inner.shape[axis]
-    inner[along(axis, slice(0, 1))] += head.sum(axis=axis, keepdims=True)
-    inner[along(axis, slice(n - 1, n))] += tail.sum(axis=axis, keepdims=True)
+    inner[along(axis, slice(0, 1))] += total(head, axis, keepdims=True)
+    inner[along(axis, slice(n - 1, n))] += total(tail, axis, keepdims=True)
 
 
 def _circular(inner: Array, head: Array, tail: Array, axis: int) -> None:

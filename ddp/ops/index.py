@@ -57,8 +57,9 @@ setitem = Op("setitem", _setitem, _setitem_backward, inputs=("x", "v"), native=T
 # z = x[places];  dx = g added up at places
 def _index(xp: Any, x: Array, places: Places) -> tuple[Array, Any]:
     axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
-    if len(axes) == 1 and places[axes[0]].dtype != bool:
-        return x.take(places[axes[0]], axis=axes[0]), (x.shape, places)  # as x[places], and faster
+    if len(axes) == 1 and places[axes[0]].dtype.kind != "b" and x.size:
+        # As x[places], and faster; of nothing, take() would not look at the index.
+        return x.take(places[axes[0]], axis=axes[0]), (x.shape, places)
     return x[places], (x.shape, places)
 
 
@@ -127,7 +128,7 @@ def flat(places: Places, shape: tuple[int, ...]) -> Array:
 def collected(xp: Any, g: Array, shape: tuple[int, ...], places: Places) -> Array:
     """Zeros of `shape` with each of `g` (the shape of x[places]) added where x[places] reads it."""
     axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
-    if len(axes) == 1 and places[axes[0]].dtype == bool:  # a mask names nothing twice
+    if len(axes) == 1 and places[axes[0]].dtype.kind == "b":  # a mask names nothing twice
         dx = xp.zeros(shape, g.dtype)
         dx[places] = g
         return dx

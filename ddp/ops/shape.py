@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold
+from ddp.ops.index import add_flat, wide
 
 
 # z = x in another shape;  dx = g in the shape of x
@@ -135,11 +136,11 @@ def _unfold(xp: Any, x: Array, dim: int, size: int, step: int) -> tuple[Array, A
 
 def _unfold_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, dim, size, step = residual
-    dx = xp.zeros(shape, g.dtype)
+    dx = xp.zeros(shape, wide(g).dtype)
     reach = (g.shape[dim] - 1) * step + 1
     for j in range(size):
         dx[along(dim, slice(j, j + reach, step))] += g[..., j]
-    return (dx,)
+    return (dx.astype(g.dtype, copy=False),)
 
 
 unfold = Op("unfold", _unfold, _unfold_backward, inputs=("x",), view=True)
@@ -159,8 +160,7 @@ def _as_strided_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
     where = xp.full(shape, offset)
     for i, (n, step) in enumerate(zip(shape, stride, strict=True)):
         where += (xp.arange(n) * step).reshape([-1 if j == i else 1 for j in range(len(shape))])
-    xp.add.at(dx, where.reshape(-1), g.reshape(-1))
-    return (dx.reshape(old),)
+    return (add_flat(xp, dx, where, g).reshape(old),)
 
 
 as_strided = Op("as_strided", _as_strided, _as_strided_backward, inputs=("x",), view=True)
