@@ -129,8 +129,8 @@ def _others(xp: Any, x: Array, dim: int) -> Array:
     """The product of all other elements along `dim`: of those before it, times those after it."""
     x = x.swapaxes(0, dim)
     before, after = xp.ones_like(x), xp.ones_like(x)
-    xp.cumprod(x[:-1], axis=0, out=before[1:])
-    xp.cumprod(x[:0:-1], axis=0, out=after[-2::-1])
+    before[1:] = xp.cumprod(x[:-1], axis=0)
+    after[:-1] = xp.cumprod(x[:0:-1], axis=0)[::-1]
     before *= after
     return before.swapaxes(0, dim)
 

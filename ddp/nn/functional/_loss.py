@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ddp._engine import modes
 from ddp._tensor.arithmetic import floating
 from ddp._tensor.base import apply
@@ -179,7 +181,7 @@ def binary_cross_entropy_with_logits(
     positive = None
     if pos_weight is not None:
         positive = pos_weight._array.astype(x._array.dtype)
-        if x._device.xp.broadcast_shapes(positive.shape, x._array.shape) != x._array.shape:
+        if np.broadcast_shapes(positive.shape, x._array.shape) != x._array.shape:
             raise ShapeError(f"{name}: pos_weight {positive.shape} does not broadcast to {x._array.shape}")
         if x._array.dtype.kind == "V":
             positive = positive.astype("float32")

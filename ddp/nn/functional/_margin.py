@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ddp._tensor.arithmetic import broadcast, floating
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, ShapeError
@@ -23,7 +25,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     a: Any = floating(x1)
     b: Any = floating(x2)
     if a.shape != b.shape:
-        shape = a._device.xp.broadcast_shapes(a.shape, b.shape)
+        shape = np.broadcast_shapes(a.shape, b.shape)
         a, b = a.expand(shape), b.expand(shape)
     return (a * b).sum(dim) / (_no_less(a.norm(2, dim), eps) * _no_less(b.norm(2, dim), eps))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
+
 from ddp._tensor.arithmetic import broadcast, convert, floating
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import promote
@@ -49,6 +51,6 @@ def paired(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tupl
                 stacklevel=3,
             )
         broadcast(a.shape, b.shape, name)
-        shape = x._device.xp.broadcast_shapes(a.shape, b.shape)
+        shape = np.broadcast_shapes(a.shape, b.shape)
         x, y = x.expand(shape), y.expand(shape)
     return floating(x), floating(y)
