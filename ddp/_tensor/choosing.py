@@ -8,7 +8,7 @@ from ddp._tensor.arithmetic import Other, beside, binary, broadcast, convert, jo
 from ddp._tensor.base import TensorBase, apply
 from ddp._tensor.dtypes import finfo, is_float, promote_scalar
 from ddp.errors import ArgumentError, DtypeError
-from ddp.ops import activation, choice
+from ddp.ops import choice, piecewise
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -86,7 +86,7 @@ class Choosing(TensorBase):
         """max(self, 0). Raises: DtypeError for bool."""
         if self._array.dtype.kind == "b":
             raise DtypeError("relu: expected numbers, got bool")
-        return apply(activation.relu, (self,))
+        return apply(piecewise.relu, (self,))
 
 
 def chosen(condition: TensorBase, input: Any, other: Any) -> Tensor:

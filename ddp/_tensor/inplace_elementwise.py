@@ -277,6 +277,8 @@ class ElementwiseInPlace(InPlace):
         """The angle of the point (other, self)."""
         return _computed(self, "atan2", other)
 
+    arctan2_ = atan2_
+
     def hypot_(self: Self, other: Other) -> Self:
         """sqrt(self**2 + other**2)."""
         return _computed(self, "hypot", other)

@@ -7,9 +7,6 @@ from ddp.nn._activation import (
     GELU,
     GLU,
     SELU,
-    Dropout,
-    Dropout1d,
-    Dropout2d,
     Hardsigmoid,
     Hardswish,
     Hardtanh,
@@ -32,6 +29,7 @@ from ddp.nn._activation import (
 from ddp.nn._attention import MultiheadAttention
 from ddp.nn._container import ModuleDict, ModuleList, Sequential
 from ddp.nn._conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from ddp.nn._dropout import Dropout, Dropout1d, Dropout2d
 from ddp.nn._embedding import Embedding
 from ddp.nn._linear import (
     Bilinear,

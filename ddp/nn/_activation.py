@@ -1,4 +1,4 @@
-"""Activation layers, and dropout. input: any shape, unless a layer says otherwise.
+"""Activation layers. input: any shape, unless a layer says otherwise.
 
 `inplace` writes the result into the input, as the functions of `functional` do.
 """
@@ -317,39 +317,3 @@ class PReLU(Module):
 
     def extra_repr(self) -> str:
         return f"num_parameters={self.num_parameters}"
-
-
-class _Dropping(Module):
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        super().__init__()
-        if not 0 <= p <= 1:
-            raise ArgumentError(f"{type(self).__name__}: p is a probability, not {p}")
-        self.p = p
-        self.inplace = inplace
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}, inplace={self.inplace}"
-
-
-class Dropout(_Dropping):
-    """In training, zeros each element with probability `p` and scales the rest by 1/(1 - p).
-
-    Raises: ArgumentError unless 0 <= p <= 1.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.dropout(input, self.p, self.training, self.inplace)
-
-
-class Dropout1d(_Dropping):
-    """As Dropout, but whole channels fall. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.dropout1d(input, self.p, self.training, self.inplace)
-
-
-class Dropout2d(_Dropping):
-    """As Dropout, but whole channels fall. input: (N, C, H, W) or (N, C, L). Raises: ArgumentError, ShapeError."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.dropout2d(input, self.p, self.training, self.inplace)

@@ -11,8 +11,8 @@ from typing import Any
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
 from ddp.nn import functional
-from ddp.nn._activation import Dropout
 from ddp.nn._attention import MultiheadAttention
+from ddp.nn._dropout import Dropout
 from ddp.nn._linear import Linear
 from ddp.nn._module import Module
 from ddp.nn._norm import LayerNorm

@@ -15,7 +15,7 @@ from ddp._tensor.dtypes import is_float, parse
 from ddp._tensor.inplace import become
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from ddp.ops import activation
+from ddp.ops import activation, piecewise
 
 
 def _checked(input: Tensor, name: str) -> Tensor:
@@ -54,12 +54,12 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     """input held within [min_val, max_val]; no gradient at the bounds. Raises: ArgumentError if min_val > max_val."""
     if min_val > max_val:
         raise ArgumentError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
-    return _placed(activation.hardtanh, input, inplace, low=min_val, high=max_val)
+    return _placed(piecewise.hardtanh, input, inplace, low=min_val, high=max_val)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """input where it is positive, else negative_slope * input."""
-    return _placed(activation.leaky_relu, input, inplace, slope=negative_slope)
+    return _placed(piecewise.leaky_relu, input, inplace, slope=negative_slope)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
@@ -123,17 +123,17 @@ def logsigmoid(input: Tensor) -> Tensor:
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     """input * relu6(input + 3) / 6. Source: Howard et al. 2019, arXiv:1905.02244."""
-    return _placed(activation.hardswish, input, inplace)
+    return _placed(piecewise.hardswish, input, inplace)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """relu6(input + 3) / 6."""
-    return _placed(activation.hardsigmoid, input, inplace)
+    return _placed(piecewise.hardsigmoid, input, inplace)
 
 
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """input where it is above `threshold`, else `value`."""
-    return _placed(activation.threshold, input, inplace, threshold=threshold, value=value)
+    return _placed(piecewise.threshold, input, inplace, threshold=threshold, value=value)
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         weight = weight.reshape(-1, *(1,) * (input.ndim - 2))
     elif weight.ndim > input.ndim:
         weight = weight.reshape(())
-    return apply(activation.prelu, (input, weight))
+    return apply(piecewise.prelu, (input, weight))
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
