@@ -1,7 +1,7 @@
-"""Few rows times one large matrix, again and again: OpenBLAS packs the matrix anew each time, unless the product is small.
+"""Few rows times one large matrix, again and again: where OpenBLAS packs the matrix anew each time, cut it into strips.
 
-Where few rows meet a large matrix, packing takes as long as multiplying; cut into strips of columns, each below the size
-from which it packs (on AVX-512), the product is up to twice as fast: 16 x 256 x 1024 at 104 instead of 47 GFLOP/s.
+Packing takes as long as multiplying where the rows are few. Strips of columns below the size from which it packs (on
+AVX-512) make the product up to twice as fast: 16 x 256 x 1024 at 104 instead of 47 GFLOP/s.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ddp._device import generator
+from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import bool_, is_float
@@ -40,7 +41,7 @@ def scaled_dot_product_attention(
             f"{_NAME}: query {given[0]}, key {given[1]}, value {given[2]}: expected (..., L, E), (..., S, E), "
             "(..., S, Ev)"
         )
-    if any(not is_float(x.dtype) or x.dtype != query.dtype for x in tensors):
+    if not all(is_float(x.dtype) and (x.dtype == query.dtype or modes.state.autocast) for x in tensors):
         raise DtypeError(
             f"{_NAME}: query, key and value need one floating dtype, got {query.dtype}, {key.dtype}, {value.dtype}"
         )
@@ -101,7 +102,7 @@ def _lead(q: Tensor, k: Tensor, v: Tensor, grouped: int, given: list[tuple[int, 
 
 def _mask(mask: Tensor, query: Tensor, full: tuple[int, ...]) -> Tensor:
     """The mask with as many dimensions as `full`. Raises: ShapeError, DtypeError."""
-    if mask.dtype not in (bool_, query.dtype):
+    if mask.dtype not in (bool_, query.dtype) and not (modes.state.autocast and is_float(mask.dtype)):
         raise DtypeError(f"{_NAME}: attn_mask is bool or {query.dtype} like the query, not {mask.dtype}")
     padded = (1,) * (len(full) - mask.ndim) + tuple(mask.shape)
     if len(padded) != len(full) or any(n not in (1, m) for n, m in zip(padded, full, strict=True)):

@@ -135,6 +135,16 @@ def test_float16() -> None:
         np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol=5e-3, atol=2e-3)
 
 
+def test_autocast_makes_dtypes_one() -> None:
+    q = ddp.randn(2, 3, 4, 8).requires_grad_()
+    with ddp.amp.autocast("cpu", dtype=ddp.float16):
+        y = attend(q, q, q.half(), ddp.zeros(4, 4))
+    assert y.dtype == ddp.float16
+    y.float().sum().backward()
+    assert q.grad is not None
+    assert q.grad.dtype == ddp.float32
+
+
 def test_memory_is_linear_in_the_length() -> None:
     # The probabilities alone would be 4 heads * 2048^2 * 4 bytes = 64 MiB.
     q, k, v = leaves((1, 4, 2048, 16), (1, 4, 2048, 16), (1, 4, 2048, 16), dtype=np.float32)
