@@ -25,6 +25,11 @@ class _Batch:
         self.positions = math.prod(shape[2:])
         self.count = max(shape[0] * self.positions, 1)
 
+    def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
+        """Statistics: the sums of x, and of the squares of x, or of x - shift. x: (N * C, positions)."""
+        first, second = _sums(xp, x, None, None if shift is None else _per_row(xp, self, shift))
+        return self.collect(first.reshape(self.matrix)), self.collect(second.reshape(self.matrix))
+
     def collect(self, sums: Array) -> Array:
         """The statistic of sums of rows, (N, C)."""
         return sums.sum(axis=0)
@@ -43,6 +48,12 @@ class _Groups:
         self.groups, self.members = groups, shape[1] // groups
         self.count = max(self.members * self.positions, 1)
 
+    def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
+        """Statistics: the sums of x, and of the squares of x, or of x - shift. x: (N * C, positions)."""
+        sets = x.reshape(self.matrix[0] * self.groups, self.members * self.positions)
+        first, second = _sums(xp, sets, None, None if shift is None else shift.reshape(-1))
+        return first.reshape(-1, self.groups), second.reshape(-1, self.groups)
+
     def collect(self, sums: Array) -> Array:
         """The statistic of sums of rows, (N, C)."""
         return sums.reshape(-1, self.groups, self.members).sum(axis=2)
@@ -52,12 +63,16 @@ class _Groups:
         return xp.repeat(statistic, self.members, axis=1)
 
 
-def _sums(xp: Any, layout: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
-    """Of every row: the sums of x and of x*y, or where y is None of x*x; with `shift` (N, C), of y - shift.
+def _sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
+    """Of every row: the sums of x and of x*y, or where y is None of x*x; with `shift`, of what is left of y.
 
-    x, y: (N * C, positions). Returns two of (N, C).
+    x, y: (rows, n); shift: (rows,). Returns two of (rows,).
     """
     rows, n = x.shape
+    if n == 1:
+        x, other = x[:, 0], x[:, 0] if y is None else y[:, 0]
+        other = other if shift is None else other - shift
+        return x, (other if y is None else x) * other
     first, second = xp.empty(rows, x.dtype), xp.empty(rows, x.dtype)
     ones = xp.ones(n, x.dtype)
     for tile in tiles(xp, rows, n * x.itemsize):
@@ -65,13 +80,9 @@ def _sums(xp: Any, layout: Any, x: Array, y: Array | None, shift: Array | None) 
         other = t if y is None else y[tile]
         if shift is not None:
             other = other - shift[tile, None]
-        if n == 1:
-            first[tile] = t[:, 0]
-            second[tile] = (t * other if y is not None else other * other)[:, 0]
-        else:
-            xp.matmul(t, ones, out=first[tile])
-            second[tile] = dots(xp, other if y is None else t, other)
-    return first.reshape(layout.matrix), second.reshape(layout.matrix)
+        xp.matmul(t, ones, out=first[tile])
+        second[tile] = dots(xp, other if y is None else t, other)
+    return first, second
 
 
 def _per_row(xp: Any, layout: Any, values: Array) -> Array:
@@ -122,13 +133,12 @@ def _forward(
 ) -> tuple[Array, Any]:
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = single(x, w, b)
-    x = x.reshape(-1 if layout.positions else 0, layout.positions)
-    first, second = _sums(xp, layout, x, None, None)
-    mean = layout.collect(first) / layout.count
-    var = layout.collect(second) / layout.count - mean * mean
+    x = x.reshape(math.prod(layout.matrix), layout.positions)
+    first, second = layout.moments(xp, x, None)
+    mean = first / layout.count
+    var = second / layout.count - mean * mean
     if is_far(xp, mean, var):
-        shift = _per_row(xp, layout, layout.spread(xp, mean))
-        var = layout.collect(_sums(xp, layout, x, None, shift)[1]) / layout.count
+        var = layout.moments(xp, x, mean)[1] / layout.count
     if tell is not None:
         tell(mean, var, layout.count)
     rstd = 1 / xp.sqrt(var + eps)
@@ -148,13 +158,18 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
     layout, mean, rstd, kind, fixed = residual
     dtype, shape = g.dtype, g.shape
     g, x, w = single(g, x, w)
-    g = g.reshape(-1 if layout.positions else 0, layout.positions)
+    g = g.reshape(math.prod(layout.matrix), layout.positions)
     if x is None:
-        return None, None, _sums(xp, layout, g, None, None)[0].sum(axis=0).astype(kind, copy=False)
+        return (
+            None,
+            None,
+            (g @ xp.ones(g.shape[1], g.dtype)).reshape(layout.matrix).sum(axis=0).astype(kind, copy=False),
+        )
     x = x.reshape(g.shape)
     m, r = layout.spread(xp, mean), layout.spread(xp, rstd)
     far = is_far(xp, mean, 1 / (rstd * rstd))
-    along, across = _sums(xp, layout, g, x, _per_row(xp, layout, m) if far else None)
+    sums = _sums(xp, g, x, _per_row(xp, layout, m) if far else None)
+    along, across = (each.reshape(layout.matrix) for each in sums)
     if not far:
         across -= m * along  # sum g*(x - m)
     dw = (across * r).sum(axis=0).astype(kind, copy=False) if needs[1] else None
@@ -206,7 +221,7 @@ def _channel_affine(
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b, mean, var = single(x, w, b, mean, var)
     layout = _Batch(shape)
-    x = x.reshape(-1 if layout.positions else 0, layout.positions)
+    x = x.reshape(math.prod(layout.matrix), layout.positions)
     mean, rstd = mean.astype(x.dtype), (1 / xp.sqrt(var + eps)).astype(x.dtype)
     out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, True)

@@ -199,4 +199,7 @@ def test_nothing_warns() -> None:
         warnings.simplefilter("error")
         assert np.isnan(F.layer_norm(ddp.full((2, 3), float("inf")), (3,)).numpy()).all()
         assert F.layer_norm(ddp.zeros(2, 0), (0,)).shape == (2, 0)
-        assert F.batch_norm(ddp.zeros(0, 3), ddp.zeros(3), ddp.ones(3), training=True).shape == (0, 3)
+        for shape in ((0, 3), (2, 3, 0)):
+            x = ddp.zeros(shape, requires_grad=True)
+            F.batch_norm(x, ddp.zeros(3), ddp.ones(3), training=True).sum().backward()
+            assert x.grad.shape == shape
