@@ -61,9 +61,9 @@ class Shaping(TensorBase):
 
         Raises: ShapeError if the memory does not allow the shape, or the dtype, as a view.
         """
-        if len(shape) == 1 and not isinstance(shape[0], int) and not isinstance(shape[0], Sequence):
+        if len(shape) == 1 and not hasattr(type(shape[0]), "__index__") and not isinstance(shape[0], Sequence):
             return self._as_dtype(shape[0])
-        out = self.reshape(*shape)
+        out = _reshaped(self, infer(self._array.shape, spread(shape), "view"))
         if out._version is not self._version and out._array.size:
             raise ShapeError(
                 f"view: shape {self._array.shape} with strides {self._array.strides} cannot be seen as "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, RangeError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 
 F = ddp.nn.functional
 
@@ -142,6 +142,8 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "cat": (lambda x: ddp.cat([x, x[:, :2]]), ShapeError, r"\(2, 3, 4\) and \(2, 2, 4\)"),
     "cat 0-d": (lambda x: ddp.cat([x[0, 0, 0]]), ShapeError, "0-d"),
     "cat nothing": (lambda x: ddp.cat([]), ArgumentError, "at least one"),
+    "cat a tensor": (lambda x: ddp.cat(x), DtypeError, "sequence of tensors"),
+    "view size": (lambda x: x.view(7), ShapeError, r"view: shape \(2, 3, 4\)"),
     "stack": (lambda x: ddp.stack([x, x[0]]), ShapeError, "differ"),
     "broadcast": (lambda x: ddp.broadcast_tensors(x, x[:, :2]), ShapeError, "do not broadcast"),
     "meshgrid": (lambda x: ddp.meshgrid(x), ShapeError, "vectors"),

@@ -13,13 +13,15 @@ from ddp._tensor.dtypes import parse, promote
 from ddp._tensor.functions._shapes import atleast_1d, atleast_2d, atleast_3d, meshgrid
 from ddp._tensor.reductions import axis
 from ddp._tensor.shaping import inserted
-from ddp.errors import ArgumentError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import joins
 
 Dims = int | Sequence[int]
 
 
 def _one_dtype(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
+    if isinstance(tensors, TensorBase) or not all([isinstance(x, TensorBase) for x in tensors]):
+        raise DtypeError(f"{name}: expected a sequence of tensors")
     if not tensors:
         raise ArgumentError(f"{name}: expected at least one tensor")
     dtype, dims = tensors[0].dtype, tensors[0].ndim
