@@ -22,6 +22,7 @@ def resized() -> Iterator[Case]:
         yield case(f"{mode} smaller", to(size=(3, 2), mode=mode), x)
         yield case(f"{mode} much smaller", to(scale_factor=0.2, mode=mode), draw(1, 2, 10, 11))
         yield case(f"{mode} factor", to(scale_factor=(1.3, 0.7), mode=mode), x)
+        yield case(f"{mode} factor of a round size", to(scale_factor=(1.2, 2.1), mode=mode), x)
         recomputed = to(scale_factor=(1.3, 0.7), mode=mode, recompute_scale_factor=True)
         yield case(f"{mode} factor recomputed", recomputed, x)
         yield case(f"{mode} same", to(size=(4, 5), mode=mode), x)
