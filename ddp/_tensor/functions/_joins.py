@@ -20,7 +20,7 @@ Dims = int | Sequence[int]
 
 
 def _one_dtype(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
-    if isinstance(tensors, TensorBase) or not all([isinstance(x, TensorBase) for x in tensors]):
+    if isinstance(tensors, TensorBase) or not all(isinstance(x, TensorBase) for x in tensors):
         raise DtypeError(f"{name}: expected a sequence of tensors")
     if not tensors:
         raise ArgumentError(f"{name}: expected at least one tensor")
