@@ -23,7 +23,7 @@ class Tap(NamedTuple):
 
 def taps(n: int, out: int, scale: float | None, mode: str, align_corners: bool, dtype: Any) -> list[Tap]:
     """Which of `n` elements each of `out` reads. scale: out/n as the caller gave it, None if he gave the size."""
-    if mode == "nearest" and out in (n, 2 * n):
+    if (mode != "nearest-exact" and out == n) or (mode == "nearest" and out == 2 * n):
         scale = None  # as PyTorch has it: such sizes are copied, whatever the factor was before it was rounded
     kind = np.float64 if dtype == np.float64 else np.float32  # an index at an edge depends on the rounding
     at = np.arange(out, dtype=kind)
