@@ -18,12 +18,26 @@ from ddp.ops._op import Array
 LONG = 512  # elements of a row from which broadcasting is faster
 
 
-class _Broadcasts:
+class _Lines:
+    """What both ways have: memory for one more matrix."""
+
+    def __init__(self, xp: Any, rows: int, n: int, dtype: Any) -> None:
+        self.xp, self._shape, self._dtype = xp, (rows, n), dtype
+        self._scratch: Array | None = None
+
+    def room(self, rows: int) -> Array:
+        """(rows, n) to write to, the same memory each time."""
+        if self._scratch is None:
+            self._scratch = self.xp.empty(self._shape, self._dtype)
+        return self._scratch[:rows]
+
+
+class _Broadcasts(_Lines):
     """The plain way. w, b: (n,) or None, a factor and a summand for each column."""
 
     def __init__(self, xp: Any, rows: int, n: int, dtype: Any, w: Array | None, b: Array | None) -> None:
-        self.xp, self.w, self.b = xp, w, b
-        self.scratch = xp.empty((rows, n), dtype)
+        super().__init__(xp, rows, n, dtype)
+        self.w, self.b = w, b
 
     def line(self, x: Array, a: Array, c: Array | None, out: Array) -> None:
         """out = (x*a + c)*w + b. x, out: (rows, n); a, c: (rows,)."""
@@ -37,7 +51,7 @@ class _Broadcasts:
 
     def plane(self, x: Array, a: Array, y: Array, s: Array, c: Array | None, out: Array) -> None:
         """out = x*w*a + y*s + c. x, y, out: (rows, n); a, s, c: (rows,)."""
-        other = self.xp.multiply(y, s[:, None], out=self.scratch[: len(y)])
+        other = self.xp.multiply(y, s[:, None], out=self.room(len(y)))
         if c is not None:
             other += c[:, None]
         self.xp.multiply(x, a[:, None], out=out)
@@ -46,12 +60,11 @@ class _Broadcasts:
         out += other
 
 
-class _Products:
+class _Products(_Lines):
     """By products of thin matrices: (rows, 2) of factors with (2, n) of w above b, or above 1."""
 
     def __init__(self, xp: Any, rows: int, n: int, dtype: Any, w: Array | None, b: Array | None) -> None:
-        self.xp = xp
-        self.scratch = xp.empty((rows, n), dtype)
+        super().__init__(xp, rows, n, dtype)
         self.thin = xp.zeros((rows, 2), dtype)
         self.affine, self.ones = xp.empty((2, n), dtype), xp.ones((2, n), dtype)
         self.affine[0] = self.ones[0] = 1 if w is None else w
@@ -66,14 +79,14 @@ class _Products:
 
     def line(self, x: Array, a: Array, c: Array | None, out: Array) -> None:
         """out = (x*a + c)*w + b. x, out: (rows, n); a, c: (rows,)."""
-        self._product(a, 0, self.affine, out)
+        self._product(a, 0, self.ones, out)  # not b: 0 times an infinite one would be nan
         out *= x
         if c is not None or self.shifted:
-            out += self._product(0 if c is None else c, 1, self.affine, self.scratch[: len(x)])
+            out += self._product(0 if c is None else c, 1, self.affine, self.room(len(x)))
 
     def plane(self, x: Array, a: Array, y: Array, s: Array, c: Array | None, out: Array) -> None:
         """out = x*w*a + y*s + c. x, y, out: (rows, n); a, s, c: (rows,)."""
-        other = self.scratch[: len(x)]
+        other = self.room(len(x))
         self._product(0, s, self.ones, out)
         out *= y
         other = self._product(a, 0, self.ones, other)
@@ -83,15 +96,19 @@ class _Products:
             out += self._product(0, c, self.ones, other)
 
 
+_SHORT: dict[str, type[_Broadcasts | _Products]] = {"numpy": _Products, "cupy": _Broadcasts}
+_COPIES = {"numpy": True, "cupy": False}  # whether broadcasting goes through a buffer
+
+
 def lines(xp: Any, rows: int, n: int, dtype: Any, w: Array | None = None, b: Array | None = None) -> Any:
     """What draws lines over up to `rows` rows of `n` at a time, in the way that is fastest for them."""
-    return (_Products if xp is np and n < LONG else _Broadcasts)(xp, rows, n, dtype, w, b)
+    return (_Broadcasts if n >= LONG else _SHORT[xp.__name__])(xp, rows, n, dtype, w, b)
 
 
 @contextlib.contextmanager
 def long_rows(xp: Any, n: int) -> Iterator[None]:
     """Inside, NumPy broadcasts over rows of `n` without copies, if they are long."""
-    if xp is not np or n < LONG:
+    if n < LONG or not _COPIES[xp.__name__]:
         yield
         return
     before = np.setbufsize(LONG // 2)

@@ -80,7 +80,7 @@ def _sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Arra
         other = t if y is None else y[tile]
         if shift is not None:
             other = other - shift[tile, None]
-        xp.matmul(t, ones, out=first[tile])
+        first[tile] = t @ ones
         second[tile] = dots(xp, other if y is None else t, other)
     return first, second
 

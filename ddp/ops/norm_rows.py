@@ -121,7 +121,7 @@ def _layer_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
             if is_far(xp, m, 1 / (r * r)):
                 t = t - m[:, None]
                 m = xp.zeros_like(m)
-            product = xp.multiply(u, t, out=draw.scratch[: len(t)])
+            product = xp.multiply(u, t, out=draw.room(len(t)))
             dw += r @ product
             sums += xp.stack((m * r, xp.ones_like(r))) @ u
             if dx is not None:
@@ -172,7 +172,7 @@ def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     with long_rows(xp, n):
         for tile in tiles(xp, rows, n * g.itemsize):
             u, t, r = g[tile], x[tile], rstd[tile]
-            product = xp.multiply(u, t, out=draw.scratch[: len(t)])
+            product = xp.multiply(u, t, out=draw.room(len(t)))
             dw += r @ product
             if dx is not None:
                 draw.plane(u, r, t, (product @ weight) * (r * r * r / -n), None, dx[tile])

@@ -114,6 +114,26 @@ def test_tiles_and_ways_give_the_same(n: int, tile: int, monkeypatch: pytest.Mon
     np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm1d", "GroupNorm"])
+def test_the_ways_of_a_gpu_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> list[Any]:
+        layer = getattr(nn, name)(*((2,) if name == "GroupNorm" else ()), 6).double()
+        x = ddp.tensor(numbers(4, 6), requires_grad=True)
+        layer(x).backward(ddp.tensor(numbers(4, 6, seed=1)))
+        return [x.grad.numpy(), *(p.grad.numpy() for p in layer.parameters())]
+
+    before = run()
+    for table in (norm_rows.TILES, norm_rows.DOTS, norm_rows.IS_FAR, lines._SHORT, lines._COPIES):
+        monkeypatch.setitem(table, "numpy", table["cupy"])  # type: ignore[index]
+    for a, b in zip(run(), before, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_an_infinite_bias_stays_in_its_column() -> None:
+    y = F.layer_norm(ddp.tensor(numbers(2, 3)), (3,), None, ddp.tensor([0.0, float("inf"), 1.0], dtype=ddp.float64))
+    assert y.isinf().tolist() == [[False, True, False]] * 2
+
+
 def test_far_from_zero_keeps_its_digits() -> None:
     x = numbers(4, 256)
     far = ddp.tensor(x + 1000, dtype=ddp.float32)
