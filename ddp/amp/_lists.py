@@ -7,9 +7,6 @@ so these do. Source: PyTorch 2.13, documentation of `torch.amp`, "Autocast Op Re
 from __future__ import annotations
 
 _PRODUCTS = {
-    "bilinear",
-    "bmm",
-    "conv1d",
     "conv2d",
     "conv_transpose2d",
     "einsum",
@@ -23,7 +20,6 @@ _PRODUCTS = {
 }
 _LOSSES = {
     "binary_cross_entropy",
-    "cosine_similarity",
     "cross_entropy",
     "huber_loss",
     "kl_div",
@@ -31,11 +27,12 @@ _LOSSES = {
     "mse_loss",
     "nll_loss",
     "smooth_l1_loss",
+    "soft_cross_entropy",
 }
 
 LOW: dict[str, frozenset[str]] = {
     "cuda": frozenset(_PRODUCTS),
-    "cpu": frozenset(_PRODUCTS - {"bilinear", "prelu"}),
+    "cpu": frozenset(_PRODUCTS - {"prelu"}),
 }
 SINGLE: dict[str, frozenset[str]] = {
     "cuda": frozenset(
@@ -57,7 +54,6 @@ SINGLE: dict[str, frozenset[str]] = {
             "log2",
             "log_softmax",
             "logsumexp",
-            "norm",
             "pow",
             "prod",
             "reciprocal",
@@ -68,6 +64,7 @@ SINGLE: dict[str, frozenset[str]] = {
             "softplus",
             "sum",
             "tan",
+            "vector_norm",
         }
     ),
     "cpu": frozenset(_LOSSES | {"prod"}),

@@ -44,7 +44,9 @@ class GradScaler:
         enabled: bool = True,
     ) -> None:
         if growth_factor <= 1 or not 0 < backoff_factor < 1:
-            raise ArgumentError(f"GradScaler: growth {growth_factor} is above 1, backoff {backoff_factor} within (0, 1)")
+            raise ArgumentError(
+                f"GradScaler: growth {growth_factor} is above 1, backoff {backoff_factor} within (0, 1)"
+            )
         self._scale = float(init_scale)
         self._growth_factor = growth_factor
         self._backoff_factor = backoff_factor

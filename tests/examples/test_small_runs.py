@@ -43,14 +43,14 @@ def test_frozen_trunk(run_job: Run, start: list[str]) -> None:
 
 @starts
 def test_char_gpt(run_job: Run, start: list[str]) -> None:
-    size = ["--steps", "30", "--width", "32", "--layers", "2", "--length", "32", "--bytes", "100000"]
+    size = ["--steps", "60", "--lr", "0.01", "--width", "32", "--layers", "2", "--length", "32", "--bytes", "100000"]
     out = run_example(run_job, start, "char_gpt.py", *size)
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", out)]
     assert len(losses) == 10
-    assert losses[-1] < 3.6 < losses[0]
+    assert losses[-1] < 3.5 < losses[0]
     found = re.search(r"held-out loss ([\d.]+)", out)
     assert found
-    assert float(found[1]) < 3.6
+    assert float(found[1]) < 3.5
     assert "def " in out
 
 
