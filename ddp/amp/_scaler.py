@@ -1,4 +1,4 @@
-"""`GradScaler`: the loss is multiplied so that float16 gradients do not vanish, and they are divided before the step."""
+"""`GradScaler`: the loss is multiplied so that float16 gradients do not vanish, and these are divided before the step."""
 
 from __future__ import annotations
 
