@@ -36,14 +36,14 @@ def rows_of(x: Array) -> Array:
     return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=32)
 def _kept_ones(n: int, dtype: Any) -> Array:
     return np.ones(n, dtype)
 
 
 def ones(xp: Any, n: int, dtype: Any) -> Array:
     """Ones to add up with, as one side of a product; not to be written to."""
-    return _kept_ones(n, dtype) if xp is np and n <= 4096 else xp.ones(n, dtype)
+    return _kept_ones(n, dtype) if xp is np and n <= 1 << 16 else xp.ones(n, dtype)
 
 
 def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
