@@ -7,7 +7,7 @@ from math import e, inf, nan, pi
 
 from numpy import dtype, newaxis
 
-from ddp import amp, autograd, errors, linalg, nn, optim, return_types
+from ddp import _heap, amp, autograd, errors, linalg, nn, optim, return_types
 from ddp._device import device, initial_seed, manual_seed
 from ddp._engine import (
     enable_grad,
@@ -302,6 +302,8 @@ from ddp._tensor.sampling import (
 from ddp._tensor.sizes import Size
 from ddp.parallel import DataParallel
 from ddp.serialization import load, save
+
+_heap.keep_freed()
 
 __all__ = [
     "DataParallel",

@@ -16,6 +16,7 @@ PACKAGES = ("collectives", "ddp", "launcher")
 # The longest prefix counts. A module may import from lower floors, and from its own package on the same floor.
 FLOORS = {
     "ddp._device": 0,
+    "ddp._heap": 0,
     "ddp.errors": 0,
     "ddp._engine": 1,
     "ddp.ops": 2,
