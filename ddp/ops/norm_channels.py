@@ -7,11 +7,11 @@ row. A layout says which rows are normalised together: that is all in which the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved
-from ddp.ops.lines import lines, long_rows
+from ddp.ops.lines import LONG, lines, long_rows
 from ddp.ops.norm_rows import NEEDED, dots, is_far, kind_of, largest, single, tiles
 
 Tell = Callable[[Array, Array, int], None]
@@ -90,15 +90,36 @@ def _per_row(xp: Any, layout: Any, values: Array) -> Array:
     return xp.broadcast_to(values, layout.matrix).reshape(-1)
 
 
+def _matrix(xp: Any, layout: Any, x: Array, *values: Array) -> Iterator[tuple[slice, list[Array]]] | None:
+    """Tiles of samples with the values of each element, where rows are short: all samples are a matrix of long rows.
+
+    None where rows are long, or where values differ from sample to sample. x: (N * C, positions); values broadcast
+    against (N, C).
+    """
+    n = x.shape[1]
+    if n >= LONG or (values[0].ndim > 1 and n != 1):
+        return None
+    samples, channels = layout.matrix
+    values = tuple(xp.repeat(each, n) if each.ndim == 1 and n != 1 else each for each in values)
+    return (
+        (tile, [each if each.ndim == 1 else each[tile] for each in values])
+        for tile in tiles(xp, samples, channels * n * x.itemsize)
+    )
+
+
 def _draw(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
     """x*scale + shift. x: (N * C, positions); scale, shift broadcast against (N, C)."""
     rows, n = x.shape
-    if n == 1:
-        with long_rows(xp, layout.matrix[1]):
-            out = x.reshape(layout.matrix) * scale
-            out += shift
-        return out
     out = xp.empty_like(x)
+    short = _matrix(xp, layout, x, scale, shift)
+    if short is not None:
+        samples, channels = layout.matrix
+        x, z = x.reshape(samples, channels * n), out.reshape(samples, channels * n)
+        with long_rows(xp, channels * n):
+            for tile, (a, c) in short:
+                t = xp.multiply(x[tile], a, out=z[tile])
+                t += c
+        return out
     scale, shift = _per_row(xp, layout, scale), _per_row(xp, layout, shift)
     with long_rows(xp, n):
         draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype)
@@ -110,13 +131,17 @@ def _draw(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
 def _draw_plane(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     """x*a + y*s + c. x, y: (N * C, positions); a, s, c broadcast against (N, C)."""
     rows, n = x.shape
-    if n == 1:
-        with long_rows(xp, layout.matrix[1]):
-            out = y.reshape(layout.matrix) * s
-            out += c
-            out += x.reshape(layout.matrix) * a
-        return out
     out = xp.empty_like(x)
+    short = _matrix(xp, layout, x, a, s, c)
+    if short is not None:
+        samples, channels = layout.matrix
+        x, y, z = (each.reshape(samples, channels * n) for each in (x, y, out))
+        with long_rows(xp, channels * n):
+            for tile, (a, s, c) in short:
+                t = xp.multiply(y[tile], s, out=z[tile])
+                t += c
+                t += x[tile] * a
+        return out
     a, s, c = (_per_row(xp, layout, values) for values in (a, s, c))
     with long_rows(xp, n):
         draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype)
