@@ -110,7 +110,7 @@ def _matrix(xp: Any, layout: Any, x: Array, *values: Array) -> Iterator[tuple[sl
 def _draw(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
     """x*scale + shift. x: (N * C, positions); scale, shift broadcast against (N, C)."""
     rows, n = x.shape
-    out = xp.empty_like(x)
+    out = xp.empty(x.shape, x.dtype)
     short = _matrix(xp, layout, x, scale, shift)
     if short is not None:
         samples, channels = layout.matrix
@@ -131,7 +131,7 @@ def _draw(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
 def _draw_plane(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     """x*a + y*s + c. x, y: (N * C, positions); a, s, c broadcast against (N, C)."""
     rows, n = x.shape
-    out = xp.empty_like(x)
+    out = xp.empty(x.shape, x.dtype)
     short = _matrix(xp, layout, x, a, s, c)
     if short is not None:
         samples, channels = layout.matrix

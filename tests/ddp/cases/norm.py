@@ -52,6 +52,7 @@ def channels() -> Iterator[Case]:
         yield Case(op, "eps", batch(training, eps=0.5), (draw(2, 3, 4), *wb))
         yield Case(op, "empty", batch(training), (draw(0, 3, 4), *wb))
         yield Case(op, "non-contiguous", batch(training), (spaced(2, 3, 4, 2), *wb))
+        yield Case(op, "transposed", batch(training), (draw(1, 4, 3).transpose(0, 2, 1), *wb))
         yield Case(op, "far from zero", batch(training), (draw(2, 3, 4) + 5, *wb))
 
     wb = (draw(6, seed=1), draw(6, seed=2))
