@@ -2,60 +2,15 @@
 
 Forward keeps the result and one number a query, the logarithm of the sum of its exponentials; backward computes the
 probabilities again from that, tile by tile. Source: Dao et al. 2022, arXiv:2205.14135.
-
-A tile is a few heads times a block of queries, against all keys these may see, so that no running maximum is needed.
-It lies transposed, (heads, keys, queries): products are fastest with K on the left as it is in memory, and maxima and
-sums over the keys run down the rows.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold
-
-# Bytes of one tile. On the CPU forward has one and backward two, and L2 is 1 MiB or more; a GPU wants few launches.
-TILE = {"numpy": 512 << 10, "cupy": 256 << 20}
-# A causal block of fewer queries would skip more of what lies above the diagonal, but its products would be small.
-FEWEST = 64
-
-
-At = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice of heads last
-
-
-class Grid(NamedTuple):
-    """How (lead, L, S) is cut: `heads` of the last leading axis times `rows` queries a tile."""
-
-    lead: tuple[int, ...]
-    length: int
-    keys: int
-    causal: bool
-    rows: int
-    heads: int
-
-    def groups(self) -> Iterator[At]:
-        """The indices into the leading axes, each ending in a slice of the last one."""
-        for outer in itertools.product(*map(range, self.lead[:-1])):
-            for h in range(0, self.lead[-1], self.heads):
-                yield (*outer, slice(h, h + self.heads))
-
-    def blocks(self) -> Iterator[tuple[int, int, int]]:
-        """(start, stop, how many keys these queries may see); the last first, because that one sees the most keys."""
-        for start in reversed(range(0, self.length, self.rows)):
-            stop = min(start + self.rows, self.length)
-            yield start, stop, min(stop, self.keys) if self.causal else self.keys
-
-
-def grid(lead: tuple[int, ...], length: int, keys: int, causal: bool, item: int, tile: int) -> Grid:
-    """The cut for tiles of at most `tile` bytes at `item` bytes a number, but of at least 16 queries."""
-    keys_bytes = max(keys, 1) * item
-    rows = max(min(length, tile // keys_bytes), 16)
-    if causal:
-        rows = min(rows, max(FEWEST, -(-length // 8)))
-    return Grid(lead, length, keys, causal, rows, max(1, min(lead[-1], tile // (rows * keys_bytes))))
+from ddp.ops.heads import Layout, met
 
 
 def _dots(xp: Any, x: Array, y: Array) -> Array:
@@ -76,76 +31,6 @@ def _never(xp: Any, q: Array, k: Array, scale: float) -> bool:
 BOUNDED = {"numpy": _bounded, "cupy": _never}
 
 
-class Layout:
-    """What forward and backward prepare alike: wide inputs over all leading axes, the grid, the mask by tile."""
-
-    def __init__(self, xp: Any, q: Array, k: Array, v: Array, mask: Array | None, causal: bool) -> None:
-        self.xp = xp
-        self.dtype = xp.dtype("float32") if q.dtype == "float16" else q.dtype
-        sizes = zip(q.shape[:-2], k.shape[:-2], v.shape[:-2], strict=True)
-        self.lead = tuple(0 if 0 in each else max(each) for each in sizes)
-        # Tiles take their heads from one axis, and it is the longest.
-        self.axis = max(range(len(self.lead)), key=self.lead.__getitem__)
-        self.q, self.k, self.v = (self.laid(x) for x in (q, k, v))
-        length, keys, item = q.shape[-2], k.shape[-2], self.dtype.itemsize
-        self.grid = grid(self.q.shape[:-2], length, keys, causal, item, TILE[xp.__name__])
-        self.empty = 0 in (*self.lead, length, keys)
-        self.mask = None if mask is None else self._additive(mask)
-        rows = self.grid.rows
-        # The most that a score may be: keys after the query must not be seen though their scores be infinite.
-        later = xp.tri(rows, k=-1, dtype=bool)
-        self.most = xp.where(later, -xp.inf, xp.inf).astype(self.dtype) if causal else None
-
-    def laid(self, x: Array) -> Array:
-        """x: (..., n, d) over all leading axes, the one that tiles cut as the last of them."""
-        x = x.astype(self.dtype, copy=False)
-        if x.strides[-1] != x.itemsize:
-            x = self.xp.ascontiguousarray(x)  # else the products would not go to the BLAS
-        return self.xp.moveaxis(self.xp.broadcast_to(x, (*self.lead, *x.shape[-2:])), self.axis, -3)
-
-    def result(self, like: Array, last: int) -> tuple[Array, Array]:
-        """An array (*lead, n, last) in the memory order of `like`: (*lead, n, d), and a view of it as `laid` has it.
-
-        What was a view of (N, L, H, D) comes back as one, and is joined to (N, L, H*D) without a copy.
-        """
-        xp, shape = self.xp, (*self.lead, like.shape[-2], last)
-        plain = like.shape[:-2] != self.lead or 0 in like.strides or like.strides[-1] != like.itemsize
-        out = xp.empty(shape, self.dtype) if plain else xp.empty_like(like, self.dtype, shape=shape)
-        return out, xp.moveaxis(out, self.axis, -3)
-
-    def memory(self, *sizes: int) -> Array:
-        """Room for `sizes` numbers for each head of a tile."""
-        return self.xp.empty(self.grid.heads * math.prod(sizes), self.dtype)
-
-    def _additive(self, mask: Array) -> Array:
-        # Transposed as tiles are; in memory too where heads share it.
-        xp = self.xp
-        hidden = mask.swapaxes(-1, -2)
-        if mask.dtype == bool:
-            hidden = xp.where(hidden, self.dtype.type(0), self.dtype.type(-xp.inf))
-        else:
-            hidden = hidden.astype(self.dtype, copy=False)
-            if mask.shape[:-2] != self.lead:
-                hidden = xp.ascontiguousarray(hidden)
-        return xp.moveaxis(hidden, self.axis, -3)
-
-    def hide(self, scores: Array, at: At, start: int, stop: int, seen: int) -> None:
-        """Adds the mask to the scores of a tile, and puts -inf where a key comes after the query."""
-        if self.mask is not None:
-            scores += self.mask[met(self.mask.shape, at, start, stop, seen)]
-        if self.most is not None and start < seen:
-            diagonal = scores[:, start:]
-            self.xp.minimum(diagonal, self.most[: seen - start, : stop - start], out=diagonal)
-
-
-def met(shape: tuple[int, ...], at: At, start: int, stop: int, seen: int) -> tuple[Any, ...]:
-    """The index of what a tile meets of a mask of `shape`, (..., keys, queries), that broadcasts."""
-    wanted = (*at, slice(0, seen), slice(start, stop))
-    return tuple(
-        i if n > 1 else (slice(None) if isinstance(i, slice) else 0) for n, i in zip(shape, wanted, strict=True)
-    )
-
-
 def _cut(memory: Array, *shape: int) -> Array:
     return memory[: math.prod(shape)].reshape(shape)
 
@@ -164,12 +49,14 @@ def _attention(
         return out.astype(q.dtype, copy=False), (sums, scale, causal, p, seed)
     cuts, depth = work.grid, q.shape[-1]
     tile, columns = work.memory(cuts.rows, cuts.keys), work.memory(cuts.rows, depth)
+    room = work.memory(cuts.rows, v.shape[-1])
     ones = xp.ones(cuts.keys, work.dtype)
     certain = mask is None or mask.dtype == bool
     bounded = BOUNDED[xp.__name__]
     random = xp.random.default_rng(seed) if p else None
     for at in cuts.groups():
-        queries, keys, values = work.q[at], work.k[at], work.v[at]
+        # Copies, where heads lie inside one another: rows 2 KiB apart share few cache lines.
+        queries, keys, values = work.q[at], xp.ascontiguousarray(work.k[at]), xp.ascontiguousarray(work.v[at])
         for start, stop, seen in cuts.blocks():
             block = queries[:, start:stop]
             q_t = _cut(columns, len(block), depth, stop - start)
@@ -193,8 +80,9 @@ def _attention(
                 scores *= _keep(xp, random, scores.shape, p)
                 added *= 1 - p if p < 1 else 1
             z = outs[at][:, start:stop]
-            xp.matmul(scores.swapaxes(1, 2), values[:, :seen], out=z)
-            z /= added[..., None]
+            joined = _cut(room, *z.shape)
+            xp.matmul(scores.swapaxes(1, 2), values[:, :seen], out=joined)
+            xp.divide(joined, added[..., None], out=z)
     return out.astype(q.dtype, copy=False), (sums, scale, causal, p, seed)
 
 
@@ -242,6 +130,9 @@ def _tiles_backward(
     q_memory, g_memory = work.memory(cuts.rows, depth + 1), work.memory(cuts.rows, wide + 1)
     k_one, v_one = (xp.ones((cuts.heads, cuts.keys, n + 1), work.dtype) for n in (depth, wide))
     partial = work.memory(cuts.keys, max(depth, wide))
+    # Products are written here, not into results whose rows may lie apart.
+    dk_room, dv_room = work.memory(cuts.keys, depth), work.memory(cuts.keys, wide)
+    dq_room = work.memory(cuts.rows, depth)
     random = xp.random.default_rng(seed) if p else None
     stretch = 1 / (1 - p) if p < 1 else 1.0
 
@@ -257,6 +148,7 @@ def _tiles_backward(
     for at in cuts.groups():
         queries, keys, g_heads = work.q[at], work.k[at], gs[at]
         n = len(queries)
+        dk, dv = _cut(dk_room, n, cuts.keys, depth), _cut(dv_room, n, cuts.keys, wide)
         k_one[:n, :, :depth] = keys
         v_one[:n, :, :wide] = work.v[at]
         for start, stop, seen in cuts.blocks():
@@ -282,18 +174,21 @@ def _tiles_backward(
                 ds *= probs
                 probs *= keep
             if dvs is not None:
-                add(dvs[at], probs, g_t[:, :wide].swapaxes(1, 2) if p else gz, first)
+                add(dv, probs, g_t[:, :wide].swapaxes(1, 2) if p else gz, first)
             if dqs is not None:
                 dq = dqs[at][:, start:stop]
-                xp.matmul(ds.swapaxes(1, 2), keys[:, :seen], out=dq)
-                dq *= scale
+                product = _cut(dq_room, *dq.shape)
+                xp.matmul(ds.swapaxes(1, 2), k_one[:n, :seen, :depth], out=product)
+                xp.multiply(product, scale, out=dq)
             if dks is not None:
-                add(dks[at], ds, block, first)
+                add(dk, ds, block, first)
             if dmasks is not None:
                 index = met(dmasks.shape, at, start, stop, seen)
                 dmasks[index] += fold(ds, dmasks[index].shape)
         if dks is not None:
-            dks[at] *= scale
+            xp.multiply(dk, scale, out=dks[at])
+        if dvs is not None:
+            dvs[at] = dv
 
 
 attention = Op(
