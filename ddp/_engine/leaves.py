@@ -12,10 +12,10 @@ class Slot:
     """Where a leaf's gradient lives: empty, or holding an array.
 
     A bound slot writes into memory that somebody else laid out; an unbound one makes its own at the first write and
-    keeps it, so that a training loop allocates gradients once.
+    keeps it, so that a training loop allocates gradients once, unless it was lent: then somebody may still hold it.
     """
 
-    __slots__ = ("buffer", "dtype", "full", "shape", "xp")
+    __slots__ = ("bound", "buffer", "dtype", "full", "lent", "shape", "xp")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
@@ -23,6 +23,8 @@ class Slot:
         self.xp = xp
         self.buffer: Array | None = None  # the memory; None while never written and not bound
         self.full = False  # holds a gradient now
+        self.bound = False
+        self.lent = False  # the memory was handed out since it was made
 
     def accumulate(self, g: Array) -> None:
         """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
@@ -52,8 +54,10 @@ class Slot:
         self.full = True
 
     def clear(self) -> None:
-        """Empties the slot; its memory stays for the next first write."""
+        """Empties the slot; its memory stays for the next first write, unless somebody may hold it."""
         self.full = False
+        if self.lent and not self.bound:
+            self.buffer, self.lent = None, False
 
     def bind(self, buffer: Array) -> None:
         """From now on the gradient lives in `buffer` (the leaf's shape and dtype); a live one is copied into it."""
@@ -61,7 +65,7 @@ class Slot:
         assert buffer.dtype == self.dtype, f"buffer of {buffer.dtype} for a leaf of {self.dtype}"
         if self.full:
             buffer[...] = self.buffer
-        self.buffer = buffer
+        self.buffer, self.bound, self.lent = buffer, True, False
 
 
 class Watcher(Protocol):

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from numpy import errstate
 
 from ddp._device import device, place
@@ -83,6 +84,7 @@ class TensorBase:
         if self._end is None or not self._end.slot.full:
             return None
         buffer = self._end.slot.buffer
+        self._end.slot.lent = True
         if self._grad is None or self._grad._array is not buffer:
             self._grad = wrap(buffer, self._device)
         return self._grad
@@ -92,6 +94,7 @@ class TensorBase:
         if value is None:
             if self._end is not None:
                 self._end.slot.clear()
+            self._grad = None
             return
         if not isinstance(value, TensorBase):
             raise DtypeError(f"grad: expected a Tensor or None, got {type(value).__name__}")
@@ -182,6 +185,8 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
             arrays.append(x)
     assert where is not None, f"{op.name} was applied to no tensor"
     xp = where.xp
+    if xp is not np:
+        op = op.launched
     run: Any = op.widened if wide and not op.native else op
     if state.quiet or op.view:
         out, residual = run.forward(xp, *arrays, **parameters)

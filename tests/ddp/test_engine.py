@@ -485,3 +485,15 @@ class TestModes:
         for thread in threads:
             thread.join(timeout=30)
         assert results == {i: [21.0] for i in range(3)}
+
+
+def test_a_gradient_that_somebody_holds_is_not_overwritten() -> None:
+    x = leaf(1.0, 2.0)
+    (x * 2).sum().backward()
+    held = x.grad
+    x.grad = None
+    (x * 3).backward(held)
+    assert held is not None
+    assert held.tolist() == [2.0, 2.0]
+    assert x.grad is not None
+    assert x.grad.tolist() == [6.0, 6.0]

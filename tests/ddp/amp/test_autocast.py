@@ -51,7 +51,9 @@ def test_agrees_with_pytorch_on_the_cpu(label: str, fn: Any) -> None:
             y = fn(t, a, b)
         y.float().sum().backward()
         assert str(a.grad.dtype).endswith("float32")
-        results.append((str(y.dtype).removeprefix("torch."), y.detach().double().numpy(), a.grad.numpy(), b.grad.numpy()))
+        results.append(
+            (str(y.dtype).removeprefix("torch."), y.detach().double().numpy(), a.grad.numpy(), b.grad.numpy())
+        )
     (ours, *values), (theirs, *expected) = results
     assert ours == theirs
     for value, reference in zip(values, expected, strict=True):
