@@ -34,6 +34,7 @@ from ddp.ops import (
     transcendental,
 )
 from ddp.ops._op import OPS, Op
+from ddp.ops.cuda import pairs as _pairs  # noqa: F401  # gives the ops above their kernels
 
 __all__ = [
     "OPS",

@@ -13,6 +13,7 @@ belong to somebody else, and the graph may be run again. What it returns may be 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,13 +38,15 @@ class Op:
     saves: what backward reads, by name ("out" is the result): a tuple if every gradient reads all of it, or a mapping
         from the input whose gradient is wanted to what that one reads, so that a frozen input costs no memory.
     view: the result may share the first input's memory, and no number changes.
-    into: the backward takes one more argument, `outs`: for each input None, or an array of the input's shape and dtype to
-        write its gradient into, and to return, so that a parameter's gradient is computed where it is kept. It need not.
+    into: the backward takes one more argument, `outs`: for each input None, or an array of the input's shape and dtype
+        to write its gradient into, and to return: a parameter's gradient is computed where it is kept. It need not.
     native: the forward knows bfloat16; others compute it in float32, and the result is rounded.
+    launched: the op as CuPy arrays take it, where it has kernels of its own; else this one.
     """
 
     __slots__ = (
-        *("_plans", "_reads", "_widened", "backward", "forward", "inputs", "into", "name", "native", "saves", "view"),
+        *("_plans", "_reads", "_widened", "backward", "forward", "inputs", "into", "launched", "name", "native"),
+        *("saves", "view"),
     )
 
     def __init__(
@@ -70,7 +73,13 @@ class Op:
         self.native = native or view
         self._widened: Widened | None = None
         self._plans: dict[Needs, tuple[int | None, ...]] = {}
+        self.launched = self
         OPS[name] = self
+
+    def launches(self, forward: Callable[..., tuple[Array, Any]], backward: Callable[..., Gradients]) -> None:
+        """Gives CuPy arrays a pair of their own, which reads what the other reads."""
+        self.launched = copy.copy(self)
+        self.launched.forward, self.launched.backward = forward, backward
 
     @property
     def widened(self) -> Widened:

@@ -1,4 +1,4 @@
-"""The error function and its kin on arrays: NumPy has none.
+"""The error function and its kin on arrays: NumPy has none. On a GPU they are CUDA's own.
 
 Source: W. J. Cody 1969, Rational Chebyshev approximations for the error function, Math. Comp. 23, 631-637 (float64);
 M. Giles 2012, Approximating the erfinv function, GPU Computing Gems 2 (the start of the inverse).
@@ -6,7 +6,6 @@ M. Giles 2012, Approximating the erfinv function, GPU Computing Gems 2 (the star
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from math import pi, sqrt
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ddp.ops._op import Array
+from ddp.ops.cuda import curves
 
 # Coefficients from the highest power down. |x| <= 0.46875: erf = x*P/Q of x^2.
 _P1 = (
@@ -179,10 +179,6 @@ def _erfinv64(x: Array) -> Array:
     return np.where(p == 1, np.copysign(np.inf, x), z)
 
 
-def _special(name: str) -> Any:
-    return lambda xp, x: getattr(importlib.import_module("cupyx.scipy.special"), name)(x)
-
-
 def _double(fn: Any) -> Any:
     """`fn` of float64, on any floating dtype."""
     return lambda xp, x: np.asarray(fn(np.atleast_1d(x).astype("float64", copy=False)).reshape(x.shape), x.dtype)
@@ -194,9 +190,9 @@ def _numpy_erf(xp: Any, x: Array) -> Array:
     return _erf32(np.atleast_1d(x).astype("float32", copy=False)).reshape(x.shape).astype(x.dtype, copy=False)
 
 
-ERF = {"numpy": _numpy_erf, "cupy": _special("erf")}
-ERFC = {"numpy": _double(_erfc64), "cupy": _special("erfc")}
-ERFINV = {"numpy": _double(_erfinv64), "cupy": _special("erfinv")}
+ERF = {"numpy": _numpy_erf, "cupy": curves.function("erf")}
+ERFC = {"numpy": _double(_erfc64), "cupy": curves.function("erfc")}
+ERFINV = {"numpy": _double(_erfinv64), "cupy": curves.function("erfinv")}
 
 
 def erf(xp: Any, x: Array) -> Array:

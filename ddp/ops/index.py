@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, shape_of
+from ddp.ops.cuda import adding
 
 Places = tuple[Any, ...]  # one entry per axis, a mask standing for several: an array, or slice(None)
 
@@ -107,7 +108,11 @@ def positions(xp: Any, index: Array, dim: int, shape: tuple[int, ...]) -> Array:
 
 
 def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
-    """`x`, a vector, with each of `g` added at where (of its shape), 0 <= where < len(x). In place but for 16 bits."""
+    """`x`, a vector, with each of `g` added at where (of its shape), 0 <= where < len(x). In place if it can be."""
+    return FLAT_ADDS[xp.__name__](xp, x, where, g)
+
+
+def _at(xp: Any, x: Array, where: Array, g: Array) -> Array:
     if wide(x) is x:
         xp.add.at(x, where.reshape(-1), g.reshape(-1))
         return x
@@ -196,4 +201,5 @@ def _by_pairs(xp: Any, length: int, where: Array, g: Array) -> Array:
     return out
 
 
-ADDS = {"numpy": _by_pairs, "cupy": _by_element}
+ADDS = {"numpy": _by_pairs, "cupy": adding.add_rows}
+FLAT_ADDS = {"numpy": _at, "cupy": adding.add_flat}

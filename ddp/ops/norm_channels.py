@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops.cuda import normal
 from ddp.ops.lines import LONG, lines, long_rows
 from ddp.ops.norm_rows import NEEDED, dots, is_far, kind_of, largest, single, tiles
 
@@ -68,6 +69,10 @@ def _sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Arra
 
     x, y: (rows, n); shift: (rows,). Returns two of (rows,).
     """
+    return SUMS[xp.__name__](xp, x, y, shift)
+
+
+def _sums_by_tiles(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
     rows, n = x.shape
     if n == 1:
         x, other = x[:, 0], x[:, 0] if y is None else y[:, 0]
@@ -109,6 +114,10 @@ def _matrix(xp: Any, layout: Any, x: Array, *values: Array) -> Iterator[tuple[sl
 
 def _draw(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
     """x*scale + shift. x: (N * C, positions); scale, shift broadcast against (N, C)."""
+    return LINES[xp.__name__](xp, layout, x, scale, shift)
+
+
+def _draw_by_tiles(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
     rows, n = x.shape
     out = xp.empty(x.shape, x.dtype)
     short = _matrix(xp, layout, x, scale, shift)
@@ -130,6 +139,10 @@ def _draw(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
 
 def _draw_plane(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     """x*a + y*s + c. x, y: (N * C, positions); a, s, c broadcast against (N, C)."""
+    return PLANES[xp.__name__](xp, layout, x, a, y, s, c)
+
+
+def _draw_plane_by_tiles(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     rows, n = x.shape
     out = xp.empty(x.shape, x.dtype)
     short = _matrix(xp, layout, x, a, s, c)
@@ -148,6 +161,24 @@ def _draw_plane(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c:
         for tile in tiles(xp, rows, n * x.itemsize):
             draw.plane(x[tile], a[tile], y[tile], s[tile], c[tile], out[tile])
     return out
+
+
+def _sums_by_kernel(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
+    return _sums_by_tiles(xp, x, y, shift) if x.shape[1] == 1 else normal.pair_sums(xp, x, y, shift)
+
+
+def _draw_by_kernel(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
+    return normal.line(xp, x, _per_row(xp, layout, scale), _per_row(xp, layout, shift))
+
+
+def _draw_plane_by_kernel(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
+    a, s, c = (_per_row(xp, layout, values) for values in (a, s, c))
+    return normal.plane(xp, x, a, y, s, c)
+
+
+SUMS = {"numpy": _sums_by_tiles, "cupy": _sums_by_kernel}
+LINES = {"numpy": _draw_by_tiles, "cupy": _draw_by_kernel}
+PLANES = {"numpy": _draw_plane_by_tiles, "cupy": _draw_plane_by_kernel}
 
 
 # z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over the rows that the layout takes together;

@@ -1,6 +1,6 @@
 """Tiles: a chain of elementwise steps over a large array costs a trip to memory a step, over a tile only to the cache.
 
-A kernel is a function of flat tiles that writes into those it is given; on a GPU one tile is the whole array.
+A kernel is a function of tiles that writes into those it is given. On a GPU its place is taken by one of its name.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddp.ops._op import BITS, Array
+from ddp.ops.cuda import curves
 
 TILE = 128 * 1024  # bytes of each array: large against the cost of a call, small enough for four in a level 2 cache
 
@@ -44,7 +45,9 @@ def _by_tiles(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: 
         kernel(xp, *[None if each is None else each[start:end] for each in flat], *extra, **parameters)
 
 
-LOOPS = {"numpy": _by_tiles, "cupy": _whole}
+LOOPS = {"numpy": _by_tiles, "cupy": curves.launch}
+# Bytes of a number that has no fast functions: NumPy's float16.
+SLOW = {"numpy": 2, "cupy": 0}
 
 
 def curve(xp: Any, kernel: Kernel, x: Array, slope: bool, scratch: int, **parameters: Any) -> tuple[Array, Any]:
@@ -52,7 +55,7 @@ def curve(xp: Any, kernel: Kernel, x: Array, slope: bool, scratch: int, **parame
 
     Where both share their costly part, f'(x) is kept instead of x: as much memory, and backward is one product.
     """
-    if x.dtype.itemsize == 2:  # NumPy's float16 has no fast functions
+    if x.dtype.itemsize == SLOW[xp.__name__]:
         out, d = curve(xp, kernel, x.astype("float32"), slope, scratch, **parameters)
         return out.astype(x.dtype), d.astype(x.dtype) if slope else None
     out = xp.empty(x.shape, x.dtype)

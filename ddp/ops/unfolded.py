@@ -15,6 +15,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ddp.ops._op import Array
+from ddp.ops.cuda import windows
 from ddp.ops.windows import TILES, Walk
 
 FEW = 12  # channels of a group; with fewer, columns
@@ -244,6 +245,40 @@ class Columns(Unfolded):
         return dx
 
 
-def unfolded(xp: Any, shape: Shape, dtype: Any) -> Rows | Columns:
-    """The layout that suits the shape."""
+class Launched(Columns):
+    """Columns on a GPU: one kernel unfolds a tile, its frame included, and one adds it up."""
+
+    def columns(self, x: Array, ones: bool) -> Iterator[tuple[slice, slice, Array]]:
+        if self.shape.walk.still:
+            yield from super().columns(x, ones)
+            return
+        groups, walk = self.shape.groups, self.shape.walk
+        for tile in self.tiles():
+            for lines in self.blocks():
+                count = lines.stop - lines.start
+                columns = windows.to_columns(self.xp, x[tile], walk, groups, ones, lines.start, count)
+                yield tile, slice(lines.start * walk.out[1], lines.stop * walk.out[1]), columns
+
+    def spread(self, g: Array, kernel: Array) -> Array:
+        if self.shape.walk.still:
+            return super().spread(g, kernel)
+        xp, (n, groups, channels, _, walk) = self.xp, self.shape
+        dx = xp.empty((n, groups * channels, *walk.image), self.dtype)
+        for tile in self.tiles():
+            for lines in self.blocks():
+                positions = slice(lines.start * walk.out[1], lines.stop * walk.out[1])
+                columns = xp.matmul(kernel, g[tile, :, :, positions])
+                windows.from_columns(xp, columns, walk, dx[tile], lines.start, lines.stop - lines.start)
+        return dx
+
+
+def _by_channels(xp: Any, shape: Shape, dtype: Any) -> Unfolded:
     return (Columns if shape.channels < FEW or shape.walk.still else Rows)(xp, shape, dtype)
+
+
+LAYOUTS = {"numpy": _by_channels, "cupy": Launched}
+
+
+def unfolded(xp: Any, shape: Shape, dtype: Any) -> Any:
+    """The layout that suits the shape."""
+    return LAYOUTS[xp.__name__](xp, shape, dtype)

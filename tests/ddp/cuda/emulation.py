@@ -1,0 +1,141 @@
+"""A CuPy without a GPU: NumPy under its name, whose raw kernels a C++ compiler makes for the CPU.
+
+So the path that arrays take on a GPU, tables, launches and kernels, runs on every machine. A launch is checked as CuPy
+cannot check it: the number of arguments, and what each pointer points to, against the source.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+COMPILER = shutil.which("g++")
+HERE = Path(__file__).parent
+THREADS = 5  # of a block: no power of two, and fewer than any row that is worth a test
+
+_ENTRY = re.compile(r'extern "C" __global__ void (\w+)\(([^)]*)\)')
+_DTYPES = {
+    "__half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "unsigned long long": "int64",
+    "Index": "int64",
+    "bool": "bool",
+    "int": "int32",
+}
+
+
+def _expanded(text: str) -> str:
+    """The source after the preprocessor, without what it includes."""
+    assert COMPILER is not None
+    bare = "\n".join(line for line in text.splitlines() if not line.startswith("#include"))
+    done = subprocess.run(
+        [COMPILER, "-E", "-P", "-xc++", "-"], input=bare, capture_output=True, text=True, timeout=60, check=True
+    )
+    return " ".join(done.stdout.split())
+
+
+def signatures(text: str) -> dict[str, list[str]]:
+    """Of every kernel in a source: the types of its parameters."""
+    found = {}
+    for name, parameters in _ENTRY.findall(_expanded(text)):
+        found[name] = [each.strip().rpartition(" ")[0].removeprefix("const ") for each in parameters.split(",")]
+    return found
+
+
+@functools.cache
+def _library(text: str, options: tuple[str, ...]) -> tuple[Any, dict[str, list[str]]]:
+    assert COMPILER is not None
+    entries = signatures(text)
+    doors = "".join(
+        f'extern "C" int run_{name}(unsigned blocks, unsigned threads, void** a) {{ return emulator::launch(blocks, '
+        f"threads, [=] {{ {name}({', '.join(f'*({kind}*)a[{i}]' for i, kind in enumerate(kinds))}); }}); }}\n"
+        for name, kinds in entries.items()
+    )
+    whole = f'#include "emulator.h"\n{text}\n{doors}'
+    # Without fused multiply-add where the source wants none; NumPy has none either.
+    flags = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", f"-I{HERE}")
+    digest = hashlib.sha256(repr((whole, flags, (HERE / "emulator.h").read_text())).encode()).hexdigest()[:16]
+    made = Path(tempfile.gettempdir()) / f"ddp-kernels-{os.getuid()}"
+    made.mkdir(mode=0o700, exist_ok=True)
+    target = made / f"{digest}.so"
+    if not target.exists():
+        with tempfile.NamedTemporaryFile(dir=made, suffix=".so", delete=False) as scratch:
+            command = [COMPILER, *flags, "-xc++", "-", "-o", scratch.name]
+            done = subprocess.run(command, input=whole, capture_output=True, text=True, timeout=110)
+        assert done.returncode == 0, done.stderr
+        os.replace(scratch.name, target)
+    return ctypes.CDLL(str(target)), entries
+
+
+def _types(text: str) -> dict[str, str]:
+    """What T and A stand for in a source."""
+    return {name: kind for kind, name in re.findall(r"^typedef (.*) (T|A);$", text, re.M)}
+
+
+class RawKernel:
+    """As `cupy.RawKernel`, on NumPy arrays."""
+
+    launched: set[str] = set()  # noqa: RUF012  # a record over all tests
+
+    def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
+        self._library, entries = _library(code, options)
+        self._name, self._kinds = name, entries[name]
+        self._names = _types(code)
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> None:
+        assert grid[0] > 0, f"{self._name}: a launch of no blocks"
+        assert len(args) == len(self._kinds), f"{self._name}: {len(args)} arguments for {self._kinds}"
+        held = [self._held(kind, value, i) for i, (kind, value) in enumerate(zip(self._kinds, args, strict=True))]
+        pointers = (ctypes.c_void_p * len(held))(*[ctypes.addressof(each) for each in held])
+        # A few blocks: kernels stride, and each thread is worth a thousand of a GPU's.
+        status = self._library[f"run_{self._name}"](min(grid[0], 3), THREADS, pointers)
+        assert status == 0, f"{self._name}: threads of a block came to different barriers"
+        self.launched.add(self._name)
+
+    def _held(self, kind: str, value: Any, i: int) -> Any:
+        where = f"{self._name}: argument {i}, {kind}"
+        if kind.endswith("*"):
+            if isinstance(value, np.int64):
+                assert value == 0, where
+                return ctypes.c_void_p(None)
+            pointee = kind.removesuffix("*").strip()
+            pointee = self._names.get(pointee, pointee)
+            assert isinstance(value, np.ndarray), where
+            assert value.dtype == _DTYPES[pointee], f"{where}: {value.dtype}"
+            assert value.flags.c_contiguous, where
+            return ctypes.c_void_p(value.ctypes.data)
+        if kind == "double":
+            assert type(value) is np.float64, where
+            return ctypes.c_double(value)
+        assert kind == "Index", where
+        assert type(value) is np.int64, where
+        return ctypes.c_longlong(value)
+
+
+class Emulated(ModuleType):
+    """The array module: what CuPy has too, from NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.RawKernel = RawKernel
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.add(name)
+        return getattr(np, name)
+
+
+cupy = Emulated()
