@@ -2,8 +2,9 @@
 
     python benchmarks/train_step.py [--rounds 40] [--only gpt] [--json FILE]
 
-The models are written once, for `ddp` and `torch` alike. Rounds alternate, so that both see the same machine; the ratio
-is the median over rounds. Peak memory is that of a fresh process over what it had after its imports. Needs PyTorch
+The models are written once, for `ddp` and `torch` alike. Each library has a process of its own, as it has for its
+users; rounds alternate between the two on one core, so that both see the same machine, and the ratio is the median over
+rounds. Peak memory is that of a fresh process over what it had after its imports. Needs PyTorch
 (`pip install '.[bench]'`). Goals: at most 1.0, and 0.8 for the small MLP.
 """
 
@@ -135,15 +136,46 @@ def seconds(step: Step, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def compare(make: Callable[[Any], Step], rounds: int) -> dict[str, Any]:
+def serve(key: str, name: str) -> None:
+    """A contestant: for each number on standard input, runs as many steps and prints the seconds of one."""
+    step = STEPS[key][2](library(name))
+    for line in sys.stdin:
+        print(seconds(step, int(line)), flush=True)
+
+
+class Contestant:
+    """A process that runs steps when it is asked to."""
+
+    def __init__(self, key: str, name: str) -> None:
+        code = f"import runpy; runpy.run_path({__file__!r})['serve']({key!r}, {name!r})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, repeats: int) -> float:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{repeats}\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.communicate(timeout=60)
+
+
+def compare(key: str, rounds: int) -> dict[str, Any]:
     """The times of both in seconds, a round each in turn, and the median of the rounds' ratios."""
-    steps = {name: make(library(name)) for name in LIBRARIES}
-    taken = max(seconds(step, 3) for step in steps.values())
-    repeats = max(1, int(0.05 / taken))  # a round takes long enough for the clock
-    times: dict[str, list[float]] = {name: [] for name in LIBRARIES}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            times[name].append(seconds(step, repeats))
+    contestants = {name: Contestant(key, name) for name in LIBRARIES}
+    try:
+        taken = max(each.run(3) for each in contestants.values())
+        repeats = max(1, int(0.05 / taken))  # a round takes long enough for the clock
+        times: dict[str, list[float]] = {name: [] for name in LIBRARIES}
+        for _ in range(rounds):
+            for name, each in contestants.items():
+                times[name].append(each.run(repeats))
+    finally:
+        for each in contestants.values():
+            each.close()
     ratio = statistics.median(a / b for a, b in zip(times["ddp"], times["torch"], strict=True))
     return {"seconds": times, "ratio": ratio}
 
@@ -184,8 +216,8 @@ def main() -> None:
     print(f"{'step':<54} {'ours':>9} {'torch':>9} {'ratio':>6} {'goal':>5}  {'peak':>9} {'torch':>9} {'ratio':>6}")
     rows = {}
     for key in args.only or STEPS:
-        label, goal, make = STEPS[key]
-        found = compare(make, args.rounds)
+        label, goal, _ = STEPS[key]
+        found = compare(key, args.rounds)
         memory = {name: peak(key, name) for name in LIBRARIES}
         ours, theirs = (1000 * statistics.median(found["seconds"][name]) for name in LIBRARIES)
         rows[key] = {"label": label, "goal": goal, **found, "peak_kib": memory}
