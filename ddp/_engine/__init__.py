@@ -11,12 +11,13 @@ from ddp._engine.modes import (
     no_grad,
     set_grad_enabled,
 )
-from ddp._engine.nodes import Edge, Joint, Node, Version, ports
+from ddp._engine.nodes import Edge, Joint, Lasting, Node, Version, ports
 from ddp._engine.running import backward
 
 __all__ = [
     "Edge",
     "Joint",
+    "Lasting",
     "Leaf",
     "Node",
     "RemovableHandle",

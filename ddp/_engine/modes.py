@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -58,6 +59,10 @@ class _Scope:
 
     mode: bool
 
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        # `@no_grad` without the parentheses, as PyTorch has it.
+        return cls()(arguments[0]) if arguments and callable(arguments[0]) else super().__new__(cls)
+
     def __init__(self) -> None:
         self.before: list[bool] = []
 
@@ -99,9 +104,13 @@ class inference_mode(_Scope):
         state.enabled = self.before.pop()
 
     def __call__(self, function: Fn) -> Fn:
+        wanted = self.wanted
+        if inspect.isgeneratorfunction(function):
+            return _stepped(function, lambda: inference_mode(wanted))
+
         @functools.wraps(function)
         def inner(*args: Any, **kwargs: Any) -> Any:
-            with inference_mode(self.wanted):
+            with inference_mode(wanted):
                 return function(*args, **kwargs)
 
         return cast(Fn, inner)
@@ -119,6 +128,9 @@ class enable_grad(_Scope):
 
 
 def _decorated(function: Fn, mode: bool) -> Fn:
+    if inspect.isgeneratorfunction(function):
+        return _stepped(function, enable_grad if mode else no_grad)
+
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
         before = state.enabled
@@ -127,5 +139,32 @@ def _decorated(function: Fn, mode: bool) -> Fn:
             return function(*args, **kwargs)
         finally:
             state.enabled = before
+
+    return cast(Fn, inner)
+
+
+def _stepped(function: Fn, scope: Callable[[], Any]) -> Fn:
+    """A generator function whose steps run in `scope`; what its caller does between them does not."""
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        generator = function(*args, **kwargs)
+        resume, given = generator.send, None
+        try:
+            while True:
+                try:
+                    with scope():
+                        item = resume(given)
+                except StopIteration as stop:
+                    return stop.value
+                try:
+                    resume, given = generator.send, (yield item)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    resume, given = generator.throw, error
+        finally:
+            with scope():
+                generator.close()
 
     return cast(Fn, inner)

@@ -126,6 +126,15 @@ class Node:
         self.attached = None
 
 
+class Lasting(Node):
+    """A node that several graphs share, of an op that keeps nothing for backward: each of them may be freed."""
+
+    __slots__ = ()
+
+    def free(self) -> None:
+        """There is nothing to let go of."""
+
+
 class Joint(Node):
     """The node of an op with `outputs` results: its gradient is a list of one each, None where nothing came."""
 

@@ -33,7 +33,7 @@ class TensorBase:
     _device: device
     _edge: Node | Leaf | None  # where a gradient goes from here; None if none is wanted
     _end: Leaf | None  # the graph's end for this tensor, kept while requires_grad is off
-    _epoch: int  # of the version, when this tensor's place in the graph was true
+    _epoch: int  # of the version, when this tensor's place in the graph was true; -1 if detached: it has none
     _grad: Tensor | None  # the tensor around the slot's buffer, made when `grad` is first read
     _version: Version
 
@@ -145,6 +145,8 @@ def wrap(array: Array, where: device, like: TensorBase | None = None) -> Tensor:
 def see(view: TensorBase, x: TensorBase) -> None:
     """`view` shares the memory of `x` from now on, and its version."""
     version = view._version = x._version
+    if x._epoch < 0:  # from here on a write into one of the two moves the other's place, too
+        x._epoch = version.epoch
     view._epoch = x._epoch
     if version.base is None:
         version.base = weakref.ref(x)
@@ -177,8 +179,8 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
                 where = x._device
             if x._edge is not None:
                 recorded = True
-            if x._epoch != x._version.epoch and state.enabled:
-                raise _left_behind(op.name, x)
+            if x._epoch != x._version.epoch and x._epoch >= 0 and state.enabled:
+                raise left_behind(op.name, x)
             if array.dtype is BFLOAT16:
                 wide = True
         else:
@@ -255,7 +257,8 @@ def _node(
     return kind(run, xp, edges, needs, tuple(saved), versions, residual)
 
 
-def _left_behind(name: str, x: TensorBase) -> InplaceError:
+def left_behind(name: str, x: TensorBase) -> InplaceError:
+    """What to raise where `x` has a place in the graph that is not true any more."""
     return InplaceError(
         f"{name}: a tensor of shape {x._array.shape} shares memory with one that was changed in place inside the graph "
         "after this view was made, so its place in the graph is not true any more: make the view after the change, or "
@@ -282,9 +285,11 @@ def borrowed(array: Array, *readers: Any) -> Array:
 
 
 def root_of(x: TensorBase) -> Node | Leaf:
-    """Where a backward from `x` starts. Raises: GraphError if nothing it came from requires grad."""
+    """Where a backward from `x` starts. Raises: GraphError if nothing it came from requires grad; InplaceError."""
     if x._edge is None:
         raise GraphError("backward: this tensor does not require grad, and nothing it was made of does")
+    if x._epoch != x._version.epoch and x._epoch >= 0:
+        raise left_behind("backward", x)
     return x._edge
 
 

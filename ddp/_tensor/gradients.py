@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,11 @@ class Gradients(TensorBase):
 
     def detach(self) -> Tensor:
         """The same memory outside the graph; in-place changes of either are seen by both, and by backward."""
-        return wrap(self._array, self._device, self)
+        x = wrap(self._array, self._device)
+        x._version, x._epoch = self._version, -1  # what becomes of this tensor's place does not matter to x
+        if x._version.base is None:
+            x._version.base = weakref.ref(self)
+        return x
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
         """Calls `hook(grad)` in each backward, with the gradient of this tensor; what it returns replaces it.
@@ -76,8 +81,6 @@ class Gradients(TensorBase):
         """Calls `hook(tensor)` in each backward once this leaf's `grad` is complete. Raises: GraphError for no leaf."""
         if isinstance(self._edge, Node) or self._edge is None:
             raise GraphError("register_post_accumulate_grad_hook: expected a leaf that requires grad")
-        import weakref
-
         owner = weakref.ref(self)  # no cycle: the leaf is the tensor's
         after = self._edge.after
 
@@ -117,7 +120,9 @@ def into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph:
     wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
     _engine.backward(roots, seeds, retain_graph, sinks)
-    for x in wanted:
+    for x in {id(x): x for x in wanted}.values():  # one that is named twice gets its gradient once
         g = sinks[root_of(x)]
         if g is not None:
             x._leaf.slot.accumulate(g)
+            for after in [*x._leaf.after]:
+                after()

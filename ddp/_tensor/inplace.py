@@ -35,7 +35,7 @@ def followed(x: TensorBase, name: str, *operands: Other) -> bool:
     if x._edge is not None and not isinstance(x._edge, Node):
         raise InplaceError(f"{where} that is a leaf and requires grad: wrap the call in ddp.no_grad()")
     version = x._version
-    if version.epoch != x._epoch:
+    if version.epoch != x._epoch and x._epoch >= 0:
         raise InplaceError(f"{where} that shares memory with one that was changed in place inside the graph since")
     base = None if version.base is None else version.base()
     if base is not None and base is not x:
@@ -43,6 +43,8 @@ def followed(x: TensorBase, name: str, *operands: Other) -> bool:
             f"{where} that is a view of a tensor of shape {base._array.shape}, inside the graph: use the out-of-place "
             "form, such as x = x + y, or assign to the tensor itself by x[index] = value"
         )
+    if any(step == 0 and n > 1 for step, n in zip(x._array.strides, x._array.shape, strict=True)):
+        raise InplaceError(f"{where} that shows elements of its memory several times, as expand() does: clone() it")
     return True
 
 
@@ -85,7 +87,8 @@ def _own(node: Node, x: TensorBase) -> None:
     saved, versions = list(node.saved), []
     for counter, count, position in node.versions:
         if counter is x._version and counter.count == count:
-            saved[position] = saved[position].copy()
+            if saved:  # a checkpointed region keeps none
+                saved[position] = saved[position].copy()
         else:
             versions.append((counter, count, position))
     node.saved, node.versions = tuple(saved), versions

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ddp._engine import Leaf, modes
+from ddp._engine import Lasting, Leaf, Node, Version, modes
 from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import bfloat16, float16, float32, is_float, parse
@@ -78,7 +78,8 @@ class _Casting:
     def __init__(self, rules: dict[str, np.dtype[Any]], caches: bool) -> None:
         self.rules = rules
         self.caches = caches
-        self.cache: dict[Any, tuple[int, TensorBase]] = {}  # a leaf's end: its version, and itself in 16 bits
+        # A leaf's end: its version, the count of that, and the leaf in 16 bits.
+        self.cache: dict[Any, tuple[Version, int, TensorBase]] = {}
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         first = next(x for x in inputs if isinstance(x, TensorBase))
@@ -98,9 +99,22 @@ class _Casting:
         if not (self.caches and isinstance(end, Leaf) and modes.state.enabled):
             return convert(x, low)
         found = self.cache.get(end)
-        if found is None or found[0] != x._version.count:
-            found = self.cache[end] = (x._version.count, convert(x, low))
-        return found[1]
+        if found is None or found[0] is not x._version or found[1] != x._version.count:
+            found = self.cache[end] = (x._version, x._version.count, _shared(x, low))
+        return found[2]
+
+
+def _shared(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
+    """`x` in 16 bits, for all graphs that will ask for it."""
+    state = modes.state
+    before, state.observers = state.observers, ()  # of no checkpointed region: another run of it finds this one made
+    try:
+        result = convert(x, low)
+    finally:
+        state.observers = before
+    assert type(result._edge) is Node
+    result._edge.__class__ = Lasting
+    return result
 
 
 def _raised(x: TensorBase) -> TensorBase:

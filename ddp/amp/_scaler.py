@@ -1,10 +1,11 @@
-"""`GradScaler`: the loss is multiplied so that float16 gradients do not vanish, and these are divided before the step."""
+"""`GradScaler`: the loss is multiplied so that no float16 gradient vanishes, and these are divided before the step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ddp._tensor.interop import scalar_tensor
 from ddp.errors import ArgumentError, GraphError
 
 
@@ -62,7 +63,8 @@ class GradScaler:
             return outputs
         if isinstance(outputs, list | tuple):
             return type(outputs)([self.scale(each) for each in outputs])
-        return outputs * self._scale
+        # By a tensor of float32: as a float16, the first scale would be infinite.
+        return outputs * scalar_tensor(self._scale, dtype="float32", device=outputs.device)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divides the gradients of the optimizer's parameters by the scale, once between updates.

@@ -36,18 +36,19 @@ def gradcheck(
             raise DtypeError(f"gradcheck: input {i} is {x.dtype}; differences need float64")
         if not x.is_leaf or 0 in [s for s, n in zip(x._array.strides, x.shape, strict=True) if n > 1]:
             raise ArgumentError(f"gradcheck: input {i} is not a leaf, or repeats elements in memory")
-    outputs = _differentiable(fn(*given))
+    outputs = {i: y for i, y in enumerate(_listed(fn(*given))) if isinstance(y, Tensor) and y.requires_grad}
     if not outputs:
         raise GradcheckError("gradcheck: no output depends on the inputs that require grad")
     random = np.random.default_rng(0)
-    weights = [y._device.xp.asarray(random.uniform(0.5, 1.5, y.shape)) for y in outputs]
-    seeds = [y.detach().clone().copy_(w) for y, w in zip(outputs, weights, strict=True)]
+    weights = {i: y._device.xp.asarray(random.uniform(0.5, 1.5, y.shape)) for i, y in outputs.items()}
+    seeds = [y.detach().clone().copy_(weights[i]) for i, y in outputs.items()]
     leaves = [x for _, x in checked]
-    analytic = grad(outputs, leaves, seeds, allow_unused=True)
+    analytic = grad(list(outputs.values()), leaves, seeds, allow_unused=True)
 
     def value() -> float:
         with no_grad():
-            return sum(float((y._array * w).sum()) for y, w in zip(_floating(fn(*given)), weights, strict=True))
+            results = _listed(fn(*given))
+            return sum(float((results[i]._array * w).sum()) for i, w in weights.items())
 
     for (i, x), g in zip(checked, analytic, strict=True):
         for at in np.ndindex(x.shape):
@@ -71,12 +72,3 @@ def gradcheck(
 
 def _listed(result: Any) -> list[Any]:
     return [result] if isinstance(result, Tensor) else list(result)
-
-
-def _floating(result: Any) -> list[Tensor]:
-    return [y for y in _listed(result) if isinstance(y, Tensor) and y.is_floating_point()]
-
-
-def _differentiable(result: Any) -> list[Tensor]:
-    outputs = _floating(result)
-    return outputs if all(y.requires_grad for y in outputs) else []

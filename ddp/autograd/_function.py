@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp import _engine
 from ddp._engine import Joint, Node, Version, modes, no_grad, ports
-from ddp._tensor.base import FLOATS, TensorBase, wrap
+from ddp._tensor.base import FLOATS, TensorBase, left_behind, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
 
@@ -149,6 +149,10 @@ class Function:
         tensors = [x for x in args if isinstance(x, TensorBase)]
         edges = tuple([x._edge if isinstance(x, TensorBase) else None for x in args])
         recorded = modes.state.enabled and any(edge is not None for edge in edges)
+        if recorded:
+            for x in tensors:
+                if x._epoch != x._version.epoch and x._epoch >= 0:
+                    raise left_behind(cls.__name__, x)
         ctx = FunctionContext()
         ctx.needs_input_grad = tuple([recorded and edge is not None for edge in edges])
         with no_grad():
@@ -159,6 +163,8 @@ class Function:
                 result = cls.forward(ctx, *args, **kwargs)
         single = not isinstance(result, tuple)
         outputs = [_output(cls, x, tensors, ctx) for x in ((result,) if single else result)]
+        if not all(_among(x, outputs) for x in ctx._dirty):
+            raise GraphError(f"{cls.__name__}: an input was marked dirty, but forward did not return it")
         if recorded:
             _record(cls, ctx, args, edges, outputs)
         ctx._to_save = ctx._not_differentiable = ctx._dirty = ()  # the graph holds no tensors: they would be cycles

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp import _device
 from ddp._engine import Node, enable_grad, modes
@@ -70,14 +70,31 @@ class _Region:
             node.saved, node.residual, node.versions = made[i].saved, made[i].residual, made[i].versions
 
 
+class _Kept(NamedTuple):
+    """A tensor without its graph, which the nodes hold already; whether it required grad; the count of its version."""
+
+    tensor: TensorBase
+    requires_grad: bool
+    version: int
+
+
 def _outside(x: Any) -> Any:
-    """An argument to keep: a tensor without its graph, which the nodes hold already."""
-    return (wrap(x._array, x._device, x), x.requires_grad, x._version.count) if isinstance(x, TensorBase) else x
+    """An argument to keep: the tensors in it, also those in lists, tuples and dicts, as `_Kept`."""
+    if isinstance(x, TensorBase):
+        return _Kept(wrap(x._array, x._device, x), x.requires_grad, x._version.count)
+    return _each(_outside, x)
+
+
+def _each(function: Callable[[Any], Any], x: Any) -> Any:
+    """`function` of what a list, tuple or dict holds, in another of its kind; anything else as it is."""
+    if type(x) is list or type(x) is tuple:
+        return type(x)([function(each) for each in x])
+    return {name: function(each) for name, each in x.items()} if type(x) is dict else x
 
 
 def _inside(kept: Any) -> Any:
-    if not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[0], TensorBase)):
-        return kept
+    if not isinstance(kept, _Kept):
+        return _each(_inside, kept)
     x, requires_grad, count = kept
     if x._version.count != count:
         raise GraphError(

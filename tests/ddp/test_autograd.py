@@ -147,3 +147,39 @@ class TestBackward:
         x = leaf(2.0)
         with pytest.raises(ArgumentError, match="2 gradients were given for 1"):
             ddp.autograd.backward([x * 2], [leaf(1.0), leaf(1.0)])
+
+
+def test_gradcheck_leaves_out_what_has_no_gradient() -> None:
+    x = ddp.ones(2, dtype=ddp.float64, requires_grad=True)
+    assert ddp.autograd.gradcheck(lambda x: (x.detach() * 2, x * x, x.argmax(), 5), x)
+
+
+@pytest.mark.parametrize("scope", [ddp.no_grad, ddp.inference_mode, ddp.no_grad(), ddp.inference_mode()])
+def test_a_decorated_generator_runs_its_steps_without_grad(scope: Any) -> None:
+    @scope
+    def steps() -> Any:
+        try:
+            got = yield ddp.is_grad_enabled()
+        except ValueError:
+            got = "caught"
+        yield got, ddp.is_grad_enabled()
+        return 3
+
+    generator = steps()
+    assert next(generator) is False
+    assert ddp.is_grad_enabled()
+    assert generator.send("sent") == ("sent", False)
+    with pytest.raises(StopIteration) as stop:
+        next(generator)
+    assert stop.value.value == 3
+    generator = steps()
+    next(generator)
+    assert generator.throw(ValueError) == ("caught", False)
+    generator.close()
+    assert ddp.is_grad_enabled()
+
+
+@pytest.mark.parametrize("scope", [ddp.no_grad, ddp.inference_mode, ddp.enable_grad])
+def test_decorators_need_no_parentheses(scope: Any) -> None:
+    with ddp.no_grad():
+        assert scope(ddp.is_grad_enabled)() is (scope is ddp.enable_grad)

@@ -205,3 +205,43 @@ def test_retained_gradient_moves_along() -> None:
     y.sum().backward()
     assert y.grad is not None
     assert y.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_view_left_behind_starts_no_backward_and_enters_no_function() -> None:
+    class Twice(ddp.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: ddp.Tensor) -> ddp.Tensor:
+            return x * 2
+
+    y = leaf(1.0, 2.0) * 1
+    row = y[0]
+    y.mul_(3)
+    for use in (row.backward, lambda: ddp.autograd.grad(y.sum(), row), lambda: Twice.apply(row)):
+        with pytest.raises(InplaceError, match="shares memory"):
+            use()
+
+
+def test_what_is_detached_is_not_left_behind() -> None:
+    x = leaf(1.0, 2.0)
+    loss = (x * x).sum()
+    logged = loss.detach()
+    loss /= 5
+    assert (logged * 2).item() == 2.0  # the same memory, as in PyTorch
+    loss.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == pytest.approx([0.4, 0.8])
+
+
+def test_a_view_of_what_is_detached_is_left_behind() -> None:
+    kept = (leaf(1.0, 2.0) * 1).detach()
+    row = kept[0]
+    kept += leaf(3.0, 4.0)
+    assert kept.requires_grad
+    with pytest.raises(InplaceError, match="shares memory"):
+        row * 2
+
+
+def test_elements_that_lie_on_one_another_are_not_written_in_the_graph() -> None:
+    y = (leaf(1.0, 2.0) * 1).expand(3, 2)
+    with pytest.raises(InplaceError, match="clone"):
+        y.add_(1)

@@ -89,3 +89,8 @@ def test_disabled_it_passes_everything_through() -> None:
     assert (scaler.get_scale(), scaler.is_enabled()) == (1.0, False)
     one, two = GradScaler("cpu", init_scale=2.0).scale([loss, (loss,)])
     assert (one.item(), two[0].item()) == (4.0, 4.0)
+
+
+def test_a_loss_of_float16_is_scaled_beyond_its_range() -> None:
+    loss = ddp.tensor(0.5, dtype=ddp.float16)
+    assert GradScaler("cpu").scale(loss).item() == 32768.0

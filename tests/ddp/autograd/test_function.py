@@ -224,3 +224,14 @@ def test_no_cycles() -> None:
         assert node() is None
     finally:
         gc.enable()
+
+
+def test_an_input_marked_dirty_is_returned() -> None:
+    class Forgets(Function):
+        @staticmethod
+        def forward(ctx: Any, x: ddp.Tensor) -> ddp.Tensor:
+            ctx.mark_dirty(x.mul_(2))
+            return x * 3
+
+    with pytest.raises(GraphError, match=r"Forgets.*dirty"):
+        Forgets.apply(ddp.ones(2, requires_grad=True) * 1)

@@ -145,3 +145,49 @@ def test_no_cycles() -> None:
         assert node() is None
     finally:
         gc.enable()
+
+
+def test_in_place_inside_the_region() -> None:
+    def region(x: ddp.Tensor) -> ddp.Tensor:
+        h = x * 1
+        h.mul_(x)
+        h *= h
+        return h * x
+
+    grads = []
+    for run in (region, lambda x: checkpoint(region, x)):
+        x = ddp.tensor([1.0, 2.0], requires_grad=True)
+        run(x).sum().backward()
+        grads.append(x.grad.tolist())
+    assert grads[0] == grads[1] == [5.0, 80.0]
+
+
+def test_under_autocast_parameters_cast_for_the_region_are_there_afterwards() -> None:
+    layer = ddp.nn.Linear(2, 2)
+    grads = []
+    for around in (lambda f, x: f(x), checkpoint):
+        layer.zero_grad()
+        with ddp.amp.autocast("cpu"):
+            y = layer(around(lambda x: layer(layer(x)).relu(), ddp.ones(3, 2, requires_grad=True)))
+        y.float().sum().backward()
+        grads.append(layer.weight.grad.tolist())
+    assert grads[0] == grads[1]
+
+
+@pytest.mark.parametrize("pack", [lambda x: [x], lambda x: (x, True, 3), lambda x: {"x": (x,)}])
+def test_tensors_inside_arguments(pack: Any) -> None:
+    def region(packed: Any) -> ddp.Tensor:
+        x = packed["x"][0] if isinstance(packed, dict) else packed[0]
+        h = x + 1
+        return h * h
+
+    x = ddp.tensor([1.0, 2.0], requires_grad=True)
+    a = x * 1
+    checkpoint(region, pack(a)).sum().backward()
+    assert x.grad.tolist() == [4.0, 6.0]
+    a = x * 1
+    y = checkpoint(region, pack(a))
+    with ddp.no_grad():
+        a.add_(1)
+    with pytest.raises(GraphError, match="changed in place"):
+        y.sum().backward()
