@@ -14,15 +14,17 @@ def _embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequenc
     return xp.take(w, index, axis=0), (w.shape, index, padding, by_frequency)
 
 
-def _embedding_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+def _embedding_backward(
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None,)
+) -> Gradients:
     shape, index, padding, by_frequency = residual
     where, rows = index.reshape(-1), g.reshape(index.size, shape[1])
     if by_frequency:
         rows = rows / xp.bincount(where, minlength=shape[0])[where][:, None].astype(g.dtype)
-    dw = add_rows(xp, shape[0], where, rows)
+    dw = add_rows(xp, shape[0], where, rows, outs[0])
     if padding is not None:
         dw[padding] = 0
     return (dw,)
 
 
-embedding = Op("embedding", _embedding, _embedding_backward, inputs=("w",))
+embedding = Op("embedding", _embedding, _embedding_backward, inputs=("w",), into=True)

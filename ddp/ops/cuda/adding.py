@@ -34,11 +34,15 @@ def add_into(xp: Any, out: Array, where: Array, g: Array) -> None:
     SOURCE.over(xp, "add_rows", out.dtype, n * width, *arrays, n, width)
 
 
-def add_rows(xp: Any, length: int, where: Array, g: Array) -> Array:
-    """(length, D) zeros with each row of `g` (N, D) added at row where[i] (N,)."""
-    out = xp.zeros((length, g.shape[1]), _held(g.dtype))
-    add_into(xp, out, where, g)
-    return out.astype(g.dtype, copy=False)
+def add_rows(xp: Any, where: Array, g: Array, out: Array) -> None:
+    """Adds each row of `g` (N, D) to out[where[i]]. out: (M, D) in one piece."""
+    kind = _held(out.dtype)
+    if out.dtype == kind:
+        add_into(xp, out, where, g)
+    else:
+        sums = out.astype(kind)
+        add_into(xp, sums, where, g)
+        out[...] = sums
 
 
 def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
