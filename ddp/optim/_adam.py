@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from math import sqrt
+from typing import Any
 
 from ddp.errors import ArgumentError
-from ddp.optim._memory import Tile
+from ddp.ops.cuda import updates
+from ddp.optim._memory import Array, Tile
 from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
 
@@ -72,27 +74,46 @@ class Adam(Tiled):
         rate, small = lr * root / (1 - beta1**age), eps * root
 
         def update(tile: Tile) -> None:
-            xp, state, delta, spare = tile.xp, tile.state, tile.delta, tile.spare
-            m, v = state["exp_avg"], state["exp_avg_sq"]
+            xp, state = tile.xp, tile.state
             if decay and decoupled:
                 tile.shrink(1 - lr * decay)
             d = tile.descent(0.0 if decoupled else decay, maximize)
-            xp.subtract(d, m, out=spare)
-            xp.multiply(spare, 1 - beta1, out=spare)
-            xp.add(m, spare, out=m)
-            xp.multiply(d, d, out=spare)
-            xp.multiply(spare, 1 - beta2, out=spare)
-            xp.multiply(v, beta2, out=v)
-            xp.add(v, spare, out=v)
-            if amsgrad:
-                v = xp.maximum(v, state["max_exp_avg_sq"], out=state["max_exp_avg_sq"])
-            xp.sqrt(v, out=delta)
-            xp.add(delta, small, out=delta)
-            xp.divide(m, delta, out=delta)
-            xp.multiply(delta, rate, out=delta)
+            moments = state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"] if amsgrad else None
+            STEPS[xp.__name__](xp, d, *moments, tile.delta, tile.spare, beta1, beta2, rate, small)
             tile.subtract()
 
         return update
+
+
+def _by_passes(
+    xp: Any,
+    d: Array,
+    m: Array,
+    v: Array,
+    top: Array | None,
+    delta: Array,
+    spare: Array,
+    beta1: float,
+    beta2: float,
+    rate: float,
+    small: float,
+) -> None:
+    xp.subtract(d, m, out=spare)
+    xp.multiply(spare, 1 - beta1, out=spare)
+    xp.add(m, spare, out=m)
+    xp.multiply(d, d, out=spare)
+    xp.multiply(spare, 1 - beta2, out=spare)
+    xp.multiply(v, beta2, out=v)
+    xp.add(v, spare, out=v)
+    if top is not None:
+        v = xp.maximum(v, top, out=top)
+    xp.sqrt(v, out=delta)
+    xp.add(delta, small, out=delta)
+    xp.divide(m, delta, out=delta)
+    xp.multiply(delta, rate, out=delta)
+
+
+STEPS = {"numpy": _by_passes, "cupy": updates.adam}
 
 
 def check_betas(kind: str, betas: tuple[float, float]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ddp.ops.cuda import updates
 from ddp.optim._adam import check_betas
-from ddp.optim._memory import Tile
+from ddp.optim._memory import Array, Tile
 from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
 
@@ -39,18 +42,25 @@ class Lion(Tiled):
         maximize = group["maximize"]
 
         def update(tile: Tile) -> None:
-            xp, delta, spare, m = tile.xp, tile.delta, tile.spare, tile.state["exp_avg"]
+            xp = tile.xp
             if decay:
                 tile.shrink(1 - lr * decay)
             d = tile.descent(0.0, maximize)
-            xp.subtract(d, m, out=spare)
-            xp.multiply(spare, 1 - beta1, out=spare)
-            xp.add(spare, m, out=spare)
-            xp.multiply(m, beta2, out=m)
-            xp.multiply(d, 1 - beta2, out=delta)
-            xp.add(m, delta, out=m)
-            xp.sign(spare, out=delta)
-            xp.multiply(delta, lr, out=delta)
+            STEPS[xp.__name__](xp, d, tile.state["exp_avg"], tile.delta, tile.spare, beta1, beta2, lr)
             tile.subtract()
 
         return update
+
+
+def _by_passes(xp: Any, d: Array, m: Array, delta: Array, spare: Array, beta1: float, beta2: float, lr: float) -> None:
+    xp.subtract(d, m, out=spare)
+    xp.multiply(spare, 1 - beta1, out=spare)
+    xp.add(spare, m, out=spare)
+    xp.multiply(m, beta2, out=m)
+    xp.multiply(d, 1 - beta2, out=delta)
+    xp.add(m, delta, out=m)
+    xp.sign(spare, out=delta)
+    xp.multiply(delta, lr, out=delta)
+
+
+STEPS = {"numpy": _by_passes, "cupy": updates.lion}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ddp.errors import ArgumentError
-from ddp.optim._memory import Tile
+from ddp.ops.cuda import updates
+from ddp.optim._memory import Array, Tile
 from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
 
@@ -63,19 +66,37 @@ class SGD(Tiled):
             tile.subtract()
 
         def with_momentum(tile: Tile) -> None:
-            xp, delta, spare, v = tile.xp, tile.delta, tile.spare, tile.state["momentum_buffer"]
-            d = tile.descent(decay, maximize)
-            if age == 0:
-                v[...] = d
-            else:
-                xp.multiply(v, momentum, out=v)
-                xp.add(v, d if dampening == 0 else xp.multiply(d, 1 - dampening, out=spare), out=v)
-            if nesterov:
-                xp.multiply(v, momentum, out=spare)
-                xp.add(spare, d, out=delta)
-                xp.multiply(delta, lr, out=delta)
-            else:
-                xp.multiply(v, lr, out=delta)
+            xp, d = tile.xp, tile.descent(decay, maximize)
+            arrays = d, tile.state["momentum_buffer"], tile.delta, tile.spare
+            STEPS[xp.__name__](xp, *arrays, age == 0, nesterov, momentum, 1 - dampening, lr)
             tile.subtract()
 
         return with_momentum if momentum else plain
+
+
+def _by_passes(
+    xp: Any,
+    d: Array,
+    v: Array,
+    delta: Array,
+    spare: Array,
+    fresh: bool,
+    nesterov: bool,
+    momentum: float,
+    less: float,
+    lr: float,
+) -> None:
+    if fresh:
+        v[...] = d
+    else:
+        xp.multiply(v, momentum, out=v)
+        xp.add(v, d if less == 1 else xp.multiply(d, less, out=spare), out=v)
+    if nesterov:
+        xp.multiply(v, momentum, out=spare)
+        xp.add(spare, d, out=delta)
+        xp.multiply(delta, lr, out=delta)
+    else:
+        xp.multiply(v, lr, out=delta)
+
+
+STEPS = {"numpy": _by_passes, "cupy": updates.momentum}

@@ -58,9 +58,18 @@ extern "C" __global__ void lion(
 
 
 def momentum(
-    xp: Any, d: Array, v: Array, delta: Array, fresh: bool, nesterov: bool, momentum: float, less: float, lr: float
+    xp: Any,
+    d: Array,
+    v: Array,
+    delta: Array,
+    spare: Array,
+    fresh: bool,
+    nesterov: bool,
+    momentum: float,
+    less: float,
+    lr: float,
 ) -> None:
-    """One step of SGD: writes v and delta. less: 1 - dampening; fresh: v does not count yet."""
+    """One step of SGD: writes v and delta. less: 1 - dampening; fresh: v does not count yet; spare: not needed."""
     arrays = d, v, delta, d.size, fresh, nesterov
     SOURCE.over(xp, "momentum", d.dtype, d.size, *arrays, float(momentum), float(less), float(lr))
 
@@ -72,17 +81,18 @@ def adam(
     v: Array,
     top: Array | None,
     delta: Array,
+    spare: Array,
     beta1: float,
     beta2: float,
     rate: float,
     small: float,
 ) -> None:
-    """One step of Adam: writes m, v, with amsgrad top, and delta."""
+    """One step of Adam: writes m, v, with amsgrad top, and delta. spare: not needed."""
     numbers = 1 - beta1, beta2, 1 - beta2, rate, small
     SOURCE.over(xp, "adam", d.dtype, d.size, d, m, v, top, delta, d.size, *map(float, numbers))
 
 
-def lion(xp: Any, d: Array, m: Array, delta: Array, beta1: float, beta2: float, lr: float) -> None:
-    """One step of Lion: writes m and delta."""
+def lion(xp: Any, d: Array, m: Array, delta: Array, spare: Array, beta1: float, beta2: float, lr: float) -> None:
+    """One step of Lion: writes m and delta. spare: not needed."""
     numbers = 1 - beta1, beta2, 1 - beta2, lr
     SOURCE.over(xp, "lion", d.dtype, d.size, d, m, delta, d.size, *map(float, numbers))
