@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         for item in items:
-            if "long" in item.keywords:
+            if item.get_closest_marker("long"):  # an id in brackets is a keyword, too
                 item.add_marker(pytest.mark.skip(reason="takes long: pytest --long runs it"))
 
 
