@@ -21,7 +21,7 @@ def run(mode: str, both: bool = False, bias: bool = True, only: str = "") -> Cal
         first, weights = list(rest[:states]), list(rest[states:])
         directions = 2 if both else 1
         count = len(weights) // directions
-        if t is not ddp:
+        if t.__name__ == "torch":
             function = getattr(t, mode.lower())
             with warnings.catch_warnings():  # of a slower way for projections
                 warnings.simplefilter("ignore")

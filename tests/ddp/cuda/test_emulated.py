@@ -122,7 +122,7 @@ def test_rows_are_added_up(dtype: Any) -> None:
     g = (draw(5, 4) * 8).astype(dtype)
     expected = np.zeros((6, 4), dtype)
     np.add.at(expected, where, g)
-    got = index.ADDS["cupy"](emulation.cupy, 6, where, g)
+    got = index.add_rows(emulation.cupy, 6, where, g)
     assert got.dtype == dtype
     np.testing.assert_allclose(got, expected, rtol=1e-2 if dtype == np.float16 else 1e-6)
 
