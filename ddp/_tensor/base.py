@@ -57,6 +57,10 @@ class TensorBase:
         elif requires_grad:
             if self._array.dtype.kind not in FLOATS:
                 raise DtypeError(f"requires_grad: only floating tensors have gradients, not {self._array.dtype}")
+            version = self._version
+            if self._end is None and version.base is not None and version.base() is self:
+                # Views made before lead to no leaf: what is computed of them would lack its gradient.
+                version.epoch = self._epoch = version.epoch + 1
             self._edge = self._leaf
         else:
             self._edge = None

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddp import _device
 from ddp._device import place
-from ddp._engine import Node, modes
+from ddp._engine import Leaf, Node, modes
 from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.indexing import assignable, index_parts, kept
@@ -65,17 +65,18 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
         return x
     before = x._edge
     node = convert(result, array.dtype)._edge
-    if not isinstance(node, Node):  # the result is an operand itself
+    if isinstance(node, Leaf):  # the result is an operand itself
         node = apply(elementwise.clone, (result,))._edge
-        assert isinstance(node, Node)
-    _own(node, x)
+    if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
+        _own(node, x)
     if values is not array:
         array[...] = values
     x._version.count += 1
     x._version.epoch = x._epoch = x._version.epoch + 1
     x._edge = node
-    if isinstance(before, Node) and before.attached is not None and before.attached.retained is not None:
-        node.attach().retained, before.attached.retained = before.attached.retained, None
+    old = before.attached if isinstance(before, Node) else None
+    if isinstance(node, Node) and old is not None and old.retained is not None:
+        node.attach().retained, old.retained = old.retained, None
     return x
 
 

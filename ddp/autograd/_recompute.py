@@ -43,18 +43,18 @@ class _Region:
         made: list[Node] = []
         self.made = made
         state = modes.state
-        before = state.observers, state.autocast
+        before = state.observers, state.autocast, state.inference
         random = _device.random_state()
-        state.observers, state.autocast = (self.collect,), self.autocast
+        state.observers, state.autocast, state.inference = (self.collect,), self.autocast, False
         try:
             if self.random is not None:
                 _device.set_random_state(self.random)
             with enable_grad():
                 self.function(*map(_inside, self.args), **{name: _inside(x) for name, x in self.kwargs.items()})
         finally:
-            state.observers, state.autocast = before
+            state.observers, state.autocast, state.inference = before
+            self.made = []
             _device.set_random_state(random)
-        self.made = []
         for i, ref in enumerate(self.nodes):
             node = ref()
             if node is None or node.attached is None or node.attached.recall is None:

@@ -245,3 +245,24 @@ def test_elements_that_lie_on_one_another_are_not_written_in_the_graph() -> None
     y = (leaf(1.0, 2.0) * 1).expand(3, 2)
     with pytest.raises(InplaceError, match="clone"):
         y.add_(1)
+
+
+def test_a_result_without_gradient_takes_the_tensor_out_of_the_graph() -> None:
+    y = leaf(1.0, 0.0) * 1
+    y.logical_not_()
+    assert y.tolist() == [0.0, 1.0]
+    assert not y.requires_grad
+
+
+def test_a_view_older_than_its_leaf_is_left_behind() -> None:
+    x = ddp.ones(4)
+    halves = x[:2], x[2:]
+    x.requires_grad_()
+    with pytest.raises(InplaceError, match="shares memory"):
+        halves[0] * 2
+    (x[:2] * 2).sum().backward()
+    first = x[:2]
+    x.requires_grad_(False).requires_grad_()  # it was a leaf before: the view leads there
+    (first * 2).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [4.0, 4.0, 0.0, 0.0]
