@@ -56,6 +56,15 @@ from ddp._tensor.dtypes import float64 as double
 from ddp._tensor.dtypes import int16 as short
 from ddp._tensor.dtypes import int32 as int
 from ddp._tensor.dtypes import int64 as long
+from ddp._tensor.first_constructors import (
+    BoolTensor,
+    ByteTensor,
+    DoubleTensor,
+    FloatTensor,
+    HalfTensor,
+    IntTensor,
+    LongTensor,
+)
 from ddp._tensor.functions import (
     abs,
     absolute,
@@ -108,12 +117,14 @@ from ddp._tensor.functions import (
     bucketize,
     cartesian_prod,
     cat,
+    cdist,
     ceil,
     chunk,
     clamp,
     clamp_max,
     clamp_min,
     clip,
+    clone,
     column_stack,
     concat,
     concatenate,
@@ -124,6 +135,7 @@ from ddp._tensor.functions import (
     cummin,
     cumprod,
     cumsum,
+    detach,
     diag,
     diag_embed,
     diagonal,
@@ -265,6 +277,7 @@ from ddp._tensor.functions import (
     tensordot,
     tile,
     topk,
+    trace,
     transpose,
     tril,
     tril_indices,
@@ -300,14 +313,22 @@ from ddp._tensor.sampling import (
     set_rng_state,
 )
 from ddp._tensor.sizes import Size
+from ddp.amp import autocast
 from ddp.parallel import DataParallel
 from ddp.serialization import load, save
 
 _heap.keep_freed()
 
 __all__ = [
+    "BoolTensor",
+    "ByteTensor",
     "DataParallel",
+    "DoubleTensor",
+    "FloatTensor",
     "Generator",
+    "HalfTensor",
+    "IntTensor",
+    "LongTensor",
     "Size",
     "Tensor",
     "abs",
@@ -350,6 +371,7 @@ __all__ = [
     "atleast_1d",
     "atleast_2d",
     "atleast_3d",
+    "autocast",
     "autograd",
     "baddbmm",
     "bernoulli",
@@ -370,12 +392,14 @@ __all__ = [
     "can_cast",
     "cartesian_prod",
     "cat",
+    "cdist",
     "ceil",
     "chunk",
     "clamp",
     "clamp_max",
     "clamp_min",
     "clip",
+    "clone",
     "column_stack",
     "concat",
     "concatenate",
@@ -386,6 +410,7 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "detach",
     "device",
     "diag",
     "diag_embed",
@@ -597,6 +622,7 @@ __all__ = [
     "tensordot",
     "tile",
     "topk",
+    "trace",
     "transpose",
     "tril",
     "tril_indices",

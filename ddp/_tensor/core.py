@@ -18,7 +18,9 @@ from ddp._tensor.copying import Copying
 from ddp._tensor.creation import Making
 from ddp._tensor.cutting import Cutting
 from ddp._tensor.drawing import Drawing
+from ddp._tensor.dtypes import DEFAULT
 from ddp._tensor.extremes import Extremes
+from ddp._tensor.first_constructors import constructed
 from ddp._tensor.gradients import Gradients
 from ddp._tensor.history import GradFn
 from ddp._tensor.indexing import Indexing
@@ -30,6 +32,7 @@ from ddp._tensor.placing import Placing
 from ddp._tensor.printing import text_of
 from ddp._tensor.rearranging import Rearranging
 from ddp._tensor.reductions import Reductions
+from ddp._tensor.reshaping_inplace import ReshapingInPlace
 from ddp._tensor.shaping import Shaping
 from ddp._tensor.sizes import Size
 from ddp._tensor.sorting import Sorting
@@ -52,6 +55,7 @@ class Tensor(
     Sorting,
     Placing,
     ElementwiseInPlace,
+    ReshapingInPlace,
     Making,
     Drawing,
     Interop,
@@ -61,9 +65,17 @@ class Tensor(
     """A multi-dimensional array with a gradient. Made by `ddp.tensor` and the other creation functions.
 
     shape: the sizes. dtype: float16, bfloat16, float32, float64, an integer or bool. device: where the memory is.
+
+    Called with sizes, Tensor(2, 3), it is float32 memory as it comes; with a sequence or an array, a float32 copy.
     """
 
     __slots__ = ()
+
+    # Not __new__, which would take its time for every result of an op.
+    def __init__(self, *given: Any, device: Any = None) -> None:
+        made = constructed("Tensor", DEFAULT, given, device)
+        self._array, self._device, self._version, self._epoch = made._array, made._device, made._version, made._epoch
+        self._edge = self._end = self._grad = None
 
     @property
     def shape(self) -> Size:

@@ -8,6 +8,7 @@ from ddp._tensor import results
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.inplace import become
 from ddp._tensor.reductions import Dims, along, axes, axis, filled, typed
+from ddp._tensor.spelling import spelled
 from ddp.ops import reduce, scan
 from ddp.ops._op import widen
 
@@ -23,16 +24,19 @@ class Extremes(TensorBase):
 
     __slots__ = ()
 
+    @spelled
     def amax(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """The largest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
         dims = axes(self, dim, "amax")
         return apply(reduce.amax, (filled(self, dims, "amax"),), dims=dims, keepdim=keepdim)
 
+    @spelled
     def amin(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """The smallest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
         dims = axes(self, dim, "amin")
         return apply(reduce.amin, (filled(self, dims, "amin"),), dims=dims, keepdim=keepdim)
 
+    @spelled
     def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> results.aminmax:
         """The smallest and the largest element, as (min, max)."""
         return results.aminmax(self.amin(dim, keepdim), self.amax(dim, keepdim))
@@ -43,6 +47,7 @@ class Extremes(TensorBase):
     def max(self, dim: TensorBase) -> Tensor: ...
     @overload
     def max(self, dim: int, keepdim: bool = False) -> results.max: ...
+    @spelled
     def max(self, dim: Any = None, keepdim: bool = False) -> Any:
         """The largest element of all; with `dim`, (values, indices) along it, the gradient going to the index; with
         another tensor in its place, the larger of both elementwise."""
@@ -58,6 +63,7 @@ class Extremes(TensorBase):
     def min(self, dim: TensorBase) -> Tensor: ...
     @overload
     def min(self, dim: int, keepdim: bool = False) -> results.min: ...
+    @spelled
     def min(self, dim: Any = None, keepdim: bool = False) -> Any:
         """The smallest element of all; with `dim`, (values, indices) along it, the gradient going to the index; with
         another tensor in its place, the smaller of both elementwise."""
@@ -67,10 +73,12 @@ class Extremes(TensorBase):
             return self.minimum(dim)  # type: ignore[attr-defined]  # every tensor has the mixins
         return results.min(*_at(self, "min", _arg("argmin", self, dim, True), dim, keepdim))
 
+    @spelled
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Where the first largest element is, int64; without `dim`, its place in the flattened tensor."""
         return wrap(_arg("argmax", self, dim, keepdim), self._device)
 
+    @spelled
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Where the first smallest element is, int64; without `dim`, its place in the flattened tensor."""
         return wrap(_arg("argmin", self, dim, keepdim), self._device)
@@ -79,6 +87,7 @@ class Extremes(TensorBase):
     def median(self) -> Tensor: ...
     @overload
     def median(self, dim: int, keepdim: bool = False) -> results.median: ...
+    @spelled
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
         if dim is None:
@@ -95,10 +104,12 @@ class Extremes(TensorBase):
             found = xp.where(nan.any(axis=at, keepdims=True), nan.argmax(axis=at, keepdims=True), found)
         return results.median(*_at(self, "median", found, dim, keepdim))
 
+    @spelled
     def cumsum(self, dim: int, *, dtype: Any = None) -> Tensor:
         """The sums of all elements up to each along `dim`; of integers and bool int64."""
         return along(scan.cumsum, typed(self, dtype), dim)
 
+    @spelled
     def cumprod(self, dim: int, *, dtype: Any = None) -> Tensor:
         """The products of all elements up to each along `dim`; of integers and bool int64."""
         return along(scan.cumprod, typed(self, dtype), dim)
@@ -111,10 +122,12 @@ class Extremes(TensorBase):
         """cumprod() in place."""
         return become(self, "cumprod_", self.cumprod(dim, dtype=dtype))  # type: ignore[type-var]  # every tensor has the mixins
 
+    @spelled
     def cummax(self, dim: int) -> results.cummax:
         """(values, indices): the largest element up to each along `dim`, and its last place."""
         return results.cummax(*_running(self, "maximum", dim))
 
+    @spelled
     def cummin(self, dim: int) -> results.cummin:
         """(values, indices): the smallest element up to each along `dim`, and its last place."""
         return results.cummin(*_running(self, "minimum", dim))

@@ -125,6 +125,11 @@ class LinearAlgebra(TensorBase):
         flat = y.reshape(-1, b.shape[-1]) if b.size else y.reshape(_rows(b.shape), b.shape[-1])
         return matmul(x, flat.transpose(0, 1), "inner").reshape((*a.shape[:-1], *b.shape[:-1]))
 
+    def trace(self) -> Tensor:
+        """The sum of the diagonal of a matrix: (n, m) to (). Raises: ShapeError for other dimensions."""
+        ranks("trace", (self, 2))
+        return self.diagonal().sum()  # type: ignore[attr-defined]  # as above
+
     def addmm(self, mat1: TensorBase, mat2: TensorBase, *, beta: float = 1, alpha: float = 1) -> Tensor:
         """beta * self + alpha * (mat1 @ mat2), of (n, k) and (k, m)."""
         ranks("addmm", (mat1, 2), (mat2, 2))

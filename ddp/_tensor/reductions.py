@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddp._tensor.arithmetic import convert, floating
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
+from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, DtypeError, RangeError
 from ddp.ops import moments, probability, reduce
 
@@ -60,27 +61,32 @@ class Reductions(TensorBase):
 
     __slots__ = ()
 
+    @spelled
     def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum; of integers and bool it is int64. dtype: to convert to before."""
         return apply(reduce.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
 
+    @spelled
     def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum of what is not nan."""
         x = typed(self, dtype)
         op = reduce.nansum if is_float(x._array.dtype) else reduce.sum
         return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
 
+    @spelled
     def mean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean. Raises: DtypeError unless floating."""
         x = required_float(typed(self, dtype), "mean")
         return apply(reduce.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
 
+    @spelled
     def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean of what is not nan. Raises: DtypeError unless floating."""
         x: Any = required_float(typed(self, dtype), "nanmean")
         there = wrap(x._array == x._array, x._device)
         return x.nansum(dim, keepdim) / there.sum(dim, keepdim)
 
+    @spelled
     def var(
         self,
         dim: Dims | bool = None,
@@ -101,6 +107,7 @@ class Reductions(TensorBase):
             correction = 1 if unbiased is None or unbiased else 0
         return apply(moments.var, (x,), dims=axes(x, dim, "var"), keepdim=keepdim, correction=correction)
 
+    @spelled
     def std(
         self,
         dim: Dims | bool = None,
@@ -112,6 +119,7 @@ class Reductions(TensorBase):
         """The square root of var(), with the same arguments."""
         return apply(moments.deviation, (self.var(dim, unbiased, keepdim, correction=correction),))
 
+    @spelled
     def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
         x = typed(self, dtype)
@@ -132,27 +140,33 @@ class Reductions(TensorBase):
             filled(x, dims, "norm")
         return apply(moments.vector_norm, (x,), p=p, dims=dims, keepdim=keepdim)
 
+    @spelled
     def logsumexp(self, dim: Dims, keepdim: bool = False) -> Tensor:
         """log(sum(exp(self))), without overflow."""
         x = floating(self)
         return apply(probability.logsumexp, (x,), dims=axes(x, dim, "logsumexp"), keepdim=keepdim)
 
+    @spelled
     def softmax(self, dim: int, dtype: Any = None) -> Tensor:
         """exp(self) / sum(exp(self)) along `dim`. dtype: to convert to before."""
         return along(probability.softmax, floating(typed(self, dtype)), dim)
 
+    @spelled
     def log_softmax(self, dim: int, dtype: Any = None) -> Tensor:
         """log(softmax(self)) along `dim`, without loss of small probabilities. dtype: to convert to before."""
         return along(probability.log_softmax, floating(typed(self, dtype)), dim)
 
+    @spelled
     def all(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Whether every element is non-zero: bool, of uint8 uint8."""
         return _truth("all", self, dim, keepdim)
 
+    @spelled
     def any(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Whether some element is non-zero: bool, of uint8 uint8."""
         return _truth("any", self, dim, keepdim)
 
+    @spelled
     def count_nonzero(self, dim: Dims = None) -> Tensor:
         """How many elements are not zero, int64."""
         xp = self._device.xp

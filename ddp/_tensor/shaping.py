@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.reductions import axes, axis
+from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, RangeError, ShapeError
 from ddp.ops import shape
 
@@ -182,12 +183,14 @@ class Shaping(TensorBase):
         """As expand, to `size`. Raises: ShapeError."""
         return self.expand(size)
 
+    @spelled
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
         """Without dimensions of size 1: all of them, or those of `dim` that are."""
         old: tuple[int, ...] = self._array.shape
         among = range(len(old)) if dim is None else () if dim == () else axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
+    @spelled
     def unsqueeze(self, dim: int) -> Tensor:
         """With a new dimension of size 1 at `dim`. Raises: RangeError."""
         old: tuple[int, ...] = self._array.shape

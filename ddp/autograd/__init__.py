@@ -5,9 +5,11 @@ from ddp.autograd._check import gradcheck
 from ddp.autograd._function import Function
 from ddp.autograd._recompute import checkpoint, checkpoint_sequential
 from ddp.autograd._run import backward, grad
+from ddp.autograd._variable import Variable
 
 __all__ = [
     "Function",
+    "Variable",
     "backward",
     "checkpoint",
     "checkpoint_sequential",

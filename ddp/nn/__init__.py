@@ -1,6 +1,6 @@
 """Layers, under PyTorch's names."""
 
-from ddp.nn import functional, init, utils
+from ddp.nn import functional, init, parameter, utils
 from ddp.nn._activation import (
     CELU,
     ELU,
@@ -178,5 +178,6 @@ __all__ = [
     "ZeroPad2d",
     "functional",
     "init",
+    "parameter",
     "utils",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ddp._tensor.base import see
 from ddp._tensor.core import Tensor
@@ -21,6 +21,9 @@ class Parameter(Tensor):
     def __new__(cls, data: Tensor, requires_grad: bool = True) -> Parameter:
         return _around(super().__new__(cls), data).requires_grad_(requires_grad)
 
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass  # __new__ has taken the memory; Tensor would make some
+
     def __repr__(self) -> str:
         return f"Parameter containing:\n{super().__repr__()}"
 
@@ -38,6 +41,9 @@ class Buffer(Tensor):
         self = _around(super().__new__(cls), data)
         self._persistent = persistent
         return self
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass  # as above
 
     @property
     def persistent(self) -> bool:

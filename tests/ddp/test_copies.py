@@ -174,3 +174,10 @@ class Named(ddp.Tensor):
     """With a __dict__, unlike Tensor."""
 
     names: list[str]
+
+
+def test_functions() -> None:
+    x = ddp.ones(2, requires_grad=True)
+    assert ddp.clone(x).requires_grad
+    ddp.detach(x)[0] = 5
+    assert x.tolist() == [5, 1]

@@ -206,3 +206,26 @@ class TestLayers:
         assert repr(ddp.nn.Identity(54, unused=0)) == "Identity()"
         x = ddp.ones(2)
         assert ddp.nn.Identity()(x) is x
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4), (0, 2)])
+def test_trace(shape: tuple[int, ...]) -> None:
+    check(lambda t, x: t.trace(x), shape)
+    check(lambda t, x: (x * x).trace(), shape)
+
+
+@pytest.mark.parametrize("p", [2.0, 1.0, float("inf"), 3.0])
+def test_cdist(p: float) -> None:
+    check(lambda t, x, y: t.cdist(x, y, p), (4, 3), (5, 3))
+    check(lambda t, x, y: t.cdist(x, y, p), (2, 1, 4, 3), (3, 5, 3))
+
+
+def test_cdist_of_itself() -> None:
+    check(lambda t, x: t.cdist(x, x), (4, 3))  # distances of 0 have a gradient of 0
+
+
+def test_cdist_and_trace_errors() -> None:
+    with pytest.raises(errors.ShapeError, match=r"cdist: shapes .*\(2, 3\).* and .*\(2, 4\)"):
+        ddp.cdist(ddp.zeros(2, 3), ddp.zeros(2, 4))
+    with pytest.raises(errors.ShapeError, match=r"trace: expected 2-d, got shapes \(2,\)"):
+        ddp.trace(ddp.zeros(2))

@@ -67,6 +67,7 @@ from ddp._tensor.functions._comparison import (
     ne,
     not_equal,
 )
+from ddp._tensor.functions._copies import clone, detach
 from ddp._tensor.functions._indexing import (
     argwhere,
     gather,
@@ -160,6 +161,7 @@ from ddp._tensor.functions._products import (
     addr,
     baddbmm,
     bmm,
+    cdist,
     dot,
     einsum,
     inner,
@@ -169,6 +171,7 @@ from ddp._tensor.functions._products import (
     mv,
     outer,
     tensordot,
+    trace,
 )
 from ddp._tensor.functions._reductions import (
     all,
@@ -298,12 +301,14 @@ __all__ = [
     "bucketize",
     "cartesian_prod",
     "cat",
+    "cdist",
     "ceil",
     "chunk",
     "clamp",
     "clamp_max",
     "clamp_min",
     "clip",
+    "clone",
     "column_stack",
     "concat",
     "concatenate",
@@ -314,6 +319,7 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "detach",
     "diag",
     "diag_embed",
     "diagonal",
@@ -455,6 +461,7 @@ __all__ = [
     "tensordot",
     "tile",
     "topk",
+    "trace",
     "transpose",
     "tril",
     "tril_indices",

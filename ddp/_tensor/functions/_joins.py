@@ -13,6 +13,7 @@ from ddp._tensor.dtypes import parse, promote
 from ddp._tensor.functions._shapes import atleast_1d, atleast_2d, atleast_3d, meshgrid
 from ddp._tensor.reductions import axis
 from ddp._tensor.shaping import inserted
+from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import joins
 
@@ -30,6 +31,7 @@ def _one_dtype(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
     return [convert(x, dtype) for x in tensors]
 
 
+@spelled
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`; all other sizes are equal. A tensor of shape (0,) goes with any shape.
 
@@ -46,16 +48,19 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return apply(joins.cat, xs, dim=at)
 
 
+@spelled
 def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`: cat under another name."""
     return cat(tensors, dim)
 
 
-def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """The tensors joined along `axis`: cat under NumPy's name."""
-    return cat(tensors, axis)
+@spelled
+def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """The tensors joined along `dim`: cat under NumPy's name."""
+    return cat(tensors, dim)
 
 
+@spelled
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, all of one shape, side by side along a new `dim`. Raises: ShapeError, ArgumentError, RangeError."""
     xs = _one_dtype(tensors, "stack")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ddp._tensor.arithmetic import broadcast
 from ddp._tensor.core import Tensor
 from ddp._tensor.einstein import einsum_of, parsed
 from ddp._tensor.reductions import axis
@@ -44,6 +45,24 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 def inner(input: Tensor, other: Tensor) -> Tensor:
     """The sum of products over the last dimensions. Raises: ShapeError."""
     return input.inner(other)
+
+
+def trace(input: Tensor) -> Tensor:
+    """The sum of the diagonal of a matrix: (n, m) to (). Raises: ShapeError for other dimensions."""
+    return input.trace()
+
+
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+    """The p-norm of every difference of rows: (..., n, d), (..., m, d) to (..., n, m); leading dimensions broadcast.
+
+    compute_mode: accepted, and changes nothing: differences are taken, never the less exact products. Needs memory for
+    all of them. Raises: ShapeError, DtypeError.
+    """
+    a, b = x1.shape, x2.shape
+    if len(a) < 2 or len(b) < 2 or a[-1] != b[-1]:
+        raise ShapeError(f"cdist: shapes {a} and {b}: expected (..., n, d) and (..., m, d)")
+    broadcast(a[:-2], b[:-2], "cdist")
+    return (x1.unsqueeze(-2) - x2.unsqueeze(-3)).norm(p, -1)
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:

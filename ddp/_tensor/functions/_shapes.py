@@ -7,6 +7,7 @@ from typing import Any
 
 from ddp._tensor.core import Tensor
 from ddp._tensor.indexing import broadcast_shape
+from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, ShapeError
 
 Dims = int | Sequence[int]
@@ -67,11 +68,13 @@ def moveaxis(input: Tensor, source: Dims, destination: Dims) -> Tensor:
     return input.movedim(source, destination)
 
 
+@spelled
 def squeeze(input: Tensor, dim: Dims | None = None) -> Tensor:
     """Without dimensions of size 1: all of them, or those of `dim` that are."""
     return input.squeeze(dim)
 
 
+@spelled
 def unsqueeze(input: Tensor, dim: int) -> Tensor:
     """With a new dimension of size 1 at `dim`."""
     return input.unsqueeze(dim)

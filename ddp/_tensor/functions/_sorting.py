@@ -7,6 +7,7 @@ from typing import Any
 from ddp._tensor import results
 from ddp._tensor.core import Tensor
 from ddp._tensor.sorting import isin, searchsorted
+from ddp._tensor.spelling import spelled
 
 __all__ = [
     "argsort",
@@ -24,11 +25,13 @@ __all__ = [
 ]
 
 
+@spelled
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> results.sort:
     """(values, indices) in order along `dim`; equal elements keep their order, and nan is the largest."""
     return input.sort(dim, descending, stable)
 
 
+@spelled
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
     """The indices that sort along `dim`; equal elements keep their order, and nan is the largest."""
     return input.argsort(dim, descending, stable)
@@ -39,6 +42,7 @@ def msort(input: Tensor) -> Tensor:
     return input.msort()
 
 
+@spelled
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> results.topk:
     """(values, indices) of the k largest, or smallest, along `dim`."""
     return input.topk(k, dim, largest, sorted)
