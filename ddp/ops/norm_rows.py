@@ -204,7 +204,8 @@ def _normalize(xp: Any, x: Array, p: float, dim: int, eps: float) -> tuple[Array
     elif p == 1:
         norm = xp.abs(x).sum(axis=dim, keepdims=True)
     elif p == math.inf:
-        norm = xp.abs(x).max(axis=dim, keepdims=True, initial=0)
+        size = xp.abs(x)
+        norm = size.max(axis=dim, keepdims=True) if size.size else size.sum(axis=dim, keepdims=True)
     else:
         norm = (xp.abs(x) ** p).sum(axis=dim, keepdims=True) ** (1 / p)
     return (x / xp.maximum(norm, eps)).astype(dtype, copy=False), (norm, p, dim, eps)

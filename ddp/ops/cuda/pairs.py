@@ -42,9 +42,10 @@ def _cross_entropy(
     smoothing: float,
     reduction: str,
 ) -> tuple[Array, Any]:
-    target = xp.ascontiguousarray(target, "int64").reshape(target.shape)
-    keep = None if keep is None else xp.ascontiguousarray(keep).reshape(target.shape)
-    weight = None if weight is None else xp.ascontiguousarray(weight, wide(x.dtype))
+    # Copies: the target and the weights belong to the caller, who may write to them before backward.
+    target = xp.array(target, "int64", order="C")
+    keep = None if keep is None else xp.array(keep, bool, order="C")
+    weight = None if weight is None else xp.array(weight, wide(x.dtype), order="C")
     losses, weights, tops, sums = choosing.entropy(xp, x, target, keep, weight, smoothing)
     scale: Any = 1.0
     out = losses
