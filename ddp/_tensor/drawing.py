@@ -10,10 +10,10 @@ import numpy as np
 from ddp import _device
 from ddp._device import Stream, on
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.creation import Size, Where, made, target
+from ddp._tensor.creation import Size, Where, made
 from ddp._tensor.dtypes import DEFAULT, bfloat16, bool_, float16, float64, iinfo, int64, is_float, parse
 from ddp._tensor.inplace import followed
-from ddp._tensor.sampling import draw
+from ddp._tensor.sampling import draw, origin
 from ddp._tensor.shaping import spread
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 
@@ -51,7 +51,7 @@ def normal(
     elif size is None:
         raise ArgumentError("normal: a size is needed where mean and std are numbers")
     else:
-        where = generator.device if device is None and generator is not None else target(device)
+        where = origin(device, generator)
         kind, shape = parse(DEFAULT if dtype is None else dtype), spread((size,))
     with on(where):
         noise = draw(_device.generator(where, generator), "standard_normal", shape, kind)

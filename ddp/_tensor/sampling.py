@@ -86,11 +86,16 @@ def draw(source: Any, method: str, shape: tuple[int, ...], kind: np.dtype[Any]) 
     return drawn.astype(kind)
 
 
+def origin(device: Where, source: Stream | None) -> _device.device:
+    """Where numbers are drawn: the device that was asked for, else the generator's."""
+    return target(device) if source is None or device is not None else source.device
+
+
 def _drawn(
     method: str, shape: tuple[int, ...], source: Stream | None, dtype: Any, device: Where, requires_grad: bool
 ) -> Tensor:
     kind = parse(DEFAULT if dtype is None else dtype)
-    where = source.device if device is None and source is not None else target(device)
+    where = origin(device, source)
     with on(where):
         array = where.xp.asarray(draw(generator(where, source), method, shape, kind))
     return made(array, where, requires_grad)
@@ -154,7 +159,7 @@ def _integers(
     if high <= low:
         raise ArgumentError(f"randint: no integer is in [{low}, {high})")
     kind = parse(int64 if dtype is None else dtype)
-    where = source.device if device is None and source is not None else target(device)
+    where = origin(device, source)
     with on(where):
         array = where.xp.asarray(generator(where, source).integers(low, high, shape)).astype(kind, copy=False)
     return made(array, where, requires_grad)
@@ -178,7 +183,7 @@ def randperm(
     if n < 0:
         raise ArgumentError(f"randperm({n}): expected a count")
     kind = parse(int64 if dtype is None else dtype)
-    where = generator.device if device is None and generator is not None else target(device)
+    where = origin(device, generator)
     with on(where):
         drawn = _PERMUTATIONS[where.xp.__name__](_device.generator(where, generator), n)
         array = where.xp.asarray(drawn).astype(kind, copy=False)

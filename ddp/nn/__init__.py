@@ -12,15 +12,12 @@ from ddp.nn._activation import (
     Hardtanh,
     LeakyReLU,
     LogSigmoid,
-    LogSoftmax,
     Mish,
     PReLU,
     ReLU,
     ReLU6,
     Sigmoid,
     SiLU,
-    Softmax,
-    Softmin,
     Softplus,
     Softsign,
     Tanh,
@@ -31,28 +28,14 @@ from ddp.nn._container import ModuleDict, ModuleList, Sequential
 from ddp.nn._conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from ddp.nn._dropout import Dropout, Dropout1d, Dropout2d
 from ddp.nn._embedding import Embedding
-from ddp.nn._linear import (
-    Bilinear,
-    Identity,
-    Linear,
-)
-from ddp.nn._loss import (
-    BCELoss,
-    BCEWithLogitsLoss,
+from ddp.nn._linear import Bilinear, Identity, Linear
+from ddp.nn._loss import BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, KLDivLoss, NLLLoss
+from ddp.nn._margin import (
     CosineEmbeddingLoss,
     CosineSimilarity,
-    CrossEntropyLoss,
-    GaussianNLLLoss,
     HingeEmbeddingLoss,
-    HuberLoss,
-    KLDivLoss,
-    L1Loss,
     MarginRankingLoss,
-    MSELoss,
-    NLLLoss,
     PairwiseDistance,
-    PoissonNLLLoss,
-    SmoothL1Loss,
     SoftMarginLoss,
     TripletMarginLoss,
     TripletMarginWithDistanceLoss,
@@ -65,7 +48,9 @@ from ddp.nn._parameter_container import ParameterDict, ParameterList
 from ddp.nn._pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from ddp.nn._recurrent import GRU, LSTM, RNN
 from ddp.nn._recurrent_cells import GRUCell, LSTMCell, RNNCell
+from ddp.nn._regression import GaussianNLLLoss, HuberLoss, L1Loss, MSELoss, PoissonNLLLoss, SmoothL1Loss
 from ddp.nn._shape import Flatten, Unflatten
+from ddp.nn._softmax import LogSoftmax, Softmax, Softmin
 from ddp.nn._transformer import TransformerDecoderLayer, TransformerEncoderLayer
 from ddp.nn._transformer_stacks import Transformer, TransformerDecoder, TransformerEncoder
 from ddp.nn._vision import (
