@@ -8,7 +8,7 @@ from typing import Any
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty, zeros
 from ddp._tensor.dtypes import bool_, is_float
-from ddp._tensor.functions import cat
+from ddp._tensor.functions._joins import cat
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional, init
 from ddp.nn._linear import Linear

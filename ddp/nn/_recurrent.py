@@ -9,7 +9,7 @@ from typing import Any
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty, zeros
-from ddp._tensor.functions import cat, stack
+from ddp._tensor.functions._joins import cat, stack
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional, init
 from ddp.nn._module import Module, Parameter

@@ -1,6 +1,6 @@
 """Layers as functions: shapes are checked here, once, before arrays reach an op. One family a file."""
 
-from ddp._tensor.functions import sigmoid, tanh
+from ddp._tensor.functions._mathematics import sigmoid, tanh
 from ddp.nn.functional._activation import (
     celu,
     elu,
