@@ -1,13 +1,10 @@
 """In and out: tensors from numbers, lists and other libraries' arrays, and back, sharing memory wherever it can be.
 
-Python floats become float32, integers int64, and arrays keep their dtype, as in PyTorch. An array that may not be
-written to is shared all the same: reading it is safe, and writing in place raises.
+An array that may not be written to is shared all the same: reading it is safe, and writing in place raises.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,88 +12,13 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, device_of, on, place
 from ddp._tensor.base import TensorBase, wrap
+from ddp._tensor.contents import array_of
 from ddp._tensor.creation import Where, made, number, target
-from ddp._tensor.dtypes import DEFAULT, FLOATS, INTEGERS, bfloat16, float64, iinfo, of_number, parse, promote_types
+from ddp._tensor.dtypes import DEFAULT, FLOATS, bfloat16, parse
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
-
-
-def cast(array: Any, kind: np.dtype[Any]) -> Any:
-    """`array` in `kind`; the same array if it has it. What does not fit becomes infinite, or wraps around."""
-    if array.dtype == kind:
-        return array
-    with np.errstate(all="ignore"):
-        return array.astype(kind)
-
-
-def _array(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
-    """`data` as an array of a supported dtype, and whether it is new: of an array or tensor it may be the same."""
-    if isinstance(data, bool | int | float) and not isinstance(data, np.generic):
-        kind = of_number(data) if dtype is None else parse(dtype)
-        if kind in INTEGERS and math.isfinite(data):
-            data = int(data)
-        try:
-            with np.errstate(over="ignore"):
-                return np.array(data, kind), True
-        except (OverflowError, ValueError) as error:
-            raise ArgumentError(f"{name}: {data} does not fit {kind}") from error
-    if isinstance(data, TensorBase):
-        array = data._array
-    elif isinstance(data, np.ndarray):
-        array = data if type(data) is np.ndarray else data.view(np.ndarray)
-    elif hasattr(data, "__cuda_array_interface__"):
-        array = data if hasattr(data, "get") else _device.device("cuda").xp.asarray(data)
-    elif hasattr(data, "__array__") or hasattr(data, "__array_interface__"):
-        array = np.asarray(data)
-    else:
-        return _of_sequence(data, dtype, name), True
-    kind = parse(array.dtype if dtype is None else dtype)
-    return cast(array, kind), array.dtype != kind or isinstance(data, np.generic)
-
-
-def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
-    """A new array of nested lists of numbers, arrays and tensors."""
-    if isinstance(data, list | tuple):
-        kinds = _kinds(data)
-        if any(hasattr(kind, "dtype") for kind in kinds):
-            found: set[np.dtype[Any]] = set()
-            data = _bare(data, found)
-            if dtype is None:
-                dtype = functools.reduce(promote_types, found)
-    try:
-        array = np.array(data)
-    except ValueError as error:
-        raise ShapeError(f"{name}: the nested lists are ragged: {error}") from error
-    if dtype is None:
-        return cast(array, DEFAULT if array.dtype == float64 else parse(array.dtype))
-    kind = parse(dtype)
-    parse(array.dtype)
-    if kind in INTEGERS and array.size:
-        limits, low, high = iinfo(kind), array.min(), array.max()
-        if not (low >= limits.min and high <= limits.max):
-            raise ArgumentError(f"{name}: {low if not low >= limits.min else high} does not fit {kind}")
-    return cast(array, kind)
-
-
-def _kinds(data: Any) -> set[type]:
-    """The types of what is in nested lists."""
-    kinds = set(map(type, data))
-    if any(issubclass(kind, list | tuple) for kind in kinds):
-        for part in data:
-            if isinstance(part, list | tuple):
-                kinds |= _kinds(part)
-    return kinds
-
-
-def _bare(data: Any, found: set[np.dtype[Any]]) -> Any:
-    """Nested lists with arrays in the place of tensors; the dtype that each element would have goes to `found`."""
-    if isinstance(data, list | tuple):
-        return [_bare(part, found) for part in data]
-    found.add(data.dtype if hasattr(data, "dtype") else of_number(data))
-    array = place(data._array, CPU) if isinstance(data, TensorBase) else data
-    return array.astype(DEFAULT) if getattr(array, "dtype", None) == bfloat16 else array  # NumPy mixes it with no other
 
 
 def tensor(data: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
@@ -105,7 +27,7 @@ def tensor(data: Any, *, dtype: Any = None, device: Where = None, requires_grad:
     Raises: ShapeError for ragged sequences; DtypeError for what is no number, or if an integer should require grad;
     ArgumentError for a number that does not fit the dtype.
     """
-    array, new = _array(data, dtype, "tensor")
+    array, new = array_of(data, dtype, "tensor")
     where = device_of(array) if device is None else target(device)
     if not new and (where is CPU or device_of(array) is where or where.index is None):
         array = array.copy()
@@ -117,7 +39,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
     if isinstance(data, TensorBase):
         x: Any = data
         return x if dtype is None and device is None else x.to(device=device, dtype=dtype)
-    array, _ = _array(data, dtype, "as_tensor")
+    array, _ = array_of(data, dtype, "as_tensor")
     return made(array, device_of(array) if device is None else target(device))
 
 
@@ -129,7 +51,7 @@ def asarray(
     Raises: ArgumentError if copy=False and the memory cannot be shared.
     """
     if isinstance(obj, TensorBase) or not hasattr(obj, "__dlpack__") or hasattr(obj, "__array__"):
-        array, new = _array(obj, dtype, "asarray")
+        array, new = array_of(obj, dtype, "asarray")
     else:
         array, new = from_dlpack(obj)._array, False
     where = device_of(array) if device is None else target(device)
