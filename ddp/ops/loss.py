@@ -29,13 +29,18 @@ def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array 
     return where, weights
 
 
-def spread(g: Array, scale: Any, weights: Array | None, where: Array, reduction: str) -> Array:
+def spread(
+    xp: Any, g: Array, scale: Any, weights: Array | None, keep: Array | None, where: Array, reduction: str
+) -> Array:
     """The gradient of each sample's unreduced loss, without its weight where it has none: (N, M') or ()."""
     if reduction == "none":
         g = g.reshape(where.shape)
     elif reduction == "mean":
         g = g * scale
-    return g if weights is None else g * weights
+    if weights is not None:
+        g = g * weights
+    # Where nothing is kept the mean is nan, and its scale infinite; what was ignored gets 0 all the same.
+    return g if keep is None else xp.where(keep.reshape(where.shape), g, g.dtype.type(0))
 
 
 def reduced(xp: Any, losses: Array, weights: Array | None, reduction: str) -> tuple[Array, Any]:
@@ -118,10 +123,10 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
     rows = columns(x, 1)
     dx = xp.empty(x.shape, x.dtype)
     wide = sums.dtype
-    at_target = of_all = spread(g.astype(wide, copy=False), scale, weights, where, reduction)
+    at_target = of_all = spread(xp, g.astype(wide, copy=False), scale, weights, keep, where, reduction)
     even = None
     if smoothing:
-        part = spread(g.astype(wide, copy=False), scale, keep, where, reduction) * (smoothing / rows.shape[1])
+        part = spread(xp, g.astype(wide, copy=False), scale, None, keep, where, reduction) * (smoothing / rows.shape[1])
         mass = rows.shape[1] if weight is None else weight.sum()
         at_target = at_target * (1 - smoothing)
         of_all = at_target + part * mass
@@ -181,7 +186,7 @@ def _soft_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, 
     x, t = saved
     top, sums, mass, scale, reduction = residual
     rows, wide = columns(x, 1), sums.dtype
-    g = spread(g.astype(wide, copy=False), scale, None, sums, reduction)
+    g = spread(xp, g.astype(wide, copy=False), scale, None, None, sums, reduction)
     dx = dt = None
     if needs[0]:
         dx = xp.empty(x.shape, x.dtype)
@@ -230,13 +235,13 @@ def _nll_loss(
         out = losses.reshape(shape)
     else:
         out, scale = reduced(xp, losses, weights, reduction)
-    return out.astype(x.dtype, copy=False), (x.shape, where, weights, scale, reduction)
+    return out.astype(x.dtype, copy=False), (x.shape, where, keep, weights, scale, reduction)
 
 
 def _nll_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    shape, where, weights, scale, reduction = residual
+    shape, where, keep, weights, scale, reduction = residual
     dx = xp.zeros(shape, g.dtype)
-    dx.reshape(-1)[where] = -spread(g, scale, weights, where, reduction)
+    dx.reshape(-1)[where] = -spread(xp, g, scale, weights, keep, where, reduction)
     return (dx,)
 
 

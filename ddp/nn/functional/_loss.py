@@ -181,7 +181,11 @@ def binary_cross_entropy_with_logits(
     positive = None
     if pos_weight is not None:
         positive = pos_weight._array.astype(x._array.dtype)
-        if np.broadcast_shapes(positive.shape, x._array.shape) != x._array.shape:
+        try:
+            fits = np.broadcast_shapes(positive.shape, x._array.shape) == x._array.shape
+        except ValueError:
+            fits = False
+        if not fits:
             raise ShapeError(f"{name}: pos_weight {positive.shape} does not broadcast to {x._array.shape}")
         if x._array.dtype.kind == "V":
             positive = positive.astype("float32")

@@ -59,10 +59,12 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
     target, keep, weight, weights, tops, sums, smoothing, scale, reduction = residual
     x = saved[0]
     g = g.astype(tops.dtype, copy=False)
-    at = loss.spread(g, scale, weights, target, reduction) * (1 - smoothing)
+    at = loss.spread(xp, g, scale, weights, keep, target, reduction) * (1 - smoothing)
     even = None
     if smoothing:
-        even = xp.broadcast_to(loss.spread(g, scale, keep, target, reduction), target.shape) * (smoothing / x.shape[1])
+        even = xp.broadcast_to(loss.spread(xp, g, scale, None, keep, target, reduction), target.shape) * (
+            smoothing / x.shape[1]
+        )
     return (
         choosing.entropy_backward(xp, x, target, keep, weight, tops, sums, xp.broadcast_to(at, target.shape), even),
     )

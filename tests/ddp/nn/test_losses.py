@@ -349,3 +349,22 @@ def test_halves(name: str, dtype: str) -> None:
     theirs.backward()
     assert x.grad is not None
     np.testing.assert_allclose(x.grad.to(dtype=ddp.float64).numpy(), y.grad.numpy(), 2e-2, 2e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+def test_where_every_target_is_ignored_the_loss_is_nan_and_the_gradient_zero(name: str, smoothing: float) -> None:
+    x, y = pair(draw(3, 4))
+    t, u = pair(np.zeros(3, "int64"))
+    options: dict[str, Any] = {"label_smoothing": smoothing} if name == "cross_entropy" else {}
+    agree(getattr(F, name)(x, t, ignore_index=0, **options), getattr(TF, name)(y, u, ignore_index=0, **options))
+    getattr(F, name)(x, t, ignore_index=0, **options).backward()
+    assert x.grad is not None
+    assert not x.grad.any()
+
+
+def test_a_pos_weight_that_does_not_broadcast() -> None:
+    x, t = ddp.zeros(3, 4), ddp.zeros(3, 4)
+    for shape in [(3,), (2, 3, 4)]:
+        with pytest.raises(errors.ShapeError, match=r"pos_weight \(.*\) does not broadcast to \(3, 4\)"):
+            F.binary_cross_entropy_with_logits(x, t, pos_weight=ddp.ones(*shape))
