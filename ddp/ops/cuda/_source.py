@@ -7,7 +7,7 @@ doubt about what a Python number is passed as.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -115,13 +115,6 @@ class Source:
         if kernel is None:
             kernel = self._kernels[key] = xp.RawKernel(self.text(dtype), entry, self.options)
         kernel((min(blocks, BLOCKS),), (THREADS,), tuple([_passed(each) for each in arguments]))
-
-
-class Kernel(NamedTuple):
-    """A kernel's place: the source that holds it, and its name there."""
-
-    source: Source
-    entry: str
 
 
 _NOWHERE = np.int64(0)
