@@ -54,16 +54,26 @@ def grad(
     grad_outputs: Tensors | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    allow_unused: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of `outputs` with respect to `inputs`, one for each; no `grad` is touched.
 
-    An input that no output depends on raises, or gives None if `allow_unused`. create_graph: raises, as in backward.
+    An input that no output depends on raises, or gives None if `allow_unused`, zeros if `materialize_grads`.
+    create_graph: raises, as in backward; so do is_grads_batched, and only_inputs where it is False.
 
     Raises: GraphError, GraphFreedError, VersionError, ShapeError, ArgumentError.
     """
     if create_graph:
         raise GraphError("grad(create_graph=True): differentiation is first order here; compute it by hand")
+    if is_grads_batched or not only_inputs:
+        raise ArgumentError("grad: is_grads_batched=True and only_inputs=False are not there; call grad or backward")
+    if materialize_grads and allow_unused is False:
+        raise ArgumentError(
+            "grad: materialize_grads=True is for unused inputs, which allow_unused=False forbids"
+        )
     wanted = _listed(inputs)
     for i, x in enumerate(wanted):
         if x._edge is None:
@@ -73,7 +83,9 @@ def grad(
     found: list[Tensor | None] = []
     for i, x in enumerate(wanted):
         g = sinks[root_of(x)]
-        if g is None and not allow_unused:
+        if g is None and materialize_grads:
+            g = x._device.xp.zeros(x.shape)
+        elif g is None and not allow_unused:
             raise GraphError(f"grad: no output depends on input {i} of shape {x.shape}; allow_unused=True gives None")
         # A copy: what the engine hands over may be shared, broadcast or read-only.
         found.append(None if g is None else wrap(x._device.xp.array(g, x.dtype), x._device))

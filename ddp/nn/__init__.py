@@ -28,6 +28,18 @@ from ddp.nn._container import ModuleDict, ModuleList, Sequential
 from ddp.nn._conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from ddp.nn._dropout import Dropout, Dropout1d, Dropout2d
 from ddp.nn._embedding import Embedding
+from ddp.nn._frames import (
+    CircularPad1d,
+    CircularPad2d,
+    ConstantPad1d,
+    ConstantPad2d,
+    ReflectionPad1d,
+    ReflectionPad2d,
+    ReplicationPad1d,
+    ReplicationPad2d,
+    ZeroPad1d,
+    ZeroPad2d,
+)
 from ddp.nn._linear import Bilinear, Identity, Linear
 from ddp.nn._loss import BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, KLDivLoss, NLLLoss
 from ddp.nn._margin import (
@@ -61,7 +73,6 @@ from ddp.nn._vision import (
     Upsample,
     UpsamplingBilinear2d,
     UpsamplingNearest2d,
-    ZeroPad2d,
 )
 
 __all__ = [
@@ -83,6 +94,10 @@ __all__ = [
     "BatchNorm2d",
     "Bilinear",
     "Buffer",
+    "CircularPad1d",
+    "CircularPad2d",
+    "ConstantPad1d",
+    "ConstantPad2d",
     "Conv1d",
     "Conv2d",
     "ConvTranspose1d",
@@ -137,6 +152,10 @@ __all__ = [
     "RNNCell",
     "ReLU",
     "ReLU6",
+    "ReflectionPad1d",
+    "ReflectionPad2d",
+    "ReplicationPad1d",
+    "ReplicationPad2d",
     "Sequential",
     "SiLU",
     "Sigmoid",
@@ -160,6 +179,7 @@ __all__ = [
     "Upsample",
     "UpsamplingBilinear2d",
     "UpsamplingNearest2d",
+    "ZeroPad1d",
     "ZeroPad2d",
     "functional",
     "init",

@@ -1,4 +1,4 @@
-"""Layers that move pixels: other sizes, frames of zeros, patches."""
+"""Layers that move pixels: other sizes, patches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddp._tensor.core import Tensor
 from ddp.nn import functional
 from ddp.nn._module import Module
-from ddp.nn.functional._check import Size, numbers
+from ddp.nn.functional._check import Size
 
 Factor = float | Sequence[float]
 
@@ -109,24 +109,6 @@ class Fold(Module):
             f"output_size={self.output_size}, kernel_size={self.kernel_size}, dilation={self.dilation}, "
             f"padding={self.padding}, stride={self.stride}"
         )
-
-
-class ZeroPad2d(Module):
-    """Images in a frame of zeros. padding: a number, or (left, right, top, bottom). input: (N, C, H, W).
-
-    Raises: ArgumentError; see functional.pad.
-    """
-
-    def __init__(self, padding: Size) -> None:
-        super().__init__()
-        self.padding = numbers(padding, 4, "padding")
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (..., H, W)."""
-        return functional.pad(input, self.padding)
-
-    def extra_repr(self) -> str:
-        return f"{self.padding}"
 
 
 class PixelShuffle(Module):

@@ -127,6 +127,18 @@ class TestGrad:
         with pytest.raises(GraphError, match="input 1"):
             ddp.autograd.grad(x * 2, [x, y])
         assert ddp.autograd.grad(x * 2, [x, y], allow_unused=True)[1] is None
+        assert ddp.autograd.grad(x * 2, [x, y], None, True, False, True, True)[1] is None  # PyTorch's order
+        zeros = ddp.autograd.grad(x * 2, [x, y], materialize_grads=True)[1]
+        assert zeros is not None
+        assert zeros.tolist() == ddp.zeros_like(y).tolist()
+
+    def test_forms_that_are_not_there(self) -> None:
+        x = leaf(1.0)
+        for options in ({"only_inputs": False}, {"is_grads_batched": True}):
+            with pytest.raises(ArgumentError, match="only_inputs=False are not there"):
+                ddp.autograd.grad(x * 2, x, **options)  # type: ignore[arg-type]  # mypy sees values of one type
+        with pytest.raises(ArgumentError, match="materialize_grads"):
+            ddp.autograd.grad(x * 2, x, allow_unused=False, materialize_grads=True)
 
     def test_refusals(self) -> None:
         x = leaf(1.0)

@@ -33,6 +33,7 @@ from ddp.nn.functional._dropout import (
     dropout2d,
 )
 from ddp.nn.functional._embedding import embedding
+from ddp.nn.functional._gumbel import gumbel_softmax
 from ddp.nn.functional._linear import (
     bilinear,
     linear,
@@ -104,6 +105,7 @@ __all__ = [
     "gelu",
     "glu",
     "group_norm",
+    "gumbel_softmax",
     "hardsigmoid",
     "hardswish",
     "hardtanh",
