@@ -13,6 +13,7 @@ from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, InplaceError, ShapeError
 from ddp.nn import functional as F
 from tests.ddp.cases.table import draw
+from tests.ddp.nn.against_torch import compare
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("ReLU", (), {}),
@@ -64,17 +65,8 @@ def test_agrees_with_pytorch(name: str, args: Any, options: Any, dtype: str) -> 
     ours, theirs = getattr(nn, name)(*args, **options).to(dtype), getattr(torch.nn, name)(*args, **options).to(kind)
     assert repr(ours) == repr(theirs)
     assert list(ours.state_dict()) == list(theirs.state_dict())
-    array = draw(3, 4, 6, low=-5.0, high=5.0).astype(dtype)
-    x, expected_x = ddp.tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
-    y, expected = ours(x * 1), theirs(expected_x * 1)
-    tolerance: Any = {"rtol": 1e-7, "atol": 1e-8} if dtype == "float64" else {"rtol": 1e-5, "atol": 1e-6}
-    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), **tolerance)
-    g = draw(*y.shape, seed=1).astype(dtype)
-    y.backward(ddp.tensor(g))
-    expected.backward(torch.tensor(g))
-    np.testing.assert_allclose(x.grad.numpy(), expected_x.grad.numpy(), **tolerance)
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), **tolerance)
+    rtol, atol = (1e-7, 1e-8) if dtype == "float64" else (1e-5, 1e-6)
+    compare(ours, theirs, draw(3, 4, 6, low=-5.0, high=5.0).astype(dtype), rtol=rtol, atol=atol)
 
 
 def test_hardsigmoid_is_differentiated() -> None:

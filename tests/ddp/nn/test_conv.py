@@ -14,26 +14,11 @@ from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional
 from ddp.ops import windows
+from tests.ddp.nn.against_torch import compare
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal(shape)
-
-
-def compare(ours: Any, theirs: Any, array: np.ndarray[Any, Any], *more: Any, dtype: Any = np.float64) -> None:
-    """Values and gradients of two modules that have the same weights."""
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    x = ddp.tensor(array.astype(dtype), requires_grad=True)
-    reference = torch.tensor(array.astype(dtype), requires_grad=True)
-    y, expected = ours(x, *more), theirs(reference, *more)
-    tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == np.float64 else {"rtol": 2e-4, "atol": 2e-5}
-    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), **tolerance)
-    g = numbers(*y.shape, seed=1).astype(dtype)
-    y.backward(ddp.tensor(g))
-    expected.backward(torch.tensor(g))
-    np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), **tolerance)
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), **tolerance)
 
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [

@@ -10,6 +10,7 @@ import pytest
 import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from tests.ddp.nn.against_torch import compare
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -38,15 +39,7 @@ def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> 
     ours, theirs = getattr(nn, name)(*args, **options).double(), getattr(torch.nn, name)(*args, **options).double()
     ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
     assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
-    x, expected_x = ddp.tensor(numbers(*shape), requires_grad=True), torch.tensor(numbers(*shape), requires_grad=True)
-    y, expected = ours(x), theirs(expected_x)
-    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=1e-10, atol=1e-13)
-    g = numbers(*y.shape, seed=1)
-    y.backward(ddp.tensor(g))
-    expected.backward(torch.tensor(g))
-    np.testing.assert_allclose(x.grad.numpy(), expected_x.grad.numpy(), rtol=1e-10, atol=1e-13)
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), rtol=1e-10, atol=1e-13)
+    compare(ours, theirs, numbers(*shape))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
