@@ -4,6 +4,7 @@ One model trains on many devices through `DataParallel`; a world of one needs no
 """
 
 from math import e, inf, nan, pi
+from typing import TYPE_CHECKING, Any
 
 from numpy import dtype, newaxis
 
@@ -334,10 +335,17 @@ from ddp._tensor.sampling import (
 )
 from ddp._tensor.sizes import Size
 from ddp.amp import autocast
-from ddp.parallel import DataParallel
-from ddp.serialization import load, save
 
 _heap.keep_freed()
+
+if TYPE_CHECKING:
+    from ddp import parallel as parallel
+    from ddp.parallel import DataParallel as DataParallel
+    from ddp.serialization import load as load
+    from ddp.serialization import save as save
+
+# Imported when first asked for, so that a script that runs alone is not kept waiting.
+_LATER = {"DataParallel": "parallel", "load": "serialization", "save": "serialization"}
 
 __all__ = [
     "BoolTensor",
@@ -664,3 +672,13 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER and name not in _LATER.values():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(f"ddp.{_LATER.get(name, name)}")
+    value = globals()[name] = getattr(module, name) if name in _LATER else module
+    return value

@@ -7,7 +7,7 @@ Random numbers live here too, because each array module has its own generators: 
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import struct
 import threading
 from typing import Any, TypeVar
@@ -114,6 +114,11 @@ def place(array: Any, target: device) -> Any:
         return target.xp.asarray(array)
 
 
+def entropy() -> int:
+    """63 bits from the operating system. The module `secrets` would import half of the standard library's hashing."""
+    return int.from_bytes(os.urandom(8), "little") >> 1
+
+
 class Stream:
     """One stream of random numbers on one device, which begins at a seed; `ddp.Generator` to the user.
 
@@ -145,7 +150,7 @@ class Stream:
 
     def seed(self) -> int:
         """Begins anew at a seed drawn from the system's entropy, and returns it."""
-        self.manual_seed(secrets.randbits(63))
+        self.manual_seed(entropy())
         return self._seed
 
     def initial_seed(self) -> int:
@@ -191,7 +196,7 @@ class _Random(threading.local):
     """This thread's seed, and its streams by device, made on first use."""
 
     def __init__(self) -> None:
-        self.seed = secrets.randbits(63)
+        self.seed = entropy()
         self.streams: dict[device, Stream] = {}
 
 

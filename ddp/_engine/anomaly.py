@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -22,8 +21,11 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
-    found = traceback.extract_stack(frame, limit=1)[0]
-    return f"{found.filename}:{found.lineno} in {found.name}: {found.line}"
+    import linecache  # for this mode alone
+
+    code = frame.f_code
+    line = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}: {line}"
 
 
 def _trace(node: Node) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import secrets
 from typing import IO, Any
 
 from ddp._device import CPU, device
@@ -44,7 +43,7 @@ def save(obj: Any, f: File) -> None:
         return
     path = os.path.realpath(f)  # behind a symbolic link, the file is replaced and the link stays
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
+    temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "xb") as file:
             writer.write(file)
