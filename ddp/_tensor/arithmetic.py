@@ -198,16 +198,16 @@ class Arithmetic(TensorBase):
         return apply(ops.abs, (self,))
 
     def __floordiv__(self, y: Other) -> Tensor:
-        return divided(self, y, "floor")
+        return divided(ops.div_rounded, self, y, rounding="floor")
 
     def __rfloordiv__(self, y: Other) -> Tensor:
-        return divided(self, y, "floor", swap=True)
+        return divided(ops.div_rounded, self, y, swap=True, rounding="floor")
 
     def __mod__(self, y: Other) -> Tensor:
-        return binary(ops.remainder, self, y)
+        return divided(ops.remainder, self, y)
 
     def __rmod__(self, y: Other) -> Tensor:
-        return binary(ops.remainder, self, y, swap=True)
+        return divided(ops.remainder, self, y, swap=True)
 
     def __pos__(self) -> Tensor:
         return self.positive()
@@ -235,28 +235,27 @@ class Arithmetic(TensorBase):
     def div(self, other: Other, *, rounding_mode: str | None = None) -> Tensor:
         """self / other; integers divide to float32. rounding_mode: "trunc" (towards 0) or "floor" keeps integers.
 
-        Raises: ArgumentError for another mode, or where integers are divided by the number 0; a zero in a tensor of
-        integers gives 0.
+        Raises: ArgumentError for another mode, or where integers are divided by 0.
         """
         if rounding_mode is None:
             return required(self.__truediv__(other), "div", other)
         if rounding_mode not in ("trunc", "floor"):
             raise ArgumentError(f"div: rounding_mode is None, 'trunc' or 'floor', not {rounding_mode!r}")
-        return required(divided(self, other, rounding_mode), "div", other)
+        return required(divided(ops.div_rounded, self, other, rounding=rounding_mode), "div", other)
 
     divide = true_divide = div
 
     def floor_divide(self, other: Other) -> Tensor:
-        """floor(self / other); integers stay integers."""
+        """floor(self / other); integers stay integers. Raises: ArgumentError where these are divided by 0."""
         return required(self.__floordiv__(other), "floor_divide", other)
 
     def remainder(self, other: Other) -> Tensor:
-        """self - other*floor(self/other), with the sign of `other`: Python's %."""
+        """self - other*floor(self/other), with the sign of `other`: Python's %. Raises: as floor_divide."""
         return required(self.__mod__(other), "remainder", other)
 
     def fmod(self, other: Other) -> Tensor:
-        """self - other*trunc(self/other), with the sign of self: C's fmod."""
-        return required(binary(ops.fmod, self, other), "fmod", other)
+        """self - other*trunc(self/other), with the sign of self: C's fmod. Raises: as floor_divide."""
+        return required(divided(ops.fmod, self, other), "fmod", other)
 
     def pow(self, exponent: Other) -> Tensor:
         """self ** exponent. Raises: ArgumentError for negative exponents of integers."""
@@ -321,8 +320,26 @@ def scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) ->
     return required(binary(op, x, y, swap, alpha=alpha), op.name, y)
 
 
-def divided(x: TensorBase, y: Other, rounding: str, swap: bool = False) -> Any:
-    """x / y rounded. Raises: ArgumentError where integers are divided by the number 0."""
-    if isinstance(y, int) and y == 0 and not swap and not is_float(x._array.dtype):
-        raise ArgumentError(f"div: {x._array.dtype} by 0")
-    return binary(ops.div_rounded, x, y, swap, rounding=rounding)
+def divided(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: Any) -> Any:
+    """op(x, y), which divides, or op(y, x) with `swap`; NotImplemented if `y` is nothing to compute with.
+
+    Raises: ArgumentError where integers are divided by 0. A zero in a tensor on a GPU, which nobody should have to wait
+    for, gives what the GPU makes of it.
+    """
+    name = "div" if op is ops.div_rounded else op.name
+    pair = aligned(x, y, name)
+    if pair is None:
+        return NotImplemented
+    if not is_float(pair[0]._array.dtype):
+        divisor = pair[0 if swap else 1]
+        if isinstance(divisor, TensorBase):
+            zero = divisor._device.type == "cpu" and not divisor._array.all()
+        else:
+            zero = divisor == 0
+        if zero:
+            above, below = (y, x) if swap else (x, y)
+            raise ArgumentError(
+                f"{name}: {getattr(above, 'shape', above)} / {getattr(below, 'shape', below)}, "
+                f"of {pair[0]._array.dtype}: division by zero"
+            )
+    return binary(op, *pair, swap, **parameters)

@@ -5,13 +5,14 @@ Where autograd need not follow, the array module writes its result straight into
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from ddp._tensor.arithmetic import Other
 from ddp._tensor.base import TensorBase
 from ddp._tensor.inplace import InPlace, become, followed, update
+from ddp._tensor.inplace_logic import LogicInPlace, computed
 
 Self = TypeVar("Self", bound="ElementwiseInPlace")
 
@@ -27,12 +28,7 @@ def _direct(x: Self, name: str, ufunc: str) -> Self:
     return x
 
 
-def _computed(x: Self, name: str, *operands: Other, **options: Any) -> Self:
-    """x = x.NAME(...) by way of a result of its own."""
-    return become(x, f"{name}_", getattr(x, name)(*operands, **options))
-
-
-class ElementwiseInPlace(InPlace):
+class ElementwiseInPlace(LogicInPlace):
     """Raises, all of them: InplaceError as `InPlace` has it; DtypeError if the result does not fit the dtype, such as
     a floating result in a tensor of integers; ShapeError if an operand would make the tensor larger.
     """
@@ -153,39 +149,31 @@ class ElementwiseInPlace(InPlace):
 
     def rsqrt_(self: Self) -> Self:
         """1 / sqrt(self)."""
-        return _computed(self, "rsqrt")
+        return computed(self, "rsqrt")
 
     def erf_(self: Self) -> Self:
         """The error function."""
-        return _computed(self, "erf")
+        return computed(self, "erf")
 
     def erfc_(self: Self) -> Self:
         """1 - erf(self)."""
-        return _computed(self, "erfc")
+        return computed(self, "erfc")
 
     def erfinv_(self: Self) -> Self:
         """The number whose erf is self."""
-        return _computed(self, "erfinv")
+        return computed(self, "erfinv")
 
     def sigmoid_(self: Self) -> Self:
         """1 / (1 + exp(-self))."""
-        return _computed(self, "sigmoid")
+        return computed(self, "sigmoid")
 
     def relu_(self: Self) -> Self:
         """max(self, 0)."""
-        return _computed(self, "relu")
+        return computed(self, "relu")
 
     def frac_(self: Self) -> Self:
         """What trunc takes away."""
-        return _computed(self, "frac")
-
-    def logical_not_(self: Self) -> Self:
-        """Whether each element is zero, in this dtype."""
-        return _computed(self, "logical_not")
-
-    def bitwise_not_(self: Self) -> Self:
-        """The bits inverted."""
-        return _computed(self, "bitwise_not")
+        return computed(self, "frac")
 
     negative_, absolute_ = neg_, abs_
     arcsin_, arccos_, arctan_ = asin_, acos_, atan_
@@ -194,15 +182,15 @@ class ElementwiseInPlace(InPlace):
 
     def round_(self: Self, *, decimals: int = 0) -> Self:
         """The nearest number of so many decimals, of two the even one."""
-        return _computed(self, "round", decimals=decimals)
+        return computed(self, "round", decimals=decimals)
 
     def logit_(self: Self, eps: float | None = None) -> Self:
         """log(self / (1 - self))."""
-        return _computed(self, "logit", eps)
+        return computed(self, "logit", eps)
 
     def nan_to_num_(self: Self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Self:
         """Numbers in place of nan and infinities."""
-        return _computed(self, "nan_to_num", nan, posinf, neginf)
+        return computed(self, "nan_to_num", nan, posinf, neginf)
 
     def clamp_(self: Self, min: Other = None, max: Other = None) -> Self:
         """self held within [min, max], numbers or tensors."""
@@ -211,7 +199,7 @@ class ElementwiseInPlace(InPlace):
             self._device.xp.clip(self._array, min, max, out=self._array)
             self._version.count += 1
             return self
-        return _computed(self, "clamp", min, max)
+        return computed(self, "clamp", min, max)
 
     clip_ = clamp_
 
@@ -229,7 +217,7 @@ class ElementwiseInPlace(InPlace):
         """self /= other; rounding_mode: "trunc" or "floor"."""
         if rounding_mode is None:
             return super().div_(other)
-        return _computed(self, "div", other, rounding_mode=rounding_mode)
+        return computed(self, "div", other, rounding_mode=rounding_mode)
 
     divide_ = true_divide_ = div_
 
@@ -246,87 +234,40 @@ class ElementwiseInPlace(InPlace):
     def __imod__(self: Self, other: Other) -> Self:
         return self.remainder_(other)
 
-    def __iand__(self: Self, other: Other) -> Self:
-        return self.bitwise_and_(other)
-
-    def __ior__(self: Self, other: Other) -> Self:
-        return self.bitwise_or_(other)
-
-    def __ixor__(self: Self, other: Other) -> Self:
-        return self.bitwise_xor_(other)
-
-    def __ilshift__(self: Self, other: Other) -> Self:
-        return self.bitwise_left_shift_(other)
-
-    def __irshift__(self: Self, other: Other) -> Self:
-        return self.bitwise_right_shift_(other)
-
     def floor_divide_(self: Self, other: Other) -> Self:
         """self //= other."""
-        return _computed(self, "floor_divide", other)
+        return computed(self, "floor_divide", other)
 
     def remainder_(self: Self, other: Other) -> Self:
         """self %= other."""
-        return _computed(self, "remainder", other)
+        return computed(self, "remainder", other)
 
     def fmod_(self: Self, other: Other) -> Self:
         """fmod(self, other)."""
-        return _computed(self, "fmod", other)
+        return computed(self, "fmod", other)
 
     def atan2_(self: Self, other: Other) -> Self:
         """The angle of the point (other, self)."""
-        return _computed(self, "atan2", other)
+        return computed(self, "atan2", other)
 
     arctan2_ = atan2_
 
     def hypot_(self: Self, other: Other) -> Self:
         """sqrt(self**2 + other**2)."""
-        return _computed(self, "hypot", other)
+        return computed(self, "hypot", other)
 
     def xlogy_(self: Self, other: Other) -> Self:
         """self * log(other)."""
-        return _computed(self, "xlogy", other)
-
-    def logical_and_(self: Self, other: Other) -> Self:
-        """`and` of the truths of both, in this dtype."""
-        return _computed(self, "logical_and", other)
-
-    def logical_or_(self: Self, other: Other) -> Self:
-        """`or` of the truths of both, in this dtype."""
-        return _computed(self, "logical_or", other)
-
-    def logical_xor_(self: Self, other: Other) -> Self:
-        """`xor` of the truths of both, in this dtype."""
-        return _computed(self, "logical_xor", other)
-
-    def bitwise_and_(self: Self, other: Other) -> Self:
-        """self &= other."""
-        return _computed(self, "bitwise_and", other)
-
-    def bitwise_or_(self: Self, other: Other) -> Self:
-        """self |= other."""
-        return _computed(self, "bitwise_or", other)
-
-    def bitwise_xor_(self: Self, other: Other) -> Self:
-        """self ^= other."""
-        return _computed(self, "bitwise_xor", other)
-
-    def bitwise_left_shift_(self: Self, other: Other) -> Self:
-        """self <<= other."""
-        return _computed(self, "bitwise_left_shift", other)
-
-    def bitwise_right_shift_(self: Self, other: Other) -> Self:
-        """self >>= other."""
-        return _computed(self, "bitwise_right_shift", other)
+        return computed(self, "xlogy", other)
 
     def lerp_(self: Self, end: TensorBase, weight: Other) -> Self:
         """self + weight*(end - self)."""
-        return _computed(self, "lerp", end, weight)
+        return computed(self, "lerp", end, weight)
 
     def addcmul_(self: Self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Self:
         """self + value*tensor1*tensor2."""
-        return _computed(self, "addcmul", tensor1, tensor2, value=value)
+        return computed(self, "addcmul", tensor1, tensor2, value=value)
 
     def addcdiv_(self: Self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Self:
         """self + value*tensor1/tensor2."""
-        return _computed(self, "addcdiv", tensor1, tensor2, value=value)
+        return computed(self, "addcdiv", tensor1, tensor2, value=value)

@@ -48,6 +48,8 @@ class ReshapingInPlace(TensorBase):
         """transpose() in place."""
         return _seen_as(self, "transpose_", self.transpose(dim0, dim1))  # type: ignore[attr-defined]  # as above
 
+    swapaxes_ = swapdims_ = transpose_
+
     def tril_(self: Self, diagonal: int = 0) -> Self:
         """tril() in place: the elements above the diagonal become 0."""
         return become(self, "tril_", self.tril(diagonal))  # type: ignore[attr-defined,type-var]  # as above

@@ -252,7 +252,12 @@ def test_results_are_not_shared_with_integers() -> None:
     ("wrong", "kind", "message"),
     [
         (lambda: ddp.div(ddp.ones(1), 2, rounding_mode="up"), ArgumentError, "'trunc' or 'floor', not 'up'"),
-        (lambda: ddp.tensor([1]) // 0, ArgumentError, "int64 by 0"),
+        (lambda: ddp.tensor([1]) // 0, ArgumentError, r"div: \(1,\) / 0, of int64: division by zero"),
+        (lambda: ddp.tensor([1]) % ddp.tensor([[2], [0]]), ArgumentError, r"remainder: \(1,\) / \(2, 1\), of int64"),
+        (lambda: ddp.tensor([1]).fmod(0), ArgumentError, "fmod: .* division by zero"),
+        (lambda: 7 // ddp.tensor([0]), ArgumentError, r"div: 7 / \(1,\), of int64"),
+        (lambda: ddp.tensor([1]).remainder_(0), ArgumentError, "division by zero"),
+        (lambda: ddp.tensor([1]).div(ddp.tensor(0), rounding_mode="trunc"), ArgumentError, "division by zero"),
         (lambda: ddp.add(ddp.tensor([1]), 1, alpha=0.5), DtypeError, "alpha=0.5"),
         (lambda: ddp.lerp(ddp.tensor([1]), ddp.tensor([2]), 0.5), DtypeError, "lerp: expected floating"),
         (lambda: ddp.addcdiv(ddp.tensor([1]), ddp.tensor([2]), ddp.tensor([2])), DtypeError, "addcdiv"),

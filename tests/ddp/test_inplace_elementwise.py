@@ -115,6 +115,21 @@ def test_logic(name: str) -> None:
     assert x.dtype == ddp.int64
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["eq_", "ne_", "lt_", "le_", "gt_", "ge_", "not_equal_", "less_", "less_equal_", "greater_", "greater_equal_"],
+)
+def test_comparisons(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    for dtype in ("float32", "int64", "bool"):
+        for other in (2, [2.0, 0.0, 1.0, 4.0]):
+            x, y = (t.tensor([1, 2, 0, 4]).to(getattr(t, dtype)) for t in (ddp, torch))
+            a, b = (t.tensor(other) if isinstance(other, list) else other for t in (ddp, torch))
+            assert getattr(x, name)(a) is x
+            assert x.tolist() == getattr(y, name)(b).tolist()
+            assert x.dtype.name == dtype
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_other_floats(dtype: str) -> None:
     x = ddp.tensor([0.5, 2.0]).to(dtype)

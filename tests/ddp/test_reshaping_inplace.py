@@ -17,6 +17,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "squeeze_ dim": lambda x: x.squeeze_(1),
     "unsqueeze_": lambda x: x.unsqueeze_(-1),
     "transpose_": lambda x: x.transpose_(0, 2),
+    "swapaxes_": lambda x: x.swapaxes_(0, 1),
+    "swapdims_": lambda x: x.swapdims_(0, 1),
     "tril_": lambda x: x.tril_(-1),
     "triu_": lambda x: x.triu_(),
 }
