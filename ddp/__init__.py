@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy import dtype, newaxis
 
-from ddp import _heap, amp, autograd, errors, linalg, nn, optim, return_types
+from ddp import _heap, errors
 from ddp._device import device, initial_seed, manual_seed
 from ddp._engine import (
     enable_grad,
@@ -334,18 +334,25 @@ from ddp._tensor.sampling import (
     set_rng_state,
 )
 from ddp._tensor.sizes import Size
-from ddp.amp import autocast
 
 _heap.keep_freed()
 
 if TYPE_CHECKING:
+    from ddp import amp as amp
+    from ddp import autograd as autograd
+    from ddp import linalg as linalg
+    from ddp import nn as nn
+    from ddp import optim as optim
     from ddp import parallel as parallel
+    from ddp import return_types as return_types
+    from ddp.amp import autocast as autocast
     from ddp.parallel import DataParallel as DataParallel
     from ddp.serialization import load as load
     from ddp.serialization import save as save
 
-# Imported when first asked for, so that a script that runs alone is not kept waiting.
-_LATER = {"DataParallel": "parallel", "load": "serialization", "save": "serialization"}
+# Imported when first asked for, so that nobody waits for what he does not use: modules, and names in them.
+_LATER = {"DataParallel": "parallel", "autocast": "amp", "load": "serialization", "save": "serialization"}
+_MODULES = ("amp", "autograd", "linalg", "nn", "optim", "parallel", "return_types", "serialization")
 
 __all__ = [
     "BoolTensor",
@@ -675,10 +682,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER and name not in _LATER.values():
+    home = name if name in _MODULES else _LATER.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    module = importlib.import_module(f"ddp.{_LATER.get(name, name)}")
-    value = globals()[name] = getattr(module, name) if name in _LATER else module
+    module = importlib.import_module(f"ddp.{home}")
+    value = globals()[name] = module if home == name else getattr(module, name)
     return value
