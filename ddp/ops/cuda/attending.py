@@ -147,7 +147,7 @@ def attention(
         queries, keys, values = work.laid(q) * work.kind.type(scale), work.laid(k), work.laid(v)
         random = work.random()
         for at in work.portions():
-            scores = xp.matmul(queries[at], keys[at].swapaxes(1, 2))
+            scores = xp.ascontiguousarray(xp.matmul(queries[at], keys[at].swapaxes(1, 2)))
             options = work.options(at, random)
             SOURCE.rows(xp, "attend", work.kind, logs[at].size, scores, logs[at], *options)
             out[at] = xp.matmul(scores, values[at])
@@ -171,8 +171,8 @@ def attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
         scaled = queries * work.kind.type(scale)
         random = work.random()
         for at in work.portions():
-            scores = xp.matmul(scaled[at], keys[at].swapaxes(1, 2))
-            slopes = xp.matmul(gs[at], values[at].swapaxes(1, 2))
+            scores = xp.ascontiguousarray(xp.matmul(scaled[at], keys[at].swapaxes(1, 2)))
+            slopes = xp.ascontiguousarray(xp.matmul(gs[at], values[at].swapaxes(1, 2)))
             arrays = scores, slopes, logs[at], less[at]
             SOURCE.over(xp, "attend_backward", work.kind, scores.size, *arrays, *work.options(at, random))
             if dq is not None:

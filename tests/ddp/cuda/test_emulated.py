@@ -15,7 +15,7 @@ import pytest
 import ddp
 from ddp._device import CPU
 from ddp.ops import index
-from ddp.ops.cuda import SOURCES, curves
+from ddp.ops.cuda import SOURCES, choosing, curves
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
 from tests.ddp.test_ops import CASES, leaves
@@ -113,6 +113,30 @@ def test_integers_pool_without_a_kernel(emulated: None) -> None:
     assert ddp.nn.functional.max_pool2d(x, 2).flatten().tolist() == [5, 7, 13, 15]
 
 
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "gelu", "cross_entropy", "attention"])
+def test_bfloat16_is_computed_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    functional = ddp.nn.functional
+
+    def run() -> list[Any]:
+        x = ddp.from_numpy(draw(2, 6, 4).astype(np.float32)).bfloat16().requires_grad_()
+        y = {
+            "softmax": lambda: x.softmax(1),
+            "layer_norm": lambda: functional.layer_norm(x, (4,)),
+            "gelu": lambda: functional.gelu(x),
+            "cross_entropy": lambda: functional.cross_entropy(x, ddp.tensor([[0, 1, 2, 3], [5, 5, 4, 0]])),
+            "attention": lambda: functional.scaled_dot_product_attention(x, x, x, is_causal=True),
+        }[name]()
+        (y * y).sum().backward()
+        assert x.grad is not None
+        assert y.dtype == x.grad.dtype == ddp.bfloat16
+        return [y.detach().float().numpy(), x.grad.float().numpy()]
+
+    expected = run()
+    monkeypatch.setattr(CPU, "xp", emulation.cupy)
+    for one, other in zip(run(), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-2)
+
+
 OPTIMIZERS = [
     ("SGD", {"momentum": 0.9}),
     ("SGD", {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
@@ -142,6 +166,29 @@ def test_updates_are_the_same_bit_for_bit(
     monkeypatch.setattr(CPU, "xp", emulation.cupy)
     for one, other in zip(trained(), expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 7, 8, 64, 100])
+def test_a_block_of_any_size_adds_up(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulation, "THREADS", threads)
+    x = draw(4, 50)
+    np.testing.assert_allclose(choosing.softmax(emulation.cupy, x, 1), results_of_softmax(x), rtol=1e-12)
+    x[2, 7] = np.nan  # which the maximum must not lose
+    assert np.isnan(choosing.softmax(emulation.cupy, x, 1)[2]).all()
+
+
+def results_of_softmax(x: Any) -> Any:
+    e = np.exp(x)
+    return e / e.sum(1, keepdims=True)
+
+
+def test_threads_that_part_at_a_barrier_are_noticed() -> None:
+    text = (
+        'typedef float T; typedef float A; typedef long long Index;\nextern "C" __global__ void parts(Index n) { %s }'
+    )
+    kernel = emulation.RawKernel(text % "if (threadIdx.x) __syncthreads();", "parts")
+    with pytest.raises(AssertionError, match="different barriers"):
+        kernel((1,), (256,), (np.int64(1),))
 
 
 def test_a_launch_that_does_not_fit_its_kernel_is_refused() -> None:
