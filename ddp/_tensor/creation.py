@@ -204,16 +204,16 @@ def eye(
     return _computed(lambda xp, dtype: xp.eye(n, m, dtype=dtype), dtype, device, requires_grad)
 
 
+def alike(x: TensorBase, dtype: Any, device: Where) -> dict[str, Any]:
+    """The dtype and device that were asked for, else those of `x`."""
+    return {"dtype": x._array.dtype if dtype is None else dtype, "device": x._device if device is None else device}
+
+
 def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`make` with the shape, dtype and device of another tensor."""
 
     def like(input: TensorBase, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-        return make(
-            input._array.shape,
-            dtype=input._array.dtype if dtype is None else dtype,
-            device=input._device if device is None else device,
-            requires_grad=requires_grad,
-        )
+        return make(input._array.shape, **alike(input, dtype, device), requires_grad=requires_grad)
 
     like.__name__ = like.__qualname__ = f"{make.__name__}_like"
     like.__doc__ = f"{make.__name__}() in the shape, dtype and device of `input`, unless given."
@@ -229,13 +229,7 @@ def full_like(
     input: TensorBase, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
     """`fill_value` everywhere, in the shape, dtype and device of `input`, unless given."""
-    return full(
-        input._array.shape,
-        fill_value,
-        dtype=input._array.dtype if dtype is None else dtype,
-        device=input._device if device is None else device,
-        requires_grad=requires_grad,
-    )
+    return full(input._array.shape, fill_value, **alike(input, dtype, device), requires_grad=requires_grad)
 
 
 class Making(TensorBase):
@@ -252,7 +246,8 @@ class Making(TensorBase):
         requires_grad: bool = False,
     ) -> Tensor:
         """Zeros of the given shape."""
-        return _as(self, zeros, sizes(sizes_, size, "new_zeros"), dtype, device, requires_grad)
+        shape = sizes(sizes_, size, "new_zeros")
+        return zeros(shape, **alike(self, dtype, device), requires_grad=requires_grad)
 
     def new_ones(
         self,
@@ -263,7 +258,8 @@ class Making(TensorBase):
         requires_grad: bool = False,
     ) -> Tensor:
         """Ones of the given shape."""
-        return _as(self, ones, sizes(sizes_, size, "new_ones"), dtype, device, requires_grad)
+        shape = sizes(sizes_, size, "new_ones")
+        return ones(shape, **alike(self, dtype, device), requires_grad=requires_grad)
 
     def new_empty(
         self,
@@ -274,22 +270,11 @@ class Making(TensorBase):
         requires_grad: bool = False,
     ) -> Tensor:
         """Memory of the given shape, as it comes."""
-        return _as(self, empty, sizes(sizes_, size, "new_empty"), dtype, device, requires_grad)
+        shape = sizes(sizes_, size, "new_empty")
+        return empty(shape, **alike(self, dtype, device), requires_grad=requires_grad)
 
     def new_full(
         self, size: Size, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
     ) -> Tensor:
         """`fill_value` everywhere, in the given shape."""
-        make: Callable[..., Tensor] = lambda shape, **options: full(shape, fill_value, **options)  # noqa: E731
-        return _as(self, make, spread((size,)), dtype, device, requires_grad)
-
-
-def _as(
-    x: TensorBase, make: Callable[..., Tensor], shape: tuple[int, ...], dtype: Any, device: Where, requires_grad: bool
-) -> Tensor:
-    return make(
-        shape,
-        dtype=x._array.dtype if dtype is None else dtype,
-        device=x._device if device is None else device,
-        requires_grad=requires_grad,
-    )
+        return full(size, fill_value, **alike(self, dtype, device), requires_grad=requires_grad)

@@ -117,7 +117,7 @@ class finfo:
         kind = parse(dtype)
         if kind not in FLOATS:
             raise DtypeError(f"finfo: expected a floating dtype, got {kind.name}; iinfo has the limits of integers")
-        limits: Any = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
+        limits: Any = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]  # it has no annotations
         self.dtype = kind.name
         self.bits = kind.itemsize * 8
         self.eps, self.max, self.min = float(limits.eps), float(limits.max), float(limits.min)

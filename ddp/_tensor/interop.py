@@ -13,7 +13,7 @@ from ddp import _device
 from ddp._device import CPU, device_of, on, place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.contents import array_of
-from ddp._tensor.creation import Where, made, number, target
+from ddp._tensor.creation import Where, alike, made, number, target
 from ddp._tensor.dtypes import DEFAULT, FLOATS, bfloat16, parse
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 
@@ -229,9 +229,4 @@ class Interop(TensorBase):
 
     def new_tensor(self, data: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
         """A new tensor with a copy of `data`, in the dtype and on the device of this one, unless given."""
-        return tensor(
-            data,
-            dtype=self._array.dtype if dtype is None else dtype,
-            device=self._device if device is None else device,
-            requires_grad=requires_grad,
-        )
+        return tensor(data, **alike(self, dtype, device), requires_grad=requires_grad)

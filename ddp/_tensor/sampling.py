@@ -14,7 +14,7 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, Stream, generator, on, stream
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.creation import Size, Where, made, sizes, target
+from ddp._tensor.creation import Size, Where, alike, made, sizes, target
 from ddp._tensor.dtypes import DEFAULT, HALVES, bfloat16, float16, int64, is_float, parse
 from ddp._tensor.shaping import spread
 from ddp.errors import ArgumentError, DtypeError
@@ -201,13 +201,8 @@ def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         device: Where = None,
         requires_grad: bool = False,
     ) -> Tensor:
-        return make(
-            input._array.shape,
-            generator=generator,
-            dtype=input._array.dtype if dtype is None else dtype,
-            device=input._device if device is None else device,
-            requires_grad=requires_grad,
-        )
+        options = alike(input, dtype, device)
+        return make(input._array.shape, generator=generator, **options, requires_grad=requires_grad)
 
     like.__name__ = like.__qualname__ = f"{make.__name__}_like"
     like.__doc__ = f"{make.__name__}() in the shape, dtype and device of `input`, unless given."
@@ -230,6 +225,5 @@ def randint_like(
 ) -> Tensor:
     """Random integers in [low, high) in the shape, dtype and device of `input`: randint_like(x, high) from 0 on."""
     low, high = (0, low) if high is None else (low, high)
-    kind = input._array.dtype if dtype is None else dtype
-    where = input._device if device is None else device
-    return _integers(int(low), int(high), input._array.shape, generator, kind, where, requires_grad)
+    options = alike(input, dtype, device)
+    return _integers(int(low), int(high), input._array.shape, generator, **options, requires_grad=requires_grad)
