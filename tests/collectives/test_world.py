@@ -125,6 +125,6 @@ def test_a_rank_that_never_calls_init_does_not_hold_the_others_for_ever(
         "if world.promised().rank == 1: time.sleep(15)\n"
         "collectives.init(timeout=3)\n"
     )
-    done = start_job([*mpiexec, "-n", "2", sys.executable, "-c", code]).wait(timeout=40)  # type: ignore[attr-defined]
+    done = start_job([*mpiexec, "-n", "2", sys.executable, "-c", code]).wait(timeout=40)
     assert done.returncode != 0
     assert "_join_and_wait_for_every_rank_to_call_init" in done.stderr

@@ -136,7 +136,7 @@ class TestGrad:
         x = leaf(1.0)
         for options in ({"only_inputs": False}, {"is_grads_batched": True}):
             with pytest.raises(ArgumentError, match="only_inputs=False are not there"):
-                ddp.autograd.grad(x * 2, x, **options)  # type: ignore[arg-type]  # mypy sees values of one type
+                ddp.autograd.grad(x * 2, x, **options)
         with pytest.raises(ArgumentError, match="materialize_grads"):
             ddp.autograd.grad(x * 2, x, allow_unused=False, materialize_grads=True)
 

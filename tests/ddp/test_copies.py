@@ -84,7 +84,7 @@ class TestData:
         with pytest.raises(ShapeError, match="result of an op"):
             (x * 2).data = ddp.ones(3)
         with pytest.raises(DtypeError, match="ndarray"):
-            x.data = np.ones(2)  # type: ignore[assignment]
+            x.data = np.ones(2)
         x._leaf.watcher = Watcher()
         with pytest.raises(GraphError, match="wrapped"):
             x.data = ddp.ones(2)

@@ -108,7 +108,7 @@ class TestOrder:
             raise ConnectionError("no peer")
 
         for recorder in (first, second):
-            recorder.begin = fail  # type: ignore[method-assign]
+            recorder.begin = fail
         with pytest.raises(ConnectionError):
             (a * b).backward()
         assert sorted([first.calls, second.calls]) == [[], [("abandon", "no peer")]]
@@ -120,7 +120,7 @@ class TestOrder:
         def fail() -> None:
             raise TimeoutError("peer is late")
 
-        recorder.end = fail  # type: ignore[method-assign]
+        recorder.end = fail
         with pytest.raises(TimeoutError):
             (a * 1).backward()
         assert recorder.calls[-1] == ("abandon", "peer is late")

@@ -198,7 +198,7 @@ class TestNumPy:
 
     def test_refusals(self) -> None:
         with pytest.raises(DtypeError, match="NumPy array"):
-            ddp.from_numpy([1.0])  # type: ignore[arg-type]
+            ddp.from_numpy([1.0])
         with pytest.raises(DtypeError, match="uint16"):
             ddp.from_numpy(np.zeros(2, np.uint16))
         x = ddp.ones(2, requires_grad=True)

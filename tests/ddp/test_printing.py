@@ -191,7 +191,7 @@ def test_grad_fn() -> None:
     assert before is not None
     assert (before.name(), index) == ("MulBackward0", 0)
     assert [fn and fn.name() for fn, _ in before.next_functions] == ["AccumulateGrad", None]
-    assert before.next_functions[0][0].next_functions == ()  # type: ignore[union-attr]
+    assert before.next_functions[0][0].next_functions == ()
     y.sum().backward()
     assert y.grad_fn.next_functions == ()
 

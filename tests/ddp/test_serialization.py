@@ -243,7 +243,7 @@ def test_map_location() -> None:
         file.seek(0)
         assert ddp.load(file, map_location=where)["x"].device is ddp.device("cpu")
     with pytest.raises(ArgumentError, match="map_location is a device or its name, not function"):
-        ddp.load(file, map_location=lambda storage, where: storage)  # type: ignore[arg-type]
+        ddp.load(file, map_location=lambda storage, where: storage)
 
 
 def test_kinds_of_files(tmp_path: Path) -> None:
@@ -260,9 +260,9 @@ def test_kinds_of_files(tmp_path: Path) -> None:
         assert_same(ddp.load(source), x)
     for wrong in (io.StringIO(), 3, b"path"):
         with pytest.raises(ArgumentError, match="expected a path or an open binary file"):
-            ddp.load(wrong)  # type: ignore[arg-type]
+            ddp.load(wrong)
         with pytest.raises(ArgumentError, match="expected a path or an open binary file"):
-            ddp.save(x, wrong)  # type: ignore[arg-type]
+            ddp.save(x, wrong)
 
 
 class Unsaveable:

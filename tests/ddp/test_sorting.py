@@ -97,8 +97,8 @@ ALIKE: dict[str, Callable[[Any], Any]] = {
 def as_tuple(result: Any) -> Any:
     """Named results of either package as plain tuples, nan as text so that it compares."""
     if isinstance(result, tuple):
-        assert result[0] is result.values  # type: ignore[attr-defined]
-        assert result[1] is result.indices  # type: ignore[attr-defined]
+        assert result[0] is result.values
+        assert result[1] is result.indices
         values, indices = result
         return str(values.tolist()), str(values.dtype).split(".")[-1], indices
     return result

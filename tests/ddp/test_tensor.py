@@ -298,7 +298,7 @@ class TestMessages:
         with pytest.raises(DtypeError, match="float64"):
             x.grad = ddp.zeros(2, dtype=ddp.float64)
         with pytest.raises(DtypeError, match="ndarray"):
-            x.grad = np.zeros(2, np.float32)  # type: ignore[assignment]
+            x.grad = np.zeros(2, np.float32)
 
 
 class TestGrad:

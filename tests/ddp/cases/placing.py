@@ -87,7 +87,7 @@ def placing() -> Iterator[Case]:
     yield Case("masked_fill", "0-d", lambda t, x: x.masked_fill(t.tensor(True), 1.0), (draw(),))
 
 
-def _set(x, index, value):  # type: ignore[no-untyped-def]  # tensors of either package
+def _set(x, index, value):
     x[index] = value
     return x
 

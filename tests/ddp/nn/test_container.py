@@ -164,10 +164,10 @@ REFUSED = [
     (lambda: nn.Sequential(nn.ReLU())[1], RangeError, "Sequential of 1 modules has no module 1"),
     (lambda: nn.ModuleList([nn.ReLU()]).pop(-2), RangeError, "no module -2"),
     (lambda: nn.ModuleList().insert(1, nn.ReLU()), RangeError, "no module 1"),
-    (lambda: nn.ModuleList([3]), DtypeError, "expected a Module, got int"),  # type: ignore[list-item]
-    (lambda: nn.ModuleList([nn.ReLU()]).insert(0, 3), DtypeError, "expected a Module, got int"),  # type: ignore[arg-type]
-    (lambda: nn.ModuleList().extend(nn.ReLU()), DtypeError, "expected a sequence of modules"),  # type: ignore[arg-type]
-    (lambda: nn.Sequential() + [nn.ReLU()], DtypeError, "expected a Sequential"),  # type: ignore[operator]
+    (lambda: nn.ModuleList([3]), DtypeError, "expected a Module, got int"),
+    (lambda: nn.ModuleList([nn.ReLU()]).insert(0, 3), DtypeError, "expected a Module, got int"),
+    (lambda: nn.ModuleList().extend(nn.ReLU()), DtypeError, "expected a sequence of modules"),
+    (lambda: nn.Sequential() + [nn.ReLU()], DtypeError, "expected a Sequential"),
     (lambda: nn.ModuleDict({"keys": nn.ReLU()}), ArgumentError, "'keys' is there already"),
     (lambda: nn.ModuleDict({"a.b": nn.ReLU()}), ArgumentError, "holds a dot"),
     (lambda: nn.ModuleList([nn.ReLU()])(1), NotImplementedError, "ModuleList defines no forward"),

@@ -107,7 +107,7 @@ class TestForward:
 def passes(t: Any, edit: Any) -> tuple[list[Any], list[Any]]:
     """What the hooks that `edit(module, log)` registers have seen, and the gradients, for a module of t.nn."""
 
-    class Net(t.nn.Module):  # type: ignore[misc]
+    class Net(t.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.scale = t.nn.Parameter(t.tensor([3.0]))

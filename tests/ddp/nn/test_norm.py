@@ -124,7 +124,7 @@ def test_the_ways_of_a_gpu_give_the_same(name: str, monkeypatch: pytest.MonkeyPa
 
     before = run()
     for table in (norm_rows.TILES, norm_rows.DOTS, norm_rows.IS_FAR, lines._SHORT, lines._COPIES):
-        monkeypatch.setitem(table, "numpy", table["cupy"])  # type: ignore[index]
+        monkeypatch.setitem(table, "numpy", table["cupy"])
     for a, b in zip(run(), before, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 

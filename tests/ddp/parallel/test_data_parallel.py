@@ -83,7 +83,7 @@ def note_ready(model: DataParallel, events: list[Any]) -> None:
         events.append(("end",))
         end()
 
-    model._reducer.ready, model._reducer.end = noted_ready, noted_end  # type: ignore[method-assign]
+    model._reducer.ready, model._reducer.end = noted_ready, noted_end
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -253,7 +253,7 @@ def test_the_first_bucket_is_launched_before_backward_has_finished() -> None:
 
     def rank(comm: Communicator) -> list[Any]:
         events: list[Any] = []
-        model = DataParallel(make_net(), Recorder(comm, events), bucket_cap_mb=1e-4)  # type: ignore[arg-type]
+        model = DataParallel(make_net(), Recorder(comm, events), bucket_cap_mb=1e-4)
         note_ready(model, events)
         F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
         return events
@@ -278,7 +278,7 @@ def test_buckets_launch_in_plan_order_though_ranks_become_ready_in_different_ord
     def rank(comm: Communicator) -> tuple[list[str], list[int], list[int]]:
         events: list[Any] = []
         ddp.manual_seed(0)
-        model = DataParallel(Branches(), Recorder(comm, events), bucket_cap_mb=1e-5)  # type: ignore[arg-type]
+        model = DataParallel(Branches(), Recorder(comm, events), bucket_cap_mb=1e-5)
         note_ready(model, events)
         order = "left right never" if comm.rank == 0 else "never right left"
         model(ddp.from_numpy(x), order).sum().backward()
@@ -519,10 +519,10 @@ def test_after_a_backward_that_failed_half_way_nothing_runs_on() -> None:
         def fails(leaf: Any) -> None:
             raise ZeroDivisionError("in a hook")
 
-        model._reducer.ready = fails  # type: ignore[method-assign]
+        model._reducer.ready = fails
         with pytest.raises(ZeroDivisionError):
             loss_sum(model, x, t).backward()
-        model._reducer.ready = ready  # type: ignore[method-assign]
+        model._reducer.ready = ready
         with pytest.raises(ParallelError, match="ZeroDivisionError: in a hook"):
             loss_sum(model, x, t).backward()
 

@@ -28,7 +28,7 @@ from ddp.parallel.plan import plan_buckets
     ],
 )
 def test_plan(nbytes: list[int], options: dict[str, object], plan: list[list[int]]) -> None:
-    assert plan_buckets(nbytes, **options) == plan  # type: ignore[arg-type]
+    assert plan_buckets(nbytes, **options) == plan
 
 
 def test_control_message_is_a_row_of_numbers_that_can_be_summed() -> None:
