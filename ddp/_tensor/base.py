@@ -189,7 +189,8 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
                 wide = True
         else:
             arrays.append(x)
-    assert where is not None, f"{op.name} was applied to no tensor"
+    if where is None:
+        raise DtypeError(f"{op.name}: expected a tensor, got {', '.join(type(x).__name__ for x in inputs)}")
     xp = where.xp
     if xp is not np:
         op = op.launched

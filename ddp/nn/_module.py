@@ -36,9 +36,17 @@ class Module(Convertible, Hooked):
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        if self._hooks_ is None:
-            return self.forward(*inputs, **options)
-        return self._call_with_hooks(inputs, options)
+        try:
+            if self._hooks_ is None:
+                return self.forward(*inputs, **options)
+            return self._call_with_hooks(inputs, options)
+        except AttributeError as error:
+            wrong = [type(x).__name__ for x in inputs if not isinstance(x, Tensor)]
+            if not wrong or not type(self).__module__.startswith("ddp.nn"):
+                raise
+            raise DtypeError(
+                f"{type(self).__name__}: expected tensors, got {wrong[0]}; as_tensor() makes one"
+            ) from error
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_parameters" not in self.__dict__:

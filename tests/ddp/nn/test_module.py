@@ -433,3 +433,26 @@ def test_repr_with_parameters_of_its_own() -> None:
         return repr(net)
 
     assert text(nn) == text(torch.nn)
+
+
+@pytest.mark.parametrize("given", [np.ones((1, 2), np.float32), [1.0, 2.0], None], ids=["ndarray", "list", "None"])
+def test_what_is_no_tensor_is_named(given: Any) -> None:
+    for layer in (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))):
+        with pytest.raises(DtypeError, match=rf"Linear: expected tensors, got {type(given).__name__}; as_tensor"):
+            layer(given)
+    with pytest.raises(DtypeError, match="expected tensors" if given is not None else "expected"):
+        nn.ReLU()(given)
+
+
+def test_arrays_alone_are_no_operands() -> None:
+    with pytest.raises(DtypeError, match="max_pool2d: expected a tensor, got ndarray"):
+        nn.MaxPool2d(2)(np.ones((1, 1, 2, 2)))
+
+
+def test_attributes_that_are_not_there_are_the_users() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)
+
+    with pytest.raises(AttributeError, match="'layer'"):
+        Broken()(ddp.ones(2))
