@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved
-from ddp.ops.cuda import normal
+from ddp.ops.cuda import normalizing
 from ddp.ops.lines import LONG, lines, long_rows
 from ddp.ops.norm_rows import NEEDED, dots, is_far, kind_of, largest, single, tiles
 
@@ -164,16 +164,16 @@ def _draw_plane_by_tiles(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: 
 
 
 def _sums_by_kernel(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
-    return _sums_by_tiles(xp, x, y, shift) if x.shape[1] == 1 else normal.pair_sums(xp, x, y, shift)
+    return _sums_by_tiles(xp, x, y, shift) if x.shape[1] == 1 else normalizing.pair_sums(xp, x, y, shift)
 
 
 def _draw_by_kernel(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
-    return normal.line(xp, x, _per_row(xp, layout, scale), _per_row(xp, layout, shift))
+    return normalizing.line(xp, x, _per_row(xp, layout, scale), _per_row(xp, layout, shift))
 
 
 def _draw_plane_by_kernel(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     a, s, c = (_per_row(xp, layout, values) for values in (a, s, c))
-    return normal.plane(xp, x, a, y, s, c)
+    return normalizing.plane(xp, x, a, y, s, c)
 
 
 SUMS = {"numpy": _sums_by_tiles, "cupy": _sums_by_kernel}

@@ -3,7 +3,7 @@
 `SOURCES` holds every source: tests compile each for the GPUs we know, and run it on the CPU against the NumPy forms.
 """
 
-from ddp.ops.cuda import adding, attending, choosing, curves, dropping, normal, updates, windows
+from ddp.ops.cuda import adding, attending, choosing, curves, dropping, normalizing, updates, windows
 from ddp.ops.cuda._source import SOURCES
 
-__all__ = ["SOURCES", "adding", "attending", "choosing", "curves", "dropping", "normal", "updates", "windows"]
+__all__ = ["SOURCES", "adding", "attending", "choosing", "curves", "dropping", "normalizing", "updates", "windows"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp.ops import attention, loss, noise, norm_rows, patches, pool, probability
 from ddp.ops._op import Array, Gradients, Needs, Saved
-from ddp.ops.cuda import attending, choosing, dropping, normal, windows
+from ddp.ops.cuda import attending, choosing, dropping, normalizing, windows
 from ddp.ops.cuda._source import wide
 
 
@@ -97,7 +97,7 @@ def _normalized(
     xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float, centered: bool
 ) -> tuple[Array, Any]:
     kind = norm_rows.kind_of(x, w, b)
-    out, mean, rstd = normal.norm(xp, _rows(x, axes), w, b, eps, centered)
+    out, mean, rstd = normalizing.norm(xp, _rows(x, axes), w, b, eps, centered)
     return out.reshape(x.shape), (axes, mean, rstd, kind)
 
 
@@ -108,9 +108,9 @@ def _normalized_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
     g = _rows(g, axes)
     dx = dw = db = None
     if needs[0]:
-        dx = normal.norm_backward(xp, g, _rows(x, axes), w, mean, rstd).reshape(shape)
+        dx = normalizing.norm_backward(xp, g, _rows(x, axes), w, mean, rstd).reshape(shape)
     if needs[1]:
-        dw, db = normal.norm_columns(xp, g, _rows(x, axes), mean, rstd)
+        dw, db = normalizing.norm_columns(xp, g, _rows(x, axes), mean, rstd)
     elif len(needs) > 2 and needs[2]:
         db = g.sum(axis=0, dtype=rstd.dtype)
     found = [None if d is None else d.reshape(inner).astype(kind, copy=False) for d in (dw, db)]

@@ -10,7 +10,7 @@ from ddp.ops.cuda._source import Source, flat, wide
 # means: null where rows are not centered. Gradients of the columns go in two stages, of which this is the first: the
 # rows are dealt to `chunks`, and neighbouring threads read neighbouring columns.
 SOURCE = Source(
-    "normal",
+    "normalizing",
     """
 extern "C" __global__ void normalize(
     const T* x, const A* w, const A* b, T* out, A* means, A* rstds, Index rows, Index n, double eps
