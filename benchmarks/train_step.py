@@ -196,6 +196,7 @@ def peak(key: str, name: str) -> int:
 
 def measure(key: str, name: str) -> None:
     found = library(name)
+    found.nn.Linear, found.optim.SGD  # noqa: B018  # ddp imports these when they are first asked for
     x = found.ones(2, 2)
     float((x @ x).sum())  # the first product sets up the library's threads and buffers
     before = kilobytes("VmRSS")
