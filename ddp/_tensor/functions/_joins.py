@@ -10,6 +10,7 @@ from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import parse, promote
+from ddp._tensor.functions._called import called
 from ddp._tensor.functions._shapes import atleast_1d, atleast_2d, atleast_3d, meshgrid
 from ddp._tensor.reductions import axis
 from ddp._tensor.shaping import inserted
@@ -31,6 +32,7 @@ def _one_dtype(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
     return [convert(x, dtype) for x in tensors]
 
 
+@called
 @spelled
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`; all other sizes are equal. A tensor of shape (0,) goes with any shape.
@@ -48,18 +50,21 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return apply(joins.cat, xs, dim=at)
 
 
+@called
 @spelled
 def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`: cat under another name."""
     return cat(tensors, dim)
 
 
+@called
 @spelled
 def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`: cat under NumPy's name."""
     return cat(tensors, dim)
 
 
+@called
 @spelled
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, all of one shape, side by side along a new `dim`. Raises: ShapeError, ArgumentError, RangeError."""
@@ -71,22 +76,26 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return apply(joins.stack, xs, dim=inserted(xs[0], dim, "stack"))
 
 
+@called
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors joined along dimension 1; vectors and numbers along dimension 0."""
     xs = atleast_1d(list(tensors))
     return cat(xs, 0 if xs and xs[0].ndim == 1 else 1)
 
 
+@called
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors, with two dimensions at least, joined along dimension 0."""
     return cat(atleast_2d(list(tensors)), 0)
 
 
+@called
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors, with three dimensions at least, joined along dimension 2."""
     return cat(atleast_3d(list(tensors)), 2)
 
 
+@called
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     """As hstack, but vectors and numbers are columns."""
     return hstack([x if x.ndim > 1 else x.reshape(-1, 1) for x in tensors])
@@ -139,16 +148,19 @@ def roll(input: Tensor, shifts: Dims, dims: Dims | None = None) -> Tensor:
     return input.roll(shifts, dims)
 
 
+@called
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """Zero above the diagonal of the last two dimensions."""
     return input.tril(diagonal)
 
 
+@called
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """Zero below the diagonal of the last two dimensions."""
     return input.triu(diagonal)
 
 
+@called
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal."""
     return input.diag(diagonal)

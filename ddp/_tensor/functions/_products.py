@@ -8,40 +8,48 @@ from typing import Any
 from ddp._tensor.arithmetic import broadcast
 from ddp._tensor.core import Tensor
 from ddp._tensor.einstein import einsum_of, parsed
+from ddp._tensor.functions._called import called
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, ShapeError
 
 
+@called
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """The matrix product: (..., n, k) @ (..., k, m). Raises: ShapeError."""
     return input.matmul(other)
 
 
+@called
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """(n, k) @ (k, m). Raises: ShapeError."""
     return input.mm(mat2)
 
 
+@called
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """(b, n, k) @ (b, k, m), without broadcasting. Raises: ShapeError."""
     return input.bmm(mat2)
 
 
+@called
 def mv(input: Tensor, vec: Tensor) -> Tensor:
     """(n, k) @ (k,). Raises: ShapeError."""
     return input.mv(vec)
 
 
+@called
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """The sum of products of two vectors. Raises: ShapeError."""
     return input.dot(tensor)
 
 
+@called
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
     """Every product of two vectors: (n,), (m,) to (n, m). Raises: ShapeError."""
     return input.outer(vec2)
 
 
+@called
 def inner(input: Tensor, other: Tensor) -> Tensor:
     """The sum of products over the last dimensions. Raises: ShapeError."""
     return input.inner(other)
@@ -65,21 +73,25 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
     return (x1.unsqueeze(-2) - x2.unsqueeze(-3)).norm(p, -1)
 
 
+@called
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * input + alpha * (mat1 @ mat2). Raises: ShapeError."""
     return input.addmm(mat1, mat2, beta=beta, alpha=alpha)
 
 
+@called
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * input + alpha * (mat @ vec). Raises: ShapeError."""
     return input.addmv(mat, vec, beta=beta, alpha=alpha)
 
 
+@called
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * input + alpha * outer(vec1, vec2). Raises: ShapeError."""
     return input.addr(vec1, vec2, beta=beta, alpha=alpha)
 
 
+@called
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * input + alpha * (batch1 @ batch2). Raises: ShapeError."""
     return input.baddbmm(batch1, batch2, beta=beta, alpha=alpha)
@@ -97,6 +109,7 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
     return einsum_of(*parsed(equation, operands))
 
 
+@called
 def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> Tensor:
     """The sum of products over pairs of dimensions: the last `dims` of `a` with the first of `b`, or two lists.
 
@@ -120,6 +133,7 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
     return einsum_of([a, b], [of_a, of_b], out)
 
 
+@called
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker's product: every element of `input` times the whole of `other`, block by block."""
     ndim = max(input.ndim, other.ndim)

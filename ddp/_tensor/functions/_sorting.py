@@ -6,6 +6,7 @@ from typing import Any
 
 from ddp._tensor import results
 from ddp._tensor.core import Tensor
+from ddp._tensor.functions._called import called
 from ddp._tensor.sorting import isin, searchsorted
 from ddp._tensor.spelling import spelled
 
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 
+@called
 @spelled
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> results.sort:
     """(values, indices) in order along `dim`; equal elements keep their order, and nan is the largest."""
@@ -37,17 +39,20 @@ def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool
     return input.argsort(dim, descending, stable)
 
 
+@called
 def msort(input: Tensor) -> Tensor:
     """The values in order along the first dimension."""
     return input.msort()
 
 
+@called
 @spelled
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> results.topk:
     """(values, indices) of the k largest, or smallest, along `dim`."""
     return input.topk(k, dim, largest, sorted)
 
 
+@called
 def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
     """(values, indices) of the k-th smallest, from 1, along `dim`."""
     return input.kthvalue(k, dim, keepdim)
@@ -71,6 +76,7 @@ def unique_consecutive(
     return input.unique_consecutive(return_inverse, return_counts, dim)
 
 
+@called
 def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     """Between which of `boundaries`, a sorted vector, each element lies: boundaries[i-1] < input <= boundaries[i].
 
@@ -84,6 +90,7 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     return input.bincount(weights, minlength)
 
 
+@called
 def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """How many elements are in each of `bins` equal parts of [min, max]; equal: from the smallest to the largest."""
     return input.histc(bins, min, max)
