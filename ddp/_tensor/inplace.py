@@ -43,7 +43,8 @@ def followed(x: TensorBase, name: str, *operands: Other) -> bool:
             f"{where} that is a view of a tensor of shape {base._array.shape}, inside the graph: use the out-of-place "
             "form, such as x = x + y, or assign to the tensor itself by x[index] = value"
         )
-    if any(step == 0 and n > 1 for step, n in zip(x._array.strides, x._array.shape, strict=True)):
+    array = x._array
+    if array.size and any(step == 0 and n > 1 for step, n in zip(array.strides, array.shape, strict=True)):
         raise InplaceError(f"{where} that shows elements of its memory several times, as expand() does: clone() it")
     return True
 
