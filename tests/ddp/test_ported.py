@@ -1,0 +1,164 @@
+"""Training loops as PyTorch's users write them: one text, run on both, with the same numbers."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+Steps = Iterator[Any]
+
+
+def started(t: Any, make: Callable[[], Any]) -> Any:
+    """A module of float64 weights that depend on their places alone."""
+    module = make().double()
+    for i, p in enumerate(module.parameters()):
+        numbers = np.random.default_rng(i).standard_normal(tuple(p.shape)) / 2
+        p.data.copy_(t.from_numpy(np.asarray(numbers)))
+    return module
+
+
+def drawn(t: Any, *shape: int, seed: int = 0) -> Any:
+    return t.from_numpy(np.random.default_rng(seed).standard_normal(shape))
+
+
+def optimizer_of_ones_own(t: Any) -> Steps:
+    class Adam(t.optim.Optimizer):  # type: ignore[misc]  # the class of either library
+        def __init__(self, params: Any, lr: float = 1e-2) -> None:
+            super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8})
+
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    grad, state = p.grad.data, self.state[p]
+                    if len(state) == 0:
+                        state["step"] = 0
+                        state["exp_avg"], state["exp_avg_sq"] = t.zeros_like(p.data), t.zeros_like(p.data)
+                    b1, b2 = group["betas"]
+                    state["step"] += 1
+                    state["exp_avg"].mul_(b1).add_(grad, alpha=1 - b1)
+                    state["exp_avg_sq"].mul_(b2).addcmul_(grad, grad, value=1 - b2)
+                    size = group["lr"] * math.sqrt(1 - b2 ** state["step"]) / (1 - b1 ** state["step"])
+                    p.data.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-size)
+
+    net = started(t, lambda: t.nn.Sequential(t.nn.Linear(4, 5), t.nn.SELU(), t.nn.Linear(5, 3)))
+    optimizer, x, y = Adam(net.parameters()), drawn(t, 6, 4), t.LongTensor([0, 1, 2, 0, 1, 2])
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = t.nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def critic_and_generator(t: Any) -> Steps:
+    generator = started(t, lambda: t.nn.Sequential(t.nn.Linear(3, 4), t.nn.Tanh(), t.nn.Linear(4, 3)))
+    critic = copy.deepcopy(generator)
+    of_critic = t.optim.RMSprop(critic.parameters(), lr=5e-3)
+    of_generator = t.optim.RMSprop(generator.parameters(), lr=5e-3)
+    for i in range(5):
+        for p in critic.parameters():
+            p.requires_grad = True
+            p.data.clamp_(-0.3, 0.3)
+        critic.zero_grad()
+        noise, real = drawn(t, 6, 3, seed=i), drawn(t, 6, 3, seed=i + 9)
+        apart = critic(real).mean() - critic(generator(noise).detach()).mean()
+        (-apart).backward()
+        of_critic.step()
+        for p in critic.parameters():
+            p.requires_grad = False
+        generator.zero_grad()
+        loss = -t.mean(critic(generator(noise)))
+        loss.backward()
+        of_generator.step()
+        yield apart
+        yield loss
+
+
+def q_learning(t: Any) -> Steps:
+    net = started(t, lambda: t.nn.Sequential(t.nn.Linear(4, 6), t.nn.ReLU(), t.nn.Linear(6, 3)))
+    behind = copy.deepcopy(net)
+    optimizer = t.optim.AdamW(net.parameters(), lr=1e-2, amsgrad=True)
+    there = t.tensor([True, False, True, True, False])
+    for i in range(5):
+        state, after, rewards = drawn(t, 5, 4, seed=i), drawn(t, 3, 4, seed=i + 9), drawn(t, 5, seed=i + 19)
+        actions = net(state).max(1)[1].view(-1, 1)
+        value = net(state).gather(1, actions)
+        best = t.zeros(5, dtype=t.float64)
+        with t.no_grad():
+            best[there] = behind(after).max(1).values
+        loss = t.nn.functional.smooth_l1_loss(value, (best * 0.9 + rewards).unsqueeze(1))
+        optimizer.zero_grad()
+        loss.backward()
+        t.nn.utils.clip_grad_value_(net.parameters(), 0.1)
+        optimizer.step()
+        with t.no_grad():
+            for old, new in zip(behind.parameters(), net.parameters(), strict=True):
+                old.data.copy_(0.1 * new.data + 0.9 * old.data)
+        yield loss
+        yield best
+
+
+def attention_on_graphs(t: Any) -> Steps:
+    weight, vector = drawn(t, 4, 3).requires_grad_(), drawn(t, 1, 6).requires_grad_()
+    source, to = t.stack([t.tensor([0, 1, 2, 3, 0, 2]), t.tensor([1, 2, 3, 0, 2, 2])], dim=0)
+    x, labels = drawn(t, 4, 4, seed=7), t.tensor([0, 2, 1, 1])
+    for _ in range(5):
+        h = x.mm(weight)
+        e = t.nn.functional.leaky_relu((t.cat([h[source], h[to]], axis=-1) * vector).sum(-1), 0.2)
+        e = (e - e.max().detach()).exp()
+        total = t.zeros(4, dtype=x.dtype).scatter_add_(0, to, e)
+        out = t.zeros(4, 3, dtype=x.dtype).index_add_(0, to, h[source] * (e / (total[to] + 1e-16)).unsqueeze_(-1))
+        loss = -out.log_softmax(dim=1)[range(4), labels].mean()
+        loss.backward()
+        with t.no_grad():
+            for p in (weight, vector):
+                p -= 0.5 * p.grad
+                p.grad.zero_()
+        yield loss
+
+
+def averages_of_weights(t: Any) -> Steps:
+    net = started(t, lambda: t.nn.Sequential(t.nn.Conv2d(2, 4, 3), t.nn.BatchNorm2d(4), t.nn.ReLU(inplace=True)))
+    head = started(t, lambda: t.nn.Linear(4, 2))
+    parameters = [{"params": net.parameters()}, {"params": head.parameters(), "lr": 0.2, "weight_decay": 0.0}]
+    optimizer = t.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True)
+    schedule = t.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    shadow = {name: p.data.clone() for name, p in net.named_parameters()}
+    for i in range(6):
+        x = drawn(t, 3, 2, 5, 5, seed=i)
+        loss = (head(net(x).mean([2, 3])) - 1).pow(2).mean() / 2
+        loss.backward()
+        if i % 2:
+            yield t.nn.utils.clip_grad_norm_([*net.parameters(), *head.parameters()], 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            for name, p in net.named_parameters():
+                shadow[name] = 0.9 * shadow[name] + 0.1 * p.data
+        yield loss
+    kept = {name: p.data for name, p in net.named_parameters()}
+    for values in (shadow, kept):
+        for name, p in net.named_parameters():
+            p.data = values[name]
+        net.eval()
+        with t.inference_mode():
+            yield net(x)
+
+
+PROGRAMS = [optimizer_of_ones_own, critic_and_generator, q_learning, attention_on_graphs, averages_of_weights]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_agrees_with_pytorch(program: Callable[[Any], Steps]) -> None:
+    ours, theirs = ([x.detach().numpy().copy() for x in program(t)] for t in (ddp, torch))
+    for y, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(y, expected, 1e-10, 1e-12)
