@@ -144,6 +144,16 @@ def _narrow(x: Any) -> Any:
     return x.astype(BFLOAT16) if getattr(x, "dtype", None) is _FLOAT32 else x
 
 
+def working(x: Array) -> np.dtype[Any]:
+    """The dtype to compute in: float16 is too coarse to add up, see `total`."""
+    return _FLOAT32 if x.dtype.char == "e" else x.dtype
+
+
+def single(*arrays: Array | None) -> list[Any]:
+    """The arrays with float16 as float32, so that each sum is rounded once; None stays None."""
+    return [x.astype(_FLOAT32) if x is not None and x.dtype.char == "e" else x for x in arrays]
+
+
 def shape_of(x: Any) -> tuple[int, ...]:
     """The shape of an array, () for a Python scalar."""
     return getattr(x, "shape", ())

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, working
 from ddp.ops.windows import Pair, Walk, frame
-
-
-def _wide(x: Array) -> Any:
-    """The dtype to add up in: a running sum in float16 stands still at 2048."""
-    return "float32" if x.dtype.char == "e" else x.dtype
 
 
 def _divisor(xp: Any, walk: Walk, count_include_pad: bool, override: int | None, dtype: Any) -> Any:
@@ -33,7 +28,7 @@ def _divisor(xp: Any, walk: Walk, count_include_pad: bool, override: int | None,
 def _avg_pool2d(
     xp: Any, x: Array, walk: Walk, count_include_pad: bool, divisor_override: int | None
 ) -> tuple[Array, Any]:
-    framed, wide = frame(xp, x, walk, 0), _wide(x)
+    framed, wide = frame(xp, x, walk, 0), working(x)
     if _few(walk):
         total = walk.view(xp, framed, 2).sum((-2, -1), dtype=wide)
     else:
@@ -49,7 +44,7 @@ def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
     walk, divisor = residual
     part = (g / divisor).astype(g.dtype, copy=False)
     if _few(walk):
-        back = xp.zeros((*g.shape[:2], *walk.framed), _wide(g))
+        back = xp.zeros((*g.shape[:2], *walk.framed), working(g))
         for p in range(walk.out[0]):
             rows = slice(p * walk.stride[0], p * walk.stride[0] + walk.kernel[0])
             for q in range(walk.out[1]):
@@ -60,7 +55,7 @@ def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
         for rows, columns in walk.shifts():
             back[..., rows, columns] = part
     else:
-        back = xp.zeros((*g.shape[:2], *walk.framed), _wide(g))
+        back = xp.zeros((*g.shape[:2], *walk.framed), working(g))
         for rows, columns in walk.shifts():
             back[..., rows, columns] += part
     return (back[..., walk.inside[0], walk.inside[1]].astype(g.dtype, copy=False),)
@@ -81,7 +76,7 @@ def _bins(n: int, out: int) -> list[slice]:
 # z[p,q] = mean of x[rows(p), columns(q)];  dx[rows(p), columns(q)] += g[p,q] / (their number)
 def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> tuple[Array, Any]:
     rows, columns = _bins(x.shape[2], size[0]), _bins(x.shape[3], size[1])
-    lines = xp.empty((*x.shape[:2], size[0], x.shape[3]), _wide(x))
+    lines = xp.empty((*x.shape[:2], size[0], x.shape[3]), working(x))
     for p, row in enumerate(rows):
         xp.mean(x[:, :, row], axis=2, dtype=lines.dtype, out=lines[:, :, p])
     out = xp.empty((*x.shape[:2], *size), x.dtype)
@@ -92,7 +87,7 @@ def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> tuple[Array, Any]:
 
 def _adaptive_avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, rows, columns = residual
-    lines = xp.zeros((*g.shape[:3], shape[3]), _wide(g))
+    lines = xp.zeros((*g.shape[:3], shape[3]), working(g))
     for q, column in enumerate(columns):
         lines[..., column] += g[..., q : q + 1] / (column.stop - column.start)
     dx = xp.zeros(shape, lines.dtype)

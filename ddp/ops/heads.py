@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ddp.ops._op import Array
+from ddp.ops._op import Array, working
 
 # Bytes of one tile. On the CPU forward has one and backward two, and L2 is 1 MiB or more; a GPU wants few launches.
 TILE = {"numpy": 512 << 10, "cupy": 256 << 20}
@@ -59,7 +59,7 @@ class Layout:
 
     def __init__(self, xp: Any, q: Array, k: Array, v: Array, mask: Array | None, causal: bool) -> None:
         self.xp = xp
-        self.dtype = xp.dtype("float32") if q.dtype == "float16" else q.dtype
+        self.dtype = working(q)
         sizes = zip(q.shape[:-2], k.shape[:-2], v.shape[:-2], strict=True)
         self.lead = tuple(0 if 0 in each else max(each) for each in sizes)
         # Tiles take their heads from one axis, and it is the longest.

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
-from ddp.ops.probability import added, blocks, columns, exponentials, scratch, shaped, working
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, working
+from ddp.ops.probability import added, blocks, columns, exponentials, scratch, shaped
 
 
 def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> tuple[Array, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total, unreduce
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single, total, unreduce
 from ddp.ops.reduce import count_of
 
 
@@ -56,7 +56,7 @@ def _vector_norm(xp: Any, x: Array, p: float, dims: tuple[int, ...], keepdim: bo
             flat = x.reshape(-1)
             out = xp.sqrt(flat.dot(flat))  # one pass, and no array of squares
             return (out.reshape((1,) * x.ndim) if keepdim else out), residual
-        wide = x.astype("float32") if x.dtype.char == "e" else x
+        (wide,) = single(x)
         return xp.sqrt(total(wide * wide, dims, keepdim)).astype(x.dtype, copy=False), residual
     size = xp.abs(x)
     if p == 0:
@@ -69,7 +69,7 @@ def _vector_norm(xp: Any, x: Array, p: float, dims: tuple[int, ...], keepdim: bo
         else:
             out = total(size, dims, keepdim)
     else:
-        wide = size.astype("float32") if x.dtype.char == "e" else size
+        (wide,) = single(size)
         out = total(wide**p, dims, keepdim) ** (1 / p)
     return out.astype(x.dtype, copy=False), residual
 

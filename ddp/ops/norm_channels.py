@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single
 from ddp.ops.cuda import normalizing
 from ddp.ops.lines import LONG, lines, long_rows
-from ddp.ops.norm_rows import NEEDED, dots, is_far, kind_of, largest, single, tiles
+from ddp.ops.norm_rows import NEEDED, dots, is_far, kind_of, largest, tiles
 
 Tell = Callable[[Array, Array, int], None]
 

@@ -10,17 +10,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single
 from ddp.ops.lines import lines, long_rows
 
 # Bytes of input at a time. A GPU has no cache to stay in, and a launch to pay for every tile.
 TILES = {"numpy": 1 << 19, "cupy": 1 << 62}
 FAR = 4.0  # mean^2 above this many variances: what is computed from plain sums loses digits there
-
-
-def single(*arrays: Array | None) -> list[Any]:
-    """The arrays with float16 as float32."""
-    return [x.astype("float32") if x is not None and x.dtype.char == "e" else x for x in arrays]
 
 
 def kind_of(x: Array, *parameters: Array | None) -> Any:

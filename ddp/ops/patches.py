@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, working
 from ddp.ops.windows import Walk, frame
 
 
@@ -16,8 +16,7 @@ def _unfold(xp: Any, x: Array, walk: Walk) -> Array:
 def _fold(xp: Any, columns: Array, walk: Walk) -> Array:
     n, channels = columns.shape[0], columns.shape[1] // walk.elements
     columns = columns.reshape(n, channels, walk.elements, *walk.out)
-    wide = "float32" if columns.dtype.char == "e" else columns.dtype  # for the reason of `total`
-    back = xp.zeros((n, channels, *walk.framed), wide)
+    back = xp.zeros((n, channels, *walk.framed), working(columns))
     for element, (rows, across) in enumerate(walk.shifts()):
         back[..., rows, across] += columns[:, :, element]
     return back[..., walk.inside[0], walk.inside[1]].astype(columns.dtype)

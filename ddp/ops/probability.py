@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total, unreduce
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, total, unreduce, working
 from ddp.ops.products import ones
 
 # Elements of a block: what is read, what is written and a scratch array of float32 fit a megabyte of L2 together. A GPU
@@ -36,11 +36,6 @@ def blocks(xp: Any, shape: tuple[int, ...]) -> Iterator[Any]:
         for column in range(0, inner, across):
             part = slice(row, row + rows)
             yield part if len(shape) == 2 else (part, slice(None), slice(column, column + across))
-
-
-def working(x: Array) -> Any:
-    """The dtype to compute in: float16 is too coarse to add up."""
-    return "float32" if x.dtype.char == "e" else x.dtype
 
 
 def added(xp: Any, x: Array, weight: Array | None = None) -> Array:

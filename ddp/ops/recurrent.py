@@ -11,14 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single, working
 from ddp.ops.products import column_sums
 from ddp.ops.strips import Step
-
-
-def _wide(*arrays: Array | None) -> list[Any]:
-    """float16 as float32, so that each sum is rounded once."""
-    return [a.astype("float32") if a is not None and a.dtype == "float16" else a for a in arrays]
 
 
 def _turned(x: Array, reverse: bool) -> Array:
@@ -52,15 +47,14 @@ def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array,
 
 def _arriving(xp: Any, g: Sequence[Array | None], shape: tuple[int, ...], reverse: bool) -> tuple[Any, Array]:
     """The gradient of each step's state, None for none, and that of the last one, in memory of its own."""
-    each, last = _wide(*g[:2])
+    each, last = single(*g[:2])
     return None if each is None else _turned(each, reverse), _own(xp, last, shape, g)
 
 
 def _own(xp: Any, g: Array | None, shape: tuple[int, ...], like: Sequence[Array | None]) -> Array:
     if g is not None:
-        return _wide(g)[0] if g.dtype == "float16" else g.copy()
-    dtype = next(x.dtype for x in like if x is not None)
-    return xp.zeros(shape, "float32" if dtype == "float16" else dtype)
+        return g.astype(working(g), order="C")
+    return xp.zeros(shape, working(next(x for x in like if x is not None)))
 
 
 def _weights(
@@ -90,7 +84,7 @@ def _rnn(
 ) -> tuple[Any, Any]:
     """x: (T, N, I), h: (N, H), w_ih: (H, I), w_hh: (H, H), biases: (H,); gives (T, N, H), (N, H)."""
     relu, reverse, dtype = how["relu"], how["reverse"], x.dtype
-    x, h, w_ih, w_hh, b_ih, b_hh = _wide(x, h, w_ih, w_hh, b_ih, b_hh)
+    x, h, w_ih, w_hh, b_ih, b_hh = single(x, h, w_ih, w_hh, b_ih, b_hh)
     hs = _states(xp, len(x), h)
     added = _turned(_projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh), reverse)
     recurrent = Step(xp, len(h), w_hh.T)
@@ -105,7 +99,7 @@ def _rnn(
 
 
 def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh = _wide(*saved)
+    x, w_ih, w_hh = single(*saved)
     hs, relu, reverse = residual
     each, dh = _arriving(xp, g, hs[0].shape, reverse)
     slope = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
@@ -153,7 +147,7 @@ def _lstm(
     Gates in the order i, f, u, o.
     """
     dtype = x.dtype
-    x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = _wide(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr)
+    x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = single(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr)
     size = c.shape[1]
     hs, cs = _states(xp, len(x), h), _states(xp, len(x), c)
     # sigmoid(a) = tanh(a/2)/2 + 1/2: one tanh for all four gates, and the halves go into the weights.
@@ -182,7 +176,7 @@ def _lstm(
 
 
 def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh, w_hr = _wide(*saved)
+    x, w_ih, w_hh, w_hr = single(*saved)
     hs, cs, gates, reverse = residual
     size = cs.shape[2]
     each, dh = _arriving(xp, g, hs[0].shape, reverse)
@@ -257,7 +251,7 @@ def _gru(
     Gates in the order r, z, n.
     """
     dtype = x.dtype
-    x, h, w_ih, w_hh, b_ih, b_hh = _wide(x, h, w_ih, w_hh, b_ih, b_hh)
+    x, h, w_ih, w_hh, b_ih, b_hh = single(x, h, w_ih, w_hh, b_ih, b_hh)
     size = h.shape[1]
     hs = _states(xp, len(x), h)
     half = _scales(xp, (0.5, 0.5, 1), size, x.dtype)
@@ -288,7 +282,7 @@ def _gru(
 
 
 def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh = _wide(*saved)
+    x, w_ih, w_hh = single(*saved)
     hs, gates, news, reverse = residual
     size = hs.shape[2]
     each, dh = _arriving(xp, g, hs[0].shape, reverse)

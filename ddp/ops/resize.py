@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single
 from ddp.ops.windows import Pair
 
 
@@ -83,14 +83,14 @@ def _interpolate(
         n, out, scale = x.shape[axis], size[axis - 2], scales[axis - 2]
         if n != out or scale not in (None, 1):
             axes.append((axis, n, taps(n, out, scale, mode, align_corners, x.dtype)))
-    out = x.astype("float32") if x.dtype.char == "e" else x
+    (out,) = single(x)
     for axis, _, found in axes:
         out = _gather(xp, out, axis, found)
     return out.astype(x.dtype, copy=not axes), axes
 
 
 def _interpolate_backward(xp: Any, g: Array, needs: Needs, saved: Saved, axes: Any) -> Gradients:
-    dx = g.astype("float32") if g.dtype.char == "e" else g
+    (dx,) = single(g)
     for axis, n, found in reversed(axes):
         dx = _gather_back(xp, dx, axis, found, n)
     return (dx.astype(g.dtype, copy=False),)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, working
 
 
 def _wide(x: Array) -> Any:
     """The dtype to add up and multiply in: int64 for integers, float32 for float16."""
     if x.dtype.kind in "bui":
         return "int64"
-    return "float32" if x.dtype.char == "e" else x.dtype
+    return working(x)
 
 
 def _narrow(out: Array, x: Array) -> Array:

@@ -69,7 +69,7 @@ class Unfolded:
     def gather(self, dw: Array, part: Array) -> Array:
         """dw + part, in float32 at least."""
         if dw is None:
-            return part.astype("float32" if self.dtype.char == "e" else self.dtype)
+            return part.astype(self.wide)
         dw += part
         return dw
 
@@ -188,7 +188,7 @@ class Columns(Unfolded):
             ones = b and not walk.still
             for tile, positions, columns in self.columns(x, ones):
                 part = xp.matmul(g[tile, :, :, positions], columns.swapaxes(-1, -2))
-                dw = self.gather(dw, part.sum(0, dtype="float32" if self.dtype.char == "e" else None))
+                dw = self.gather(dw, part.sum(0, dtype=self.wide))
             if dw is not None:
                 if ones:
                     db, dw = dw[..., -1].reshape(-1).astype(self.dtype), dw[..., :-1]
