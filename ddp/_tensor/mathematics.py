@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp._tensor.arithmetic import Other, binary, flat_integers, required, unary
 from ddp._tensor.base import TensorBase, apply
-from ddp._tensor.dtypes import is_float
-from ddp.errors import DtypeError
+from ddp._tensor.reductions import required_float
 from ddp.ops import activation, rounding, transcendental
 
 if TYPE_CHECKING:
@@ -164,9 +163,7 @@ class Mathematics(TensorBase):
 
     def frac(self) -> Tensor:
         """What trunc takes away. Raises: DtypeError unless floating."""
-        if not is_float(self._array.dtype):
-            raise DtypeError(f"frac: expected a floating tensor, got {self._array.dtype}")
-        return apply(rounding.frac, (self,))
+        return apply(rounding.frac, (required_float(self, "frac"),))
 
     def sign(self) -> Tensor:
         """-1, 0 or 1; bool stays."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ddp._device import place
 from ddp._tensor.base import TensorBase, apply
+from ddp._tensor.indexing import along
 from ddp._tensor.reductions import axes, axis
 from ddp._tensor.shaping import inserted, spread
 from ddp.errors import ArgumentError, DtypeError, ShapeError
@@ -23,9 +24,9 @@ class Rearranging(TensorBase):
 
     __slots__ = ()
 
-    def repeat(self, *repeats: int | Sequence[int]) -> Tensor:
+    def repeat(self, *sizes: int | Sequence[int], repeats: Sequence[int] | None = None) -> Tensor:
         """Laid out so many times along each dimension; further ones lead. Raises: ShapeError for fewer."""
-        times = spread(repeats)
+        times = spread(sizes, repeats)
         ndim = self._array.ndim
         if len(times) < ndim or any(n < 0 for n in times):
             raise ShapeError(f"repeat: {times} for shape {self._array.shape}: expected a number for each dimension")
@@ -34,9 +35,9 @@ class Rearranging(TensorBase):
         x = cast(Any, self)[(None,) * (len(times) - ndim)] if len(times) > ndim else self
         return apply(joins.repeat, (x,), times=tuple(times))
 
-    def tile(self, *dims: int | Sequence[int]) -> Tensor:
+    def tile(self, *sizes: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
         """As repeat, but fewer numbers count from the last dimension."""
-        times = spread(dims)
+        times = spread(sizes, dims)
         return self.repeat((*(1,) * (self._array.ndim - len(times)), *times))
 
     def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
@@ -56,16 +57,16 @@ class Rearranging(TensorBase):
             if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
                 raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {at}")
             where = xp.repeat(xp.arange(n), xp.broadcast_to(times, (n,)))
-            return apply(index.index, (x,), places=_along(x, at, where))
+            return apply(index.index, (x,), places=along(x, at, where))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
         shape = x._array.shape
         wide = x.unsqueeze(at + 1).expand(*shape[: at + 1], repeats, *shape[at + 1 :])
         return wide.reshape(*shape[:at], n * repeats, *shape[at + 1 :])
 
-    def flip(self, *dims: Dims) -> Tensor:
+    def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
         """The order along `dims` reversed. Raises: RangeError, ArgumentError if one is named twice."""
-        wanted = spread(dims)
+        wanted = spread(order, dims)
         return apply(joins.flip, (self,), dims=axes(self, wanted, "flip") if wanted else ())
 
     def fliplr(self) -> Tensor:
@@ -134,8 +135,3 @@ def _matrix(x: TensorBase, name: str) -> TensorBase:
     if x._array.ndim < 2:
         raise ShapeError(f"{name}: expected at least 2 dimensions, got shape {x._array.shape}")
     return x
-
-
-def _along(x: TensorBase, at: int, where: Any) -> tuple[Any, ...]:
-    """`where` along dimension `at`, everything along the others."""
-    return tuple([where if i == at else slice(None) for i in range(x._array.ndim)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp._tensor.arithmetic import convert, floating
 from ddp._tensor.base import TensorBase, apply, wrap
@@ -15,6 +15,7 @@ from ddp.ops import moments, probability, reduce
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
+T = TypeVar("T", bound=TensorBase)
 Dims = int | Sequence[int] | None
 
 
@@ -49,7 +50,7 @@ def typed(x: TensorBase, dtype: Any) -> TensorBase:
     return x if dtype is None else convert(x, parse(dtype))
 
 
-def required_float(x: TensorBase, name: str) -> TensorBase:
+def required_float(x: T, name: str) -> T:
     """`x`, if it is floating. Raises: DtypeError."""
     if not is_float(x._array.dtype):
         raise DtypeError(f"{name}: expected a floating tensor, got {x._array.dtype}; convert it with float()")

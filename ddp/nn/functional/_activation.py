@@ -11,17 +11,11 @@ from ddp._engine import modes
 from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
-from ddp._tensor.dtypes import is_float, parse
+from ddp._tensor.dtypes import parse
 from ddp._tensor.inplace import become
-from ddp._tensor.reductions import axis
+from ddp._tensor.reductions import axis, required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import activation, piecewise
-
-
-def _checked(input: Tensor, name: str) -> Tensor:
-    if not is_float(input.dtype):
-        raise DtypeError(f"{name}: expected a floating tensor, got {input.dtype}; convert it with float()")
-    return input
 
 
 def _curve(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> Tensor:
@@ -31,7 +25,7 @@ def _curve(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> 
 
 
 def _placed(op: Any, input: Tensor, inplace: bool, **parameters: Any) -> Tensor:
-    result = apply(op, (_checked(input, op.name),), **parameters)
+    result = apply(op, (required_float(input, op.name),), **parameters)
     return become(input, f"{op.name}_", result) if inplace else result
 
 
@@ -141,7 +135,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 
     Raises: ShapeError, DtypeError.
     """
-    if weight.dtype != _checked(input, "prelu").dtype:
+    if weight.dtype != required_float(input, "prelu").dtype:
         raise DtypeError(f"prelu: input and weight need one dtype, got {input.dtype} and {weight.dtype}")
     if weight.ndim > 1:
         raise ShapeError(f"prelu: weight {tuple(weight.shape)}: expected () or (C,)")
@@ -162,7 +156,7 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 
     Raises: ShapeError for an odd size or a 0-d tensor; RangeError.
     """
-    at = axis(_checked(input, "glu"), dim, "glu")
+    at = axis(required_float(input, "glu"), dim, "glu")
     if not input.ndim or input.shape[at] % 2:
         raise ShapeError(f"glu: shape {tuple(input.shape)}: expected an even size in dimension {dim}")
     return apply(activation.glu, (input,), dim=at)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty_like, zeros_like
-from ddp._tensor.dtypes import is_float
-from ddp.errors import DtypeError
+from ddp._tensor.reductions import required_float
 
 
 def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
@@ -14,9 +13,7 @@ def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: floa
     hard: one-hot values, with the gradient of the soft ones. eps: accepted, and ignored.
     Raises: DtypeError, RangeError. Source: Jang et al. 2017, arXiv:1611.01144; Maddison et al. 2017, arXiv:1611.00712.
     """
-    if not is_float(logits.dtype):
-        raise DtypeError(f"gumbel_softmax: expected a floating tensor, got {logits.dtype}; convert it with float()")
-    noise = -empty_like(logits).exponential_().log()
+    noise = -empty_like(required_float(logits, "gumbel_softmax")).exponential_().log()
     soft = ((logits + noise) / tau).softmax(dim)
     if not hard:
         return soft

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import is_float
-from ddp.errors import DtypeError, RangeError, ShapeError
+from ddp._tensor.reductions import axis, required_float
+from ddp.errors import DtypeError, ShapeError
 from ddp.ops import norm_rows
 
 _EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised in float32
@@ -69,10 +70,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
     Raises: RangeError, DtypeError.
     """
-    if not is_float(input.dtype):
-        raise DtypeError(f"normalize: expected a floating input, got {input.dtype}")
-    if not -max(input.ndim, 1) <= dim < max(input.ndim, 1):
-        raise RangeError(f"normalize: dim {dim} of shape {input.shape}")
+    at = axis(required_float(input, "normalize"), dim, "normalize")
     if not input.ndim:
         return normalize(input.reshape(1), p, 0, eps).reshape(())
-    return apply(norm_rows.normalize, (input,), p=float(p), dim=dim, eps=eps)
+    return apply(norm_rows.normalize, (input,), p=float(p), dim=at, eps=eps)

@@ -204,7 +204,7 @@ REFUSED = [
     (lambda: nn.GroupNorm(2, 3), ArgumentError, "do not divide"),
     (lambda: F.instance_norm(ddp.ones(2, 3, 1)), ShapeError, "one position"),
     (lambda: nn.InstanceNorm1d(3, affine=True)(ddp.ones(2, 4, 5)), ShapeError, "4 channels, not 3"),
-    (lambda: F.normalize(ddp.ones(3)), RangeError, "dim 1"),
+    (lambda: F.normalize(ddp.ones(3)), RangeError, "normalize: dimension 1"),
 ]
 
 
