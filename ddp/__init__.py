@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy import dtype, newaxis
 
+from collectives.version import __version__
 from ddp import _heap, errors
 from ddp._device import device, initial_seed, manual_seed
 from ddp._engine import (
@@ -340,6 +341,7 @@ _heap.keep_freed()
 if TYPE_CHECKING:
     from ddp import amp as amp
     from ddp import autograd as autograd
+    from ddp import cuda as cuda
     from ddp import linalg as linalg
     from ddp import nn as nn
     from ddp import optim as optim
@@ -352,7 +354,7 @@ if TYPE_CHECKING:
 
 # Imported when first asked for, so that nobody waits for what he does not use: modules, and names in them.
 _LATER = {"DataParallel": "parallel", "autocast": "amp", "load": "serialization", "save": "serialization"}
-_MODULES = ("amp", "autograd", "linalg", "nn", "optim", "parallel", "return_types", "serialization")
+_MODULES = ("amp", "autograd", "cuda", "linalg", "nn", "optim", "parallel", "return_types", "serialization")
 
 __all__ = [
     "BoolTensor",
@@ -366,6 +368,7 @@ __all__ = [
     "LongTensor",
     "Size",
     "Tensor",
+    "__version__",
     "abs",
     "absolute",
     "acos",
@@ -441,6 +444,7 @@ __all__ = [
     "cos",
     "cosh",
     "count_nonzero",
+    "cuda",
     "cummax",
     "cummin",
     "cumprod",

@@ -87,6 +87,14 @@ def _cupy(asked: device) -> Any:
     return cupy
 
 
+def found_cupy() -> Any:
+    """CuPy, or None where it is not installed or finds no device."""
+    try:
+        return device("cuda").xp
+    except DeviceError:
+        return None
+
+
 CPU = device("cpu")
 
 

@@ -27,6 +27,7 @@ FLOORS = {
     "ddp.optim": 4,
     "ddp.amp": 4,
     "ddp.autograd": 4,
+    "ddp.cuda": 4,
     "ddp.serialization": 4,
     "ddp.linalg": 4,
     "ddp.return_types": 4,

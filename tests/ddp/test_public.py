@@ -16,6 +16,7 @@ PUBLIC = (
     ddp,
     ddp.amp,
     ddp.autograd,
+    ddp.cuda,
     ddp.linalg,
     ddp.nn,
     ddp.nn.functional,
