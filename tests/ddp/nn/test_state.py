@@ -1,0 +1,124 @@
+"""State dicts: what is in them, and what loading one refuses before it changes anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import nn
+from ddp.errors import StateDictError
+from tests.ddp.nn.networks import Block, Net
+
+
+class TestState:
+    def test_values_share_memory(self) -> None:
+        net = Net()
+        state = net.state_dict()
+        assert "block.cache" not in state
+        assert "block.count" in state
+        assert not state["tied"].requires_grad
+        assert np.shares_memory(state["tied"]._array, net.last.weight._array)
+
+    def test_round_trip(self) -> None:
+        a, b = Net(), Net()
+        assert b.load_state_dict(a.state_dict()) == ([], [])
+        for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
+            np.testing.assert_array_equal(p._array, q._array, err_msg=name)
+            assert not np.shares_memory(p._array, q._array)
+
+    def test_every_problem_in_one_error(self) -> None:
+        net = Net()
+        before = net.block.scale.tolist()
+        state = {**net.state_dict(), "extra": ddp.ones(1), "last.bias": ddp.ones(4), "block.scale": ddp.zeros(3)}
+        del state["tied"], state["block.mean"]
+        with pytest.raises(StateDictError) as caught:
+            net.load_state_dict(state)
+        assert str(caught.value) == (
+            "load_state_dict into Net: missing: tied, block.mean; unexpected: extra; "
+            "size mismatch: last.bias is (4,) in the state dict, (3,) in the module"
+        )
+        assert net.block.scale.tolist() == before
+
+    def test_not_strict(self) -> None:
+        net = Block()
+        result = net.load_state_dict({"scale": ddp.full((3,), 2.0), "extra": ddp.ones(1)}, strict=False)
+        assert result.missing_keys == ["mean", "count", "first.weight", "first.bias"]
+        assert result.unexpected_keys == ["extra"]
+        assert net.scale.tolist() == [2.0] * 3
+
+    def test_dtypes_are_cast(self) -> None:
+        net = nn.Linear(2, 1)
+        net.load_state_dict({"weight": ddp.ones(1, 2, dtype=ddp.float64), "bias": ddp.ones(1, dtype=ddp.float64)})
+        assert net.weight.dtype == ddp.float32
+        assert net.weight.tolist() == [[1.0, 1.0]]
+
+    def test_agrees_with_pytorch_on_order_and_prefix(self) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+        def made(nn: Any) -> Any:
+            return nn.Sequential(nn.Linear(1, 2), nn.ModuleDict({"a": nn.BatchNorm1d(2)}), nn.ParameterList())
+
+        ours, theirs = made(nn).state_dict(prefix="m."), made(torch.nn).state_dict(prefix="m.")
+        assert list(ours) == list(theirs)
+
+    def test_destination_and_keep_vars(self) -> None:
+        net = Block()
+        box: dict[str, Any] = {"before": 1}
+        assert net.state_dict(destination=box, prefix="x.", keep_vars=True) is box
+        assert list(box) == ["before", "x.scale", "x.mean", "x.count", "x.first.weight", "x.first.bias"]
+        assert box["x.scale"] is net.scale
+
+    def test_assign(self) -> None:
+        net = Net()
+        state = {key: ddp.ones(*value.shape, dtype=ddp.float64) for key, value in net.state_dict().items()}
+        frozen = net.block.scale.requires_grad_(False)
+        net.load_state_dict(state, assign=True)
+        assert net.block.scale is not frozen
+        assert not net.block.scale.requires_grad
+        assert net.last.bias.requires_grad
+        assert isinstance(net.last.bias, nn.Parameter)
+        assert np.shares_memory(net.last.bias._array, state["last.bias"]._array)
+        assert net.block.mean.dtype == ddp.float64
+
+    def test_assign_leaves_wrapped_parameters(self) -> None:
+        net = nn.Linear(1, 1)
+        net.weight._leaf.watcher = object()
+        with pytest.raises(StateDictError, match="assign: weight is wrapped"):
+            net.load_state_dict(net.state_dict(), assign=True)
+        net.load_state_dict(net.state_dict())
+
+    def test_extra_state(self) -> None:
+        class Counts(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.seen = 0
+
+            def get_extra_state(self) -> Any:
+                return {"seen": self.seen}
+
+            def set_extra_state(self, state: Any) -> None:
+                self.seen = state["seen"]
+
+        net, other = nn.Sequential(Counts(), nn.ReLU()), nn.Sequential(Counts(), nn.ReLU())
+        net[0].seen = 5
+        state = net.state_dict()
+        assert state == {"0._extra_state": {"seen": 5}}
+        assert other.load_state_dict(state) == ([], [])
+        assert other[0].seen == 5
+        with pytest.raises(StateDictError, match=r"missing: 0\._extra_state; unexpected: 1\._extra_state"):
+            other.load_state_dict({"1._extra_state": {"seen": 6}})
+        assert other[0].seen == 5
+
+    def test_what_is_no_tensor(self) -> None:
+        net = nn.Linear(1, 1)
+        with pytest.raises(StateDictError, match="no tensor: weight is a str"):
+            net.load_state_dict({"weight": "text", "bias": ddp.ones(1)})
+
+    def test_result_reads_as_in_pytorch(self) -> None:
+        net = nn.Linear(1, 1)
+        assert repr(net.load_state_dict(net.state_dict())) == "<All keys matched successfully>"
+        text = repr(net.load_state_dict({}, strict=False))
+        assert text == "Incompatible(missing_keys=['weight', 'bias'], unexpected_keys=[])"
