@@ -188,9 +188,12 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
             if array.dtype is BFLOAT16:
                 wide = True
         else:
+            if isinstance(x, np.ndarray):
+                where = None  # nothing would tell backward of a write to it
+                break
             arrays.append(x)
     if where is None:
-        raise DtypeError(f"{op.name}: expected a tensor, got {', '.join(type(x).__name__ for x in inputs)}")
+        raise DtypeError(f"{op.name}: expected tensors, got {', '.join(type(x).__name__ for x in inputs)}")
     xp = where.xp
     if xp is not np:
         op = op.launched

@@ -198,7 +198,7 @@ def test_what_is_no_tensor_is_named(given: Any) -> None:
 
 
 def test_arrays_alone_are_no_operands() -> None:
-    with pytest.raises(DtypeError, match="max_pool2d: expected a tensor, got ndarray"):
+    with pytest.raises(DtypeError, match="max_pool2d: expected tensors, got ndarray"):
         nn.MaxPool2d(2)(np.ones((1, 1, 2, 2)))
 
 
