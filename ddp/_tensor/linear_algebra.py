@@ -99,10 +99,10 @@ class LinearAlgebra(TensorBase):
         ranks("mv", (self, 2), (vec, 1))
         return matmul(self, vec, "mv")
 
-    def dot(self, other: TensorBase) -> Tensor:
+    def dot(self, tensor: TensorBase) -> Tensor:
         """The sum of products of two vectors."""
-        ranks("dot", (self, 1), (other, 1))
-        return matmul(self, other, "dot")
+        ranks("dot", (self, 1), (tensor, 1))
+        return matmul(self, tensor, "dot")
 
     vdot = dot
 

@@ -215,7 +215,7 @@ randn_like = _like(randn)
 
 def randint_like(
     input: TensorBase,
-    low: int,
+    low: int = 0,
     high: int | None = None,
     *,
     generator: Stream | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +11,28 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.reductions import axes, axis
 from ddp._tensor.spelling import spelled
-from ddp.errors import ArgumentError, RangeError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import shape
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
 
-def spread(sizes: tuple[Any, ...]) -> tuple[int, ...]:
-    """Sizes given one by one, or as one sequence: reshape(2, 3) and reshape((2, 3))."""
+def spread(sizes: tuple[Any, ...], named: Any = None) -> tuple[int, ...]:
+    """Sizes given one by one, or as one sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
+
+    Raises: DtypeError if they are no integers.
+    """
+    if named is not None:
+        if sizes:
+            raise ArgumentError(f"sizes {sizes} and, by name, {named}: expected one of them")
+        sizes = (named,)
     if len(sizes) == 1 and not hasattr(type(sizes[0]), "__index__"):
-        return tuple(sizes[0])
-    return sizes
+        sizes = sizes[0]
+    try:
+        return tuple(map(operator.index, sizes))
+    except TypeError:
+        raise DtypeError(f"expected integers, or a sequence of them, got {sizes!r}") from None
 
 
 def infer(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, ...]:
@@ -47,15 +58,15 @@ class Shaping(TensorBase):
 
     __slots__ = ()
 
-    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+    def reshape(self, *sizes: int | Sequence[int], shape: Sequence[int] | None = None) -> Tensor:
         """The same elements in another shape; one size may be -1. Raises: ShapeError if the elements do not fit."""
-        return _reshaped(self, infer(self._array.shape, spread(shape), "reshape"))
+        return _reshaped(self, infer(self._array.shape, spread(sizes, shape), "reshape"))
 
     def reshape_as(self, other: TensorBase) -> Tensor:
         """The same elements in the shape of `other`. Raises: ShapeError."""
         return self.reshape(other._array.shape)
 
-    def view(self, *shape: Any) -> Tensor:
+    def view(self, *shape: Any, size: Sequence[int] | None = None) -> Tensor:
         """As reshape, but never a copy: view(2, -1). view(dtype): the same bytes as numbers of another dtype.
 
         A dtype of another size changes the last dimension; no gradient passes such a view.
@@ -64,7 +75,7 @@ class Shaping(TensorBase):
         """
         if len(shape) == 1 and not hasattr(type(shape[0]), "__index__") and not isinstance(shape[0], Sequence):
             return self._as_dtype(shape[0])
-        out = _reshaped(self, infer(self._array.shape, spread(shape), "view"))
+        out = _reshaped(self, infer(self._array.shape, spread(shape, size), "view"))
         if out._version is not self._version and out._array.size:
             raise ShapeError(
                 f"view: shape {self._array.shape} with strides {self._array.strides} cannot be seen as "
@@ -123,12 +134,13 @@ class Shaping(TensorBase):
         """Two dimensions exchanged: transpose under another name."""
         return self.transpose(dim0, dim1)
 
-    def permute(self, *dims: int | Sequence[int]) -> Tensor:
+    def permute(self, *order: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
         """The dimensions in another order. Raises: ArgumentError unless each is named once."""
-        order = tuple([axis(self, d, "permute") for d in spread(dims)])
-        if sorted(order) != list(range(self._array.ndim)):
-            raise ArgumentError(f"permute: {spread(dims)} does not name each dimension of {self._array.shape} once")
-        return _permuted(self, order)
+        wanted = spread(order, dims)
+        places = tuple([axis(self, d, "permute") for d in wanted])
+        if sorted(places) != list(range(self._array.ndim)):
+            raise ArgumentError(f"permute: {wanted} does not name each dimension of {self._array.shape} once")
+        return _permuted(self, places)
 
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
         """Dimensions moved to other places; the rest keep their order. Raises: RangeError, ArgumentError."""
@@ -162,13 +174,13 @@ class Shaping(TensorBase):
             raise ShapeError(f"t: expected at most 2 dimensions, got shape {self._array.shape}")
         return self.T
 
-    def expand(self, *sizes: int | Sequence[int]) -> Tensor:
+    def expand(self, *sizes: int | Sequence[int], size: Sequence[int] | None = None) -> Tensor:
         """Dimensions of size 1, and new leading ones, repeated without copying; -1 keeps a size.
 
         Raises: ShapeError for any other change of size.
         """
         old: tuple[int, ...] = self._array.shape
-        wanted = spread(sizes)
+        wanted = spread(sizes, size)
         lead = len(wanted) - len(old)
         new = tuple([old[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted)])
         if lead < 0 or any(n < 0 or (i >= lead and old[i - lead] not in (1, n)) for i, n in enumerate(new)):

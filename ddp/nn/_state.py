@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
 from ddp._tensor.interop import as_tensor
-from ddp.errors import StateDictError
+from ddp.errors import DtypeError, StateDictError
 from ddp.nn._parameter import Parameter
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def state_dict(module: Module, destination: dict[str, Any], prefix: str, keep_va
 
 @no_grad()
 def load_state_dict(module: Module, given: Mapping[str, Any], strict: bool, assign: bool) -> Incompatible:
+    if not isinstance(given, Mapping):
+        raise DtypeError(f"load_state_dict into {type(module).__name__}: expected a dict, got {type(given).__name__}")
     given = dict(given)
     found = Incompatible([], [])
     problems: list[str] = []

@@ -25,6 +25,14 @@ from ddp.nn.functional._activation import (
     softsign,
     threshold,
 )
+from ddp.nn.functional._activation_inplace import (
+    celu_,
+    elu_,
+    hardtanh_,
+    leaky_relu_,
+    selu_,
+    threshold_,
+)
 from ddp.nn.functional._attention import scaled_dot_product_attention
 from ddp.nn.functional._conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 from ddp.nn.functional._dropout import (
@@ -88,6 +96,7 @@ __all__ = [
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "celu",
+    "celu_",
     "conv1d",
     "conv2d",
     "conv_transpose1d",
@@ -99,6 +108,7 @@ __all__ = [
     "dropout1d",
     "dropout2d",
     "elu",
+    "elu_",
     "embedding",
     "fold",
     "gaussian_nll_loss",
@@ -109,6 +119,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "hardtanh_",
     "hinge_embedding_loss",
     "huber_loss",
     "instance_norm",
@@ -117,6 +128,7 @@ __all__ = [
     "l1_loss",
     "layer_norm",
     "leaky_relu",
+    "leaky_relu_",
     "linear",
     "log_softmax",
     "logsigmoid",
@@ -140,6 +152,7 @@ __all__ = [
     "rms_norm",
     "scaled_dot_product_attention",
     "selu",
+    "selu_",
     "sigmoid",
     "silu",
     "smooth_l1_loss",
@@ -150,6 +163,7 @@ __all__ = [
     "softsign",
     "tanh",
     "threshold",
+    "threshold_",
     "triplet_margin_loss",
     "triplet_margin_with_distance_loss",
     "unfold",

@@ -7,14 +7,14 @@ from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, RangeError
 
 
-def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """1 at the class number of each element, 0 elsewhere, int64. tensor: (...) of int64; result: (..., num_classes).
+def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    """1 at the class number of each element, 0 elsewhere, int64. input: (...) of int64; result: (..., num_classes).
 
     num_classes: -1 takes the largest class + 1.
 
     Raises: DtypeError; RangeError for a class that is not there; ArgumentError if the number cannot be inferred.
     """
-    array, xp = tensor._array, tensor.device.xp
+    array, xp = input._array, input.device.xp
     if array.dtype != "int64":
         raise DtypeError(f"one_hot: expected class numbers of int64, got {array.dtype}")
     if num_classes < 0 and (num_classes != -1 or not array.size):
@@ -28,4 +28,4 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         raise RangeError(f"one_hot: class {top - 1} is not one of the {num_classes} classes 0 to {num_classes - 1}")
     out = xp.zeros((array.size, num_classes), "int64")
     out[xp.arange(array.size), array.reshape(-1)] = 1
-    return wrap(out.reshape(*array.shape, num_classes), tensor.device)
+    return wrap(out.reshape(*array.shape, num_classes), input.device)

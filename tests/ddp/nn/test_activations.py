@@ -227,3 +227,29 @@ def test_softmax_without_dim() -> None:
 def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         wrong()
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("elu_", (0.5,)),
+        ("selu_", ()),
+        ("celu_", (0.7,)),
+        ("hardtanh_", (-0.3, 0.4)),
+        ("leaky_relu_", (0.2,)),
+        ("relu_", ()),
+        ("threshold_", (0.1, 3.0)),
+    ],
+)
+def test_forms_in_place(name: str, args: tuple[Any, ...]) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    array = draw(3, 4)
+    leaf, other = ddp.tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
+    x, y = leaf * 1, other * 1
+    assert getattr(F, name)(x, *args) is x
+    getattr(torch.nn.functional, name)(y, *args)
+    np.testing.assert_allclose(x.detach().numpy(), y.detach().numpy(), 1e-12)
+    x.sum().backward()
+    y.sum().backward()
+    assert leaf.grad is not None
+    np.testing.assert_allclose(leaf.grad.numpy(), other.grad.numpy(), 1e-6)  # PyTorch keeps 1/alpha in float32
