@@ -10,7 +10,7 @@ import numpy as np
 from ddp._device import device
 from ddp._engine import Node
 from ddp._tensor import base
-from ddp._tensor.arithmetic import Arithmetic
+from ddp._tensor.calculating import Arithmetic
 from ddp._tensor.choosing import Choosing
 from ddp._tensor.comparing import Comparing
 from ddp._tensor.conversion import Conversion
