@@ -41,6 +41,7 @@ from ddp.nn.functional._dropout import (
     dropout2d,
 )
 from ddp.nn.functional._embedding import embedding
+from ddp.nn.functional._frames import pad
 from ddp.nn.functional._gumbel import gumbel_softmax
 from ddp.nn.functional._linear import (
     bilinear,
@@ -84,7 +85,6 @@ from ddp.nn.functional._regression import (
 )
 from ddp.nn.functional._resize import interpolate
 from ddp.nn.functional._sparse import one_hot
-from ddp.nn.functional._vision import pad
 
 __all__ = [
     "adaptive_avg_pool1d",

@@ -6,7 +6,7 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.functional._check import Size, numbers, one_dtype, pair, walk
-from ddp.nn.functional._vision import pad
+from ddp.nn.functional._frames import pad
 from ddp.ops import conv
 
 Padding = Size | str
