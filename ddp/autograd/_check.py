@@ -14,19 +14,36 @@ from ddp.errors import ArgumentError, DtypeError, GradcheckError
 
 
 def gradcheck(
-    fn: Callable[..., Any],
+    func: Callable[..., Any],
     inputs: Tensor | Sequence[Any],
+    *,
     eps: float = 1e-6,
     atol: float = 1e-5,
     rtol: float = 1e-3,
+    raise_exception: bool = True,
+    nondet_tol: float = 0.0,
+    check_undefined_grad: bool = True,
+    check_grad_dtypes: bool = False,
+    fast_mode: bool = False,
 ) -> bool:
-    """True if the gradients of `fn(*inputs)` agree with central differences; every differentiable output is checked.
+    """True if the gradients of `func(*inputs)` agree with central differences; every differentiable output is checked.
 
     inputs: those that require grad are float64 leaves; their elements are moved by `eps` and put back. Outputs are
-    weighted by fixed random numbers and summed, so that one backward checks all of them.
+    weighted by fixed random numbers and summed, so that one backward checks all of them. raise_exception: False returns
+    False where True raises GradcheckError. nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode: accepted, and
+    change nothing: one backward runs, and every element is checked.
 
     Raises: GradcheckError naming the input, the element and both values; DtypeError, ArgumentError for other inputs.
     """
+    try:
+        return _agree(func, inputs, eps, atol, rtol)
+    except GradcheckError:
+        if raise_exception:
+            raise
+        return False
+
+
+def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, atol: float, rtol: float) -> bool:
     given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     checked = [(i, x) for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad]
     if not checked:
