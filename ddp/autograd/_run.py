@@ -71,9 +71,7 @@ def grad(
     if is_grads_batched or not only_inputs:
         raise ArgumentError("grad: is_grads_batched=True and only_inputs=False are not there; call grad or backward")
     if materialize_grads and allow_unused is False:
-        raise ArgumentError(
-            "grad: materialize_grads=True is for unused inputs, which allow_unused=False forbids"
-        )
+        raise ArgumentError("grad: materialize_grads=True is for unused inputs, which allow_unused=False forbids")
     wanted = _listed(inputs)
     for i, x in enumerate(wanted):
         if x._edge is None:
