@@ -29,9 +29,9 @@ def gradcheck(
     """True if the gradients of `func(*inputs)` agree with central differences; every differentiable output is checked.
 
     inputs: those that require grad are float64 leaves; their elements are moved by `eps` and put back. Outputs are
-    weighted by fixed random numbers and summed, so that one backward checks all of them. raise_exception: False returns
-    False where True raises GradcheckError. nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode: accepted, and
-    change nothing: one backward runs, and every element is checked.
+    weighted by fixed random numbers and summed, so that one backward checks all of them. raise_exception: with False
+    the answer is False where GradcheckError would be raised. nondet_tol, check_undefined_grad, check_grad_dtypes,
+    fast_mode: accepted, and change nothing: one backward runs, and every element is checked.
 
     Raises: GradcheckError naming the input, the element and both values; DtypeError, ArgumentError for other inputs.
     """

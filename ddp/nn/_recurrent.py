@@ -6,6 +6,7 @@ import math
 import warnings
 from typing import Any
 
+from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty, zeros
@@ -19,7 +20,15 @@ GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
 def run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[Any], reverse: bool = False) -> Any:
-    """One direction of one layer. x: (T, N, I); returns ((T, N, H), the last state, for LSTM the last cell state)."""
+    """One direction of one layer. x: (T, N, I); returns ((T, N, H), the last state, for LSTM the last cell state).
+
+    Raises: DtypeError unless all have one dtype, or autocast is on.
+    """
+    if modes.state.autocast is None:
+        dtype = x._array.dtype
+        for each in (*state, *weights):
+            if each is not None and each._array.dtype != dtype:
+                raise DtypeError(f"{mode}: input of {dtype}, state or weights of {each._array.dtype}: expected one")
     if mode == "LSTM":
         return apply(recurrent.lstm, (x, *state, *weights), reverse=reverse)
     if mode == "GRU":

@@ -9,6 +9,7 @@ from ddp._device import generator
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.inplace import become
+from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, ShapeError
 from ddp.ops import noise
 
@@ -18,6 +19,7 @@ def _dropped(name: str, input: Tensor, p: float, training: bool, inplace: bool, 
         raise ArgumentError(f"{name}: p is a probability, not {p}")
     if not training or p == 0:
         return input
+    required_float(input, name)
     result = apply(noise.dropout, (input,), p=p, shape=shape, generator=generator(input.device))
     return become(input, f"{name}_", result) if inplace else result
 
@@ -25,7 +27,8 @@ def _dropped(name: str, input: Tensor, p: float, training: bool, inplace: bool, 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Zeros each element with probability `p` and scales the rest by 1/(1 - p); the input itself unless training.
 
-    Raises: ArgumentError unless 0 <= p <= 1. Source: Srivastava et al. 2014, JMLR 15, 1929-1958.
+    Raises: ArgumentError unless 0 <= p <= 1; DtypeError unless floating.
+    Source: Srivastava et al. 2014, JMLR 15, 1929-1958.
     """
     return _dropped("dropout", input, p, training, inplace, input.shape)
 

@@ -193,6 +193,12 @@ def test_errors() -> None:
         layer(ddp.zeros(0, 2, 3))
     with pytest.raises(DtypeError, match="initial state of float64 for an input of float32"):
         nn.GRU(3, 4)(ddp.zeros(5, 2, 3), ddp.zeros(1, 2, 4, dtype=ddp.float64))
+    for wrong in (ddp.float64, ddp.float16, ddp.int64):
+        for each in (nn.RNN(3, 4), nn.GRU(3, 4), nn.LSTM(3, 4)):
+            with pytest.raises(DtypeError, match=f"input of {wrong}, state or weights of float32"):
+                each(ddp.zeros(5, 2, 3, dtype=wrong))
+        with pytest.raises(DtypeError, match=f"GRU: input of {wrong}"):
+            nn.GRUCell(3, 4)(ddp.zeros(2, 3, dtype=wrong))
     with pytest.raises(DtypeError, match="packed sequences are not supported"):
         layer([1, 2])
     with pytest.raises(ArgumentError, match="proj_size 4"):
