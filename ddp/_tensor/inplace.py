@@ -16,9 +16,9 @@ from ddp import _device
 from ddp._device import place
 from ddp._engine import Leaf, Node, modes
 from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
-from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.base import FLOATS, TensorBase, apply, wrap
 from ddp._tensor.indexing import assignable, index_parts, kept
-from ddp.errors import DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
+from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
 from ddp.ops import elementwise, index
 
 Other = Any
@@ -205,13 +205,19 @@ class InPlace(TensorBase):
         return self.fill_(0)
 
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
-        """Random numbers, uniform in [low, high)."""
+        """Random numbers, uniform in [low, high). Raises: ArgumentError if low > high; DtypeError unless floating."""
+        if low > high:
+            raise ArgumentError(f"uniform_: low {low} is above high {high}")
+        _check_floating(self, "uniform_")
         # In float64, so that one seed gives the same weights, rounded, in every dtype.
         drawn = _device.generator(self._device, generator).random(self._array.shape)
         return _drawn(self, "uniform_", drawn * (high - low) + low)
 
     def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
-        """Random numbers, normally distributed."""
+        """Random numbers, normally distributed. Raises: ArgumentError if std < 0; DtypeError unless floating."""
+        if std < 0:
+            raise ArgumentError(f"normal_: std is at least 0, not {std}")
+        _check_floating(self, "normal_")
         drawn = _device.generator(self._device, generator).standard_normal(self._array.shape)
         return _drawn(self, "normal_", drawn * std + mean)
 
@@ -242,6 +248,11 @@ class InPlace(TensorBase):
                 raise refusal(name, error) from error
             # NumPy calls it a TypeError if a mask is given more than a vector.
             raise ShapeError(f"{name} on a tensor of shape {self._array.shape}: {error}") from error
+
+
+def _check_floating(x: TensorBase, name: str) -> None:
+    if x._array.dtype.kind not in FLOATS:
+        raise DtypeError(f"{name}: expected a floating tensor, got {x._array.dtype} of shape {x._array.shape}")
 
 
 def _drawn(x: Self, name: str, numbers: Any) -> Self:

@@ -193,6 +193,14 @@ class TestInPlace:
         assert x.normal_(3.0, 0.5).mean().item() == pytest.approx(3.0, abs=0.05)
         assert -2 <= x.uniform_(-2, -1).amin().item() <= x.amax().item() < -1
 
+    def test_bounds_and_dtypes_of_random_fills(self) -> None:
+        for call in (lambda x: x.uniform_(3, 2), lambda x: x.normal_(0, -1)):
+            with pytest.raises(ddp.errors.ArgumentError, match=r"uniform_: low 3 is above|normal_: std is at"):
+                call(ddp.zeros(2))
+        for call in (lambda x: x.uniform_(), lambda x: x.normal_()):
+            with pytest.raises(ddp.errors.DtypeError, match=r"expected a floating tensor, got int64 of shape \(2,\)"):
+                call(ddp.zeros(2, dtype=ddp.int64))
+
     def test_assignment(self) -> None:
         x = ddp.zeros(2, 3)
         x[0] = 1
