@@ -36,7 +36,7 @@ def interpolate(
     if mode not in MODES:
         raise ArgumentError(f"interpolate: the mode is one of {', '.join(MODES)}, not {mode!r}")
     if antialias:
-        raise ArgumentError(f"interpolate: antialias is for bilinear and bicubic kernels PyTorch has, not for {mode!r}")
+        raise ArgumentError(f"interpolate: antialias=True is not supported, in mode {mode!r}")
     if align_corners is not None and mode.startswith("nearest"):
         raise ArgumentError(f"interpolate: align_corners is for linear and bilinear, not for {mode!r}")
     if input.ndim not in MODES[mode]:
