@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddp import _engine
 from ddp._engine import Node, RemovableHandle
 from ddp._tensor.base import TensorBase, root_of, seed_of, wrap
-from ddp.errors import DtypeError, GraphError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -115,9 +115,18 @@ def _hooks(x: TensorBase, name: str) -> list[Hook]:
 def into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph: bool) -> None:
     """Accumulates the gradients of `inputs` (a tensor or several) alone into their `grad`.
 
-    Raises: GraphError if one requires no grad.
+    Raises: ArgumentError for none; GraphError if one requires no grad, or is a parameter under DataParallel, whose ranks
+    would not hear of it.
     """
     wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
+    if not wanted:
+        raise ArgumentError("backward(inputs=[]): there is nothing to compute a gradient for")
+    for x in wanted:
+        if x._end is not None and x._end.watcher is not None:
+            raise GraphError(
+                f"backward(inputs=...): the parameter of shape {x._array.shape} is under DataParallel, and the other "
+                "ranks would not reduce its gradient: leave inputs out, or use autograd.grad"
+            )
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
     _engine.backward(roots, seeds, retain_graph, sinks)
     for x in {id(x): x for x in wanted}.values():  # one that is named twice gets its gradient once

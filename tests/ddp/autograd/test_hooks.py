@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp.errors import DtypeError, GraphError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
 
 
 def leaf(*values: float) -> ddp.Tensor:
@@ -115,6 +115,8 @@ def test_backward_into_chosen_inputs() -> None:
     assert w.grad.tolist() == [1.0, 2.0]
     ddp.autograd.backward(y.sum(), inputs=w)
     assert w.grad.tolist() == [2.0, 4.0]
+    with pytest.raises(ArgumentError):
+        y.sum().backward(inputs=[])
 
 
 def test_backward_into_chosen_leaves_calls_their_hooks_once() -> None:

@@ -11,6 +11,7 @@ import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn
+from ddp.errors import GraphError
 from ddp.nn import functional as F
 
 X = np.random.default_rng(0).standard_normal((8, 6))
@@ -85,6 +86,13 @@ def test_autocast_and_scaling() -> None:
     first, second = collectives.run_threads(rank, 2)
     assert first == second
     assert first[0] == 32.0
+
+
+def test_backward_into_chosen_parameters_would_not_be_reduced() -> None:
+    layer = nn.Linear(6, 5)
+    model = ddp.DataParallel(layer)
+    with pytest.raises(GraphError, match=r"\(5, 6\).*DataParallel"):
+        model(ddp.ones(1, 6)).sum().backward(inputs=[layer.weight])
 
 
 def test_gradients_are_computed_inside_the_buckets() -> None:
