@@ -115,8 +115,8 @@ def _hooks(x: TensorBase, name: str) -> list[Hook]:
 def into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph: bool) -> None:
     """Accumulates the gradients of `inputs` (a tensor or several) alone into their `grad`.
 
-    Raises: ArgumentError for none; GraphError if one requires no grad, or is a parameter under DataParallel, whose ranks
-    would not hear of it.
+    Raises: ArgumentError for none; GraphError if one requires no grad, or is a parameter under DataParallel, where the
+    other ranks would not hear of it.
     """
     wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
     if not wanted:
