@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from builtins import abs as abs_
+from collections.abc import Callable
+from operator import mul as mul_
+from operator import truediv as div_
 from typing import Any
 
 from ddp._device import device, device_of, place
@@ -44,14 +47,26 @@ def _sub_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
 sub = Op("sub", _sub, _sub_backward, inputs=("x", "y"))
 
 
+def _joined(function: Callable[[Any, Any], Array], x: Any, y: Any) -> Array:
+    # A number beside float16 counts in float32, as in PyTorch: 65536 is no float16, and 1e-8 is 0 there.
+    if isinstance(y, float | int):
+        if x.dtype.char == "e":
+            return function(x.astype("float32"), y).astype("float16")
+    elif isinstance(x, float | int) and y.dtype.char == "e":
+        return function(x, y.astype("float32")).astype("float16")
+    return function(x, y)
+
+
 # z = x*y;  dx = g*y, dy = g*x
 def _mul(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return x * y, (shape_of(x), shape_of(y))
+    return _joined(mul_, x, y), (shape_of(x), shape_of(y))
 
 
 def _mul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     y, x = saved
-    return fold(g * y, shapes[0]) if needs[0] else None, fold(g * x, shapes[1]) if needs[1] else None
+    return fold(_joined(mul_, g, y), shapes[0]) if needs[0] else None, (
+        fold(_joined(mul_, g, x), shapes[1]) if needs[1] else None
+    )
 
 
 mul = Op("mul", _mul, _mul_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("x",)})
@@ -59,12 +74,12 @@ mul = Op("mul", _mul, _mul_backward, inputs=("x", "y"), saves={"x": ("y",), "y":
 
 # z = x/y;  dx = g/y, dy = -g*z/y
 def _div(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return x / y, (shape_of(x), shape_of(y))
+    return _joined(div_, x, y), (shape_of(x), shape_of(y))
 
 
 def _div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     y, out = saved
-    dx = g / y
+    dx = _joined(div_, g, y)
     return fold(dx, shapes[0]) if needs[0] else None, fold(-dx * out, shapes[1]) if needs[1] else None
 
 

@@ -128,3 +128,14 @@ def test_integers_sum_to_int64(dtype: Any) -> None:
     y = ddp.ones(300, dtype=dtype).sum()
     assert y.dtype == ddp.int64
     assert y.item() == 300
+
+
+def test_a_number_beside_float16_counts_in_float32() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    results = []
+    for t in (ddp, torch):
+        x = t.tensor([0.5, 3.0, 1000.0], dtype=t.float16, requires_grad=True)
+        y = [x * 65536, 65536.0 * x, x * 1e-8, x / 65536, x / 1e-5, 70000 / x]
+        (x * 100000.0 / 100000.0).sum().backward()
+        results.append(([each.tolist() for each in y], x.grad.tolist()))
+    assert results[0][0] == results[1][0]
