@@ -1,6 +1,6 @@
 """Tensors, autograd, layers and optimizers on NumPy and CuPy arrays, under PyTorch's names.
 
-One model trains on many devices through `DataParallel`; a world of one needs nothing but NumPy.
+One model trains on many devices through `DataParallel`; a world of one needs nothing but NumPy and ml_dtypes.
 """
 
 from math import e, inf, nan, pi
