@@ -66,7 +66,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, len(ALPHABET), bias=False)
         self.head.weight = self.characters.weight  # tied: one matrix reads and writes characters
-        nn.init.normal_(self.head.weight, std=0.02)
+        for table in (self.characters, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, x: ddp.Tensor) -> ddp.Tensor:
         """x: (N, T) int64."""
