@@ -56,8 +56,20 @@ def run(target: Sequence[str]) -> NoReturn:
             sys.excepthook(type(error), error, trace)
     if status & 0xFF and not told:
         report(leaving=status & 0xFF)
+    _hush()
     # Looked up now: who must know a program's status before it ends has replaced it.
     sys.exit(status)
+
+
+def _hush() -> None:
+    """From here on Python only waits for threads and cleans up: a Ctrl-C in it ends that, and is nobody's error."""
+    shown = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            shown(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _execute(target: Sequence[str]) -> None:

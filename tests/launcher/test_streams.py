@@ -61,6 +61,18 @@ def test_ctrl_c_before_the_job_has_started_prints_no_traceback(
     assert done.stderr.count("\n") <= 1
 
 
+@pytest.mark.mpi
+def test_ctrl_c_while_a_rank_waits_for_its_threads_prints_no_traceback(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        "import os, signal, threading, time\n"
+        "wait = threading.Event().wait\n"
+        "threading.Thread(target=lambda: (wait(0.3), os.kill(os.getpid(), signal.SIGINT), wait(0.3))).start()",
+        n=1,
+    )
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
+
+
 def test_open_mpi_gets_a_home_where_there_is_none() -> None:
     assert "HOME" in engine.engine_environment("openmpi", {}, "/tmp/x")
     assert engine.engine_environment("openmpi", {"HOME": "/mine"}, "/tmp/x")["HOME"] == "/mine"
