@@ -116,7 +116,8 @@ def checkpoint(
     function: gives the same ops when it runs again; random numbers are drawn alike if `preserve_rng_state`. Inside
     another checkpointed region it is part of that one. use_reentrant: accepted for PyTorch's sake, and changes nothing.
 
-    Raises, in backward: GraphError if the second run differs; VersionError if an argument was changed in place.
+    Raises, in backward: GraphError if the second run differs, or an argument was changed in place; VersionError if
+    another value that the region read was.
     """
     inside = any(isinstance(getattr(each, "__self__", None), _Region) for each in modes.state.observers)
     if inside or not modes.state.enabled:

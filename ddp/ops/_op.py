@@ -14,6 +14,7 @@ belong to somebody else, and the graph may be run again. What it returns may be 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -157,6 +158,12 @@ def single(*arrays: Array | None) -> list[Any]:
 def shape_of(x: Any) -> tuple[int, ...]:
     """The shape of an array, () for a Python scalar."""
     return getattr(x, "shape", ())
+
+
+def as_rows(x: Array, axes: int) -> Array:
+    """x as (rows, n), its last `axes` axes taken together."""
+    split = x.ndim - axes
+    return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
 
 
 def total(x: Array, axis: Any = None, keepdims: bool = False, *, wide: bool = False) -> Array:

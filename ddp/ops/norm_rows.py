@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, as_rows, single
 from ddp.ops.lines import lines, long_rows
 
 # Bytes of input at a time. A GPU has no cache to stay in, and a launch to pay for every tile.
@@ -72,7 +72,7 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
     """w, b: of the last `axes` axes of x."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = single(x, w, b)
-    x = _rows(x, axes)
+    x = as_rows(x, axes)
     rows, n = x.shape
     out = xp.empty((rows, n), x.dtype)
     mean, rstd = xp.empty(rows, x.dtype), xp.empty(rows, x.dtype)
@@ -99,13 +99,13 @@ def _layer_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
     axes, mean, rstd, kind = residual
     dtype, shape = g.dtype, g.shape
     inner = shape[len(shape) - axes :]
-    g, x, w = single(_rows(g, axes), x, w)
+    g, x, w = single(as_rows(g, axes), x, w)
     rows, n = g.shape
     sums = xp.zeros((2, n), g.dtype)  # of g*m*r, and of g
     if x is None:
         sums[1] = xp.ones(rows, g.dtype) @ g
         return None, None, sums[1].reshape(inner).astype(kind, copy=False)
-    x, w = _rows(x, axes), _flat(w)
+    x, w = as_rows(x, axes), _flat(w)
     dx = xp.empty((rows, n), g.dtype) if needs[0] else None
     dw = xp.zeros(n, g.dtype)
     weight = xp.ones(n, g.dtype) if w is None else w
@@ -141,7 +141,7 @@ def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tupl
     """w: of the last `axes` axes of x."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w)
     x, w = single(x, w)
-    x = _rows(x, axes)
+    x = as_rows(x, axes)
     rows, n = x.shape
     out, rstd = xp.empty((rows, n), x.dtype), xp.empty(rows, x.dtype)
     draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype, _flat(w))
@@ -157,7 +157,7 @@ def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     w, x = saved
     axes, rstd, kind = residual
     dtype, shape = g.dtype, g.shape
-    g, x, w = single(_rows(g, axes), _rows(x, axes), w)
+    g, x, w = single(as_rows(g, axes), as_rows(x, axes), w)
     rows, n = g.shape
     dx = xp.empty((rows, n), g.dtype) if needs[0] else None
     dw = xp.zeros(n, g.dtype)
@@ -178,12 +178,6 @@ def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
 
 
 rms_norm = Op("rms_norm", _rms_norm, _rms_norm_backward, inputs=("x", "w"), saves={"x": ("w", "x"), "w": ("x",)})
-
-
-def _rows(x: Array, axes: int) -> Array:
-    """x as (rows, n), its last `axes` axes taken together."""
-    split = x.ndim - axes
-    return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
 
 
 def _flat(x: Array | None) -> Array | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ddp.ops import attention, loss, noise, norm_rows, patches, pool, probability
-from ddp.ops._op import Array, Gradients, Needs, Saved
+from ddp.ops._op import Array, Gradients, Needs, Saved, as_rows
 from ddp.ops.cuda import attending, choosing, dropping, normalizing, windows
 from ddp.ops.cuda._source import wide
 
@@ -87,17 +86,11 @@ def _dropout_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
 noise.dropout.launches(_dropout, _dropout_backward)
 
 
-def _rows(x: Array, axes: int) -> Array:
-    """x as (rows, n), its last `axes` axes taken together."""
-    split = x.ndim - axes
-    return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
-
-
 def _normalized(
     xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float, centered: bool
 ) -> tuple[Array, Any]:
     kind = norm_rows.kind_of(x, w, b)
-    out, mean, rstd = normalizing.norm(xp, _rows(x, axes), w, b, eps, centered)
+    out, mean, rstd = normalizing.norm(xp, as_rows(x, axes), w, b, eps, centered)
     return out.reshape(x.shape), (axes, mean, rstd, kind)
 
 
@@ -105,12 +98,12 @@ def _normalized_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
     w, x = saved
     axes, mean, rstd, kind = residual
     shape, inner = g.shape, g.shape[g.ndim - axes :]
-    g = _rows(g, axes)
+    g = as_rows(g, axes)
     dx = dw = db = None
     if needs[0]:
-        dx = normalizing.norm_backward(xp, g, _rows(x, axes), w, mean, rstd).reshape(shape)
+        dx = normalizing.norm_backward(xp, g, as_rows(x, axes), w, mean, rstd).reshape(shape)
     if needs[1]:
-        dw, db = normalizing.norm_columns(xp, g, _rows(x, axes), mean, rstd)
+        dw, db = normalizing.norm_columns(xp, g, as_rows(x, axes), mean, rstd)
     elif len(needs) > 2 and needs[2]:
         db = g.sum(axis=0, dtype=rstd.dtype)
     found = [None if d is None else d.reshape(inner).astype(kind, copy=False) for d in (dw, db)]
