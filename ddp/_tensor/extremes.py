@@ -9,7 +9,7 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.inplace import become
 from ddp._tensor.reductions import Dims, along, axes, axis, filled, typed
 from ddp._tensor.spelling import spelled
-from ddp.ops import reduce, scan
+from ddp.ops import reducing, scan
 from ddp.ops._op import widen
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ class Extremes(TensorBase):
     def amax(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """The largest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
         dims = axes(self, dim, "amax")
-        return apply(reduce.amax, (filled(self, dims, "amax"),), dims=dims, keepdim=keepdim)
+        return apply(reducing.amax, (filled(self, dims, "amax"),), dims=dims, keepdim=keepdim)
 
     @spelled
     def amin(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """The smallest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
         dims = axes(self, dim, "amin")
-        return apply(reduce.amin, (filled(self, dims, "amin"),), dims=dims, keepdim=keepdim)
+        return apply(reducing.amin, (filled(self, dims, "amin"),), dims=dims, keepdim=keepdim)
 
     @spelled
     def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> results.aminmax:
@@ -91,7 +91,7 @@ class Extremes(TensorBase):
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
         if dim is None:
-            return apply(reduce.median, (filled(self, axes(self, None, "median"), "median"),))
+            return apply(reducing.median, (filled(self, axes(self, None, "median"), "median"),))
         filled(self, axes(self, dim, "median"), "median")
         array, xp = widen(self._array), self._device.xp
         if not array.ndim:
@@ -147,9 +147,9 @@ def _arg(name: str, x: TensorBase, dim: int | None, keepdim: bool) -> Any:
 def _at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """The values of `x` at `found`, which keeps the dimension, and `found` as a tensor of its own memory."""
     if not x._array.ndim:
-        return apply(reduce.amax, (x,), dims=(), keepdim=False), wrap(found, x._device)
+        return apply(reducing.amax, (x,), dims=(), keepdim=False), wrap(found, x._device)
     at = axis(x, dim, name)
-    values = apply(reduce.pick, (x,), index=found, dim=at, keepdim=keepdim)
+    values = apply(reducing.pick, (x,), index=found, dim=at, keepdim=keepdim)
     shown = found if keepdim else found.squeeze(at)
     return values, wrap(shown if values._edge is None else shown.copy(), x._device)
 

@@ -10,7 +10,7 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, DtypeError, RangeError
-from ddp.ops import moments, probability, reduce
+from ddp.ops import moments, probability, reducing
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -65,20 +65,20 @@ class Reductions(TensorBase):
     @spelled
     def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum; of integers and bool it is int64. dtype: to convert to before."""
-        return apply(reduce.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
+        return apply(reducing.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
 
     @spelled
     def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum of what is not nan."""
         x = typed(self, dtype)
-        op = reduce.nansum if is_float(x._array.dtype) else reduce.sum
+        op = reducing.nansum if is_float(x._array.dtype) else reducing.sum
         return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
 
     @spelled
     def mean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean. Raises: DtypeError unless floating."""
         x = required_float(typed(self, dtype), "mean")
-        return apply(reduce.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
+        return apply(reducing.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
 
     @spelled
     def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -124,7 +124,7 @@ class Reductions(TensorBase):
     def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
         x = typed(self, dtype)
-        return apply(reduce.prod, (x,), dims=axes(x, dim, "prod"), keepdim=keepdim)
+        return apply(reducing.prod, (x,), dims=axes(x, dim, "prod"), keepdim=keepdim)
 
     def norm(self, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         """(sum |x|^p)^(1/p) over `dim`; "fro" and None are p = 2. p: any number, inf and -inf too, or 0 to count.

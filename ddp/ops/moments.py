@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single, total, unreduce
-from ddp.ops.reduce import count_of
+from ddp.ops.reducing import count_of
 
 
 # z = sum (x - m)^2 / (n - c), m the mean of n elements, c the correction;  dx = 2*g*(x - m)/(n - c)
