@@ -1,4 +1,12 @@
-"""The border of `collectives`: what a caller hands over becomes a NumPy array here, or an error that says why not."""
+"""The border of `collectives`: what a caller hands over becomes a NumPy array here, or an error that says why not.
+
+Taken without a copy: NumPy arrays; whatever has the array interfaces, a buffer (bytearray, memoryview, array.array,
+mmap) or DLPack in memory that the CPU reads, PyTorch's tensors among them, whose bfloat16 NumPy does not take. What
+comes back is a NumPy array, whatever went in.
+
+Not taken: Python's numbers and lists, for what dtype every rank makes of them would be a guess; masked arrays, which
+would lose their masks; tensors that require grad, whose autograd would not see the collective.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +15,126 @@ from typing import Any
 
 import numpy as np
 
+from collectives import dlpack
 from collectives.errors import ArgumentError, DtypeError
-from collectives.reduction import Array
+from collectives.reduction import BFLOAT16, Array
 
-#: NumPy's kinds of numbers: bool, integers, floats, complex.
-_NUMBERS = "biufc"
+#: The types of all numbers that collectives carry: bool, integers, floats and complex of NumPy, and bfloat16.
+NUMBERS = frozenset(np.dtype(code).type for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]) | {
+    BFLOAT16.type
+}
+
+# What a library raises when it cannot hand its memory over.
+_REFUSALS = (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError)
 
 
 def as_array(x: Any, what: str = "x") -> Array:
-    """x as a NumPy array that shares its memory: an ndarray, anything with the array interfaces, or DLPack on the CPU.
+    """x as a NumPy array that shares its memory; read-only if that is, or if it can only be read by a copy.
 
-    Raises: DtypeError if x is no array, or does not hold numbers.
+    Raises: DtypeError if x is no array in host memory, or does not hold numbers; ArgumentError if it requires grad.
     """
     if type(x) is not np.ndarray:
         x = _convert(x, what)
-    if x.dtype.kind not in _NUMBERS:
-        raise DtypeError(f"{what} should hold numbers, its dtype is {x.dtype}")
+    if x.dtype.type not in NUMBERS:
+        hint = "" if x.dtype.hasobject else f"; {what}.view(np.uint8) moves its bytes as they are"
+        raise DtypeError(f"{what} should hold numbers, its dtype is {x.dtype}{hint}")
     return x
 
 
-def _convert(x: Any, what: str) -> Array:
-    if isinstance(x, (np.ndarray, np.generic)):
-        return np.asarray(x)
-    if hasattr(x, "__cuda_array_interface__"):
-        raise DtypeError(f"{what} is on a GPU ({type(x).__name__}), this communicator moves host arrays: pass x.get()")
+def is_device_array(x: Any) -> bool:
+    """Whether x lies in the memory of a GPU, so that a backend for device arrays is needed. Imports no GPU library."""
+    return type(x) is not np.ndarray and not isinstance(x, (np.ndarray, np.generic)) and _device(x) in dlpack.GPU
+
+
+def _device(x: Any) -> int:
+    """DLPack's number of the kind of device that x is on; the CPU's for what does not say."""
+    locate = getattr(x, "__dlpack_device__", None)
+    if locate is None:
+        return dlpack.CUDA if hasattr(x, "__cuda_array_interface__") else dlpack.CPU
     try:
-        if hasattr(x, "__array_interface__") or hasattr(x, "__array__"):
-            return np.asarray(x)
-        if hasattr(x, "__dlpack__"):
-            return np.from_dlpack(x)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise DtypeError(f"{what} cannot be read as a NumPy array: {error}") from error
-    raise DtypeError(f"{what} should be an array, is {type(x).__name__} {x!r:.60}: np.asarray(...) makes one")
+        return int(locate()[0])
+    except _REFUSALS:  # a device unknown to DLPack, or a class instead of an array
+        return dlpack.CPU
+
+
+def _convert(x: Any, what: str) -> Array:
+    if isinstance(x, np.ma.MaskedArray):
+        raise DtypeError(f"{what} is a masked array, and its mask would be lost: pass {what}.filled(...)")
+    if isinstance(x, np.ndarray):
+        return np.asarray(x)
+    if isinstance(x, np.generic):
+        return _read_only(np.asarray(x))
+    if getattr(x, "requires_grad", None) is True:
+        raise ArgumentError(
+            f"{what} requires grad ({type(x).__name__}), and autograd would not see this collective: pass "
+            f"{what}.detach(), which shares its memory; for ddp's tensors ddp.parallel has collectives with gradients"
+        )
+    device = _device(x)
+    if device in dlpack.GPU:
+        raise DtypeError(
+            f"{what} is on a GPU ({type(x).__name__}), and this communicator moves host arrays: pass {what}.get() "
+            f"(CuPy) or {what}.cpu() (PyTorch), or a CuPy array to a communicator of a GPU backend"
+        )
+    if device not in dlpack.HOST:
+        raise DtypeError(
+            f"{what} ({type(x).__name__}) is on a device of DLPack's kind {device}, and this communicator moves host "
+            "arrays: pass a copy on the host"
+        )
+    try:
+        return _shared(x)
+    except _NoArray:
+        raise DtypeError(
+            f"{what} should be an array, is {type(x).__name__} {x!r:.60}: np.asarray(...) makes one"
+        ) from None
+    except _REFUSALS as error:
+        raise DtypeError(f"{what} ({type(x).__name__}) cannot be read as a NumPy array: {error}") from error
+
+
+class _NoArray(Exception):
+    """Has none of the interfaces of arrays."""
+
+
+def _shared(x: Any) -> Array:
+    if hasattr(x, "__array_interface__"):
+        return np.asarray(x)
+    if hasattr(x, "__array__"):
+        try:
+            return _by_array_method(x)
+        except _REFUSALS as error:
+            if not hasattr(x, "__dlpack__"):
+                raise
+            try:
+                return dlpack.read(x)  # PyTorch's bfloat16
+            except _REFUSALS as second:
+                raise DtypeError(f"{error}; by DLPack: {second}") from second
+    if hasattr(x, "__dlpack__"):
+        return dlpack.read(x)
+    try:
+        return np.asarray(memoryview(x))
+    except TypeError:
+        raise _NoArray from None
+
+
+def _by_array_method(x: Any) -> Array:
+    array = np.asarray(x)
+    # The protocol does not say whether it copied. Who asks twice and gets the same memory shares it.
+    return array if not array.size or np.may_share_memory(array, np.asarray(x)) else _read_only(array)
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """A text that `dtype_of` turns back into the dtype: "<f4"; "<bfloat16", which NumPy itself would call "<V2"."""
+    return f"{dtype.str[0]}bfloat16" if dtype.type is BFLOAT16.type else dtype.str
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype that `dtype_name` put into words."""
+    return BFLOAT16.newbyteorder(name[0]) if name[1:] == "bfloat16" else np.dtype(name)
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -53,9 +149,12 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def writable(array: Array, what: str) -> Array:
-    """The same array. Raises: ArgumentError if it is read-only."""
+    """The same array. Raises: ArgumentError if it is read-only, as scalars are, and what was read by a copy."""
     if not array.flags.writeable:
-        raise ArgumentError(f"{what} is read-only, and this rank's result would be written into it")
+        raise ArgumentError(
+            f"{what} is read-only, or could only be read by a copy, and this rank's result would be written into it: "
+            "pass an array that can be written to"
+        )
     return array
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives.arrays import dtype_name, dtype_of
 from collectives.errors import ArgumentError
 from collectives.reduction import Array
 
@@ -22,7 +23,7 @@ def empty(size: int) -> Array:
 
 def encode(whole: Array, counts: Sequence[int]) -> Array:
     """The header of `whole`, (512 + 8 * size,) uint8. Raises: ArgumentError if its shape is too long to describe."""
-    text = json.dumps([whole.dtype.str, whole.shape[1:]]).encode()
+    text = json.dumps([dtype_name(whole.dtype), whole.shape[1:]]).encode()
     if len(text) > _TEXT_BYTES:
         raise ArgumentError(f"shape {whole.shape} takes {len(text)} bytes to describe, {_TEXT_BYTES} fit")
     told = empty(len(counts))
@@ -34,9 +35,9 @@ def encode(whole: Array, counts: Sequence[int]) -> Array:
 def decode(told: Array) -> tuple[np.dtype[Any], tuple[int, ...], list[int]]:
     """dtype, shape of a row, and the ranks' lengths, as `encode` wrote them."""
     dtype, shape = json.loads(told[:_TEXT_BYTES].tobytes().rstrip(b"\0"))
-    return np.dtype(dtype), tuple(shape), told[_TEXT_BYTES:].view(np.int64).tolist()
+    return dtype_of(dtype), tuple(shape), told[_TEXT_BYTES:].view(np.int64).tolist()
 
 
 def fingerprint(part: Array) -> int:
     """A number that is the same on all ranks whose rows have the same dtype and shape."""
-    return zlib.crc32(repr((part.dtype.str, part.shape[1:])).encode())
+    return zlib.crc32(repr((dtype_name(part.dtype), part.shape[1:])).encode())

@@ -1,25 +1,32 @@
 """What a reduction means for each dtype, whatever the backend: decided here once, so that no two backends differ.
 
-    dtype             sum, prod     mean                       max, min
-    bool              -             -                          or, and
-    integers          wraps around  in 64 bits, toward zero    yes
-    float16           in float32    in float32                 yes
-    float32, float64  yes           yes                        yes
-    complex           yes           yes                        -
+    dtype               sum, prod     mean                       max, min
+    bool                -             -                          or, and
+    integers            wraps around  in 64 bits, toward zero    yes
+    float16, bfloat16   in float32    in float32                 yes
+    float32 and wider   yes           yes                        yes
+    complex             yes           yes                        -
 
-"-" is an error.
+"-" is an error. In float32: the ranks' values are widened, combined, divided and scaled there, and rounded once. The
+sum behind a mean of 64-bit integers wraps around as any other. A NaN on one rank is the max and the min of all. The
+answer has x's dtype, its byte order too.
 """
 
 from __future__ import annotations
 
+import numbers
 from enum import Enum
+from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from collectives.errors import ArgumentError, DtypeError
 
 Array = np.ndarray[Any, Any]
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class ReduceOp(Enum):
@@ -61,32 +68,55 @@ def wire_op(op: ReduceOp) -> ReduceOp:
     return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
+@cache  # on the way of every reduction, and there are few dtypes
 def wire_dtype(dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
     """The dtype in which `op` is carried out on arrays of `dtype`.
 
     Raises: DtypeError if the pair has no meaning.
     """
-    allowed = _ALLOWED.get(dtype.kind, ())
+    kind = _kind(dtype)
+    allowed = _ALLOWED.get(kind, ())
     if op not in allowed:
         can = f"it has {', '.join(each.value for each in allowed)}" if allowed else "it cannot be reduced"
         raise DtypeError(f"{op.value} of {dtype} is not defined: {can}")
-    if dtype.kind == "b":
+    if kind == "b":
         return np.dtype(np.uint8)
-    if op is ReduceOp.MEAN and dtype.kind in "iu" and dtype.itemsize < 8:
+    if op is ReduceOp.MEAN and kind in "iu" and dtype.itemsize < 8:
         return np.dtype(np.int64)  # the sum of 8-bit numbers has wrapped long before it is divided
-    if dtype == np.float16:
+    if kind == "f" and dtype.itemsize == 2:
         return np.dtype(np.float32)
     return dtype.newbyteorder("=")
 
 
+def _kind(dtype: np.dtype[Any]) -> str:
+    # NumPy sees plain bytes ("V") in bfloat16.
+    return "f" if dtype.type is BFLOAT16.type else dtype.kind
+
+
 def check_scale(dtype: np.dtype[Any], scale: object) -> None:
-    """Raises: DtypeError if a scale is given for a dtype that cannot be scaled."""
-    if scale is not None and dtype.kind not in "fc":
+    """Raises: DtypeError if a scale is given for a dtype that cannot be scaled; ArgumentError if it is no number."""
+    if scale is None:
+        return
+    if _kind(dtype) not in "fc":
         raise DtypeError(f"scale needs a floating or complex dtype, got {dtype}: scale the result yourself")
+    if not callable(scale):
+        _factor(scale)
+
+
+def _factor(scale: object) -> float:
+    known = isinstance(scale, numbers.Real)
+    if isinstance(scale, (np.ndarray, np.generic)):  # NumPy's own scalars, and bfloat16's, which is no Real
+        known = scale.ndim == 0 and _kind(scale.dtype) in "iuf"
+    if not known:
+        raise ArgumentError(f"scale should be a real number, or a function that returns one, is {scale!r:.60}")
+    return float(scale)  # type: ignore[arg-type]  # checked above
 
 
 def finish(total: Array, op: ReduceOp, size: int, scale: float | None) -> None:
-    """Turns the wire's result into the answer, in place: the division of a mean, then the scale."""
+    """Turns the wire's result into the answer, in place: the division of a mean, then the scale.
+
+    Raises: ArgumentError if the scale is no number.
+    """
     if op is ReduceOp.MEAN and size > 1:
         if total.dtype.kind in "iu":
             negative = (total < 0) & (total % size != 0)
@@ -94,5 +124,6 @@ def finish(total: Array, op: ReduceOp, size: int, scale: float | None) -> None:
             total += negative.astype(total.dtype)
         else:
             np.multiply(total, 1.0 / size, out=total) if size & (size - 1) == 0 else np.divide(total, size, out=total)
-    if scale is not None and scale != 1.0:
-        np.multiply(total, scale, out=total)
+    if scale is not None and (factor := _factor(scale)) != 1.0:
+        # A Python number, or a float64 scale would be applied in float64 and the same Python float in float32.
+        np.multiply(total, factor, out=total)
