@@ -9,7 +9,8 @@
     ├── CommunicatorClosed              a call on a communicator after close()
     ├── CollectiveInterrupted           an earlier call was interrupted half-way; the communicator cannot go on
     ├── CollectiveTimeout (TimeoutError)  a collective passed its time limit
-    └── PeerLeft                        a rank left the job, or failed, while this one waits for it
+    ├── PeerLeft                        a rank left the job, or failed, while this one waits for it
+    └── RecordError                     a process's flight record cannot be read
 
 A message says what was asked, what was expected, what was got, on which rank, and what to do next.
 """
@@ -55,3 +56,7 @@ class CollectiveTimeout(CollectivesError, TimeoutError):
 
 class PeerLeft(CollectivesError):
     """A rank left the job, or failed, while this one waits for it."""
+
+
+class RecordError(CollectivesError):
+    """A process's flight record cannot be read: there is none, it is not ours to read, or it is damaged."""

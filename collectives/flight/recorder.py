@@ -1,0 +1,224 @@
+"""The writing side of the flight recorder: well under a microsecond a call, so that it is never switched off.
+
+The memory is a memfd of this process: no name that could be left behind, found by others as /proc/PID/fd/N. Nothing
+here waits, and nothing but a new signature takes a lock, since calls come from several threads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable
+from time import monotonic_ns
+
+from collectives.flight.layout import (
+    CALL,
+    CALL_SIZE,
+    CALLS,
+    CALLS_AT,
+    COMMUNICATOR_SIZE,
+    DONE,
+    FAILED,
+    HEADER,
+    MAGIC,
+    NAME,
+    POSITION_AT,
+    POSITION_SIZE,
+    QUEUED,
+    SIGNATURE_SIZE,
+    SIGNATURES,
+    SIZE,
+    STARTED,
+    STATE_BITS,
+    VERSION,
+    clip,
+    communicator_at,
+    pack_text,
+    signature_at,
+)
+
+__all__ = ["DONE", "FAILED", "QUEUED", "STARTED", "Recorder", "of_this_process"]
+
+Place = tuple[str, int, str]  # file, line, function
+
+_WORDS = CALL_SIZE // 8
+_FIRST_WORD = CALLS_AT // 8
+_RANK_WORD = HEADER.size // 8 - 3
+
+
+class Recorder:
+    """The flight record of this process, being written.
+
+    rank, size: of the world, -1 while they are not known
+    fd: of the memfd, None where the system refuses one; then only this process can read the record, by `peek`
+    """
+
+    def __init__(self, rank: int = -1, size: int = -1) -> None:
+        self.fd, memory = _shared_memory()
+        self._use(memory)
+        self._indices = itertools.count(1)  # its `next` cannot be torn by another thread
+        self._changed = threading.Lock()
+        self._signatures: dict[tuple[Hashable, ...], int] = {}
+        self._keys: dict[int, tuple[Hashable, ...]] = {}  # the same, the other way round; in order of age
+        self._serials = itertools.count(1)
+        self._free = deque(range(SIGNATURES))
+        self._communicators: dict[str, int] = {}
+        self._communicator_numbers = itertools.count(1)
+        clock = time.time_ns() - monotonic_ns()
+        HEADER.pack_into(memory, 0, MAGIC, VERSION, SIZE, os.getpid(), rank, size, clock)
+        _recorders.add(self)
+
+    def identify(self, rank: int, size: int) -> None:
+        """Says which rank of how many this process is."""
+        self._words[_RANK_WORD] = rank
+        self._words[_RANK_WORD + 1] = size
+
+    def begin(
+        self,
+        communicator: int,
+        number: int,
+        signature: int,
+        state: int = STARTED,
+        _pack_into: Callable[..., None] = CALL.pack_into,  # bound here: a local name is found faster
+    ) -> int:
+        """Enters a call; its index, for `start` and `end`.
+
+        communicator, signature: as `communicator` and `intern` returned them
+        number: the call's sequence number on its communicator
+        state: STARTED, or QUEUED
+        """
+        index = next(self._indices)
+        now = monotonic_ns()
+        started = now if state == STARTED else 0
+        stamp = index << STATE_BITS | state
+        at = CALLS_AT + index % CALLS * CALL_SIZE
+        _pack_into(self._bytes, at, index, communicator, number, signature, now, started, 0, stamp)
+        return index
+
+    # A call that ends after CALLS others have begun writes into another's record. That one's ends disagree then, and
+    # no reader believes it until its own end repairs it.
+
+    def start(self, index: int) -> None:
+        """A queued call is being driven."""
+        words, first = self._words, _FIRST_WORD + index % CALLS * _WORDS
+        words[first + 5] = monotonic_ns()
+        words[first + 7] = index << STATE_BITS | STARTED
+
+    def end(self, index: int, state: int = DONE) -> None:
+        """A call is DONE, or FAILED."""
+        words, first = self._words, _FIRST_WORD + index % CALLS * _WORDS
+        words[first + 6] = monotonic_ns()
+        words[first + 7] = index << STATE_BITS | state
+
+    def intern(self, name: str, dtype: Hashable, shape: Hashable, more: str, file: str, line: int) -> int:
+        """The number of a signature, for the `begin` that follows; do not keep it longer, for it may be given up.
+
+        dtype, shape: anything that is hashable and says by `str` what it is
+        more: the op, the root; file, line: of the user's code
+        """
+        key = (name, dtype, shape, more, file, line)
+        number = self._signatures.get(key)
+        if number is not None:
+            return number
+        fields = [
+            clip(name, 32),
+            clip(str(dtype), 24),
+            clip(str(shape), 64),
+            clip(more, 48),
+            clip(file, 112, keep_end=True),
+            clip(str(line), 16),
+        ]
+        with self._changed:
+            if key in self._signatures:  # another thread was faster
+                return self._signatures[key]
+            if not self._free:
+                self._give_up_unused()
+            number = next(self._serials) * SIGNATURES + self._free.popleft()
+            at = signature_at(number)
+            self._bytes[at : at + SIGNATURE_SIZE] = pack_text(number, fields, SIGNATURE_SIZE)
+            self._keys[number] = key
+            self._signatures[key] = number
+        return number
+
+    def communicator(self, key: str) -> int:
+        """The number of a communicator; the same for the same key."""
+        with self._changed:
+            number = self._communicators.get(key)
+            if number is None:
+                number = self._communicators[key] = next(self._communicator_numbers)
+                at = communicator_at(number)
+                packed = pack_text(number, [clip(key, 112)], COMMUNICATOR_SIZE)
+                self._bytes[at : at + COMMUNICATOR_SIZE] = packed
+            return number
+
+    def stand(self, at: Place, within: Place | None = None) -> None:
+        """Says where the Python code of this process stands now: in the user's file, and within whose function."""
+        fields = []
+        for file, line, function in (at, within or ("", 0, "")):
+            fields += [clip(file, 256, keep_end=True), str(line), clip(function, 112)]
+        packed = pack_text(monotonic_ns(), fields, POSITION_SIZE)
+        self._bytes[POSITION_AT : POSITION_AT + POSITION_SIZE] = packed
+
+    def peek(self, offset: int, length: int) -> bytes:
+        """A part of the record, for a reader in this process: `reader.Window(recorder.peek)`."""
+        return bytes(self._bytes[offset : offset + length])
+
+    def _use(self, memory: mmap.mmap) -> None:
+        self._bytes = memoryview(memory)
+        self._words = self._bytes.cast("q")
+
+    def _give_up_unused(self) -> None:
+        """Frees the slots of all signatures to which no call of the ring points: at least half of them."""
+        calls = self._words[_FIRST_WORD : _FIRST_WORD + CALLS * _WORDS].tolist()
+        used = set(calls[3::_WORDS])
+        for number in [number for number in self._keys if number not in used]:
+            del self._signatures[self._keys.pop(number)]
+            self._free.append(number % SIGNATURES)  # the oldest are overwritten first
+
+    def _leave_parent(self) -> None:
+        """In a forked child: the memory is the parent's, so this process goes on in a private copy."""
+        memory = mmap.mmap(-1, SIZE)
+        memory[:] = self._bytes
+        self._changed = threading.Lock()
+        self.fd = None
+        self._use(memory)
+
+
+def _shared_memory() -> tuple[int | None, mmap.mmap]:
+    try:
+        fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError):  # an old C library, a sandbox, no file descriptor left
+        return None, mmap.mmap(-1, SIZE)
+    os.ftruncate(fd, SIZE)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd, mmap.mmap(fd, SIZE)
+
+
+_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_made = threading.Lock()
+_mine: Recorder | None = None
+
+
+def of_this_process() -> Recorder:
+    """This process's recorder; made at the first call."""
+    global _mine
+    with _made:
+        if _mine is None:
+            _mine = Recorder()
+        return _mine
+
+
+def _after_fork() -> None:
+    global _made
+    _made = threading.Lock()
+    for recorder in _recorders:
+        recorder._leave_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)

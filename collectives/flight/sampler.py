@@ -1,0 +1,109 @@
+"""Where the main thread's Python stands, written into the flight record once a second.
+
+A rank that never reaches a collective is in some loop of the user's code, and its peers, which run into their time
+limit, should be able to say in which. A thread of this process takes the sample: where the main thread computes without
+letting go of the GIL there is none, and the age of the last one tells so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from types import FrameType
+
+from collectives.flight.recorder import Place, Recorder
+
+PERIOD = 1.0  # s
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OURS = tuple(os.path.join(_ROOT, package) + os.sep for package in ("collectives", "ddp", "launcher"))
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class Sampler:
+    """A daemon thread that samples the main thread. It ends with the process, and no forked child has it.
+
+    period: seconds between two samples
+    """
+
+    def __init__(self, recorder: Recorder, period: float = PERIOD) -> None:
+        self._recorder = recorder
+        self._period = period
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        _samplers.add(self)
+
+    def start(self) -> None:
+        """Takes a first sample at once, and one every period from then on; does nothing if it runs already."""
+        if self._thread is not None:
+            return
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(self._over,), name="flight-sampler", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Takes no further sample."""
+        self._over.set()
+        self._thread = None
+        atexit.unregister(self.stop)
+
+    def _run(self, over: threading.Event) -> None:
+        while True:
+            where = standing()
+            if where is not None:
+                self._recorder.stand(*where)
+            if over.wait(self._period):
+                return
+
+    def _forget(self) -> None:
+        # In a forked child, which has no threads and was not asked to sample.
+        self._thread = None
+        atexit.unregister(self.stop)
+
+
+def standing() -> tuple[Place, Place | None] | None:
+    """Where the main thread stands: the innermost frame of the user's code, and that of a library below it, if any.
+
+    None if there is no main thread any more.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return None
+    innermost = _place(frame)
+    outside: Place | None = None  # of our packages, but a library's
+    each: FrameType | None = frame
+    while each is not None:
+        file = each.f_code.co_filename
+        if not file.startswith(_OURS):
+            if not _is_library(file):
+                at = _place(each)
+                return at, None if each is frame else innermost
+            if outside is None:
+                outside = _place(each)
+        each = each.f_back
+    at = outside or innermost
+    return at, None if at == innermost else innermost
+
+
+def _place(frame: FrameType) -> Place:
+    return frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith((_STANDARD, "<frozen ")) or any(folder in file for folder in _INSTALLED)
+
+
+_samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for sampler in _samplers:
+        sampler._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
