@@ -36,7 +36,15 @@ FLOORS = {
     "benchmarks": 7,
 }
 TOP = {"ddp"}  # the package's own __init__ gathers the public names of all floors
-SEE_COLLECTIVES = ("ddp.parallel",)
+SEE_COLLECTIVES = ("ddp.parallel", "launcher.bench", "launcher.doctor")
+# What the rest of the launcher may import: the environment contract, and what ranks left in their flight records.
+LAUNCHER_SEES = (
+    "collectives.world",
+    "collectives.version",
+    "collectives.errors",
+    "collectives.flight.reader",
+    "collectives.flight.report",
+)
 HEAVY = {
     "mpi4py": ("collectives._mpi",),
     "cupy": ("ddp._device",),
@@ -87,8 +95,9 @@ def test_a_module_imports_only_from_below(name: str) -> None:
         if name.startswith("collectives"):
             assert package == "collectives", f"{name} imports {imported}: collectives imports none of ours"
         elif name.startswith("launcher"):
-            allowed = package == "launcher" or imported.startswith(("collectives.world", "collectives.version"))
-            assert allowed, f"{name} imports {imported}: of collectives the launcher sees the environment contract only"
+            seen = ("collectives",) if name.startswith(SEE_COLLECTIVES) else LAUNCHER_SEES
+            allowed = package == "launcher" or imported.startswith(seen)
+            assert allowed, f"{name} imports {imported}: of collectives the launcher sees only {LAUNCHER_SEES}"
         elif package == "collectives":
             assert name.startswith(SEE_COLLECTIVES), f"{name} imports {imported}: only {SEE_COLLECTIVES} may"
         else:
