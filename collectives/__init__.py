@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collectives.errors import CommunicatorClosed as CommunicatorClosed
     from collectives.errors import DtypeError as DtypeError
     from collectives.errors import MismatchError as MismatchError
+    from collectives.errors import NcclError as NcclError
     from collectives.errors import PeerLeft as PeerLeft
     from collectives.errors import WorldError as WorldError
     from collectives.progress import Work as Work
@@ -39,6 +40,7 @@ _HOMES = {
     "CommunicatorClosed": "errors",
     "DtypeError": "errors",
     "MismatchError": "errors",
+    "NcclError": "errors",
     "PeerLeft": "errors",
     "ReduceOp": "reduction",
     "Work": "progress",
@@ -58,6 +60,7 @@ __all__ = [
     "CommunicatorClosed",
     "DtypeError",
     "MismatchError",
+    "NcclError",
     "PeerLeft",
     "ReduceOp",
     "Work",

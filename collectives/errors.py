@@ -10,6 +10,7 @@
     ├── CollectiveInterrupted           an earlier call was interrupted half-way; the communicator cannot go on
     ├── CollectiveTimeout (TimeoutError)  a collective passed its time limit
     ├── PeerLeft                        a rank left the job, or failed, while this one waits for it
+    ├── NcclError                       a call of NCCL failed, with NCCL's own words
     └── RecordError                     a process's flight record cannot be read
 
 A message says what was asked, what was expected, what was got, on which rank, and what to do next.
@@ -56,6 +57,10 @@ class CollectiveTimeout(CollectivesError, TimeoutError):
 
 class PeerLeft(CollectivesError):
     """A rank left the job, or failed, while this one waits for it."""
+
+
+class NcclError(CollectivesError):
+    """A call of NCCL failed; the message has the call, the result code's meaning and NCCL's own last error."""
 
 
 class RecordError(CollectivesError):
