@@ -17,7 +17,7 @@ import mpi4py
 import numpy as np
 
 from collectives import world
-from collectives.departure import Departure
+from collectives.departure import Departure, among
 from collectives.errors import BackendError, WorldError
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import Test, offsets
@@ -60,8 +60,11 @@ class MPIWorld:
 
     def transport(self) -> MPITransport:
         """The transport of all ranks."""
-        seat = take_seat([row.tobytes() for row in self._hosts], self.rank)
-        return MPITransport(self._MPI, self._comm, self, seat, "world")
+        return MPITransport(self._MPI, self._comm, self, range(self.size), "world")
+
+    def seat(self, members: Sequence[int], rank: int) -> Seat:
+        """Where rank `rank` stands in a communicator of these ranks of the world."""
+        return take_seat([self._hosts[member].tobytes() for member in members], rank)
 
     def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:
         """MPI's op for arrays of that dtype."""
@@ -185,12 +188,13 @@ class MPITransport:
 
     name = "mpi"
 
-    def __init__(self, MPI: Any, comm: Any, membership: MPIWorld, seat: Seat, key: str) -> None:
+    def __init__(self, MPI: Any, comm: Any, membership: MPIWorld, members: Sequence[int], key: str) -> None:
         self._MPI = MPI
         self._comm = comm
         self._membership = membership
-        self._seat = seat
+        self._members = members  # ranks of the world
         self.key = key
+        seat = membership.seat(members, members.index(membership.rank))
         self.rank, self.size = seat.rank, seat.size
         self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
 
@@ -213,12 +217,40 @@ class MPITransport:
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
         return self._comm.Iallgatherv([x, self._MPI.BYTE], self._parts(out, counts)).Test
 
+    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
+        return self._comm.Ireduce_scatter(x, out, list(counts), self._membership.op(op, x.dtype)).Test
+
+    def all_to_all(self, x: Array, out: Array, sends: Sequence[int], receives: Sequence[int]) -> Test:
+        return self._comm.Ialltoallv(self._parts(x, sends), self._parts(out, receives)).Test
+
+    def send(self, x: Array, dst: int, tag: int) -> Test:
+        return self._comm.Isend([x, self._MPI.BYTE], dst, tag).Test
+
+    def recv(self, out: Array, src: int, tag: int) -> Test:
+        return self._comm.Irecv([out, self._MPI.BYTE], src, tag).Test
+
     def barrier(self) -> Test:
         return self._comm.Ibarrier().Test
 
     def duplicate(self, key: str) -> tuple[MPITransport, Test]:
         comm, request = self._comm.Idup()  # its handle is there at once, usable when the request is done
-        return MPITransport(self._MPI, comm, self._membership, self._seat, key), request.Test
+        return MPITransport(self._MPI, comm, self._membership, self._members, key), request.Test
+
+    def split(self, members: Sequence[int] | None, key: str) -> tuple[MPITransport | None, Test]:
+        # MPI has no nonblocking split. All ranks are here, so it takes microseconds; but one that is stopped in these
+        # must not take the others' time limit away, so a thread of its own waits for it.
+        color = self._MPI.UNDEFINED if members is None else members[0]
+        made = _in_a_thread(lambda: self._comm.Split(color, 0 if members is None else members.index(self.rank)))
+        if members is None:
+            return None, lambda: made() is not None
+        everyones = [self._members[rank] for rank in members]
+        part = MPITransport(self._MPI, None, self._membership, everyones, key)
+
+        def test() -> bool:
+            part._comm = made()
+            return part._comm is not None
+
+        return part, test
 
     def close(self) -> None:
         if self.key != "world":
@@ -226,7 +258,28 @@ class MPITransport:
             self._comm.Free()
 
     def departures(self) -> Mapping[int, Departure]:
-        return self._membership.departures()
+        return among(self._members, self._membership.departures())
 
     def _parts(self, whole: Array | None, counts: Sequence[int]) -> Any:
         return None if whole is None else [whole, (list(counts), offsets(counts)), self._MPI.BYTE]
+
+
+def _in_a_thread(fn: Callable[[], Any]) -> Callable[[], Any]:
+    """Starts fn in a thread of its own. Returns a function: fn's result once it is there, None before."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(fn())
+        except BaseException as error:  # raised again where the result is asked for
+            errors.append(error)
+
+    threading.Thread(target=work, name="collectives-split", daemon=True).start()
+
+    def result() -> Any:
+        if errors:
+            raise errors[0]
+        return results[0] if results else None
+
+    return result

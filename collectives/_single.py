@@ -44,11 +44,26 @@ class SingleTransport:
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
         return _copy(x, out)
 
+    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
+        return _copy(x, out)
+
+    def all_to_all(self, x: Array, out: Array, sends: Sequence[int], receives: Sequence[int]) -> Test:
+        return _copy(x, out)
+
+    def send(self, x: Array, dst: int, tag: int) -> Test:
+        raise AssertionError("a world of one has no other rank")
+
+    def recv(self, out: Array, src: int, tag: int) -> Test:
+        raise AssertionError("a world of one has no other rank")
+
     def barrier(self) -> Test:
         return _done
 
     def duplicate(self, key: str) -> tuple[SingleTransport, Test]:
         return SingleTransport(key), _done
+
+    def split(self, members: Sequence[int] | None, key: str) -> tuple[SingleTransport | None, Test]:
+        return None if members is None else SingleTransport(key), _done
 
     def close(self) -> None:
         return

@@ -7,16 +7,17 @@ does the work for everybody, in rank order, so the same inputs give the same bit
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from collectives.departure import Departure
+from collectives.departure import Departure, among
 from collectives.errors import MismatchError
 from collectives.reduction import COMBINE, Array, ReduceOp
-from collectives.transport import Test, offsets
+from collectives.transport import LETTER, Test, offsets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,14 @@ class _Row:
     error: Exception | None = None
 
 
+@dataclass(kw_only=True)
+class _Letter:
+    """What one rank sends to another. taken: received, or copied so that its sender need not wait."""
+
+    x: Array
+    taken: bool
+
+
 class Board:
     """What the ranks of one communicator share."""
 
@@ -44,7 +53,8 @@ class Board:
         self.size = size
         self.lock = threading.Lock()
         self._rows: dict[int, _Row] = {}
-        self._duplicates: dict[str, tuple[Board, int]] = {}
+        self._boards: dict[str, tuple[Board, int]] = {}
+        self._letters: dict[tuple[int, int, int, int], _Letter] = {}
 
     def post(self, rank: int, number: int, part: _Part, work: Callable[[list[_Part]], None]) -> Test:
         """Adds `rank`'s part to collective `number`; the last rank to come does the work."""
@@ -76,31 +86,65 @@ class Board:
             row.error = MismatchError(f"ranks made different calls: {table}")
         row.parts.clear()
 
-    def duplicate(self, key: str) -> Board:
-        """The board of the duplicate called `key`: the first rank to ask makes it."""
+    def send(self, src: int, dst: int, tag: int, number: int, x: Array) -> Test:
+        """Posts letter `number` of those that src sends to dst under that tag."""
+        short = len(x) <= LETTER
+        letter = _Letter(x=x.copy() if short else x, taken=short)
         with self.lock:
-            board, ranks = self._duplicates.pop(key, (Board(self.size), 0))
-            if ranks + 1 < self.size:  # kept until every rank has it
-                self._duplicates[key] = board, ranks + 1
+            self._letters[src, dst, tag, number] = letter
+        return lambda: letter.taken
+
+    def recv(self, src: int, dst: int, tag: int, number: int, out: Array) -> Test:
+        """Takes that letter once it is there."""
+        done = False
+
+        def test() -> bool:
+            nonlocal done
+            if not done:
+                with self.lock:
+                    letter = self._letters.pop((src, dst, tag, number), None)
+                if letter is not None:
+                    np.copyto(out[: len(letter.x)], letter.x)
+                    letter.taken = done = True
+            return done
+
+        return test
+
+    def part(self, key: str, size: int) -> Board:
+        """The board of the communicator of `size` of these ranks called `key`: the first rank to ask makes it."""
+        with self.lock:
+            board, ranks = self._boards.pop(key, (Board(size), 0))
+            if ranks + 1 < size:  # kept until every rank has it
+                self._boards[key] = board, ranks + 1
             return board
 
 
 class ThreadTransport:
     """One thread's end of a board.
 
-    left: rank → departure, shared by all communicators of the world
+    left: rank of the world → departure, shared by all communicators; members: the ranks of the world that are in this
     """
 
     name = "threads"
     node = 0
 
-    def __init__(self, board: Board, rank: int, left: Mapping[int, Departure], key: str = "world") -> None:
+    def __init__(
+        self,
+        board: Board,
+        rank: int,
+        left: Mapping[int, Departure],
+        key: str = "world",
+        members: Sequence[int] | None = None,
+    ) -> None:
         self.key = key
         self.rank = self.local_rank = rank
         self.size = self.local_size = board.size
         self._board = board
         self._left = left
+        self._members = list(range(board.size)) if members is None else members
         self._number = 0
+        self._sent: Counter[tuple[int, int]] = Counter()
+        self._received: Counter[tuple[int, int]] = Counter()
 
     def _post(self, work: Callable[[list[_Part]], None], what: tuple[Any, ...], x: Any = None, out: Any = None) -> Test:
         number, self._number = self._number, self._number + 1
@@ -134,17 +178,48 @@ class ThreadTransport:
 
         return self._post(work, ("scatter", tuple(counts), root), x, out)
 
+    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
+        def work(parts: list[_Part]) -> None:
+            total = np.array(parts[0].x)
+            for part in parts[1:]:
+                COMBINE[op](total, part.x, out=total)
+            for part, start, count in zip(parts, offsets(counts), counts, strict=True):
+                np.copyto(part.out, total[start : start + count])
+
+        return self._post(work, ("reduce_scatter", op.value, x.dtype.str, tuple(counts)), x, out)
+
+    def all_to_all(self, x: Array, out: Array, sends: Sequence[int], receives: Sequence[int]) -> Test:
+        return self._post(_exchange, ("all_to_all",), (x, sends), (out, receives))
+
+    def send(self, x: Array, dst: int, tag: int) -> Test:
+        number = self._sent[dst, tag]
+        self._sent[dst, tag] += 1
+        return self._board.send(self.rank, dst, tag, number, x)
+
+    def recv(self, out: Array, src: int, tag: int) -> Test:
+        number = self._received[src, tag]
+        self._received[src, tag] += 1
+        return self._board.recv(src, self.rank, tag, number, out)
+
     def barrier(self) -> Test:
         return self._post(lambda parts: None, ("barrier",))
 
     def duplicate(self, key: str) -> tuple[ThreadTransport, Test]:
-        return ThreadTransport(self._board.duplicate(key), self.rank, self._left, key), self.barrier()
+        return self._part(list(range(self.size)), key), self.barrier()
+
+    def split(self, members: Sequence[int] | None, key: str) -> tuple[ThreadTransport | None, Test]:
+        return None if members is None else self._part(members, key), self.barrier()
+
+    def _part(self, members: Sequence[int], key: str) -> ThreadTransport:
+        board = self._board.part(key, len(members))
+        everyones = [self._members[rank] for rank in members]
+        return ThreadTransport(board, members.index(self.rank), self._left, key, everyones)
 
     def close(self) -> None:
         return  # the board goes with its last user
 
     def departures(self) -> Mapping[int, Departure]:
-        return dict(self._left)
+        return among(self._members, self._left)
 
 
 def _reducer(op: ReduceOp) -> Callable[[list[_Part]], None]:
@@ -157,6 +232,18 @@ def _reducer(op: ReduceOp) -> Callable[[list[_Part]], None]:
                 np.copyto(part.out, total)
 
     return work
+
+
+def _exchange(parts: list[_Part]) -> None:
+    for d, receiver in enumerate(parts):
+        out, receives = receiver.out
+        came = []
+        for x, sends in (part.x for part in parts):
+            start = offsets(sends)[d]
+            came.append(x[start : start + sends[d]])
+        if [len(piece) for piece in came] != list(receives):
+            raise ValueError(f"rank {d} expects {list(receives)} bytes, gets {[len(piece) for piece in came]}")
+        np.concatenate(came, out=out)
 
 
 def _join(parts: list[_Part]) -> None:

@@ -8,7 +8,7 @@ waiting for somebody slow; one that left before call #5 is.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -38,6 +38,11 @@ def never_coming(departures: Mapping[int, Departure], communicator: str, number:
     return sorted(
         rank for rank, left in departures.items() if left.status != 0 or left.calls.get(communicator, 0) <= number
     )
+
+
+def among(members: Sequence[int], departures: Mapping[int, Departure]) -> dict[int, Departure]:
+    """The world's departures by rank in a communicator. members: the ranks of the world that are in it, in its order"""
+    return {rank: departures[member] for rank, member in enumerate(members) if member in departures}
 
 
 def describe(departures: Mapping[int, Departure], ranks: list[int]) -> str:

@@ -12,7 +12,7 @@ class Family:
 
     def __init__(self) -> None:
         self._open: dict[str, CallQueue] = {}
-        self._closed: dict[str, int] = {}
+        self._closed: dict[str, int] = {}  # calls, by communicator and by line
 
     def join(self, key: str, queue: CallQueue) -> None:
         """A communicator has been made."""
@@ -21,12 +21,15 @@ class Family:
     def leave(self, key: str) -> None:
         """A communicator has been closed, and its calls are finished."""
         # Entered first: a rank that leaves at this moment must find it in one of the two.
-        self._closed[key] = self._open[key].started
+        self._closed.update(_told(key, self._open[key]))
         del self._open[key]
 
     def calls(self) -> Mapping[str, int]:
-        """How many calls each communicator made, the closed ones too."""
-        return {**{key: queue.started for key, queue in self._open.copy().items()}, **self._closed.copy()}
+        """How many calls each communicator made, and how many sends and receives on each line; closed ones too."""
+        told: dict[str, int] = {}
+        for key, queue in self._open.copy().items():
+            told.update(_told(key, queue))
+        return {**told, **self._closed.copy()}
 
     def drain(self, deadline: float) -> None:
         """Waits until no call is queued or in flight, until `deadline` (monotonic seconds) at most."""
@@ -41,3 +44,7 @@ class Family:
         """Closes all of them."""
         for queue in self._open.copy().values():
             queue.close()
+
+
+def _told(key: str, queue: CallQueue) -> dict[str, int]:
+    return {key: queue.started, **queue.letters.copy()}

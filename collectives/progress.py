@@ -32,7 +32,7 @@ T = TypeVar("T")
 Steps = Generator[Test, None, T]
 
 _SPIN = 50e-6  # s; a peer that is about to arrive is worth a short spin …
-_PAUSE = 100e-6  # s; … a later one is not: it may be computing on this very core
+PAUSE = 100e-6  # s; … a later one is not: it may be computing on this very core
 _LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
 
 # Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
@@ -45,10 +45,25 @@ _never_freed: list[Any] = []
 class Call(Generic[T]):
     """One collective on one rank: what it is called, its steps, and its outcome."""
 
-    __slots__ = ("_finished", "error", "name", "number", "result", "site", "steps", "test", "timeout", "what")
+    __slots__ = (
+        "_finished",
+        "error",
+        "line",
+        "name",
+        "number",
+        "peer",
+        "result",
+        "site",
+        "steps",
+        "test",
+        "timeout",
+        "what",
+    )
 
     def __init__(self, name: str, what: object, site: Site, steps: Steps[T], timeout: float) -> None:
         self.name = name
+        self.line: str | None = None  # under which a leaving rank tells how far it came; None: the communicator's key
+        self.peer: int | None = None  # the one rank that this call waits for; None: all of them
         self.what = what
         self.site = site
         self.steps = steps
@@ -83,7 +98,11 @@ class Call(Generic[T]):
 
 
 class CallQueue:
-    """The calls of one communicator on one rank, in their one order."""
+    """The calls of one communicator on one rank, in their one order.
+
+    started: how many collectives; letters: line -> how many sends or receives, which go beside the collectives' order
+    because two ranks alone make them
+    """
 
     def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
         self._transport = transport
@@ -94,7 +113,9 @@ class CallQueue:
         self._helper: threading.Thread | None = None
         self._closed = False
         self._error: BaseException | None = None
+        self._beside = 0
         self.started = 0
+        self.letters: dict[str, int] = {}
 
     def run(self, call: Call[T]) -> T:
         """Runs `call` after all that were submitted before it, and returns its result."""
@@ -108,7 +129,7 @@ class CallQueue:
                 else:
                     self._enqueue(call)
             if inline:
-                return self._drive(call)
+                return self.drive(call)
         finally:  # reached wherever Ctrl-C strikes
             if inline:
                 with self._changed:
@@ -131,7 +152,7 @@ class CallQueue:
                 return
             self._closed = True
             self._changed.notify_all()
-            helped = self._helper is not None or self._busy
+            helped = self._helper is not None or self._busy or self._beside > 0
             if helped and self._helper is None:
                 self._start_helper()  # another thread's call is in flight: somebody must end after it
         if not helped:
@@ -141,7 +162,48 @@ class CallQueue:
         """Waits until nothing is queued or in flight; False if that is not so at `deadline` (monotonic seconds)."""
         with self._changed:
             left = max(0.0, deadline - time.monotonic())
-            return self._changed.wait_for(lambda: not self._busy and not self._queue, left)
+            return self._changed.wait_for(lambda: not (self._busy or self._queue or self._beside), left)
+
+    def enter_beside(self, call: Call[Any], line: str) -> None:
+        """Counts a call that is not part of the collectives' order, on its own line; `leave_beside` ends it."""
+        with self._changed:
+            self._admit(call)
+            call.number = self.letters.get(line, 0)
+            self.letters[line] = call.number + 1
+            self._beside += 1
+
+    def leave_beside(self) -> None:
+        """A call beside the collectives is finished."""
+        with self._changed:
+            self._beside -= 1
+            self._changed.notify_all()
+
+    def drive(self, call: Call[T]) -> T:
+        """Runs an entered call to its end in this thread, and returns its result."""
+        try:
+            if self._error is not None:
+                raise _again(self._error)
+            result = _walk(call, self._transport)
+        except _IN_ORDER as error:
+            call.finish(None, error)
+            raise
+        except CollectivesError as error:
+            # Where in our own code it was noticed tells the user nothing.
+            raise self._break(call, error).with_traceback(None) from None
+        except Exception as error:
+            raise self._break(call, error) from error
+        except BaseException as error:
+            self._break(call, error)
+            raise
+        call.finish(result, None)
+        return result
+
+    def fail(self, call: Call[Any], error: BaseException) -> None:
+        """Publishes that `error` ended an entered call; unless ranks still agree, it breaks the communicator."""
+        if isinstance(error, _IN_ORDER):
+            call.finish(None, error)
+        else:
+            self._break(call, error)
 
     @property
     def broken(self) -> bool:
@@ -149,12 +211,15 @@ class CallQueue:
         return self._error is not None
 
     def _enter(self, call: Call[Any]) -> None:
+        self._admit(call)
+        call.number = self.started
+        self.started += 1
+
+    def _admit(self, call: Call[Any]) -> None:
         if self._error is not None:
             raise _again(self._error)
         if self._closed:
             raise CommunicatorClosed(f"rank {self._transport.rank}: {call.name} ({call.site}) on a closed communicator")
-        call.number = self.started
-        self.started += 1
 
     def _enqueue(self, call: Call[Any]) -> None:
         self._queue.append(call)
@@ -174,13 +239,13 @@ class CallQueue:
     def _help(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: not self._busy and (self._queue or self._closed))
+                self._changed.wait_for(lambda: not self._busy and (self._queue or (self._closed and not self._beside)))
                 if not self._queue:
                     break
                 call = self._queue.popleft()
                 self._busy = True
             try:
-                self._drive(call)
+                self.drive(call)
             except BaseException:  # published in the call, raised where it is waited for
                 pass
             finally:
@@ -189,25 +254,6 @@ class CallQueue:
                     self._changed.notify_all()
             del call  # its arrays belong to whoever waits, not to an idle thread
         self._end()
-
-    def _drive(self, call: Call[T]) -> T:
-        try:
-            if self._error is not None:
-                raise _again(self._error)
-            result = _walk(call, self._transport)
-        except _IN_ORDER as error:
-            call.finish(None, error)
-            raise
-        except CollectivesError as error:
-            # Where in our own code it was noticed tells the user nothing.
-            raise self._break(call, error).with_traceback(None) from None
-        except Exception as error:
-            raise self._break(call, error) from error
-        except BaseException as error:
-            self._break(call, error)
-            raise
-        call.finish(result, None)
-        return result
 
     def _break(self, call: Call[Any], error: BaseException) -> BaseException:
         if self._error is None:
@@ -241,26 +287,45 @@ def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
     while time.monotonic() - start < _SPIN:
         if test():
             return
-    look = start + _LOOK_AROUND
+    watch = Watch(test, call, transport, start)
     while not test():
-        time.sleep(_PAUSE)
+        time.sleep(PAUSE)
+        watch.look_around()
+
+
+class Watch:
+    """Ends one wait, by an error, when its time is over or the rank it waits for has left."""
+
+    __slots__ = ("_call", "_look", "_start", "_test", "_transport")
+
+    def __init__(self, test: Test, call: Call[Any], transport: Transport, start: float) -> None:
+        self._test = test
+        self._call = call
+        self._transport = transport
+        self._start = start
+        self._look = start + _LOOK_AROUND
+
+    def look_around(self) -> None:
+        """Now and then looks who has left, and at the time. Raises: PeerLeft, CollectiveTimeout."""
         now = time.monotonic()
-        if now >= look:
-            look = now + _LOOK_AROUND
-            _look_around(test, call, transport)
-            if now - start > call.timeout:
-                raise CollectiveTimeout(
-                    f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. "
-                    "Every rank must make the same calls in the same order; one has not arrived, or hangs elsewhere"
-                )
-
-
-def _look_around(test: Test, call: Call[Any], transport: Transport) -> None:
-    departures = transport.departures()
-    if departures:
-        gone = departure.never_coming(departures, transport.key, call.number)
-        if gone and not test():
-            raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
+        if now < self._look:
+            return
+        self._look = now + _LOOK_AROUND
+        call, transport = self._call, self._transport
+        departures = transport.departures()
+        if call.peer is not None:
+            departures = {rank: left for rank, left in departures.items() if rank == call.peer}
+        if departures:
+            gone = departure.never_coming(departures, call.line or transport.key, call.number)
+            if gone and not self._test():
+                raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
+        if now - self._start > call.timeout:
+            missed = "Every rank must make the same calls in the same order; one has not arrived, or hangs elsewhere"
+            if call.peer is not None:
+                missed = f"Rank {call.peer} has not made the call that it answers, or hangs elsewhere"
+            raise CollectiveTimeout(
+                f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {missed}"
+            )
 
 
 def _again(error: BaseException) -> BaseException:

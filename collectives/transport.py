@@ -2,7 +2,7 @@
 
 A transport knows nothing of dtypes' meaning, lengths, scales, queues or time limits: `Communicator` has those once for
 all backends. Each method starts one collective and returns its `Test`; the caller keeps the arrays alive and unchanged
-until that test answers True. All ranks call the same methods in the same order.
+until that test answers True. All ranks call the same methods in the same order, but for `send` and `recv`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from collectives.reduction import Array, ReduceOp
 
 #: Makes progress; True once the collective is complete on this rank; raises if it failed.
 Test = Callable[[], bool]
+
+#: Bytes of the longest letter, which is on its way at once; longer messages may wait until they are received.
+LETTER = 4096
+#: Tags of letters are below it; those of the arrays that follow one are from it up to twice it.
+TAGS = 2**14
 
 
 class Transport(Protocol):
@@ -49,11 +54,29 @@ class Transport(Protocol):
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
         """x: (counts[rank],) uint8; out: (sum(counts),) uint8."""
 
+    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
+        """x: (sum(counts),); out: (counts[rank],), same dtype, in other memory."""
+
+    def all_to_all(self, x: Array, out: Array, sends: Sequence[int], receives: Sequence[int]) -> Test:
+        """x: (sum(sends),) uint8, sends[d] bytes for rank d; out: (sum(receives),) uint8, receives[s] from rank s."""
+
+    def send(self, x: Array, dst: int, tag: int) -> Test:
+        """x: (n,) uint8 to another rank; those of one tag arrive in order. 0 <= tag < 2 * TAGS"""
+
+    def recv(self, out: Array, src: int, tag: int) -> Test:
+        """out: (n,) uint8, as long as what the other rank sends under that tag, or longer up to LETTER."""
+
     def barrier(self) -> Test:
         """Complete once every rank has started it."""
 
     def duplicate(self, key: str) -> tuple[Transport, Test]:
         """A transport of the same ranks whose calls never mix with this one's; usable once the test is True."""
+
+    def split(self, members: Sequence[int] | None, key: str) -> tuple[Transport | None, Test]:
+        """A transport of some of these ranks, in the order of `members`; usable once the test is True.
+
+        Every rank calls it at about the same time. members: one list for all ranks in it; None: this rank is in none
+        """
 
     def close(self) -> None:
         """Frees what the backend holds for it; nothing is in flight, and other ranks may still use theirs."""

@@ -1,0 +1,157 @@
+"""Collectives that combine values: all_reduce, reduce, reduce_scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from collectives.arrays import as_array, check_lengths, check_out, contiguous, even_lengths, flat, writable
+from collectives.calls import Calls, Scale
+from collectives.errors import ArgumentError
+from collectives.progress import Steps
+from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
+
+
+class Reductions(Calls):
+    """The reductions of a communicator."""
+
+    def all_reduce(
+        self, x: Any, op: ReduceOp | str = ReduceOp.SUM, *, scale: Scale = None, out: Any = None, async_op: bool = False
+    ) -> Any:
+        """The reduction of all ranks' x, on every rank.
+
+        x: (...), the same shape and dtype on every rank
+        op: what `ReduceOp` has; a mean of integers is rounded toward zero
+        scale: the result is multiplied by it; a function is called when the sum is there, so that it may depend on an
+        earlier asynchronous call of this communicator
+        out: (...) of x's dtype; `out=x` reduces in place
+        Returns: (...) of x's dtype
+        Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
+        """
+        source = as_array(x)
+        op = ReduceOp.parse(op)
+        wire = wire_dtype(source.dtype, op)
+        check_scale(source.dtype, scale)
+        target = _target(out, x, source)
+
+        def steps() -> Steps[Array]:
+            sent, total = _buffers(source, target, wire)
+            wire_in = flat(sent)
+            yield self._transport.all_reduce(wire_in, wire_in if total is sent else flat(total), wire_op(op))
+            return _deliver(total, target, op, self.size, scale, source.dtype)
+
+        return self._run("all_reduce", source, steps(), async_op, op.value)
+
+    def reduce(
+        self,
+        x: Any,
+        op: ReduceOp | str = ReduceOp.SUM,
+        root: int = 0,
+        *,
+        scale: Scale = None,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """The reduction of all ranks' x, on the root alone.
+
+        x, op, scale, out: as in `all_reduce`; out is used on the root only
+        Returns: (...) of x's dtype on the root, None elsewhere
+        Raises: as `all_reduce`; ArgumentError if there is no such root.
+        """
+        source = as_array(x)
+        op = ReduceOp.parse(op)
+        wire = wire_dtype(source.dtype, op)
+        check_scale(source.dtype, scale)
+        self._check_root(root)
+        target = _target(out, x, source) if self.rank == root else None
+
+        def steps() -> Steps[Array | None]:
+            sent = _to_wire(source, wire)
+            total = np.empty(source.shape, wire) if self.rank == root else None
+            yield self._transport.reduce(flat(sent), None if total is None else flat(total), wire_op(op), root)
+            return None if total is None else _deliver(total, target, op, self.size, scale, source.dtype)
+
+        return self._run("reduce", source, steps(), async_op, f"{op.value} root {root}")
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: ReduceOp | str = ReduceOp.SUM,
+        *,
+        scale: Scale = None,
+        lengths: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """The reduction of all ranks' x, of which each rank gets its own rows.
+
+        x: (n, ...), the same shape and dtype on every rank; op, scale: as in `all_reduce`
+        lengths: the rows of each rank, the same list on every rank; None: `np.array_split`'s rule, as even as possible,
+        longer parts first
+        out: (n_r, ...) of x's dtype
+        Returns: (n_r, ...) of x's dtype
+        Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
+        """
+        source = as_array(x)
+        op = ReduceOp.parse(op)
+        wire = wire_dtype(source.dtype, op)
+        check_scale(source.dtype, scale)
+        if source.ndim == 0:
+            raise ArgumentError("reduce_scatter splits axis 0, and x is 0-d")
+        parts = even_lengths(len(source), self.size) if lengths is None else check_lengths(lengths, self.size)
+        if sum(parts) != len(source):
+            raise ArgumentError(f"lengths {parts} add up to {sum(parts)}, x has {len(source)} rows")
+        shape = (parts[self.rank], *source.shape[1:])
+        target = None if out is None else check_out(out, shape, source.dtype)
+
+        def steps() -> Steps[Array]:
+            sent = _to_wire(source, wire)
+            total = target if target is not None and _takes(target, wire, sent) else np.empty(shape, wire)
+            width = int(np.prod(source.shape[1:], dtype=np.int64))
+            yield self._transport.reduce_scatter(flat(sent), flat(total), [n * width for n in parts], wire_op(op))
+            return _deliver(total, target, op, self.size, scale, source.dtype)
+
+        return self._run("reduce_scatter", source, steps(), async_op, op.value)
+
+
+def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
+    if wire == source.dtype:
+        return contiguous(source)
+    if source.dtype.kind == "b":
+        return contiguous(source).view(wire)
+    return source.astype(wire, order="C")
+
+
+def _deliver(total: Array, target: Array | None, op: ReduceOp, size: int, scale: Scale, dtype: np.dtype[Any]) -> Array:
+    finish(total, op, size, scale() if callable(scale) else scale)
+    if target is total:
+        return total
+    if target is None:
+        return total if total.dtype == dtype else total.astype(dtype)
+    np.copyto(target, total, casting="unsafe")  # back from the wire's dtype
+    return target
+
+
+def _target(out: Any, x: Any, source: Array) -> Array | None:
+    if out is None:
+        return None
+    return writable(source, "out") if out is x else check_out(out, source.shape, source.dtype)
+
+
+def _buffers(source: Array, target: Array | None, wire: np.dtype[Any]) -> tuple[Array, Array]:
+    """What a reduction sends, and where its total arrives: the same array for in place."""
+    if target is source and wire == source.dtype and source.flags.c_contiguous:
+        return source, source
+    sent = _to_wire(source, wire)
+    if not np.may_share_memory(sent, source):
+        return sent, sent  # a private copy can take the result as well
+    if target is not None and _takes(target, wire, sent):
+        return sent, target
+    return sent, np.empty(source.shape, wire)
+
+
+def _takes(target: Array, wire: np.dtype[Any], sent: Array) -> bool:
+    """True if the wire's total can arrive in `target` itself."""
+    return target.dtype == wire and target.flags.c_contiguous and not np.may_share_memory(sent, target)
