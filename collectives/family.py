@@ -13,6 +13,7 @@ class Family:
     def __init__(self) -> None:
         self._open: dict[str, CallQueue] = {}
         self._closed: dict[str, int] = {}  # calls, by communicator and by line
+        self._closed_with: dict[str, list[CallQueue]] = {}  # what was made of a communicator for its own use
 
     def join(self, key: str, queue: CallQueue) -> None:
         """A communicator has been made."""
@@ -23,6 +24,13 @@ class Family:
         # Entered first: a rank that leaves at this moment must find it in one of the two.
         self._closed.update(_told(key, self._open[key]))
         del self._open[key]
+        self._close_followers(key)
+
+    def close_with(self, key: str, queue: CallQueue) -> None:
+        """Closes `queue` when the communicator of `key` is closed, or now if it is."""
+        self._closed_with.setdefault(key, []).append(queue)
+        if key not in self._open:
+            self._close_followers(key)
 
     def calls(self) -> Mapping[str, int]:
         """How many calls each communicator made, and how many sends and receives on each line; closed ones too."""
@@ -43,6 +51,10 @@ class Family:
     def close(self) -> None:
         """Closes all of them."""
         for queue in self._open.copy().values():
+            queue.close()
+
+    def _close_followers(self, key: str) -> None:
+        for queue in self._closed_with.pop(key, []):
             queue.close()
 
 

@@ -11,7 +11,7 @@ from ddp._engine.modes import (
     no_grad,
     set_grad_enabled,
 )
-from ddp._engine.nodes import Edge, Joint, Lasting, Node, Version, ports
+from ddp._engine.nodes import Edge, Joint, Lasting, Meeting, Node, Version, ports
 from ddp._engine.running import backward
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Joint",
     "Lasting",
     "Leaf",
+    "Meeting",
     "Node",
     "RemovableHandle",
     "Slot",

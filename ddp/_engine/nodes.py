@@ -135,6 +135,12 @@ class Lasting(Node):
         """There is nothing to let go of."""
 
 
+class Meeting(Node):
+    """A node whose backward all ranks run together: it runs, with None, even where no gradient came for it."""
+
+    __slots__ = ()
+
+
 class Joint(Node):
     """The node of an op with `outputs` results: its gradient is a list of one each, None where nothing came."""
 

@@ -19,7 +19,7 @@ import numpy as np
 from ddp._engine.anomaly import check_gradients
 from ddp._engine.leaves import Array, Leaf, Watcher
 from ddp._engine.modes import state
-from ddp._engine.nodes import Edge, Hook, Joint, Node, Part
+from ddp._engine.nodes import Edge, Hook, Joint, Meeting, Node, Part
 from ddp.errors import GraphFreedError
 
 
@@ -202,7 +202,7 @@ def _run(
         g = incoming.pop(node, None)
         owned.discard(node)
         results: Sequence[Any]
-        if g is None:  # every use gave None, and None is what its inputs get
+        if g is None and type(node) is not Meeting:  # every use gave None, and None is what its inputs get
             results = (None,) * len(edges)
         elif leading is not None:
             results = node.run(g, tuple([n and e in leading[0] for n, e in zip(node.needs, edges, strict=True)]))

@@ -1,6 +1,40 @@
-"""Training on many devices: `DataParallel` and what it is made of."""
+"""Training on many devices: `DataParallel` and what it is made of; collectives that autograd sees.
 
+The objective of these collectives is the SUM over ranks of each rank's loss: `x.grad` on rank s says how that sum
+changes with rank s's x. Forward and backward are each one collective, the other's adjoint:
+
+    forward                 backward
+    all_reduce sum, mean    all_reduce sum, mean
+    reduce sum, mean        broadcast from the root (mean: divided by the number of ranks)
+    reduce_scatter sum      all_gather (mean: divided by the number of ranks)
+    all_gather              reduce_scatter sum
+    broadcast               reduce sum to the root
+    gather                  scatter from the root
+    scatter                 gather to the root
+    all_to_all              all_to_all, the lengths transposed
+
+DataParallel divides the sum over ranks by their number, so under it `param.grad` is the gradient of the MEAN over ranks
+of each rank's loss, or of the sum of all losses over the sum of weights with `model.backward(loss_sum, weight=n)`.
+
+Before the forward collective, ranks tell each other in one small message whether their tensor requires grad; if one
+does, the results on all ranks do, and every rank must run backward from its own. Integers pass without a gradient.
+The calls go over a duplicate of `comm` (None: `collectives.init()`), made at the first of them and closed with it.
+"""
+
+from ddp.parallel.movements import all_gather, all_to_all, broadcast, gather, scatter
 from ddp.parallel.plan import plan_buckets
+from ddp.parallel.reductions import all_reduce, reduce, reduce_scatter
 from ddp.parallel.wrapper import DataParallel
 
-__all__ = ["DataParallel", "plan_buckets"]
+__all__ = [
+    "DataParallel",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "plan_buckets",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]

@@ -1,0 +1,123 @@
+"""Contrastive training in the manner of CLIP: which right half of a handwritten digit belongs to which left half?
+
+    python examples/contrastive.py
+    ddp-launch -n 2 examples/contrastive.py
+
+Each half has its encoder, and each image is told from all others of the global batch, also from those of other ranks:
+`ddp.parallel.all_gather` brings their embeddings, and takes the gradients back to the ranks that made them. So any
+number of ranks computes the same numbers up to rounding. Source: Radford et al. 2021, arXiv:2103.00020, section 2.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from typing import Any
+
+import numpy as np
+from train_digits import batches, load_digits
+
+import collectives
+import ddp
+from ddp import nn, parallel
+from ddp.nn import functional as F
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=60, help="passes over the training images (default: 60)")
+    parser.add_argument("--batch-size", type=int, default=256, help="images a step, over all ranks (default: 256)")
+    parser.add_argument("--width", type=int, default=256, help="hidden units of an encoder (default: 256)")
+    parser.add_argument("--dim", type=int, default=64, help="numbers in an embedding (default: 64)")
+    parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: 2e-3)")
+    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the order (default: 0)")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    return parser.parse_args(argv)
+
+
+class Halves(nn.Module):
+    """(N, 1, 8, 8) images to the embeddings (N, dim) of their left and of their right halves, each of length 1.
+
+    scale: (), the logarithm of what similarities are multiplied by
+    """
+
+    def __init__(self, width: int, dim: int) -> None:
+        super().__init__()
+        self.left, self.right = (
+            nn.Sequential(nn.Flatten(), nn.Linear(32, width), nn.GELU(), nn.Linear(width, dim)) for _ in range(2)
+        )
+        self.scale = nn.Parameter(ddp.tensor(math.log(10.0)))
+
+    def forward(self, images: ddp.Tensor) -> tuple[ddp.Tensor, ddp.Tensor]:
+        left, right = self.left(images[..., :4]), self.right(images[..., 4:])
+        return F.normalize(left, dim=1), F.normalize(right, dim=1)
+
+
+def loss_sum(model: nn.Module, scale: ddp.Tensor, images: ddp.Tensor, comm: collectives.Communicator) -> ddp.Tensor:
+    """The loss of this rank's images against the global batch, summed over the images.
+
+    images: (N_r, 1, 8, 8), also none; scale: see `Halves`. Every rank holds (N, 2 dim) embeddings of all N images.
+    """
+    left, right = model(images)
+    lengths = comm.all_gather(np.array([len(images)])).tolist()
+    all_left, all_right = parallel.all_gather(ddp.cat([left, right], dim=1), comm, lengths=lengths).chunk(2, dim=1)
+    # Image i of this rank is number `first + i` of the global batch.
+    first = sum(lengths[: comm.rank])
+    partners = ddp.arange(first, first + len(images))
+    similar_right = left @ all_right.T * scale.exp()
+    similar_left = right @ all_left.T * scale.exp()
+    return (
+        F.cross_entropy(similar_right, partners, reduction="sum")
+        + F.cross_entropy(similar_left, partners, reduction="sum")
+    ) / 2
+
+
+def count_found(model: nn.Module, images: np.ndarray, comm: collectives.Communicator) -> int:
+    """For how many left halves the most similar right half of all `images` is their own; each rank asks its share."""
+    mine = np.array_split(np.arange(len(images)), comm.size)[comm.rank]
+    with ddp.no_grad():
+        left, right = model(ddp.from_numpy(images[mine]))
+        found = (left @ parallel.all_gather(right, comm).T).argmax(dim=1).numpy() == mine
+    return int(comm.all_reduce(np.array(found.sum())))
+
+
+def main() -> None:
+    args = parse()
+    comm = collectives.init()
+    ddp.manual_seed(args.seed)
+    images, _, test_images, _ = load_digits(args.seed, args.dtype)
+    net = Halves(args.width, args.dim).to(getattr(ddp, args.dtype))
+    model = ddp.DataParallel(net, comm)
+    optimizer = ddp.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
+    steps = args.epochs * len(batches(len(images), args.batch_size, args.seed, 0))
+    bar = _progress_bar(steps, comm.rank)
+    for epoch in range(args.epochs):
+        total = 0.0
+        for batch in batches(len(images), args.batch_size, args.seed, epoch):
+            mine = np.array_split(batch, comm.size)[comm.rank]
+            loss = loss_sum(model, net.scale, ddp.from_numpy(images[mine]), comm)
+            optimizer.zero_grad()
+            model.backward(loss, weight=len(mine))
+            optimizer.step()
+            total += float(comm.all_reduce(loss.detach().numpy()))
+            bar.update()
+        if comm.rank == 0 and (epoch + 1) % max(1, args.epochs // 6) == 0:
+            bar.write(f"epoch {epoch + 1}: loss {total / len(images):.4f}", file=sys.stdout)
+    bar.close()
+    found = count_found(model, test_images, comm)
+    if comm.rank == 0:
+        share = 100 * found / len(test_images)
+        chance = 100 / len(test_images)
+        print(f"retrieval {share:.1f} % ({found} of {len(test_images)} test images; by chance {chance:.1f} %)")
+
+
+def _progress_bar(steps: int, rank: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=steps, unit="step", disable=rank != 0, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

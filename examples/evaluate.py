@@ -1,0 +1,116 @@
+"""Evaluates a digit classifier on every rank's share of the test images: the same report on any number of ranks.
+
+    python examples/evaluate.py --save digits.safetensors
+    ddp-launch -n 4 examples/evaluate.py --load digits.safetensors
+
+The shares are of different lengths. Rank 0 gathers the predictions, in the order of the test set; sums and counts are
+reduced to it, so that means are exact whoever had how many images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from train_digits import batches, load_digits, make_net
+
+import collectives
+import ddp
+from ddp import nn
+from ddp.nn import functional as F
+
+CLASSES = 10
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--load", type=Path, metavar="FILE", help="the classifier's weights, instead of training one")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="where to write the weights of the trained one")
+    parser.add_argument("--epochs", type=int, default=5, help="passes over the training images (default: 5)")
+    parser.add_argument("--batch-size", type=int, default=50, help="images a rank looks at together (default: 50)")
+    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the order (default: 0)")
+    return parser.parse_args(argv)
+
+
+def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse.Namespace) -> None:
+    """Trains `net` on all ranks together."""
+    comm = collectives.init()
+    model = ddp.DataParallel(net, comm)
+    optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(args.epochs):
+        for batch in progress(batches(len(images), 64, args.seed, epoch), f"epoch {epoch + 1}"):
+            mine = np.array_split(batch, comm.size)[comm.rank]
+            loss = F.cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
+            optimizer.zero_grad()
+            model.backward(loss, weight=len(mine))
+            optimizer.step()
+    model.close()
+
+
+def predict(net: nn.Module, images: np.ndarray, labels: np.ndarray, batch_size: int) -> tuple[np.ndarray, float]:
+    """The most likely classes (N,) of images (N, 1, 8, 8), and the sum of their cross entropies."""
+    guesses, total = np.zeros(len(images), np.int64), 0.0
+    with ddp.no_grad():
+        for start in progress(range(0, len(images), batch_size), "evaluation"):
+            stretch = slice(start, start + batch_size)
+            logits = net(ddp.from_numpy(images[stretch]))
+            guesses[stretch] = logits.numpy().argmax(axis=1)
+            total += F.cross_entropy(logits, ddp.from_numpy(labels[stretch]), reduction="sum").item()
+    return guesses, total
+
+
+def confusion_of(labels: np.ndarray, guesses: np.ndarray) -> np.ndarray:
+    """(CLASSES, CLASSES): how often each label was taken for each class."""
+    return np.bincount(labels * CLASSES + guesses, minlength=CLASSES * CLASSES).reshape(CLASSES, CLASSES)
+
+
+def report(guesses: np.ndarray, confusion: np.ndarray, loss: float, labels: np.ndarray) -> None:
+    """Prints what rank 0 knows: guesses (N,) in the order of the test set, counts, and the mean loss."""
+    right = int(np.trace(confusion))
+    print(f"accuracy {100 * right / len(labels):.2f} % ({right} of {len(labels)}), mean loss {loss:.4f}")
+    print("label  taken for")
+    print(f"       {' '.join(f'{name:3}' for name in range(CLASSES))}")
+    for label, row in enumerate(confusion):
+        print(f"{label:5}  {' '.join(f'{count:3}' for count in row)}")
+    wrong = np.flatnonzero(guesses != labels)
+    listed = ", ".join(f"#{at} ({labels[at]} taken for {guesses[at]})" for at in wrong[:5])
+    print(f"first mistakes: {listed or 'none'}")
+
+
+def main() -> None:
+    args = parse()
+    comm = collectives.init()
+    ddp.manual_seed(args.seed)
+    # In float64, so that no prediction hangs on the order in which gradients were added up.
+    images, labels, test_images, test_labels = load_digits(args.seed, "float64")
+    net = make_net("float64")
+    if args.load is not None:
+        net.load_state_dict(ddp.load(args.load))
+    else:
+        train(net, images, labels, args)
+        if args.save is not None and comm.rank == 0:
+            ddp.save(net.state_dict(), args.save)
+
+    net.eval()
+    mine = np.array_split(np.arange(len(test_images)), comm.size)[comm.rank]
+    guesses, loss_sum = predict(net, test_images[mine], test_labels[mine], args.batch_size)
+    everyones = comm.gather(guesses, root=0)
+    confusion = comm.reduce(confusion_of(test_labels[mine], guesses), "sum", root=0)
+    total = comm.reduce(np.array([loss_sum, len(mine)]), "sum", root=0)
+    if comm.rank == 0:
+        report(everyones, confusion, total[0] / total[1], test_labels)
+
+
+def progress(steps: Any, what: str) -> Any:
+    """`steps`, with a bar on rank 0."""
+    from tqdm import tqdm
+
+    return tqdm(steps, what, disable=collectives.init().rank != 0, leave=False, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

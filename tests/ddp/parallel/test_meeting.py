@@ -1,0 +1,442 @@
+"""How ranks come together in collectives that autograd sees: who takes part, in what order, over which communicator."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator, CommunicatorClosed, MismatchError
+from ddp import amp, nn, parallel
+from ddp.errors import DtypeError, GraphError, GraphFreedError
+from ddp.nn import functional as F
+from ddp.parallel import twins
+
+CALLS = ("all_reduce", "reduce", "broadcast", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all")
+
+
+class Recorder:
+    """A communicator that notes the calls made on it and on its duplicates, by name."""
+
+    def __init__(self, comm: Communicator, calls: list[str]) -> None:
+        self._comm = comm
+        self.calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CALLS:
+            self.calls.append(name)
+        return getattr(self._comm, name)
+
+    def duplicate(self) -> Recorder:
+        self.calls.append("duplicate")
+        return Recorder(self._comm.duplicate(), self.calls)
+
+
+def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:
+    return collectives.run_threads(fn, size, timeout=20)
+
+
+def recorded(fn: Callable[[Any], Any], size: int = 2) -> list[str]:
+    """The calls that `fn(comm)` makes, the same on every rank."""
+
+    def rank(comm: Communicator) -> list[str]:
+        calls: list[str] = []
+        fn(Recorder(comm, calls))
+        return calls
+
+    ranks = on_ranks(rank, size)
+    assert ranks == [ranks[0]] * size
+    return ranks[0]
+
+
+def weights() -> ddp.Tensor:
+    return ddp.ones(4, 2, dtype=ddp.float64, requires_grad=True)
+
+
+# What is called ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "back"),
+    [
+        ("all_reduce", "all_gather", "all_reduce"),
+        ("reduce", "all_gather", "broadcast"),
+        ("reduce_scatter", "all_gather", "all_gather"),
+        ("all_gather", "all_gather", "reduce_scatter"),
+        ("broadcast", "all_gather", "reduce"),
+        ("gather", "all_gather", "scatter"),
+        ("scatter", "broadcast", "gather"),
+        ("all_to_all", "all_gather", "all_to_all"),
+    ],
+)
+def test_forward_and_backward_are_one_collective_each_after_one_small_message(name: str, told: str, back: str) -> None:
+    function = getattr(parallel, name)
+
+    def with_gradient(comm: Any) -> None:
+        function(weights(), comm=comm).sum().backward()
+
+    def without(comm: Any) -> None:
+        function(weights().detach(), comm=comm)
+
+    def no_grad(comm: Any) -> None:
+        with ddp.no_grad():
+            function(weights(), comm=comm)
+
+    assert recorded(with_gradient) == ["duplicate", told, name, back]
+    assert recorded(without) == ["duplicate", told, name]
+    assert recorded(no_grad) == ["duplicate", name]
+
+
+def test_backward_calls_in_the_reverse_order_of_forward_whatever_else_the_graph_holds() -> None:
+    def rank(comm: Communicator) -> list[str]:
+        calls: list[str] = []
+        seen = Recorder(comm, calls)
+        w = weights()
+        a = parallel.all_gather(w, seen)
+        for _ in range(comm.rank):  # ranks compute different things in between, of different depth
+            a = a * 2
+        b = parallel.all_to_all(w.exp() if comm.rank else w, seen)
+        c = parallel.reduce_scatter(a + 1, comm=seen)
+        d = parallel.all_reduce(w.sum() if comm.rank else w.mean(), comm=seen)
+        del calls[:]
+        first = (c.sum() * d, b.sum())
+        sum(first if comm.rank else first[::-1]).backward()
+        return calls
+
+    for calls in on_ranks(rank, 3):
+        assert calls == ["all_reduce", "all_gather", "all_to_all", "reduce_scatter"]
+
+
+class Nothing(ddp.autograd.Function):
+    """The identity, without a gradient where `mute`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: ddp.Tensor, mute: bool) -> ddp.Tensor:
+        ctx.mute = mute
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: ddp.Tensor) -> Any:
+        return (None if ctx.mute else g), None
+
+
+def test_a_rank_that_no_gradient_comes_to_meets_the_others_with_zeros() -> None:
+    def rank(comm: Communicator) -> np.ndarray:
+        w = weights()
+        Nothing.apply(parallel.all_gather(w, comm), comm.rank == 0).sum().backward()
+        assert w.grad is not None
+        return w.grad.numpy()
+
+    for grad in on_ranks(rank, 3):
+        assert_array_equal(grad, np.full((4, 2), 2.0))
+
+
+def test_ignored_tensors_off_the_root_still_lead_back_to_their_collectives() -> None:
+    def rank(comm: Communicator) -> np.ndarray:
+        w = weights()
+        part = parallel.scatter(parallel.all_reduce(w, comm=comm), 0, comm)
+        part.sum().backward()
+        assert w.grad is not None
+        return w.grad.numpy()
+
+    for grad in on_ranks(rank, 3):
+        assert_array_equal(grad, np.ones((4, 2)))
+
+
+# What backward may ask --------------------------------------------------------------------------------------------
+
+
+def test_a_result_used_twice_a_retained_graph_and_gradients_that_are_returned() -> None:
+    def rank(comm: Communicator) -> None:
+        w = weights()
+        y = parallel.all_gather(w, comm)
+        loss = (y * 3).sum() + y.sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        assert w.grad is not None
+        assert_array_equal(w.grad.numpy(), np.full((4, 2), 2 * 4.0 * comm.size))
+        with pytest.raises(GraphFreedError, match="ran over this graph before"):
+            loss.backward()
+        (returned,) = ddp.autograd.grad(parallel.all_reduce(w, comm=comm).sum(), w)
+        assert returned is not None
+        assert_array_equal(returned.numpy(), np.full((4, 2), float(comm.size)))
+
+    on_ranks(rank)
+
+
+def test_a_checkpointed_region_makes_its_collectives_again() -> None:
+    def region(w: ddp.Tensor, comm: Any) -> ddp.Tensor:
+        y = parallel.all_gather((w * 2).exp(), comm)
+        return y * y
+
+    def gradient(comm: Any, keep: bool) -> np.ndarray:
+        w = weights()
+        (region(w, comm) if keep else ddp.autograd.checkpoint(region, w, comm)).sum().backward()
+        assert w.grad is not None
+        return w.grad.numpy()
+
+    def rank(comm: Communicator) -> None:
+        assert_array_equal(gradient(comm, True), gradient(comm, False))
+
+    on_ranks(rank)
+    calls = recorded(lambda comm: gradient(comm, False))
+    assert calls == ["duplicate", *["all_gather"] * 4, "reduce_scatter"]
+
+
+@pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16, ddp.float32])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_gradients_have_the_dtype_of_what_they_are_of(dtype: Any, op: str) -> None:
+    def rank(comm: Communicator) -> None:
+        for function in (parallel.all_reduce, parallel.reduce, parallel.reduce_scatter):
+            w = ddp.ones(4, 2, dtype=dtype, requires_grad=True)
+            y = function(w, op, comm=comm)
+            assert y.dtype == dtype
+            y.sum().backward()
+            assert w.grad is not None
+            assert w.grad.dtype == dtype
+            scale = comm.size if function is parallel.all_reduce else 1
+            assert_array_equal(w.grad.float().numpy(), np.full((4, 2), scale / (comm.size if op == "mean" else 1)))
+
+    on_ranks(rank)
+
+
+def test_under_autocast_what_was_computed_is_what_travels() -> None:
+    def rank(comm: Communicator) -> None:
+        net = nn.Linear(3, 2)
+        with amp.autocast("cpu"):
+            y = parallel.all_gather(net(ddp.ones(2, 3)), comm)
+            assert y.dtype == ddp.bfloat16
+            loss = y.float().sum()
+        loss.backward()
+        assert net.bias.grad is not None
+        assert_array_equal(net.bias.grad.numpy(), np.full(2, 2.0 * comm.size))
+
+    on_ranks(rank)
+
+
+def test_integers_pass_without_a_gradient() -> None:
+    def rank(comm: Communicator) -> None:
+        labels = ddp.arange(comm.rank + 1)
+        everyones = parallel.all_gather(labels, comm)
+        assert not everyones.requires_grad
+        assert everyones.tolist() == [0, 0, 1]
+        assert parallel.all_reduce(labels.sum(), "max", comm).item() == 1
+
+    on_ranks(rank)
+
+
+def test_results_have_memory_of_their_own() -> None:
+    def rank(comm: Communicator) -> None:
+        for name in CALLS:
+            x = ddp.ones(4, 2)
+            y = getattr(parallel, name)(x, comm=comm)
+            y.zero_()
+            assert_array_equal(x.numpy(), np.ones((4, 2)), err_msg=name)
+
+    on_ranks(rank)
+    collectives.run_threads(rank, 1)
+
+
+# DataParallel -----------------------------------------------------------------------------------------------------
+
+
+class Embedder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4))
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        return F.normalize(self.layers(x), dim=1)
+
+
+@pytest.mark.parametrize("shards", [[9], [3, 3, 3], [4, 5], [5, 0, 4]])
+def test_a_loss_over_all_ranks_rows_under_data_parallel(shards: list[int]) -> None:
+    images = np.random.default_rng(0).normal(size=(9, 5))
+
+    def net() -> nn.Module:
+        ddp.manual_seed(0)
+        return Embedder().double()
+
+    def alone() -> list[np.ndarray]:
+        model = net()
+        embedded = model(ddp.from_numpy(images))
+        F.cross_entropy(embedded @ embedded.T.exp(), ddp.arange(9)).backward()
+        return [p.grad.numpy() for p in model.parameters() if p.grad is not None]
+
+    def rank(comm: Communicator) -> list[np.ndarray]:
+        model = parallel.DataParallel(net(), comm, bucket_cap_mb=1e-4)  # a bucket for each parameter
+        first = sum(shards[: comm.rank])
+        mine = slice(first, first + shards[comm.rank])
+        embedded = model(ddp.from_numpy(images[mine]))
+        everyones = parallel.all_gather(embedded, comm)
+        loss = F.cross_entropy(embedded @ everyones.T.exp(), ddp.arange(9)[mine], reduction="sum")
+        model.backward(loss, weight=shards[comm.rank])
+        return [p.grad.numpy() for p in model.parameters() if p.grad is not None]
+
+    expected = alone()
+    for gradients in on_ranks(rank, len(shards)):
+        for got, wanted in zip(gradients, expected, strict=True):
+            assert_allclose(got, wanted, rtol=0, atol=1e-13)
+
+
+# Errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["max", "min", "prod"])
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "reduce_scatter"])
+def test_a_reduction_without_a_gradient_says_so_on_every_rank(name: str, op: str) -> None:
+    function = getattr(parallel, name)
+
+    def rank(comm: Communicator) -> None:
+        x = ddp.ones(4, requires_grad=comm.rank == 1)
+        with pytest.raises(GraphError, match=f"{op} over ranks has no gradient"):
+            function(x, op, comm=comm)
+        with ddp.no_grad():
+            function(x, op, comm=comm)
+        function(x.detach(), op, comm=comm)  # and everybody goes on
+
+    on_ranks(rank)
+
+
+def test_what_is_no_tensor_is_named_before_anything_is_called() -> None:
+    comm = collectives.init("single")
+    for name in CALLS:
+        with pytest.raises(DtypeError, match=f"{name}: expected a tensor, got ndarray"):
+            getattr(parallel, name)(np.ones(3), comm=comm)
+    with pytest.raises(DtypeError, match="on the root"):
+        parallel.scatter(None, comm=comm)
+    with pytest.raises(ValueError, match="0-d"):
+        parallel.all_to_all(ddp.ones(()), comm)
+    with pytest.raises(ValueError, match="0-d"):
+        parallel.reduce_scatter(ddp.ones(()), comm=comm)
+    with pytest.raises(ValueError, match=r"lengths \[2\] add up to 2, x has 3 rows"):
+        parallel.scatter(ddp.ones(3), comm=comm, lengths=[2])
+    with pytest.raises(ValueError, match="root should be a rank"):
+        parallel.gather(ddp.ones(3), 1, comm)
+    with pytest.raises(ValueError, match="one of sum"):
+        parallel.all_reduce(ddp.ones(3), "median", comm)
+
+
+def test_a_rank_in_no_grad_among_others_that_are_not_is_a_mismatch() -> None:
+    def rank(comm: Communicator) -> None:
+        with ddp.set_grad_enabled(comm.rank == 0), pytest.raises(MismatchError):
+            parallel.all_reduce(weights(), comm=comm)
+
+    on_ranks(rank)
+
+
+def test_ranks_that_go_back_through_different_collectives_are_told_so() -> None:
+    def rank(comm: Communicator) -> None:
+        w = weights()
+        y, z = parallel.all_reduce(w, comm=comm), parallel.all_gather(w, comm)
+        with pytest.raises(MismatchError):
+            (z if comm.rank else y).sum().backward()
+
+    on_ranks(rank)
+
+
+# The communicator -------------------------------------------------------------------------------------------------
+
+
+def test_each_communicator_has_one_twin_and_the_world_is_the_default() -> None:
+    def rank(comm: Communicator) -> None:
+        other = comm.duplicate()
+        for _ in range(2):
+            parallel.all_reduce(ddp.ones(1))
+            parallel.all_reduce(ddp.ones(1), comm=other)
+        assert twins.twin_of(None) is twins.twin_of(comm)
+        assert twins.twin_of(None) is not twins.twin_of(other)
+
+    on_ranks(rank)
+
+
+def test_calls_of_ones_own_may_be_under_way_beside_them() -> None:
+    def rank(comm: Communicator) -> None:
+        parallel.all_reduce(ddp.ones(1), comm=comm)
+        work = comm.all_reduce(np.ones(3), async_op=True) if comm.rank == 0 else None
+        w = weights()
+        parallel.all_gather(w, comm).sum().backward()
+        result = comm.all_reduce(np.ones(3)) if work is None else work.wait()
+        assert_array_equal(result, np.full(3, float(comm.size)))
+
+    on_ranks(rank)
+
+
+def test_closing_a_communicator_closes_its_twin_and_leaves_nothing() -> None:
+    before = threading.active_count()
+
+    def rank(comm: Communicator) -> None:
+        for order in range(3):
+            other = comm.duplicate()
+            parallel.all_reduce(ddp.ones(1), comm=other)
+            twin = twins.twin_of(other)
+            y = parallel.all_gather(weights(), other)
+            if order == comm.rank:  # at any time, whatever the others do
+                comm.barrier()
+            other.close()
+            other.close()
+            if order != comm.rank:
+                comm.barrier()
+            with pytest.raises(CommunicatorClosed):
+                parallel.all_reduce(ddp.ones(1), comm=other)
+            with pytest.raises(CommunicatorClosed):
+                y.sum().backward()
+            with pytest.raises(CommunicatorClosed):
+                twin.barrier()
+            fresh = comm.duplicate()
+            fresh.close()
+            with pytest.raises(CommunicatorClosed):
+                parallel.all_reduce(ddp.ones(1), comm=fresh)
+
+    on_ranks(rank, 3)
+    gc.collect()
+    assert len(twins._places) <= 1  # the world's, which lives as long as this process
+    assert threading.active_count() <= before
+
+
+SCRIPT = """
+import numpy as np
+import collectives, ddp
+from ddp import parallel
+
+comm = collectives.init()
+other = comm.duplicate()
+net = ddp.nn.Linear(3, 2)
+model = parallel.DataParallel(net, other)
+for step in range(20):
+    rows = model(ddp.ones(comm.rank + 1, 3))
+    y = parallel.all_to_all(parallel.all_gather(rows, other), other)
+    total = parallel.all_reduce(parallel.reduce_scatter(y[:4], comm=other).sum(), comm=other)
+    parallel.reduce(total + parallel.gather(rows, 1, other).sum(), comm=other).backward()
+assert np.isfinite(net.weight.grad.numpy()).all()
+if comm.rank == 0:
+    model.close()
+    other.close()
+else:
+    comm.barrier()
+    other.close()
+    model.close()
+if comm.rank == 0:
+    comm.barrier()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_over_mpi_in_any_order_of_closing(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run_job([*mpiexec, "-n", "3", sys.executable, str(tmp_path / "script.py")], timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("done") == 3
