@@ -47,8 +47,8 @@ LAUNCHER_SEES = (
 )
 HEAVY = {
     "mpi4py": ("collectives._mpi",),
-    "cupy": ("ddp._device",),
-    "pynccl": (),
+    "cupy": ("ddp._device", "collectives._nccl.library"),
+    "pynccl": ("collectives._nccl.library",),
 }
 
 

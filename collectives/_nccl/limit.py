@@ -1,0 +1,34 @@
+"""Calls that may block for ever, made in a thread that can be left behind: C code cannot be interrupted otherwise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class StillRunning(Exception):
+    """The call has not returned in time; its thread goes on, and its outcome is lost."""
+
+
+def within(seconds: float, call: Callable[[], T], name: str) -> T:
+    """What `call` returns or raises, if it does so in time; it runs in a daemon thread called `name`.
+
+    Raises: StillRunning after `seconds`.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # raised where it is waited for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    wait([outcome], timeout=seconds)
+    if not outcome.done():
+        raise StillRunning(name)
+    return outcome.result()
