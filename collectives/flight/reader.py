@@ -69,6 +69,8 @@ class Window:
             raise damaged
         if inherited:
             raise RecordError(f"process {pid} keeps no flight record of its own; process {inherited} does, its parent")
+        if _is_zombie(pid):
+            raise RecordError(f"process {pid} has ended")
         raise RecordError(
             f"process {pid} ({_command(pid)}) keeps no flight record: it is no rank, or has not initialized collectives"
         )
@@ -79,7 +81,7 @@ class Window:
         try:
             own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise _refusal(pid, error) from None
+            raise _refusal(pid, error, fd) from None
         # Read, never mapped: a foreign file may shrink, and a mapping of it would kill the reader.
         window = cls(lambda offset, length: os.pread(own, length, offset), own)
         try:
@@ -158,8 +160,9 @@ class Window:
                 number=number,
                 state=state,
                 queued=queued,
-                started=started,
-                ended=ended,
+                # A time is written just before the state to which it belongs, and means nothing until then.
+                started=started if state != "queued" else 0,
+                ended=ended if state in ("done", "failed") else 0,
                 name=name,
                 more=more,
                 dtype=dtype,
@@ -170,7 +173,7 @@ class Window:
         return moved
 
     def _communicator(self, number: int) -> str:
-        found = unpack_text(self._peek(communicator_at(number), COMMUNICATOR_SIZE), 1)
+        found = unpack_text(self._peek(communicator_at(number), COMMUNICATOR_SIZE), 1) if number > 0 else None
         return found[1][0] if found is not None and found[0] == number else f"communicator {number}"
 
     def _signature(self, number: int) -> tuple[str, ...] | None:
@@ -239,14 +242,14 @@ def _command(pid: int) -> str:
     return words if len(words) <= 80 else words[:79] + "…"
 
 
-def _refusal(pid: int, error: OSError) -> RecordError:
+def _refusal(pid: int, error: OSError, fd: int = -1) -> RecordError:
     if isinstance(error, PermissionError):
         if _is_zombie(pid):
             return RecordError(f"process {pid} has ended")
-        return RecordError(f"process {pid} may not be looked into: it belongs to another user, or hides itself")
+        return RecordError(f"process {pid} may not be looked into: it belongs to another user")
     if isinstance(error, FileNotFoundError | ProcessLookupError):
-        if os.path.exists(f"/proc/{pid}"):
-            return RecordError(f"process {pid} has not such a file descriptor open")
+        if fd >= 0 and os.path.exists(f"/proc/{pid}"):
+            return RecordError(f"process {pid} has no file descriptor {fd}")
         return RecordError(f"there is no process {pid}")
     return RecordError(f"process {pid} cannot be looked into: {error}")
 

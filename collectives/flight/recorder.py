@@ -132,7 +132,7 @@ class Recorder:
             clip(str(shape), 64),
             clip(more, 48),
             clip(file, 112, keep_end=True),
-            clip(str(line), 16),
+            str(line),
         ]
         with self._changed:
             if key in self._signatures:  # another thread was faster

@@ -1,0 +1,262 @@
+"""Reading from another process: while it writes at full speed, is stopped, holds the GIL, or has died; and refusals."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectives.errors import RecordError
+from collectives.flight import layout
+from collectives.flight.reader import Window, read, read_fd
+from collectives.flight.recorder import Recorder
+
+# Everything that a call says follows from its number, so that a torn one would show.
+FULL_SPEED = """
+names = [f"call_{n}" for n in range(5)]
+def texts(number, kinds):
+    return names[number % 5], "f%d" % (number % kinds), (number % kinds, 7), "sum", "/home/me/train.py", number % kinds
+communicators = [recorder.communicator(f"world.{n}") for n in range(3)]
+ready()
+number = 0
+while True:
+    index = recorder.begin(communicators[number % 3], number, recorder.intern(*texts(number, {kinds})))
+    recorder.end(index, DONE if number % 7 else FAILED)
+    number += 1
+"""
+
+
+@pytest.mark.parametrize("kinds", [1, 40, 100_000])
+def test_no_torn_call_is_believed_while_the_process_writes_at_full_speed(
+    recorded: Any, kinds: int, count: Callable[[int, int], int]
+) -> None:
+    job = recorded(FULL_SPEED.replace("{kinds}", str(kinds)))
+    seen, newest = 0, 0
+    end = time.monotonic() + count(1, 20)
+    with Window.of(job.process.pid) as window:
+        while time.monotonic() < end or seen < 10_000:
+            calls = window.read().calls
+            orders = [call.order for call in calls]
+            assert orders == sorted(set(orders))
+            assert not calls or calls[-1].order >= newest
+            assert all(call.order > orders[-1] - 1_000 for call in calls)
+            for call in calls:
+                number = call.number
+                assert call.order == number + 1
+                assert call.communicator == f"world.{number % 3}"
+                assert (call.name, call.dtype) == (f"call_{number % 5}", f"f{number % kinds}")
+                assert (call.shape, call.line) == (f"({number % kinds}, 7)", number % kinds)
+                assert call.queued == call.started
+                assert call.state in ("started", "done" if number % 7 else "failed")
+                assert (call.ended == 0) == (call.state == "started")
+                assert call.ended == 0 or 0 <= call.ended - call.started < 10e9
+            seen += len(calls)
+            newest = orders[-1] if calls else newest
+    assert newest > 10_000
+    os.kill(job.process.pid, signal.SIGSTOP)  # wherever it is: at most the call being written is missing
+    _await_state(job.process.pid, "T")
+    record = read(job.process.pid)
+    assert len(record.calls) >= 999
+    assert record.calls[-1].order - record.calls[0].order <= 999
+
+
+def _await_state(pid: int, state: str) -> None:
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_stopped_process(recorded: Any) -> None:
+    job = recorded("index = call(); ready(); time.sleep(60)")
+    os.kill(job.process.pid, signal.SIGSTOP)
+    _await_state(job.process.pid, "T")
+    record = read(job.process.pid)
+    assert (record.pid, record.rank, record.size) == (job.process.pid, 1, 4)
+    assert [(str(call), call.state) for call in record.calls] == [
+        ("all_reduce #417 (train.py:88) sum float32 (512, 10)", "started")
+    ]
+
+
+def test_a_process_that_never_lets_go_of_the_gil(recorded: Any) -> None:
+    job = recorded("call(); ready(); import ctypes; ctypes.PyDLL(None).sleep(60)")
+    assert [call.state for call in read(job.process.pid).calls] == ["started"]
+
+
+def test_what_a_dead_process_did_last(recorded: Any) -> None:
+    job = recorded("recorder.end(call('gather'), FAILED); call(); ready(); time.sleep(60)")
+    with Window.of(job.process.pid) as window:
+        job.process.kill()
+        job.process.wait()
+        assert [(call.name, call.state) for call in window.read().calls] == [
+            ("gather", "failed"),
+            ("all_reduce", "started"),
+        ]
+        assert window.read() == window.read()
+    with pytest.raises(RecordError, match=f"there is no process {job.process.pid}"):
+        read(job.process.pid)
+
+
+def test_by_file_descriptor(recorded: Any) -> None:
+    job = recorded("call(); ready(); print(recorder.fd, flush=True); time.sleep(60)")
+    fd = int(job.process.stdout.readline())
+    assert read_fd(job.process.pid, fd) == read(job.process.pid)
+    with pytest.raises(RecordError, match=f"process {job.process.pid} has no file descriptor 99"):
+        read_fd(job.process.pid, 99)
+
+
+def test_a_window_closes_its_file_once() -> None:
+    recorder = Recorder()
+    assert recorder.fd is not None
+    gc.collect()
+    held = len(os.listdir("/proc/self/fd"))
+    with Window.of_fd(os.getpid(), recorder.fd) as window:
+        assert len(os.listdir("/proc/self/fd")) == held + 1
+    assert len(os.listdir("/proc/self/fd")) == held
+    window.close()
+
+
+def _file(content: bytes, name: str = "other") -> int:
+    fd = os.memfd_create(name)
+    os.write(fd, content)
+    return fd
+
+
+def _forged(**changes: Any) -> bytes:
+    """A whole record with another header."""
+    header = {"magic": layout.MAGIC, "version": layout.VERSION, "size": layout.SIZE, **changes}
+    return layout.HEADER.pack(*header.values(), os.getpid(), 0, 1, 0).ljust(layout.SIZE, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "this is not a flight record, or it is only being made"),
+        (b"\x7fELF" * 100_000, "this is not a flight record"),
+        (_forged(magic=b"ddpfligX"), "this is not a flight record"),
+        (_forged(version=2), "a flight record of layout 2, but this reader knows layout 1"),
+        (_forged(size=4096), "a damaged flight record"),
+        (_forged()[:4096], "a damaged flight record"),
+    ],
+)
+def test_what_is_no_flight_record_is_refused(content: bytes, words: str) -> None:
+    fd = _file(content)
+    try:
+        with pytest.raises(RecordError, match=f"process {os.getpid()}, file descriptor {fd}: {words}"):
+            read_fd(os.getpid(), fd)
+    finally:
+        os.close(fd)
+
+
+def test_a_record_full_of_noise_holds_no_call() -> None:
+    noise = os.urandom(layout.SIZE - layout.HEADER.size)
+    fd = _file(_forged()[: layout.HEADER.size] + noise)
+    try:
+        record = read_fd(os.getpid(), fd)
+    finally:
+        os.close(fd)
+    assert (record.calls, record.position) == ([], None)
+
+
+def test_a_record_that_shrinks_under_its_reader_is_an_error() -> None:
+    fd = _file(_forged())
+    try:
+        with Window.of_fd(os.getpid(), fd) as window:
+            assert window.read().calls == []
+            os.ftruncate(fd, 4096)
+            with pytest.raises(RecordError, match="damaged"):
+                window.read()
+    finally:
+        os.close(fd)
+
+
+def test_our_own_record_cannot_shrink() -> None:
+    recorder = Recorder()
+    assert recorder.fd is not None
+    with pytest.raises(PermissionError):
+        os.ftruncate(recorder.fd, 4096)
+    assert fcntl.fcntl(recorder.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+
+
+def test_a_foreign_file_of_our_name_hides_nothing(recorded: Any) -> None:
+    job = recorded("os.memfd_create('ddp-flight'); call(); ready(); time.sleep(60)")
+    assert len(read(job.process.pid).calls) == 1
+    job = recorded(
+        "os.close(recorder.fd); os.closerange(3, 50); os.memfd_create('ddp-flight'); ready(); time.sleep(60)"
+    )
+    with pytest.raises(RecordError, match="this is not a flight record"):
+        read(job.process.pid)
+
+
+def test_a_process_without_a_record() -> None:
+    with pytest.raises(RecordError, match="there is no process 4194305"):
+        read(4_194_305)
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        with pytest.raises(RecordError, match=rf"process {process.pid} \(.*keeps no flight record: it is no rank"):
+            read(process.pid)
+        process.communicate(b"\n", timeout=20)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        _await_state(ended.pid, "Z")
+        with pytest.raises(RecordError, match=f"process {ended.pid} has ended"):
+            read(ended.pid)
+    finally:
+        ended.wait(timeout=20)
+
+
+def test_a_forked_child_has_not_its_parents_record(recorded: Any) -> None:
+    job = recorded(
+        """
+        call()
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        ready()
+        print(child, flush=True)
+        time.sleep(60)
+        """
+    )
+    child = int(job.process.stdout.readline())
+    words = f"process {child} keeps no flight record of its own; process {job.process.pid} does, its parent"
+    with pytest.raises(RecordError, match=words):
+        read(child)
+
+
+def test_a_process_of_another_user(run_job: Any) -> None:
+    code = (
+        "import os\n"
+        "from collectives.errors import RecordError\n"
+        "from collectives.flight.reader import read\n"
+        "pid = os.getppid() if os.geteuid() == 0 else 1\n"
+        "if os.geteuid() == 0:\n"  # then somebody else looks at us
+        "    os.setgroups([]); os.setgid(65_534); os.setuid(65_534)\n"
+        "try:\n"
+        "    read(pid)\n"
+        "except RecordError as error:\n"
+        "    print(pid, error)\n"
+    )
+    words = run_job([sys.executable, "-c", code], timeout=20).stdout.strip()
+    pid = words.split()[0]
+    assert words == f"{pid} process {pid} may not be looked into: it belongs to another user"
+
+
+def test_a_reader_costs_the_launcher_little() -> None:
+    code = (
+        "import sys, collectives.flight.reader, collectives.flight.report\n"
+        "ours = {name for name in sys.modules if name.startswith(('collectives.', 'ddp', 'launcher'))}\n"
+        "flight = {'collectives.flight', *(f'collectives.flight.{each}' for each in ('layout', 'reader', 'report'))}\n"
+        "assert ours == flight | {'collectives.errors'}, ours\n"
+        "assert not {'numpy', 'mpi4py', 'dataclasses', 'threading', 'json'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, timeout=60)

@@ -1,0 +1,122 @@
+"""`ddp-doctor calls`: what running processes did last, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+DOCTOR = [sys.executable, "-m", "launcher.doctor"]
+
+RANK = """
+import sys, time
+from collectives.flight.recorder import Recorder
+rank = int(sys.argv[1])
+recorder = Recorder(rank, 2)
+world = recorder.communicator("world")
+for number in range(20):
+    signature = recorder.intern("all_reduce", "float32", (512, number), "sum", "/home/me/train.py", 88)
+    index = recorder.begin(world, number, signature)
+    if rank == 0 or number < 19:
+        recorder.end(index)
+recorder.stand(("/home/me/data.py", 31, "load"))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def ranks(start_job: Any) -> list[int]:
+    """The pids of two recorded processes, the second of which is stopped in its last call."""
+    jobs = [start_job([sys.executable, "-c", RANK, str(rank)]) for rank in range(2)]
+    assert [job.process.stdout.readline() for job in jobs] == ["ready\n"] * 2
+    jobs[1].process.send_signal(signal.SIGSTOP)
+    return [job.process.pid for job in jobs]
+
+
+@pytest.fixture
+def doctor(run_job: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
+    return lambda *args: run_job([*DOCTOR, *map(str, args)], timeout=30)
+
+
+def test_the_calls_of_two_ranks(ranks: list[int], doctor: Any) -> None:
+    done = doctor("calls", ranks[1], ranks[0], "--last", 3)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert " ".join(lines[0].split()) == "rank pid call dtype shape where communicator state begun took"
+    assert [line.split()[:4] for line in lines[1:7]] == [
+        [str(rank), str(ranks[rank]), "all_reduce", f"#{number}"] for rank in range(2) for number in (17, 18, 19)
+    ]
+    assert [line.split()[10] for line in lines[1:7]] == ["done"] * 5 + ["started"]
+    last = "last call all_reduce #19 (train.py:88) sum float32 (512, 19)"
+    assert lines[8].startswith(f"rank 0 (pid {ranks[0]}): {last}, done ")
+    assert lines[9].startswith(f"rank 1 (pid {ranks[1]}): {last}, under way for ")
+    assert " s; its Python stood at data.py:31 in load (" in lines[9]
+
+
+def test_as_json(ranks: list[int], doctor: Any) -> None:
+    done = doctor("calls", "--json", *ranks)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["errors"]) == (0, {})
+    assert [(each["pid"], each["rank"], each["size"]) for each in told["processes"]] == [
+        (ranks[0], 0, 2),
+        (ranks[1], 1, 2),
+    ]
+    calls = told["processes"][1]["calls"]
+    assert [call["number"] for call in calls] == list(range(10, 20))
+    assert (calls[-1]["state"], calls[-1]["ended"], calls[-1]["shape"]) == ("started", 0, "(512, 19)")
+    assert calls[0]["started"] <= calls[0]["ended"] <= told["now"]
+    assert told["processes"][0]["position"]["function"] == "load"
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_shown(ranks: list[int], doctor: Any, start_job: Any) -> None:
+    other = start_job(["sleep", "60"]).process.pid
+    done = doctor("calls", 4_194_305, other, ranks[0], ranks[0])
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()
+    assert first == "ddp-doctor: there is no process 4194305"
+    assert second.startswith(f"ddp-doctor: process {other} (")
+    assert "keeps no flight record" in second
+    assert done.stdout.count("rank 0 (pid") == 1, "a pid that is given twice is shown once"
+    done = doctor("calls", "--json", 4_194_305)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["errors"] == {"4194305": "there is no process 4194305"}
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["calls"], "the following arguments are required: PID"),
+        (["cals", "1"], "invalid choice: 'cals'"),
+        (["calls", "train.py"], "'train.py' is not a positive whole number"),
+        (["calls", "0"], "'0' is not a positive whole number"),
+        (["calls", "1", "--last", "-3"], "'-3' is not a positive whole number"),
+        (["calls", "1", "--color"], "unrecognized arguments: --color"),
+    ],
+)
+def test_wrong_use(doctor: Any, args: list[str], words: str) -> None:
+    done = doctor(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_help(doctor: Any) -> None:
+    done = doctor("calls", "--help")
+    assert done.returncode == 0
+    assert "--last N" in done.stdout
+
+
+def test_nobody_reads_on(ranks: list[int]) -> None:
+    command = [*DOCTOR, "calls", "--last", "1000", str(ranks[0])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(timeout=30) == 141
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
