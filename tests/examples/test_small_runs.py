@@ -66,6 +66,35 @@ def test_dcgan_digits(run_job: Run, start: list[str], tmp_path: Path) -> None:
     assert low < 100 < high  # not one grey
 
 
+@starts
+def test_contrastive(run_job: Run, start: list[str]) -> None:
+    out = run_example(run_job, start, "contrastive.py", "--epochs", "6", "--batch-size", "100")
+    losses = [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", out)]
+    assert len(losses) == 6
+    assert losses[-1] < 3.3 < losses[0]
+    found = re.search(r"retrieval ([\d.]+) %", out)
+    assert found
+    assert float(found[1]) > 5  # 0.3 by chance
+
+
+@pytest.mark.mpi
+def test_evaluate_prints_the_same_on_any_number_of_ranks(run_job: Run, tmp_path: Path) -> None:
+    weights = tmp_path / "digits.safetensors"
+    trained = run_example(run_job, ALONE, "evaluate.py", "--epochs", "3", "--save", str(weights))
+    found = re.match(r"accuracy ([\d.]+) % \((\d+) of 359\), mean loss [\d.]+\n", trained)
+    assert found
+    assert float(found[1]) > 85
+    counts = [[int(count) for count in row] for row in re.findall(r"^ {4}\d" + r" +(\d+)" * 10, trained, re.M)]
+    assert sum(map(sum, counts)) == 359
+    assert sum(row[label] for label, row in enumerate(counts)) == int(found[2])
+    for ranks in ("2", "4"):  # 359 images: no even shares
+        start = [sys.executable, "-m", "launcher", "-n", ranks]
+        loaded = run_example(run_job, start, "evaluate.py", "--load", str(weights))
+        assert re.sub(r"^0: ", "", loaded, flags=re.M) == trained
+    together = run_example(run_job, TWO, "evaluate.py", "--epochs", "3")
+    assert re.sub(r"^0: ", "", together, flags=re.M) == trained
+
+
 def test_every_example_is_short_and_run() -> None:
     tested = (Path(__file__).parent / "test_train_digits.py").read_text() + Path(__file__).read_text()
     for path in EXAMPLES.glob("*.py"):
