@@ -38,17 +38,22 @@ def load(path: str) -> dict[str, object]:
 
     Raises: UsageError, with the file and what is wrong in it.
     """
+    found = read_toml(path, "the job file")
     try:
-        with open(path, "rb") as file:
-            document = tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"the job file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}") from None
-    try:
-        return settings(document, os.path.dirname(path))
+        return settings(found, os.path.dirname(path))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
+
+
+def read_toml(path: str, what: str) -> dict[str, Any]:
+    """What the TOML file at `path` holds; `what` it is to the user. Raises: UsageError if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
 
 
 def settings(document: dict[str, Any], folder: str) -> dict[str, object]:
@@ -85,11 +90,12 @@ def words(args: dict[str, Any]) -> tuple[str, ...]:
         if any(isinstance(one, dict | list) for one in values):
             raise UsageError(f"{key} in [args] should be a string, a number, a boolean or a list of these")
         if value is not False:
-            found += [f"--{key}", *(_word(one) for one in values if value is not True)]
+            found += [f"--{key}", *(word(one) for one in values if value is not True)]
     return tuple(found)
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
+    """A string, number or boolean as it is written on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -24,15 +24,18 @@ BACKLOG = 1 << 20
 class Console:
     """The launcher's two output streams.
 
-    n: number of ranks; lines of a world of one bear no prefix
+    n: number of ranks; prefix: lines bear their rank in front, but never in a world of one
     out, err: file descriptors
     """
 
-    def __init__(self, n: int, out: int = 1, err: int = 2, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, n: int, out: int = 1, err: int = 2, environ: Mapping[str, str] = os.environ, *, prefix: bool = True
+    ) -> None:
         self._n = n
         self._fds = {"out": out, "err": err}
         self._terminal = {fd: os.isatty(fd) for fd in (out, err)}
         self._colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+        self._prefixed = prefix and n > 1
         self._width = len(str(n - 1))
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
         self._queue: deque[tuple[int, bytes]] = deque()
@@ -45,7 +48,7 @@ class Console:
     @property
     def prefix_width(self) -> int:
         """Columns that a prefix takes."""
-        return self._width + 2 if self._n > 1 else 0
+        return self._width + 2 if self._prefixed else 0
 
     def columns(self) -> tuple[int, int] | None:
         """Width and height of the terminal that ranks write to, or None."""
@@ -113,7 +116,7 @@ class Console:
         self._bar, self._bar_fd = b"", -1
 
     def _prefix(self, rank: int, fd: int) -> bytes:
-        if self._n == 1:
+        if not self._prefixed:
             return b""
         text = f"{rank:>{self._width}}: "
         if self._terminal[fd] and self._colour:

@@ -23,6 +23,7 @@ class Job:
     n: number of ranks
     grace: seconds between asking the ranks to end and killing them
     start_limit: seconds within which every rank must have started
+    prefix: lines bear their rank in front, if there is more than one
 
     Raises: UsageError if no such job can exist.
     """
@@ -33,6 +34,7 @@ class Job:
     n: int = 1
     grace: float = GRACE
     start_limit: float = 60.0
+    prefix: bool = True
 
     def __post_init__(self) -> None:
         if self.n < 1:

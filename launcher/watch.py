@@ -94,7 +94,7 @@ class _Watch:
     def __init__(self, job: Job, wakeup: int, environ: Mapping[str, str] = os.environ) -> None:
         self.job = job
         self.wakeup = wakeup
-        self.console = Console(job.n)
+        self.console = Console(job.n, prefix=job.prefix)
         self.ranks: dict[int, _Rank] = {}
         self.facts: list[Fact] = []
         self.chatter = b""
