@@ -115,7 +115,7 @@ class Movements(Calls):
             # What the other ranks cannot know: dtype, shape and lengths.
             yield self._transport.broadcast(told, root)
             dtype, row_shape, parts = header.decode(told)
-            room = _room((parts[self.rank], *row_shape), np.empty(0, dtype), target)
+            room = _room((parts[self.rank], *row_shape), np.empty(0, dtype) if whole is None else whole, target)
             width = row_bytes(room)
             sent = None if whole is None else as_bytes(contiguous(whole))
             yield self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
