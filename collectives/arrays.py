@@ -19,10 +19,11 @@ from collectives import dlpack
 from collectives.errors import ArgumentError, DtypeError
 from collectives.reduction import BFLOAT16, Array
 
+_CODES = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
 #: The types of all numbers that collectives carry: bool, integers, floats and complex of NumPy, and bfloat16.
-NUMBERS = frozenset(np.dtype(code).type for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]) | {
-    BFLOAT16.type
-}
+NUMBERS = frozenset(np.dtype(np.dtype(code).str).type for code in _CODES) | {BFLOAT16.type}
+# C has two names for integers of 64 bits, and so does NumPy: equal dtypes, but MPI tells them apart.
+_TWINS = frozenset(np.dtype(code).type for code in _CODES) - NUMBERS
 
 # What a library raises when it cannot hand its memory over.
 _REFUSALS = (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError)
@@ -36,6 +37,8 @@ def as_array(x: Any, what: str = "x") -> Array:
     if type(x) is not np.ndarray:
         x = _convert(x, what)
     if x.dtype.type not in NUMBERS:
+        if x.dtype.type in _TWINS:
+            return x.view(x.dtype.str)
         hint = "" if x.dtype.hasobject else f"; {what}.view(np.uint8) moves its bytes as they are"
         raise DtypeError(f"{what} should hold numbers, its dtype is {x.dtype}{hint}")
     return x

@@ -1,0 +1,313 @@
+"""The border: what callers hand over, what is made of it, and what is refused."""
+
+from __future__ import annotations
+
+import array
+import mmap
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import collectives
+from collectives import ArgumentError, Communicator, DtypeError, arrays
+from collectives.arrays import as_array, check_out, dtype_name, dtype_of, is_device_array
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+NUMBERS = ["?", *np.typecodes["AllInteger"], *np.typecodes["AllFloat"], "bfloat16", ">i2", ">u8", ">f4", ">c16"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_arrays_of_numbers_are_taken_as_they_are(name: str) -> None:
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    x = np.zeros((2, 3), dtype)[:, ::2]
+    y = as_array(x)
+    assert y.dtype == dtype
+    assert np.shares_memory(x, y)
+    # The names that C has twice for 64 bits become one, which every backend knows.
+    assert y is x or dtype.type in (np.longlong, np.ulonglong)
+    assert y.dtype.type is np.dtype(dtype.str).type or dtype == BFLOAT16
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, BFLOAT16.newbyteorder(">")])
+def test_names_of_dtypes_say_all_of_them(name: Any) -> None:
+    dtype = np.dtype(name)
+    assert dtype_of(dtype_name(dtype)) == dtype
+    assert len(dtype_name(dtype).encode()) <= 32
+
+
+def test_names_of_dtypes_differ() -> None:
+    names = ["?", "b", "h", "i", "l", "B", "H", "I", "L", "e", "f", "d", "F", "D", "bfloat16", ">h", ">e", ">f"]
+    assert len({dtype_name(np.dtype(name)) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        (np.array([object()]), "object"),
+        (np.array(["a"]), "<U1"),
+        (np.array([b"a"]), r"\|S1"),
+        (np.zeros(2, "M8[s]"), r"datetime64\[s\]"),
+        (np.zeros(2, "m8[s]"), r"timedelta64\[s\]"),
+        (np.zeros(2, "V4"), r"\|V4"),
+        (np.zeros(2, [("a", "f4")]), r"\[\('a', '<f4'\)\]"),
+        (np.zeros(2, ml_dtypes.float8_e4m3fn), "float8_e4m3fn"),
+        (np.zeros(2, ml_dtypes.float8_e5m2), "float8_e5m2"),  # of NumPy's kind "f" all the same
+        (np.zeros(2, ml_dtypes.int4), "int4"),
+    ],
+)
+def test_what_is_no_number_is_refused(x: Any, dtype: str) -> None:
+    with pytest.raises(DtypeError, match=f"source should hold numbers, its dtype is {dtype}") as caught:
+        as_array(x, "source")
+    if dtype == "object":
+        assert "view" not in str(caught.value)
+    else:
+        assert as_array(x.view(np.uint8)).size == x.nbytes  # as the message says
+
+
+@pytest.mark.parametrize("x", [1, 2.5, True, 1j, [1.0], (1, 2), None, "x", {"a": 1}, range(3), object(), int])
+def test_what_is_no_array_is_refused(x: Any) -> None:
+    with pytest.raises(DtypeError, match=r"x should be an array, is .*np\.asarray"):
+        as_array(x)
+
+
+def test_buffers_are_arrays() -> None:
+    for x in (bytearray(8), memoryview(bytearray(8)), array.array("f", [0, 0]), mmap.mmap(-1, 8)):
+        y = as_array(x)
+        assert y.dtype == (np.float32 if isinstance(x, array.array) else np.uint8)
+        assert y.nbytes == 8
+        y[1] = 1
+        assert as_array(x)[1] == 1
+    told = as_array(b"abc")
+    assert told.tolist() == [97, 98, 99]
+    assert not told.flags.writeable
+    assert as_array(memoryview(np.zeros((2, 3), np.int16))[::2]).shape == (1, 3)
+    with pytest.raises(DtypeError, match="should hold numbers"):
+        as_array(memoryview(b"abc").cast("c"))
+
+
+def test_subclasses_and_scalars() -> None:
+    x = np.arange(4.0).view(np.recarray)
+    assert type(as_array(x)) is np.ndarray
+    assert np.shares_memory(as_array(x), x)
+    for scalar in (np.float32(2), np.bool_(True), BFLOAT16.type(2), np.longlong(2)):
+        y = as_array(scalar)
+        assert y.shape == ()
+        assert y.dtype == scalar.dtype
+        assert not y.flags.writeable  # nobody would see it
+    with pytest.raises(DtypeError, match=r"x is a masked array, and its mask would be lost: pass x\.filled"):
+        as_array(np.ma.masked_equal([1, 2], 2))
+
+
+class Method:
+    """Has __array__ and nothing else."""
+
+    def __init__(self, held: Any, copies: bool) -> None:
+        self.held, self.copies = held, copies
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.held.copy() if self.copies else self.held
+
+
+def test_a_copy_is_not_written_to() -> None:
+    held = np.arange(3.0)
+    assert as_array(Method(held, copies=False)) is held
+    y = as_array(Method(held, copies=True))
+    assert_array_equal(y, held)
+    with pytest.raises(ArgumentError, match="out is read-only, or could only be read by a copy"):
+        check_out(Method(held, copies=True), (3,), held.dtype)
+    assert check_out(Method(np.zeros((0,)), copies=True), (0,), held.dtype).size == 0  # where nothing is to be written
+    assert held.flags.writeable
+
+
+def test_an_error_of_the_array_is_passed_on() -> None:
+    class Refuses:
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+            raise TypeError("not today")
+
+        __dlpack__ = None
+
+    with pytest.raises(DtypeError, match=r"x \(Refuses\) cannot be read as a NumPy array: not today; by DLPack: "):
+        as_array(Refuses())
+
+
+class Located:
+    """Tells where it is, and cannot be read."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.kind, 0
+
+
+class Cuda:
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"version": 3}
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (Located(2), True),  # CUDA
+        (Located(10), True),  # ROCm
+        (Located(13), True),  # CUDA's managed memory
+        (Cuda(), True),
+        (Located(1), False),
+        (Located(3), False),  # pinned
+        (Located(8), False),  # Metal: no CuPy there
+        (np.ones(1), False),
+        (np.ones(1).view(np.recarray), False),
+        (np.float32(1), False),
+        (bytearray(1), False),
+        ([1], False),
+        (None, False),
+        (np.ndarray, False),
+    ],
+)
+def test_device_arrays_are_recognized(x: Any, expected: bool) -> None:
+    assert is_device_array(x) is expected
+    if expected:
+        with pytest.raises(DtypeError, match=r"x is on a GPU .* moves host arrays: pass x\.get\(\)"):
+            as_array(x)
+
+
+def test_other_devices_are_named() -> None:
+    with pytest.raises(DtypeError, match=r"x \(Located\) is on a device of DLPack's kind 8"):
+        as_array(Located(8))
+
+
+def test_ddp_tensors() -> None:
+    import ddp
+
+    for dtype in ("float32", "bfloat16", "int64", "bool"):
+        t = ddp.zeros(2, 3, dtype=dtype)
+        assert as_array(t).dtype == np.dtype(dtype)
+        as_array(t)[1, 2] = 1
+        assert t[1, 2].item() == 1
+        assert check_out(t.t(), (3, 2), np.dtype(dtype)).shape == (3, 2)
+    x = ddp.ones(2, requires_grad=True)
+    for each in (x, x * 2):
+        with pytest.raises(ArgumentError, match=r"x requires grad \(Tensor\).*pass x\.detach\(\).*ddp\.parallel"):
+            as_array(each)
+        assert_array_equal(as_array(each.detach()), each.detach().numpy())
+
+
+TORCH = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"]
+TORCH += ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_torch_tensors_share_their_memory(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    t = torch.ones(2, 3).to(getattr(torch, name))
+    for each, shape in ((t, (2, 3)), (t.t(), (3, 2)), (t[:, ::2], (2, 2)), (t[0, 0], ()), (t[:0], (0, 3))):
+        x = as_array(each)
+        assert x.dtype == dtype
+        assert x.shape == shape
+        assert (x == 1).all()
+        assert check_out(each, shape, dtype).shape == shape
+    as_array(t[0, 1])[...] = 0
+    assert t[0].tolist() == [1, 0, 1]
+    assert not is_device_array(t)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int64"])
+def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+
+    def check(comm: Communicator) -> None:
+        total = sum(range(comm.size + 1))
+        x = torch.full((2, 3), comm.rank + 1).to(getattr(torch, name))
+        y = comm.all_reduce(x)
+        assert type(y) is np.ndarray
+        assert y.dtype == dtype
+        assert_array_equal(y, np.full((2, 3), total).astype(dtype))
+        out = torch.zeros(3, 2, dtype=x.dtype).t()  # not contiguous
+        comm.all_reduce(x, out=out)
+        assert out.tolist() == [[total] * 3] * 2
+        whole = torch.zeros(2 * comm.size, 3, dtype=x.dtype)
+        comm.all_gather(x, out=whole)
+        assert whole[:, 0].tolist() == [rank + 1 for rank in range(comm.size) for _ in range(2)]
+        comm.all_reduce(x, out=x)
+        assert x.tolist() == [[total] * 3] * 2
+        mine = torch.full((), comm.rank).to(x.dtype)
+        comm.broadcast(mine, root=comm.size - 1)
+        assert mine.item() == comm.size - 1
+
+    collectives.run_threads(check, size=3, timeout=20)
+
+
+def test_torch_tensors_that_cannot_be_shared() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match=r"x requires grad \(Tensor\)"):
+        as_array(torch.ones(2, requires_grad=True))
+    with pytest.raises(ArgumentError, match=r"x requires grad \(Parameter\)"):
+        as_array(torch.nn.Parameter(torch.ones(2)))
+    with pytest.raises(DtypeError, match="resolve_conj"):
+        as_array(torch.ones(2, dtype=torch.complex64).conj())
+    with pytest.raises(DtypeError, match="to_dense"):
+        as_array(torch.eye(2).to_sparse())
+    with pytest.raises(DtypeError, match="meta"):
+        as_array(torch.ones(2, device="meta"))
+    with pytest.raises(DtypeError, match="Float8"):
+        as_array(torch.ones(2).to(torch.float8_e4m3fn))
+
+
+def test_a_scalar_cannot_take_a_result() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank != 0:
+            with pytest.raises(ArgumentError, match="read-only"):
+                comm.broadcast(np.float32(1))
+        with pytest.raises(ArgumentError, match="read-only"):
+            comm.all_reduce(np.ones(()), out=np.float64(0))
+        assert comm.all_reduce(np.float32(1)) == comm.size
+
+    collectives.run_threads(check, size=2, timeout=20)
+
+
+# The small parts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("total", "size", "expected"),
+    [(7, 3, [3, 2, 2]), (0, 2, [0, 0]), (2, 4, [1, 1, 0, 0]), (8, 4, [2, 2, 2, 2]), (5, 1, [5])],
+)
+def test_even_lengths_are_array_splits(total: int, size: int, expected: list[int]) -> None:
+    assert arrays.even_lengths(total, size) == expected
+    assert [len(part) for part in np.array_split(np.arange(total), size)] == expected
+
+
+def test_lengths_are_whole_numbers_one_a_rank() -> None:
+    assert arrays.check_lengths((2, np.int64(0), 1), 3) == [2, 0, 1]
+    for bad in ([1, 2], [1, -1, 0], None, ["a", 1, 1]):
+        with pytest.raises(ArgumentError, match="lengths should be"):
+            arrays.check_lengths(bad, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [((4, 3), "f4", 12), ((0, 3), "f8", 24), ((5,), "i2", 2), ((2, 0), "f4", 0), ((3, 2), BFLOAT16, 4)],
+)
+def test_bytes_of_a_row(shape: tuple[int, ...], dtype: Any, expected: int) -> None:
+    assert arrays.row_bytes(np.empty(shape, dtype)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["f4", "?", "bfloat16"])
+def test_contiguous_flat_and_bytes(dtype: Any) -> None:
+    x = np.arange(6).reshape(2, 3).astype(np.dtype(dtype))
+    assert arrays.contiguous(x) is x
+    copied = arrays.contiguous(x.T)
+    assert copied.flags.c_contiguous
+    assert_array_equal(copied, x.T)
+    assert arrays.contiguous(x[0, 0].reshape(())).shape == ()
+    assert arrays.flat(x).shape == (6,)
+    assert arrays.as_bytes(x).tobytes() == x.tobytes()
+    assert np.shares_memory(arrays.as_bytes(x), x)
+    assert arrays.rows(np.array(3.0)).shape == (1,)
+    assert arrays.rows(x) is x

@@ -1,0 +1,278 @@
+"""DLPack: what a producer describes is what is read, and its memory is given back once, and not before."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from collectives.arrays import as_array
+from collectives.dlpack import consume, read
+from collectives.errors import DtypeError
+
+VERSIONED = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1)  # NumPy's own capsules have flags from then on
+NAMES = ["bool", *np.typecodes["AllInteger"], *"efdFD"]
+
+
+class Exporter:
+    """A NumPy array that shows nothing of itself but DLPack. old: it knows no version."""
+
+    def __init__(self, array: Any, old: bool) -> None:
+        self.array = array
+        self.old = old
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self.old and options:
+            raise TypeError(f"__dlpack__() got an unexpected keyword argument {next(iter(options))!r}")
+        return self.array.__dlpack__(**(options if VERSIONED else {}))
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_numpy_gives_away_is_read_as_it_is(name: str, old: bool) -> None:
+    whole = np.arange(24).astype(name).reshape(4, 6)
+    for x in (whole, whole[::2, ::-3], whole.T, whole[3, 5:], whole[2:2], np.array(whole[1, 1]), whole[:0, 3]):
+        y = read(Exporter(x, old))
+        assert y.dtype == x.dtype
+        assert y.shape == x.shape
+        assert_array_equal(y, x)
+        assert not x.size or np.shares_memory(x, y)
+    y = read(Exporter(whole, old))
+    y[1, 2] = 0
+    assert whole[1, 2] == 0
+
+
+@pytest.mark.skipif(not VERSIONED, reason="this NumPy gives no read-only memory away")
+def test_read_only_memory_stays_read_only() -> None:
+    x = np.arange(3.0)
+    x.flags.writeable = False
+    y = read(Exporter(x, old=False))
+    assert not y.flags.writeable
+    assert_array_equal(y, x)
+
+
+# Structs of our own, apart from those under test: the layout of DLPack 1.0 and 0.8 on 64-bit machines.
+TENSOR = [
+    ("data", ctypes.c_void_p),
+    ("device", ctypes.c_int32 * 2),
+    ("ndim", ctypes.c_int32),
+    ("code", ctypes.c_uint8),
+    ("bits", ctypes.c_uint8),
+    ("lanes", ctypes.c_uint16),
+    ("shape", ctypes.c_void_p),
+    ("strides", ctypes.c_void_p),
+    ("offset", ctypes.c_uint64),
+]
+
+
+class Old(ctypes.Structure):
+    _fields_ = [*TENSOR, ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class New(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint32 * 2),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        *TENSOR,
+    ]
+
+
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_new = ctypes.pythonapi.PyCapsule_New
+_new.argtypes, _new.restype = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p), ctypes.py_object
+
+
+class Producer:
+    """Gives capsules away and counts what becomes of them.
+
+    memory: (n,) uint8, what it owns; returned: how often it came back; dropped: capsules that died, consumed or not
+    """
+
+    def __init__(self, struct: type[Any] = New, **described: Any) -> None:
+        self.memory = np.zeros(64, np.uint8)
+        self.returned: list[int] = []
+        self.dropped = 0
+        self.name = b"dltensor" if struct is Old else b"dltensor_versioned"
+        values: dict[str, Any] = {
+            "data": self.memory.ctypes.data,
+            "device": (1, 0),
+            "code": 2,
+            "bits": 32,
+            "lanes": 1,
+            "shape": (4,),
+            **({} if struct is Old else {"version": (1, 0)}),
+            **described,
+        }
+        self.managed = struct()
+        for name, value in values.items():
+            if name in ("shape", "strides"):
+                value = (ctypes.c_int64 * len(value))(*value)
+                setattr(self, name, value)  # keeps it
+                value = ctypes.addressof(value)
+            elif isinstance(value, tuple):
+                value = (type(getattr(self.managed, name)))(*value)
+            setattr(self.managed, name, value)
+        self.managed.ndim = len(values["shape"])
+        self._deleter = DELETER(self.returned.append)
+        if "deleter" not in described:
+            self.managed.deleter = ctypes.cast(self._deleter, ctypes.c_void_p).value
+        self._destructor = DESTRUCTOR(self._drop)
+
+    def _drop(self, capsule: int) -> None:
+        self.dropped += 1
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.managed)
+
+    def capsule(self) -> Any:
+        return _new(self.address, self.name, ctypes.cast(self._destructor, ctypes.c_void_p))
+
+    def __dlpack__(self, max_version: tuple[int, int] | None = None) -> Any:
+        return self.capsule()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.managed.device[0], 0
+
+
+@pytest.mark.parametrize("struct", [Old, New])
+def test_the_memory_is_given_back_once_when_the_last_view_dies(struct: type[Any]) -> None:
+    producer = Producer(struct)
+    x = read(producer)
+    assert producer.dropped == 1  # the capsule went, and the memory is ours
+    part, bits = x[1:3], x.view(np.uint32)
+    del x
+    gc.collect()
+    part[:] = 1.5
+    assert producer.memory.view(np.float32)[:4].tolist() == [0, 1.5, 1.5, 0]
+    del part
+    gc.collect()
+    assert producer.returned == []
+    del bits
+    gc.collect()
+    assert producer.returned == [producer.address]
+
+
+@pytest.mark.parametrize("struct", [Old, New])
+def test_a_capsule_is_consumed_once(struct: type[Any]) -> None:
+    producer = Producer(struct)
+    capsule = producer.capsule()
+    x = consume(capsule)
+    with pytest.raises(DtypeError, match=r"a DLPack capsule that nobody has consumed, got <capsule object .used_dlt"):
+        consume(capsule)
+    del capsule
+    gc.collect()
+    assert producer.returned == []
+    del x
+    gc.collect()
+    assert producer.returned == [producer.address]
+
+
+def test_what_is_no_capsule_is_refused() -> None:
+    for other in (None, np.ones(3), object()):
+        with pytest.raises(DtypeError, match="expected a DLPack capsule"):
+            consume(other)
+
+
+@pytest.mark.parametrize(
+    ("described", "why"),
+    [
+        ({"device": (2, 0)}, "on DLPack's device 2, not the CPU's"),
+        ({"device": (13, 0)}, "on DLPack's device 13"),
+        ({"version": (2, 3)}, r"described by DLPack 2\.3, known is 1\.x"),
+        ({"code": 10, "bits": 8}, "8 bits of DLPack's kind 10 in 1 lane"),
+        ({"code": 4, "bits": 8}, "8 bits of DLPack's kind 4"),
+        ({"code": 0, "bits": 4}, "4 bits of DLPack's kind 0"),
+        ({"code": 2, "bits": 0}, "0 bits of DLPack's kind 2"),
+        ({"code": 5, "bits": 32}, "32 bits of DLPack's kind 5"),
+        ({"lanes": 4}, r"in 4 lane\(s\)"),
+    ],
+)
+def test_what_cannot_be_read_is_left_to_its_capsule(described: dict[str, Any], why: str) -> None:
+    producer = Producer(**described)
+    with pytest.raises(DtypeError, match=why) as caught:
+        read(producer)
+    del caught
+    gc.collect()
+    assert producer.dropped == 1
+    assert producer.returned == []  # a capsule under its first name is destroyed by who made it
+
+
+@pytest.mark.parametrize("device", [1, 3, 11])
+@pytest.mark.parametrize("struct", [Old, New])
+def test_memory_that_the_cpu_reads(struct: type[Any], device: int) -> None:
+    producer = Producer(struct, device=(device, 0))
+    producer.memory.view(np.float32)[:4] = [1, 2, 3, 4]
+    x = as_array(producer)
+    assert x.tolist() == [1, 2, 3, 4]
+    assert x.flags.writeable
+
+
+def test_bfloat16_with_strides_and_an_offset() -> None:
+    held = np.arange(32).astype(ml_dtypes.bfloat16)
+    producer = Producer(code=4, bits=16, shape=(2, 3), strides=(8, -2), data=held.ctypes.data, offset=2 * 5)
+    x = read(producer)
+    assert x.dtype == ml_dtypes.bfloat16
+    assert x.astype(int).tolist() == [[5, 3, 1], [13, 11, 9]]
+    x[1, 2] = -1
+    assert held[9] == -1
+    assert read(Producer(code=4, bits=16, shape=())).shape == ()
+
+
+def test_flags_say_what_may_be_written() -> None:
+    assert read(Producer(flags=0)).flags.writeable
+    assert not read(Producer(flags=1)).flags.writeable  # read-only
+    assert not read(Producer(flags=2)).flags.writeable  # a copy: what is written there, nobody sees
+    assert not read(Producer(flags=1, code=4, bits=16)).flags.writeable
+
+
+def test_memory_of_no_elements_may_be_nowhere() -> None:
+    producer = Producer(data=None, shape=(2, 0, 3))
+    x = read(producer)
+    assert x.shape == (2, 0, 3)
+    assert x.dtype == np.float32
+    gc.collect()
+    assert producer.returned == [producer.address]
+
+
+def test_a_producer_without_deleter_owns_for_ever() -> None:
+    producer = Producer(deleter=None)
+    x = read(producer)
+    assert x.tolist() == [0, 0, 0, 0]
+    del x
+    gc.collect()
+    assert producer.returned == []
+
+
+def test_a_description_that_numpy_refuses_gives_the_memory_back() -> None:
+    producer = Producer(shape=(-1,))
+    with pytest.raises(DtypeError, match="cannot be read as a NumPy array") as caught:
+        as_array(producer)
+    del caught
+    gc.collect()
+    assert producer.returned == [producer.address]
+
+
+def test_torch_gives_every_dtype() -> None:
+    torch = pytest.importorskip("torch")
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bfloat16"):
+        t = torch.arange(12).to(getattr(torch, name)).reshape(3, 4)
+        for each in (t, t.T, t[::2, 1:], t[1, 2], t[:0]):
+            x = read(each)
+            assert x.dtype == np.dtype(getattr(ml_dtypes, name, name))
+            assert x.shape == tuple(each.shape)
+            assert x.astype(float).tolist() == each.double().tolist()
+        x = read(t)
+        x[2, 3] = 0
+        assert t[2, 3].item() == 0
+        del t  # the array keeps the memory
+        gc.collect()
+        assert x[2, 0] == (True if name == "bool" else 8)
