@@ -259,8 +259,9 @@ class Embedder(nn.Module):
         return F.normalize(self.layers(x), dim=1)
 
 
+@pytest.mark.parametrize("same", [False, True], ids=["each its rows", "each the whole"])
 @pytest.mark.parametrize("shards", [[9], [3, 3, 3], [4, 5], [5, 0, 4]])
-def test_a_loss_over_all_ranks_rows_under_data_parallel(shards: list[int]) -> None:
+def test_a_loss_over_all_ranks_rows_under_data_parallel(shards: list[int], same: bool) -> None:
     images = np.random.default_rng(0).normal(size=(9, 5))
 
     def net() -> nn.Module:
@@ -279,8 +280,11 @@ def test_a_loss_over_all_ranks_rows_under_data_parallel(shards: list[int]) -> No
         mine = slice(first, first + shards[comm.rank])
         embedded = model(ddp.from_numpy(images[mine]))
         everyones = parallel.all_gather(embedded, comm)
-        loss = F.cross_entropy(embedded @ everyones.T.exp(), ddp.arange(9)[mine], reduction="sum")
-        model.backward(loss, weight=shards[comm.rank])
+        if same:
+            F.cross_entropy(everyones @ everyones.T.exp(), ddp.arange(9)).backward()
+        else:
+            loss = F.cross_entropy(embedded @ everyones.T.exp(), ddp.arange(9)[mine], reduction="sum")
+            model.backward(loss, weight=shards[comm.rank])
         return [p.grad.numpy() for p in model.parameters() if p.grad is not None]
 
     expected = alone()
