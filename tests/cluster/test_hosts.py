@@ -63,6 +63,30 @@ def test_the_bytes_take_the_wire(run: Run, tmp_path: Path) -> None:
     assert float(done.stdout) > ((1 << 20) - burst) / BYTES_PER_S
 
 
+# What the busier of two ranks sends of 4 MiB: the table in docs/collectives.md for n = 2.
+ON_THE_WIRE = {
+    "all_reduce": 1.0,
+    "reduce": 1.0,
+    "reduce_scatter": 0.5,
+    "broadcast": 1.0,
+    "gather": 0.5,
+    "all_gather": 0.5,
+    "scatter": 0.5,
+    "all_to_all": 0.5,
+    "send": 1.0,
+    "barrier": 0.0,
+}
+
+
+def test_no_more_takes_the_wire_than_must(run: Run) -> None:
+    done = run(str(HERE / "on_the_wire.py"))
+    assert done.returncode == 0, done.stderr
+    shares = {name: max(sent) / (4 << 20) for name, sent in json.loads(done.stdout).items()}
+    headers, small_messages = 1.1, 0.02
+    for name, share in ON_THE_WIRE.items():
+        assert share <= shares[name] <= headers * share + small_messages, (name, shares)
+
+
 def test_the_contract_holds_between_hosts(run: Run) -> None:
     done = run("-m", "pytest", CONTRACT, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider", timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
