@@ -68,7 +68,7 @@ class Movements(Calls):
             width = row_bytes(part)
             room = None if whole is None else as_bytes(whole)
             yield self._transport.gather(as_bytes(contiguous(part)), room, [n * width for n in counts], root)
-            return None if whole is None else _hand_out(whole, target)
+            return None if whole is None else _hand_out(whole, target, out)
 
         return self._run("gather", part, steps(), async_op, f"root {root}")
 
@@ -87,7 +87,7 @@ class Movements(Calls):
             whole = _room((sum(counts), *part.shape[1:]), part, target)
             width = row_bytes(part)
             yield self._transport.all_gather(as_bytes(contiguous(part)), as_bytes(whole), [n * width for n in counts])
-            return _hand_out(whole, target)
+            return _hand_out(whole, target, out)
 
         return self._run("all_gather", part, steps(), async_op)
 
@@ -119,7 +119,7 @@ class Movements(Calls):
             width = row_bytes(room)
             sent = None if whole is None else as_bytes(contiguous(whole))
             yield self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
-            return _hand_out(room, target)
+            return _hand_out(room, target, out)
 
         return self._run("scatter", whole, steps(), async_op, f"root {root}")
 
@@ -153,7 +153,7 @@ class Movements(Calls):
             yield self._transport.all_to_all(
                 as_bytes(contiguous(whole)), as_bytes(room), [n * width for n in sends], [n * width for n in receives]
             )
-            return _hand_out(room, target)
+            return _hand_out(room, target, out)
 
         return self._run("all_to_all", whole, steps(), async_op)
 
@@ -228,11 +228,13 @@ def _room(shape: tuple[int, ...], part: Array, target: Array | None) -> Array:
     return target if at_once else np.empty(shape, part.dtype)
 
 
-def _hand_out(whole: Array, target: Array | None) -> Array:
-    if target is None or target is whole:
+def _hand_out(whole: Array, target: Array | None, out: Any) -> Any:
+    """The result: what arrived, or `out` as the caller gave it, whose array is `target`."""
+    if target is None:
         return whole
-    np.copyto(check_out(target, whole.shape, whole.dtype), whole)
-    return target
+    if target is not whole:
+        np.copyto(check_out(target, whole.shape, whole.dtype), whole)
+    return out
 
 
 def _splittable(x: Any, name: str) -> Array:

@@ -27,7 +27,7 @@ class Reductions(Calls):
         scale: the result is multiplied by it; a function is called when the sum is there, so that it may depend on an
         earlier asynchronous call of this communicator
         out: (...) of x's dtype; `out=x` reduces in place
-        Returns: (...) of x's dtype
+        Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
         Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
         """
         source = as_array(x)
@@ -40,7 +40,8 @@ class Reductions(Calls):
             sent, total = _buffers(source, target, wire)
             wire_in = flat(sent)
             yield self._transport.all_reduce(wire_in, wire_in if total is sent else flat(total), wire_op(op))
-            return _deliver(total, target, op, self.size, scale, source.dtype)
+            total = _deliver(total, target, op, self.size, scale, source.dtype)
+            return total if out is None else out
 
         return self._run("all_reduce", source, steps(), async_op, op.value)
 
@@ -71,7 +72,10 @@ class Reductions(Calls):
             sent = _to_wire(source, wire)
             total = np.empty(source.shape, wire) if self.rank == root else None
             yield self._transport.reduce(flat(sent), None if total is None else flat(total), wire_op(op), root)
-            return None if total is None else _deliver(total, target, op, self.size, scale, source.dtype)
+            if total is None:
+                return None
+            total = _deliver(total, target, op, self.size, scale, source.dtype)
+            return total if out is None else out
 
         return self._run("reduce", source, steps(), async_op, f"{op.value} root {root}")
 
@@ -111,7 +115,8 @@ class Reductions(Calls):
             total = target if target is not None and _takes(target, wire, sent) else np.empty(shape, wire)
             width = int(np.prod(source.shape[1:], dtype=np.int64))
             yield self._transport.reduce_scatter(flat(sent), flat(total), [n * width for n in parts], wire_op(op))
-            return _deliver(total, target, op, self.size, scale, source.dtype)
+            total = _deliver(total, target, op, self.size, scale, source.dtype)
+            return total if out is None else out
 
         return self._run("reduce_scatter", source, steps(), async_op, op.value)
 

@@ -229,13 +229,19 @@ def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
         assert y.dtype == dtype
         assert_array_equal(y, np.full((2, 3), total).astype(dtype))
         out = torch.zeros(3, 2, dtype=x.dtype).t()  # not contiguous
-        comm.all_reduce(x, out=out)
+        assert comm.all_reduce(x, out=out) is out
         assert out.tolist() == [[total] * 3] * 2
         whole = torch.zeros(2 * comm.size, 3, dtype=x.dtype)
-        comm.all_gather(x, out=whole)
+        assert comm.all_gather(x, out=whole) is whole
         assert whole[:, 0].tolist() == [rank + 1 for rank in range(comm.size) for _ in range(2)]
-        comm.all_reduce(x, out=x)
+        assert comm.all_reduce(x, out=x, async_op=True).wait() is x
         assert x.tolist() == [[total] * 3] * 2
+        rows = torch.zeros(2 if comm.rank == 0 else 1, 3, dtype=x.dtype)
+        lengths = [2, 1, 1]
+        assert comm.reduce_scatter(torch.ones(4, 3).to(x.dtype), lengths=lengths, out=rows) is rows
+        assert rows.tolist() == [[comm.size] * 3] * lengths[comm.rank]
+        on_root = comm.reduce(x, "max", out=x if comm.rank == 0 else None)
+        assert on_root is (x if comm.rank == 0 else None)
         mine = torch.full((), comm.rank).to(x.dtype)
         comm.broadcast(mine, root=comm.size - 1)
         assert mine.item() == comm.size - 1
