@@ -46,9 +46,11 @@ LAUNCHER_SEES = (
     "collectives.flight.report",
 )
 HEAVY = {
-    "mpi4py": ("collectives._mpi",),
+    "mpi4py": ("collectives._mpi", "launcher.bench.raw_mpi"),
     "cupy": ("ddp._device", "collectives._nccl.library"),
     "pynccl": ("collectives._nccl.library",),
+    "torch": ("launcher.bench.gloo",),
+    "matplotlib": ("launcher.bench.plot",),
 }
 
 

@@ -1,0 +1,112 @@
+"""What is measured: for each collective, which buffers it takes, what its size means and what its bandwidth is.
+
+Source of sizes and bus factors: NVIDIA's nccl-tests, doc/PERFORMANCE.md; of gather's and scatter's, its gather.cu and
+scatter.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+#: How many elements a buffer has: as many as one rank contributes, or all ranks' together.
+Extent = Literal["part", "whole"]
+Place = Literal["out", "in"]
+
+PLACES: dict[Place, str] = {"out": "out-of-place", "in": "in-place"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One collective.
+
+    x, out: what it reads and what it writes; out None: x is read and written
+    factor: number of ranks → bus bandwidth / algorithm bandwidth
+    places: where the result can be: in a buffer of its own, or in (a part of) x's
+    reduces, rooted: it has an op, a root
+    trips: messages that follow each other in one call; the time of one is given
+    """
+
+    name: str
+    x: Extent = "part"
+    out: Extent | None = "part"
+    factor: Callable[[int], float]
+    places: tuple[Place, ...] = ("out", "in")
+    reduces: bool = False
+    rooted: bool = False
+    trips: int = 1
+    least_ranks: int = 1
+    empty: bool = False
+
+    def size(self, count: int, ranks: int, itemsize: int) -> int:
+        """Bytes of the larger buffer, for `count` elements a rank: what nccl-tests calls size."""
+        return 0 if self.empty else count * itemsize * (ranks if "whole" in (self.x, self.out) else 1)
+
+    def count(self, size: int, ranks: int, itemsize: int) -> int:
+        """Elements a rank, for about `size` bytes; at least one."""
+        if self.empty:
+            return 0
+        return max(1, size // (itemsize * (ranks if "whole" in (self.x, self.out) else 1)))
+
+
+def _one(n: int) -> float:
+    return 1.0
+
+
+def _others(n: int) -> float:
+    return (n - 1) / n
+
+
+def _there_and_back(n: int) -> float:
+    return 2 * (n - 1) / n
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(name="all_reduce", factor=_there_and_back, reduces=True),
+        Kind(name="reduce", factor=_one, reduces=True, rooted=True),
+        Kind(name="broadcast", factor=_one, out=None, places=("in",), rooted=True),
+        Kind(name="gather", factor=_others, out="whole", rooted=True),
+        Kind(name="scatter", factor=_others, x="whole", rooted=True),
+        Kind(name="all_gather", factor=_others, out="whole"),
+        Kind(name="reduce_scatter", factor=_others, x="whole", reduces=True),
+        Kind(name="all_to_all", factor=_others, x="whole", out="whole", places=("out",)),
+        Kind(name="send_recv", factor=_one, places=("out",), trips=2, least_ranks=2),
+        Kind(name="barrier", factor=_one, places=("out",), empty=True),
+    )
+}
+
+#: The root of the rooted ones.
+ROOT = 0
+
+
+def partner(rank: int, ranks: int) -> int | None:
+    """With whom a rank plays ping-pong in send_recv: 0 with 1, 2 with 3, ...; None for the last of an odd number."""
+    other = rank ^ 1
+    return other if other < ranks else None
+
+
+def algbw(size: int, seconds: float) -> float:
+    """Algorithm bandwidth in GB/s (1e9 bytes): size / time."""
+    return size / seconds / 1e9
+
+
+def carve(kind: Kind, place: Place, first: Any, second: Any, rank: int, ranks: int, count: int) -> tuple[Any, Any]:
+    """x and out of one rank, as parts of two buffers of `ranks * count` elements; None for what is not there.
+
+    Out of place, x is in the first and out in the second; in place both are in the first.
+    """
+    if kind.empty:
+        return None, None
+    extents = {"part": count, "whole": ranks * count}
+    x = first[: extents[kind.x]]
+    if kind.out is None:
+        return x, None
+    if place == "out":
+        return x, second[: extents[kind.out]]
+    whole, mine = first[: ranks * count], slice(rank * count, (rank + 1) * count)
+    if kind.x == kind.out:
+        return x, x
+    return (x, whole[mine]) if kind.x == "whole" else (whole[mine], whole)
