@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from collections.abc import Callable
@@ -31,8 +32,13 @@ def recorded(start_job: Any, tmp_path: Path) -> Callable[..., Any]:
         path = tmp_path / "recorded.py"
         path.write_text(HEAD + textwrap.dedent(body))
         job = start_job([sys.executable, str(path)])
-        if job.process.stdout.readline() != "ready\n":  # it ends or speaks: tests have a time limit
-            pytest.fail(job.process.stderr.read())
+        said = b""
+        while not said.endswith(b"\n"):  # nothing is read ahead, so that `job.wait` returns all that follows
+            byte = os.read(job.process.stdout.fileno(), 1)  # it speaks or ends
+            if not byte:
+                pytest.fail(job.process.stderr.read())
+            said += byte
+        assert said == b"ready\n"
         return job
 
     return start
