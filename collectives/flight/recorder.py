@@ -68,6 +68,7 @@ class Recorder:
         self._keys: dict[int, tuple[Hashable, ...]] = {}  # the same, the other way round; in order of age
         self._serials = itertools.count(1)
         self._free = deque(range(SIGNATURES))
+        self.given_up = 0  # how often signatures have been: who keeps one looks here before using it
         self._communicators: dict[str, int] = {}
         self._communicator_numbers = itertools.count(1)
         clock = time.time_ns() - monotonic_ns()
@@ -101,20 +102,22 @@ class Recorder:
         _pack_into(self._bytes, at, index, communicator, number, signature, now, started, 0, stamp)
         return index
 
-    # A call that ends after CALLS others have begun writes into another's record. That one's ends disagree then, and
-    # no reader believes it until its own end repairs it.
+    # After CALLS others have begun, a call has no record any more. Should they begin between the look and the writing,
+    # where a thread may lose the GIL, the two ends of that record disagree, and no reader believes it.
 
     def start(self, index: int) -> None:
         """A queued call is being driven."""
         words, first = self._words, _FIRST_WORD + index % CALLS * _WORDS
-        words[first + 5] = monotonic_ns()
-        words[first + 7] = index << STATE_BITS | STARTED
+        if words[first] == index:
+            words[first + 5] = monotonic_ns()
+            words[first + 7] = index << STATE_BITS | STARTED
 
     def end(self, index: int, state: int = DONE) -> None:
         """A call is DONE, or FAILED."""
         words, first = self._words, _FIRST_WORD + index % CALLS * _WORDS
-        words[first + 6] = monotonic_ns()
-        words[first + 7] = index << STATE_BITS | state
+        if words[first] == index:
+            words[first + 6] = monotonic_ns()
+            words[first + 7] = index << STATE_BITS | state
 
     def intern(self, name: str, dtype: Hashable, shape: Hashable, more: str, file: str, line: int) -> int:
         """The number of a signature, for the `begin` that follows; do not keep it longer, for it may be given up.
@@ -177,6 +180,7 @@ class Recorder:
         """Frees the slots of all signatures to which no call of the ring points: at least half of them."""
         calls = self._words[_FIRST_WORD : _FIRST_WORD + CALLS * _WORDS].tolist()
         used = set(calls[3::_WORDS])
+        self.given_up += 1
         for number in [number for number in self._keys if number not in used]:
             del self._signatures[self._keys.pop(number)]
             self._free.append(number % SIGNATURES)  # the oldest are overwritten first

@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -74,6 +75,19 @@ def _await_state(pid: int, state: str) -> None:
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("word", [0, 7])
+def test_a_call_whose_two_ends_disagree_is_not_believed(word: int) -> None:
+    recorder = Recorder()
+    world = recorder.communicator("world")
+    for number in range(3):
+        recorder.begin(world, number, recorder.intern("barrier", "", (), "", "train.py", 88))
+    data = bytearray(recorder.peek(0, layout.SIZE))
+    second = layout.CALLS_AT + 2 * layout.CALL_SIZE
+    data[second + 8 * word : second + 8 * word + 8] = struct.pack("q", 1002 if word == 0 else 1002 << 3 | 3)
+    calls = Window(lambda offset, length: bytes(data[offset : offset + length])).read().calls
+    assert [call.number for call in calls] == [0, 2]
 
 
 def test_a_stopped_process(recorded: Any) -> None:
