@@ -188,6 +188,7 @@ def main() -> None:
     asked = {"rows": rows, "rounds": args.rounds, "apart": args.apart}
     if "all_reduce" in dict(rows):
         asked["bandwidth"] = LARGE[-1]
+    load = os.getloadavg()[0]
     found = run(asked, [sys.executable, "-m", "launcher", "-n", str(args.n)])
     for name in dict.fromkeys(row["collective"] for row in found["rows"]):
         show(name, [row for row in found["rows"] if row["collective"] == name])
@@ -195,10 +196,12 @@ def main() -> None:
     if "bandwidth" in found:
         reached += of_the_limit(found)
     show_goals(reached)
+    print(f"load average before the run: {load:.2f} (every busy neighbour takes its core from a rank that waits)")
     results = {
         "benchmark": "collectives",
         "date": datetime.date.today().isoformat(),
         "apart": args.apart,
+        "load": load,
         **found,
         "goals": [vars(goal) for goal in reached],
     }
