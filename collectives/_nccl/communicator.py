@@ -267,7 +267,7 @@ class NcclCommunicator:
             self._settle("ncclCommSplit", result, deadline)  # the new handle is written by then
         if color is None:
             return None
-        child = NcclCommunicator(self.nccl, made, -1, -1, self.timeout)
+        child = NcclCommunicator(self.nccl, made, self.rank, self.size, self.timeout)  # its own are asked below
         try:
             child._settle("ncclCommSplit", IN_PROGRESS, deadline)
             child.rank, child.size = child._number("ncclCommUserRank"), child._number("ncclCommCount")
