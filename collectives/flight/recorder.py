@@ -122,7 +122,7 @@ class Recorder:
     def intern(self, name: str, dtype: Hashable, shape: Hashable, more: str, file: str, line: int) -> int:
         """The number of a signature, for the `begin` that follows; do not keep it longer, for it may be given up.
 
-        dtype, shape: anything that is hashable and says by `str` what it is
+        dtype, shape: anything that is hashable and says by `str` what it is; None where there is no array
         more: the op, the root; file, line: of the user's code
         """
         key = (name, dtype, shape, more, file, line)
@@ -131,8 +131,8 @@ class Recorder:
             return number
         fields = [
             clip(name, 32),
-            clip(str(dtype), 24),
-            clip(str(shape), 64),
+            clip("" if dtype is None else str(dtype), 24),
+            clip("" if shape is None else str(shape), 64),
             clip(more, 48),
             clip(file, 112, keep_end=True),
             str(line),

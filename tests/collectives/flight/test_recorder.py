@@ -115,8 +115,10 @@ def test_dtypes_and_shapes_are_put_into_words_once() -> None:
     numbers = {recorder.intern("barrier", dtype, (), "", "a.py", 1) for _ in range(3)}
     assert (len(numbers), len(said)) == (1, 1)
     recorder.begin(recorder.communicator("world"), 0, numbers.pop())
-    (call,) = calls(recorder)
-    assert (call.dtype, call.shape, call.more) == ("bfloat16", "()", "")
+    recorder.begin(recorder.communicator("world"), 1, recorder.intern("barrier", None, None, "", "a.py", 1))
+    said_so, bare = calls(recorder)
+    assert (said_so.dtype, said_so.shape, said_so.more) == ("bfloat16", "()", "")
+    assert str(bare) == "barrier #1 (a.py:1)"
 
 
 def test_texts_of_any_length_and_kind() -> None:
