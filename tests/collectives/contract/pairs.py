@@ -1,0 +1,142 @@
+"""What every backend owes of send and recv. Ranks stand in a ring, so that a world of one sends to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import collectives
+from collectives import Communicator
+from tests.collectives.contract.run import Run
+
+SIZES = [3, 40_000]  # one travels in its letter, one behind it
+
+
+def neighbours(comm: Communicator) -> tuple[int, int]:
+    return (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+
+class PairsContract:
+    """send, recv."""
+
+    @pytest.mark.parametrize(
+        "dtype", [np.float32, np.float16, np.bool_, np.complex128, ">i4", np.dtype("u1"), "bfloat16"]
+    )
+    def test_the_receiver_need_not_know_dtype_and_shape(self, run: Run, dtype: Any) -> None:
+        import ml_dtypes
+
+        kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+        def check(comm: Communicator) -> None:
+            before, after = neighbours(comm)
+            for shape in [(), (0,), (0, 3), (5,), (2, 0, 3), (30, 70), (90, 1, 90)]:
+
+                def of(rank: int, shape: tuple[int, ...] = shape) -> np.ndarray[Any, Any]:
+                    return (np.arange(np.prod(shape, dtype=int)) % 7 + rank).reshape(shape).astype(kind)
+
+                work = comm.send(of(comm.rank), after, async_op=True)
+                got = comm.recv(before)
+                assert (got.shape, got.dtype) == (shape, kind)
+                assert_array_equal(got, of(before))
+                assert work.wait() is None
+
+        run(check)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_strided_and_read_only_arrays_and_out(self, run: Run, size: int) -> None:
+        def check(comm: Communicator) -> None:
+            before, after = neighbours(comm)
+            base = np.arange(2.0 * size).reshape(size, 2)
+            frozen = base.T.copy()
+            frozen.flags.writeable = False
+            for x in (base[::-1, ::2], base.T, frozen):
+                for out in (None, np.empty(x.shape), np.empty((*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]):
+                    work = comm.send(x, after, async_op=True)
+                    got = comm.recv(before, out=out)
+                    assert out is None or got is out
+                    assert_array_equal(got, x)
+                    work.wait()
+
+        run(check)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_letters_of_one_tag_arrive_in_order_and_tags_do_not_mix(self, run: Run, size: int) -> None:
+        def check(comm: Communicator) -> None:
+            before, after = neighbours(comm)
+            sends = [comm.send(np.full(size + i % 2, i), after, tag=i % 3, async_op=True) for i in range(9)]
+            comm.barrier()  # collectives take no notice of what is under way
+            order = [2, 5, 1, 4, 0, 8, 3, 7, 6]
+            receives = {i: comm.recv(before, tag=i % 3, async_op=True) for i in order[:5]}
+            for i in order[5:]:
+                assert_array_equal(comm.recv(before, tag=i % 3), np.full(size + i % 2, i))
+            for i, work in receives.items():
+                assert_array_equal(work.wait(), np.full(size + i % 2, i))
+            for work in sends:
+                work.wait()
+
+        run(check)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_both_ranks_of_a_pair_may_receive_first(self, run: Run, size: int) -> None:
+        def check(comm: Communicator) -> None:
+            before, after = neighbours(comm)
+            work = comm.recv(before, async_op=True)
+            comm.send(np.full(size, comm.rank), after)
+            assert_array_equal(work.wait(), np.full(size, before))
+
+        run(check)
+
+    def test_what_is_sent_to_oneself_is_copied(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            for size in SIZES:
+                x = np.zeros(size)
+                comm.send(x, comm.rank)
+                x[:] = 1
+                assert_array_equal(comm.recv(comm.rank), np.zeros(size))
+
+        run(check)
+
+    def test_point_to_point_calls_do_not_count_as_collectives(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            started = comm.queue.started
+            if comm.rank == 0:
+                for _ in range(5):
+                    comm.send(np.ones(3), comm.size - 1)
+            if comm.rank == comm.size - 1:
+                for _ in range(5):
+                    comm.recv(0)
+            assert comm.queue.started == started
+            assert comm.all_reduce(np.ones(1)) == comm.size
+
+        run(check)
+
+    def test_an_out_that_does_not_fit_loses_the_letter_alone(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            before, after = neighbours(comm)
+            for size in SIZES:
+                works = [comm.send(np.full(size, i), after, async_op=True) for i in range(2)]
+                with pytest.raises(collectives.ArgumentError, match=rf"out should be int64 \({size},\), is float64"):
+                    comm.recv(before, out=np.empty(1))
+                assert_array_equal(comm.recv(before), np.ones(size))
+                for work in works:
+                    work.wait()
+
+        run(check)
+
+    def test_ranks_and_tags_that_do_not_exist(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            for wrong in (comm.size, -1, None, 0.5):
+                with pytest.raises(collectives.ArgumentError, match="dst should be a rank from 0 to"):
+                    comm.send(np.ones(1), wrong)  # type: ignore[arg-type]  # what is refused
+                with pytest.raises(collectives.ArgumentError, match="src should be a rank from 0 to"):
+                    comm.recv(wrong)  # type: ignore[arg-type]  # what is refused
+            for tag in (-1, 2**14, "x"):
+                with pytest.raises(collectives.ArgumentError, match="tag should be a number from 0 to 16383"):
+                    comm.send(np.ones(1), 0, tag=tag)  # type: ignore[arg-type]  # what is refused
+            with pytest.raises(collectives.DtypeError):
+                comm.send("text", 0)
+
+        run(check)

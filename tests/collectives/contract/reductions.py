@@ -1,0 +1,304 @@
+"""What every backend owes of reductions, and of what all collectives do with their arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import collectives
+from collectives import Communicator
+from tests.collectives.contract.run import Run
+
+REDUCIBLE = [np.float32, np.float64, np.float16, np.int8, np.uint8, np.int32, np.int64, np.uint64, np.complex64]
+
+
+class ReductionsContract:
+    """all_reduce, reduce, reduce_scatter."""
+
+    @pytest.mark.parametrize("dtype", REDUCIBLE)
+    def test_all_reduce_sums_over_ranks(self, run: Run, dtype: type) -> None:
+        def check(comm: Communicator) -> None:
+            x = np.arange(6, dtype=dtype).reshape(2, 3) + dtype(comm.rank)
+            y = comm.all_reduce(x)
+            assert y.dtype == dtype
+            assert_array_equal(y, comm.size * np.arange(6).reshape(2, 3) + sum(range(comm.size)))
+            assert_array_equal(x, np.arange(6).reshape(2, 3) + comm.rank)
+
+        run(check)
+
+    @pytest.mark.parametrize(
+        ("op", "expected"), [("max", np.max), ("min", np.min), ("prod", np.prod), ("mean", np.mean)]
+    )
+    def test_all_reduce_has_every_op(self, run: Run, op: str, expected: Callable[..., Any]) -> None:
+        def check(comm: Communicator) -> None:
+            everyones = np.array([[rank + 1.0, -rank, 2.0] for rank in range(comm.size)])
+            assert_array_equal(comm.all_reduce(everyones[comm.rank], op), expected(everyones, axis=0))
+            root = comm.size - 1
+            on_root = comm.reduce(everyones[comm.rank], collectives.ReduceOp(op), root)
+            if comm.rank == root:
+                assert_array_equal(on_root, expected(everyones, axis=0))
+            else:
+                assert on_root is None
+
+        run(check)
+
+    def test_mean_of_integers_is_rounded_toward_zero(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            mine = np.array([-comm.rank, comm.rank, -(2**53) - 1])
+            total = comm.size * (comm.size - 1) // 2
+            y = comm.all_reduce(mine, "mean")
+            assert y.tolist() == [-(total // comm.size), total // comm.size, -(2**53) - 1]
+
+        run(check)
+
+    def test_mean_of_small_integers_does_not_wrap(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            y = comm.all_reduce(np.full(3, 120, np.int8), "mean")
+            assert y.dtype == np.int8
+            assert y.tolist() == [120] * 3
+
+        run(check)
+
+    @pytest.mark.filterwarnings("ignore:invalid value")
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    def test_nan_wins_max_and_min_on_every_rank(self, run: Run, dtype: type) -> None:
+        def check(comm: Communicator) -> None:
+            for lost in range(comm.size):
+                x = np.array([np.nan if comm.rank == lost else 1, comm.rank], dtype)
+                for op, other in (("max", comm.size - 1), ("min", 0)):
+                    assert_array_equal(comm.all_reduce(x, op), np.array([np.nan, other], dtype))
+                    on_root = comm.reduce(x, op, root=0)
+                    assert on_root is None or np.isnan(on_root[0])
+
+        run(check)
+
+    def test_float16_is_summed_in_float32(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            # In float16, 2048 + 1 is 2048 again; the sum of many such steps would be lost.
+            x = np.full(4, 2048 if comm.rank == 0 else 1, np.float16)
+            assert_array_equal(comm.all_reduce(x), np.float16(np.float32(2048 + comm.size - 1)))
+
+        run(check)
+
+    def test_bool_has_max_and_min_only(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            mine = np.array([True, False, comm.rank == 0])
+            y = comm.all_reduce(mine, "max")
+            assert y.dtype == bool
+            assert y.tolist() == [True, False, True]
+            assert comm.all_reduce(mine, "min").tolist() == [True, False, comm.size == 1]
+            with pytest.raises(collectives.DtypeError, match="sum of bool is not defined: it has max, min"):
+                comm.all_reduce(mine)
+
+        run(check)
+
+    def test_complex_has_no_order_and_objects_cannot_be_reduced(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            assert comm.all_reduce(np.array([1j]), "mean").tolist() == [1j]
+            with pytest.raises(collectives.DtypeError, match="max of complex128"):
+                comm.all_reduce(np.array([1j]), "max")
+            with pytest.raises(collectives.DtypeError, match="dtype is object"):
+                comm.all_reduce(np.array([object()]))
+            with pytest.raises(collectives.DtypeError, match="x should be an array, is str"):
+                comm.all_reduce("x")
+
+        run(check)
+
+    @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (2, 0, 3)])
+    def test_shapes_without_many_elements(self, run: Run, shape: tuple[int, ...]) -> None:
+        def check(comm: Communicator) -> None:
+            x = np.ones(shape)
+            assert_array_equal(comm.all_reduce(x), np.full(shape, comm.size))
+            assert comm.all_reduce(x).shape == shape
+            assert_array_equal(comm.broadcast(np.full(shape, float(comm.rank))), np.zeros(shape))
+            whole = comm.all_gather(x)
+            assert whole.shape == ((comm.size,) if shape == () else (comm.size * shape[0], *shape[1:]))
+
+        run(check)
+
+    def test_strided_fortran_and_read_only_input(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            base = np.arange(24.0).reshape(4, 6) + comm.rank
+            extra = sum(range(comm.size))
+            frozen = base.copy()
+            frozen.flags.writeable = False
+            for x in (base[::2, ::-3], base.T, np.asfortranarray(base), frozen):
+                y = comm.all_reduce(x)
+                assert y.flags.c_contiguous
+                assert_array_equal(y, (x - comm.rank) * comm.size + extra)
+                assert_array_equal(comm.all_gather(x)[: len(x)], x - comm.rank)
+
+        run(check)
+
+    def test_out_in_place_and_beside(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            for dtype in (np.float32, np.float16):
+                x = np.full((2, 3), comm.rank + 1, dtype)
+                expected = np.full((2, 3), sum(range(comm.size + 1)), dtype)
+                out = np.empty_like(x)
+                assert comm.all_reduce(x, out=out) is out
+                assert_array_equal(out, expected)
+                strided = np.zeros((2, 6), dtype)[:, ::2]
+                assert comm.all_reduce(x, out=strided) is strided
+                assert_array_equal(strided, expected)
+                assert comm.all_reduce(x, out=x) is x
+                assert_array_equal(x, expected)
+
+        run(check)
+
+    def test_out_may_overlap_the_input(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            base = np.arange(10.0)
+            comm.all_reduce(base[:8], out=base[2:])
+            assert_array_equal(base[2:], comm.size * np.arange(8))
+
+        run(check)
+
+    def test_out_that_does_not_fit_is_refused(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            with pytest.raises(collectives.ArgumentError, match=r"out should be float64 \(3,\), is float64 \(4,\)"):
+                comm.all_reduce(np.ones(3), out=np.ones(4))
+            with pytest.raises(collectives.ArgumentError, match="float32"):
+                comm.all_reduce(np.ones(3), out=np.ones(3, np.float32))
+            frozen = np.ones(3)
+            frozen.flags.writeable = False
+            with pytest.raises(collectives.ArgumentError, match="read-only"):
+                comm.all_reduce(frozen, out=frozen)
+            # What is found out only after an exchange leaves the order of calls intact.
+            with pytest.raises(collectives.ArgumentError, match="out should be"):
+                comm.all_gather(np.ones((1, 2)), out=np.ones((comm.size, 3)))
+            assert comm.all_reduce(np.ones(1)) == comm.size
+
+        run(check)
+
+    def test_scale_is_a_number_or_known_later(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            assert_array_equal(comm.all_reduce(np.full(2, 3.0), scale=0.5), np.full(2, 1.5 * comm.size))
+            weights = np.array([float(comm.rank + 1)])
+            first = comm.all_reduce(weights, out=weights, async_op=True)
+            second = comm.all_reduce(np.ones(2), scale=lambda: 1 / weights[0], async_op=True)
+            assert first.wait() is weights
+            assert_array_equal(second.wait(), np.full(2, comm.size * (1 / sum(range(comm.size + 1)))))
+            with pytest.raises(collectives.DtypeError, match="scale needs a floating"):
+                comm.all_reduce(np.ones(2, int), scale=0.5)
+
+        run(check)
+
+    def test_the_same_inputs_give_the_same_bits(self, run: Run) -> None:
+        def check(comm: Communicator) -> bytes:
+            x = np.random.default_rng(comm.rank).normal(size=3001).astype(np.float32)
+            results = {comm.all_reduce(x).tobytes() for _ in range(5)}
+            assert len(results) == 1
+            everyones = comm.all_gather(np.frombuffer(next(iter(results)), np.uint8)).reshape(comm.size, -1)
+            assert (everyones == everyones[0]).all()
+            return next(iter(results))
+
+        run(check)
+
+    def test_other_libraries_arrays_are_taken_by_their_interfaces(self, run: Run) -> None:
+        class Interface:
+            def __init__(self, array: Any) -> None:
+                self.__array_interface__ = array.__array_interface__
+                self.array = array
+
+        class Dlpack:
+            def __init__(self, array: Any) -> None:
+                self.array = array
+                self.__dlpack__ = array.__dlpack__
+                self.__dlpack_device__ = array.__dlpack_device__
+
+        def check(comm: Communicator) -> None:
+            for kind in (Interface, Dlpack):
+                x = kind(np.full(3, comm.rank + 1.0))
+                assert_array_equal(comm.all_reduce(x), np.full(3, sum(range(comm.size + 1))))
+            inside = Interface(np.full(3, comm.rank + 1.0))
+            comm.all_reduce(inside, out=inside)
+            assert_array_equal(inside.array, np.full(3, sum(range(comm.size + 1))))
+
+        run(check)
+
+    @pytest.mark.parametrize("dtype", REDUCIBLE)
+    @pytest.mark.parametrize("rows", [0, 1, 7])
+    def test_reduce_scatter_hands_out_the_rows_of_the_sum(self, run: Run, dtype: type, rows: int) -> None:
+        def check(comm: Communicator) -> None:
+            whole = np.arange(rows * 2).reshape(rows, 2)
+            x = whole.astype(dtype) + dtype(comm.rank)
+            y = comm.reduce_scatter(x)
+            assert y.dtype == dtype
+            total = comm.size * whole + sum(range(comm.size))
+            assert_array_equal(y, np.array_split(total, comm.size)[comm.rank])
+            assert_array_equal(x, whole + comm.rank)
+            assert_array_equal(comm.reduce_scatter(x, async_op=True).wait(), y)
+
+        run(check)
+
+    @pytest.mark.parametrize(
+        ("op", "expected"), [("max", np.max), ("min", np.min), ("prod", np.prod), ("mean", np.mean)]
+    )
+    def test_reduce_scatter_has_every_op_and_takes_lengths(
+        self, run: Run, op: str, expected: Callable[..., Any]
+    ) -> None:
+        def check(comm: Communicator) -> None:
+            lengths = [rank % 3 for rank in range(comm.size)][::-1]
+            n, first = sum(lengths), sum(lengths[: comm.rank])
+            mine = slice(first, first + lengths[comm.rank])
+            everyones = np.array([[[rank + 1.0, -rank]] * n for rank in range(comm.size)]).reshape(comm.size, n, 2)
+            want = expected(everyones, axis=0)[mine]
+            out = np.empty((lengths[comm.rank], 2))
+            strided = np.empty((lengths[comm.rank], 4))[:, ::2]
+            x = everyones[comm.rank]
+            for room in (None, out, strided):
+                y = comm.reduce_scatter(x, op, lengths=lengths, out=room)
+                assert room is None or y is room
+                assert_array_equal(y, want)
+            if op == "mean":
+                assert_array_equal(comm.reduce_scatter(x, "sum", scale=0.5, lengths=lengths), want * comm.size / 2)
+
+        run(check)
+
+    @pytest.mark.filterwarnings("ignore:invalid value")
+    def test_nan_wins_reduce_scatter_too(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            for dtype in (np.float32, np.float16):
+                x = np.full((comm.size, 3), np.nan if comm.rank == 0 else 1, dtype)
+                for op in ("max", "min"):
+                    assert np.isnan(comm.reduce_scatter(x, op)).all()
+
+        run(check)
+
+    def test_reduce_scatter_of_unusual_input(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            base = np.arange(24.0).reshape(4, 6) + comm.rank
+            frozen = base.copy()
+            frozen.flags.writeable = False
+            for x in (base[::2, ::-3], base.T, np.asfortranarray(base), frozen, np.ones((comm.size, 0, 3))):
+                y = comm.reduce_scatter(x)
+                assert y.flags.c_contiguous
+                assert_array_equal(y, np.array_split(comm.all_reduce(x), comm.size)[comm.rank])
+            # The result may lie in the input.
+            rows = np.arange(4.0 * comm.size).reshape(comm.size, 4)
+            comm.reduce_scatter(rows, out=rows[:1])
+            assert_array_equal(rows[0], comm.size * np.arange(4.0) + 4 * comm.size * comm.rank)
+            with pytest.raises(collectives.ArgumentError, match="splits axis 0, and x is 0-d"):
+                comm.reduce_scatter(np.float64(1))
+            with pytest.raises(collectives.ArgumentError, match="add up to 0, x has 4 rows"):
+                comm.reduce_scatter(base, lengths=[0] * comm.size)
+            with pytest.raises(collectives.ArgumentError, match="lengths should be"):
+                comm.reduce_scatter(base, lengths=[4] * (comm.size + 1))
+            with pytest.raises(collectives.ArgumentError, match="out should be"):
+                comm.reduce_scatter(base, out=np.ones((9, 9)))
+            with pytest.raises(collectives.DtypeError, match="sum of bool"):
+                comm.reduce_scatter(np.ones((4, 1), bool))
+
+        run(check)
+
+    def test_reduce_scatter_gives_the_same_bits_every_time(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            x = np.random.default_rng(comm.rank).normal(size=(3001, 2)).astype(np.float32)
+            assert len({comm.reduce_scatter(x).tobytes() for _ in range(5)}) == 1
+
+        run(check)
