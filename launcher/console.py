@@ -24,18 +24,19 @@ BACKLOG = 1 << 20
 class Console:
     """The launcher's two output streams.
 
-    n: number of ranks; prefix: lines bear their rank in front, but never in a world of one
+    n: number of ranks; prefix: lines bear their rank in front, and a rank that is alone has the terminal to itself;
+    without it only whole lines and one bar are shown, of a world of one too
     out, err: file descriptors
     """
 
     def __init__(
         self, n: int, out: int = 1, err: int = 2, environ: Mapping[str, str] = os.environ, *, prefix: bool = True
     ) -> None:
-        self._n = n
         self._fds = {"out": out, "err": err}
         self._terminal = {fd: os.isatty(fd) for fd in (out, err)}
         self._colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
         self._prefixed = prefix and n > 1
+        self._exact = prefix and n == 1
         self._width = len(str(n - 1))
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
         self._queue: deque[tuple[int, bytes]] = deque()
@@ -61,7 +62,7 @@ class Console:
     def write(self, rank: int, stream: str, data: bytes) -> None:
         """Takes what `rank` wrote to `stream` ("out" or "err")."""
         fd = self._fds[stream]
-        if self._n == 1 and self._terminal[fd]:
+        if self._exact and self._terminal[fd]:
             self._put(fd, data)  # alone on a terminal: exactly what the script wrote, prompts too
             self._mid_line = not data.endswith(b"\n")
             return

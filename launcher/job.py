@@ -23,7 +23,7 @@ class Job:
     n: number of ranks
     grace: seconds between asking the ranks to end and killing them
     start_limit: seconds within which every rank must have started
-    prefix: lines bear their rank in front, if there is more than one
+    prefix: lines bear their rank in front, if there is more than one; False if only rank 0 speaks, in lines and a bar
 
     Raises: UsageError if no such job can exist.
     """

@@ -1,0 +1,362 @@
+"""ddp-bench from its command line to its tables, files and exit codes, on ranks of its own and on those of others."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pty
+import signal
+import sys
+import time
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.bench import __main__ as command
+from launcher.bench import contestants, plot, preflight, worker
+from launcher.bench.cli import parse
+from launcher.bench.contestants import Ours, OursShared
+from launcher.bench.kinds import KINDS
+from launcher.bench.record import Outcome
+from launcher.bench.settings import OPS
+from launcher.job import UsageError
+
+BENCH = [sys.executable, "-m", "launcher.bench"]
+QUICK = ["-b", "64", "-e", "512", "-f", "8", "--iters", "2", "--warmup", "1", "--check"]
+
+
+def threads(*args: str, ranks: int = 2) -> Outcome:
+    """What is measured between threads of this process."""
+    settings = parse([*args, *QUICK, "-n", str(ranks), "--backend", "threads"])
+    return worker.join(settings, "threads", ranks, bar=False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_all_collectives_bring_what_they_must(ranks: int, capsys: Any) -> None:
+    outcome = threads("all", "-d", "float32,int8", ranks=ranks)
+    said = capsys.readouterr().out
+    assert (outcome.backend, outcome.ranks, outcome.nodes) == ("threads", ranks, 1)
+    assert [line.split(":")[0] for line in said.splitlines() if "backend threads" in line or "needs at" in line] == [
+        f"# {name}" for name in KINDS
+    ]
+    measured = {name: kind for name, kind in KINDS.items() if ranks >= kind.least_ranks}
+    for name, kind in measured.items():
+        rows = [row for row in outcome.rows if row.collective == name]
+        assert [row.dtype for row in rows] == (["none"] if kind.empty else ["float32"] * 2 + ["int8"] * 2)
+        for row in rows:
+            assert tuple(row.cells) == kind.places
+            assert [cell.wrong for cell in row.cells.values()] == [None if kind.empty else 0] * len(kind.places)
+            assert all(cell.seconds > 0 and len(cell.rounds) == cell.calls == 2 for cell in row.cells.values())
+    assert len(outcome.rows) == 4 * len(measured) - 3
+    assert "# wrong elements: 0" in said
+
+
+_MEANINGLESS = {("bool", "sum"), ("bool", "mean"), ("bool", "prod"), ("complex64", "max"), ("complex64", "min")}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    sorted(set(product(["float64", "bfloat16", "uint16", "complex64", "bool"], OPS)) - _MEANINGLESS),
+)
+def test_every_op_of_every_kind_of_number(dtype: str, op: str) -> None:
+    outcome = threads("all_reduce", "reduce", "reduce_scatter", "-d", dtype, "-o", op)
+    assert outcome.wrong == 0
+    assert len(outcome.rows) == 6
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.empty])
+def test_one_wrong_element_is_found(name: str, monkeypatch: Any, capsys: Any) -> None:
+    bind = Ours.bind
+
+    def lying(self: Ours, kind: Any, x: Any, out: Any, op: str) -> Any:
+        call = bind(self, kind, x, out, op)
+        got = x if out is None else out
+
+        def wrapped() -> None:
+            call()
+            if self.comm.rank == 0:
+                got[-1] += 1
+
+        return wrapped
+
+    monkeypatch.setattr(Ours, "bind", lying)
+    outcome = threads(name)
+    assert {cell.wrong for row in outcome.rows for cell in row.cells.values()} == {1}
+    assert f"# wrong elements: {outcome.wrong}" in capsys.readouterr().out
+    assert command._finish(parse([name]), [outcome]) == 1
+    assert capsys.readouterr().err == f"ddp-bench: {outcome.wrong} elements were wrong\n"
+
+
+def test_a_result_that_never_came_is_wrong(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Ours, "bind", lambda self, *args: lambda: None)
+    outcome = threads("all_gather", "--place", "out")
+    assert [row.cells["out"].wrong for row in outcome.rows] == [2 * 16, 2 * 128]
+
+
+def test_what_a_contestant_refuses_is_said_and_left_out(monkeypatch: Any, capsys: Any) -> None:
+    bind = Ours.bind
+
+    class Rival(Ours):
+        refusals = (NotImplementedError,)
+
+        def bind(self, kind: Any, x: Any, out: Any, op: str) -> Any:
+            if out is x:
+                raise NotImplementedError("not in place\nand more")
+            return bind(self, kind, x, out, op)
+
+    def both(comm: Any, settings: Any) -> Any:
+        rival = Rival(comm)
+        rival.name = "rival"
+        return meeting(comm, settings)[0], [Ours(comm), rival]
+
+    from launcher.bench import rank
+
+    meeting = rank._contestants
+    monkeypatch.setattr(rank, "_contestants", both)
+    outcome = threads("all_reduce")
+    assert {tuple(row.cells) for row in outcome.rows if row.by == "rival"} == {("out",)}
+    assert {tuple(row.cells) for row in outcome.rows if row.by == "ours threads"} == {("out", "in")}
+    assert all(row.cells["out"].ratio is not None for row in outcome.rows if row.by == "rival")
+    assert outcome.refusals == ("rival has no all_reduce of float32 in-place: not in place",)
+    assert f"# {outcome.refusals[0]}" in capsys.readouterr().out.splitlines()
+
+
+def test_shared_arrays_need_a_communicator_that_has_them() -> None:
+    with pytest.raises(UsageError, match=r"--empty: the communicator of backend x has no empty\(\)"):
+        OursShared(SimpleNamespace(backend="x"))  # type: ignore[arg-type]  # no more is looked at
+    asked = []
+    comm = SimpleNamespace(backend="x", empty=lambda shape, dtype: asked.append(shape) or np.ones(shape, dtype))
+    buffer = OursShared(comm).empty(12)  # type: ignore[arg-type]
+    assert asked == [(12,)]
+    assert not buffer.any()
+
+
+@pytest.mark.parametrize(
+    ("rank", "other", "order"), [(0, 1, ["send", "receive"]), (1, 0, ["receive", "send"]), (2, None, [])]
+)
+def test_ping_pong(rank: int, other: int | None, order: list[str]) -> None:
+    done: list[str] = []
+    contestants.ping_pong(rank, other, lambda: done.append("send"), lambda: done.append("receive"))()
+    assert done == order
+
+
+# Before a rank has started ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "missing", "says"),
+    [
+        (["--vs", "torch-gloo"], "torch", "rival torch-gloo needs torch, which is not installed: pip install"),
+        (["--vs", "mpi4py"], "mpi4py", "rival mpi4py needs mpi4py, which is not installed"),
+        (["--plot", "a.png"], "matplotlib", "--plot needs matplotlib, which is not installed"),
+        (["--plot", "a.pdf"], "", "the plot is a PNG, so its name should end in .png: a.pdf"),
+        (["--backend", "nccl"], "cupy", "backend nccl needs CuPy, which is not installed"),
+        (["--backend", "nccl"], "", "backend nccl needs a GPU, and no CUDA device can be used here"),
+        (["--json", "."], "", ". is a directory, not a file to be written"),
+        (["--json", "no/where.json"], "", "there is no folder no for where.json"),
+        (["--json", "locked.json"], "", "locked.json cannot be written"),
+        (["-e", "1G"], "", "sizes up to 1073741824 bytes need 4.3 GB in all, 1.0 GB are available"),
+    ],
+)
+def test_what_cannot_work_is_told_before_anything_starts(
+    args: list[str], missing: str, says: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("locked.json").touch()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != "locked.json" and access(path, mode))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(preflight, "gpus", lambda: 0)
+    monkeypatch.setattr(preflight, "available_memory", lambda: 10**9)
+    assert command.main(["all_reduce", *args]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith("ddp-bench: ")
+    assert says in said.err
+
+
+def test_memory_is_known_here() -> None:
+    memory = preflight.available_memory()
+    assert memory is not None
+    assert memory > 1 << 20
+    assert preflight.footprint(parse(["all", "-e", "1M", "--vs", "mpi4py", "--empty"]), 4) == 4 * 3 * 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["-n", "3"], "-n 3 was asked for, but mpich has started 2 ranks"),
+        (["--backend", "threads"], "backend threads makes ranks of its own: start ddp-bench by itself"),
+        (["--backend", "mpi,threads"], "under a launcher a job has one backend"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_wrong_use_under_a_launcher_is_told_once(
+    args: list[str], says: str, rank: int, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setenv("PMI_RANK", str(rank))
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert command.main(["all_reduce", *args]) == 2
+    assert (says in capsys.readouterr().err) == (rank == 0)
+
+
+def test_help_and_version(capsys: Any) -> None:
+    assert command.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 120
+    assert all(name in text for name in KINDS)
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ddp-bench ")
+
+
+# Pictures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_has_a_line_for_each(tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    outcome = threads("all_reduce", "broadcast", "barrier")
+    figures = []
+    savefig = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **more: figures.append(self) or savefig(self, *args, **more)
+    )
+    path = tmp_path / "bench.png"
+    assert plot.save(str(path), [outcome], "title")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    (figure,) = figures
+    panels = {panel.get_title(): panel for panel in figure.axes if panel.get_visible()}
+    assert list(panels) == ["all_reduce", "broadcast"]
+    lines = {line.get_label(): line for line in panels["all_reduce"].get_lines()}
+    assert list(lines) == ["ours threads, out of place", "ours threads, in place"]
+    rows = [row for row in outcome.rows if row.collective == "all_reduce"]
+    assert [*lines["ours threads, in place"].get_xdata()] == [64, 512]
+    assert [*lines["ours threads, in place"].get_ydata()] == [row.cells["in"].busbw for row in rows]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lines)
+
+
+def test_no_picture_of_a_barrier(tmp_path: Path) -> None:
+    assert not plot.save(str(tmp_path / "bench.png"), [threads("barrier")], "title")
+    assert not (tmp_path / "bench.png").exists()
+
+
+# Ranks that are processes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+def test_on_ranks_of_its_own(run_job: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    done = run_job([*BENCH, "all", "-n", "2", *QUICK, "--vs", "mpi4py", "--json", path])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if "backend mpi" in line] == [
+        f"# {name}: 2 ranks on 1 node, backend mpi" for name in KINDS
+    ]
+    document = json.loads(path.read_text())
+    assert document["settings"]["collectives"] == list(KINDS)
+    assert document["machine"]["cores"] == os.cpu_count()
+    (job,) = document["jobs"]
+    assert {"python", "numpy", "mpi4py", "ddp-runtime"} <= set(job["versions"])
+    outcome = Outcome.decode({**job})
+    assert outcome.wrong == 0
+    assert {row.by for row in outcome.rows} == {"ours mpi", "mpi4py"}
+    measured = {(row.collective, row.by, place) for row in outcome.rows for place in row.cells}
+    refused = {("reduce_scatter", "mpi4py", "in")}
+    everything = {
+        (name, by, place) for name, kind in KINDS.items() for by in ("ours mpi", "mpi4py") for place in kind.places
+    }
+    assert measured == everything - refused
+    assert {(each.collective, each.by, each.place) for each in outcome.fits} == {
+        each for each in measured if each[0] != "barrier"
+    }
+
+
+@pytest.mark.mpi
+def test_beside_gloo(run_job: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "bench.json"
+    collectives = ["all_reduce", "broadcast", "gather", "scatter", "all_gather", "all_to_all", "send_recv", "barrier"]
+    once = ["-b", "64", "-e", "64", "--iters", "1", "--warmup", "1", "--check"]
+    done = run_job([*BENCH, *collectives, *once, "-d", "float32,bfloat16", "--vs", "torch-gloo", "--json", path])
+    assert done.returncode == 0, done.stderr
+    (job,) = json.loads(path.read_text())["jobs"]
+    outcome = Outcome.decode(job)
+    assert outcome.wrong == 0
+    gloo = [row for row in outcome.rows if row.by == "torch-gloo"]
+    assert {row.collective for row in gloo if row.dtype != "bfloat16"} == set(collectives)
+    assert (
+        "torch-gloo has no all_reduce of float32 out-of-place: torch.distributed reduces in place" in outcome.refusals
+    )
+    assert all(cell.ratio is not None for row in gloo for place, cell in row.cells.items())
+
+
+@pytest.mark.mpi
+def test_on_the_ranks_of_mpiexec(run_job: Any, mpiexec: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    done = run_job([*mpiexec, "-n", "2", *BENCH, "all_reduce", *QUICK, "--json", path])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("# all_reduce: 2 ranks on 1 node, backend mpi") == 1
+    assert len([line for line in done.stdout.splitlines() if not line.startswith("#") and line]) == 2
+    assert json.loads(path.read_text())["jobs"][0]["ranks"] == 2
+
+
+@pytest.mark.mpi
+def test_on_the_ranks_of_ddp_launch(run_job: Any) -> None:
+    done = run_job([sys.executable, "-m", "launcher", "-n", "2", "-m", "launcher.bench", "barrier", "-n", "2", *QUICK])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {line[:3] for line in done.stdout.splitlines()} == {"0: "}
+
+
+@pytest.mark.mpi
+def test_backends_in_turn(run_job: Any) -> None:
+    done = run_job([*BENCH, "barrier", *QUICK, "--backend", "mpi,threads,single"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if "# barrier" in line] == [
+        "# barrier: 2 ranks on 1 node, backend mpi",
+        "# barrier: 2 ranks on 1 node, backend threads",
+        "# barrier: 1 rank on 1 node, backend single",
+    ]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("backend", ["mpi", "threads"])
+def test_ctrl_c(backend: str, start_job: Any) -> None:
+    job = start_job([*BENCH, "all_reduce", "--backend", backend, "--budget", "60", "-b", "1M", "-e", "1M"])
+    line = job.process.stdout.readline()
+    assert line.startswith("# all_reduce")
+    time.sleep(0.3)
+    start = time.monotonic()
+    os.killpg(job.process.pid, signal.SIGINT)
+    done = job.wait(20)
+    assert done.returncode == 130
+    assert done.stderr == "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("backend", ["mpi", "single"])
+def test_a_progress_bar_on_a_terminal_only(backend: str, start_job: Any) -> None:
+    master, slave = pty.openpty()
+    args = [*BENCH, "all_reduce", "--backend", backend, *QUICK]
+    job = start_job(args, stdout=slave, stderr=slave, env={"TERM": "xterm"})
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            data = os.read(master, 1 << 16)
+        except OSError:
+            break  # all have closed it
+        seen += data
+    os.close(master)
+    assert job.process.wait(20) == 0
+    text = seen.decode()
+    assert "[                    ]   0%  starting  all_reduce 64 B" in text
+    assert "[==========          ]  50%" in text
+    left = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
+    assert not any("%" in line for line in left)
+    assert len(left) == 14
