@@ -1,6 +1,6 @@
-"""Collectives over MPI: nonblocking calls only, each tested until complete, so that every wait can end (decision 10).
+"""This process in MPI's world: joining it, who else is in it, saying goodbye, leaving it.
 
-The one module that imports mpi4py. Source of the operations: MPI 4.1, chapter 6 (nonblocking collectives).
+The one module that imports mpi4py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import mpi4py
 import numpy as np
 
 from collectives import world
-from collectives.departure import Departure, among
+from collectives._mpi_transport import INT, MPITransport
+from collectives.departure import Departure
 from collectives.errors import BackendError, WorldError
-from collectives.reduction import COMBINE, Array, ReduceOp
-from collectives.transport import Test, offsets
+from collectives.reduction import COMBINE, ReduceOp
 
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
@@ -30,10 +30,13 @@ _HOST_BYTES = 256  # what POSIX allows a host name, rounded up
 class MPIWorld:
     """This process's membership in MPI's world: joined once, left once.
 
+    checks: how many calls of each communicator are checked for agreement across nodes; None: all
+
     Raises: WorldError if MPI sees another world than the one promised; BackendError if MPI cannot serve threads.
     """
 
-    def __init__(self, promised: world.World | None, timeout: float) -> None:
+    def __init__(self, promised: world.World | None, timeout: float, checks: int | None = 100) -> None:
+        self.checks = checks
         self._ours = "mpi4py.MPI" not in sys.modules
         MPI = _join_and_wait_for_every_rank_to_call_init(timeout)
         self._MPI = MPI
@@ -60,7 +63,8 @@ class MPIWorld:
 
     def transport(self) -> MPITransport:
         """The transport of all ranks."""
-        return MPITransport(self._MPI, self._comm, self, range(self.size), "world")
+        limit = sys.maxsize if self._MPI.Get_version() >= (4, 0) else INT
+        return MPITransport(self._MPI, self._comm, self, range(self.size), "world", limit)
 
     def seat(self, members: Sequence[int], rank: int) -> Seat:
         """Where rank `rank` stands in a communicator of these ranks of the world."""
@@ -69,8 +73,10 @@ class MPIWorld:
     def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:
         """MPI's op for arrays of that dtype."""
         MPI = self._MPI
-        if op in _ORDER and dtype.kind == "f":
-            # What MPI_MAX makes of a NaN depends on where it stands, so ranks would end up with different values.
+        # What MPI_MAX makes of a NaN depends on where it stands, so ranks would end up with different values. And Open
+        # MPI's sums of short integers saturate in vector units and wrap around elsewhere (its issue 8045).
+        ours = dtype.kind == "f" if op in _ORDER else op is ReduceOp.SUM and dtype.kind in "iu" and dtype.itemsize < 4
+        if ours:
             if (op, dtype) not in self._ops:
                 self._ops[op, dtype] = MPI.Op.Create(_combining(COMBINE[op], dtype), commute=True)
             return self._ops[op, dtype]
@@ -181,105 +187,3 @@ def take_seat(hosts: Sequence[bytes], rank: int) -> Seat:
         local_size=list(hosts).count(mine),
         node=list(dict.fromkeys(hosts)).index(mine),
     )
-
-
-class MPITransport:
-    """One MPI communicator of our own."""
-
-    name = "mpi"
-
-    def __init__(self, MPI: Any, comm: Any, membership: MPIWorld, members: Sequence[int], key: str) -> None:
-        self._MPI = MPI
-        self._comm = comm
-        self._membership = membership
-        self._members = members  # ranks of the world
-        self.key = key
-        seat = membership.seat(members, members.index(membership.rank))
-        self.rank, self.size = seat.rank, seat.size
-        self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
-
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
-        source = self._MPI.IN_PLACE if x is out else x
-        return self._comm.Iallreduce(source, out, self._membership.op(op, out.dtype)).Test
-
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
-        return self._comm.Ireduce(x, out, self._membership.op(op, x.dtype), root).Test
-
-    def broadcast(self, x: Array, root: int) -> Test:
-        return self._comm.Ibcast([x, self._MPI.BYTE], root).Test
-
-    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
-        return self._comm.Igatherv([x, self._MPI.BYTE], self._parts(out, counts), root).Test
-
-    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
-        return self._comm.Iscatterv(self._parts(x, counts), [out, self._MPI.BYTE], root).Test
-
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
-        return self._comm.Iallgatherv([x, self._MPI.BYTE], self._parts(out, counts)).Test
-
-    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
-        return self._comm.Ireduce_scatter(x, out, list(counts), self._membership.op(op, x.dtype)).Test
-
-    def all_to_all(self, x: Array, out: Array, sends: Sequence[int], receives: Sequence[int]) -> Test:
-        return self._comm.Ialltoallv(self._parts(x, sends), self._parts(out, receives)).Test
-
-    def send(self, x: Array, dst: int, tag: int) -> Test:
-        return self._comm.Isend([x, self._MPI.BYTE], dst, tag).Test
-
-    def recv(self, out: Array, src: int, tag: int) -> Test:
-        return self._comm.Irecv([out, self._MPI.BYTE], src, tag).Test
-
-    def barrier(self) -> Test:
-        return self._comm.Ibarrier().Test
-
-    def duplicate(self, key: str) -> tuple[MPITransport, Test]:
-        comm, request = self._comm.Idup()  # its handle is there at once, usable when the request is done
-        return MPITransport(self._MPI, comm, self._membership, self._members, key), request.Test
-
-    def split(self, members: Sequence[int] | None, key: str) -> tuple[MPITransport | None, Test]:
-        # MPI has no nonblocking split. All ranks are here, so it takes microseconds; but one that is stopped in these
-        # must not take the others' time limit away, so a thread of its own waits for it.
-        color = self._MPI.UNDEFINED if members is None else members[0]
-        made = _in_a_thread(lambda: self._comm.Split(color, 0 if members is None else members.index(self.rank)))
-        if members is None:
-            return None, lambda: made() is not None
-        everyones = [self._members[rank] for rank in members]
-        part = MPITransport(self._MPI, None, self._membership, everyones, key)
-
-        def test() -> bool:
-            part._comm = made()
-            return part._comm is not None
-
-        return part, test
-
-    def close(self) -> None:
-        if self.key != "world":
-            # Collective by the standard, local in MPICH and Open MPI; an MPI has about 2,000 of these in all.
-            self._comm.Free()
-
-    def departures(self) -> Mapping[int, Departure]:
-        return among(self._members, self._membership.departures())
-
-    def _parts(self, whole: Array | None, counts: Sequence[int]) -> Any:
-        return None if whole is None else [whole, (list(counts), offsets(counts)), self._MPI.BYTE]
-
-
-def _in_a_thread(fn: Callable[[], Any]) -> Callable[[], Any]:
-    """Starts fn in a thread of its own. Returns a function: fn's result once it is there, None before."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(fn())
-        except BaseException as error:  # raised again where the result is asked for
-            errors.append(error)
-
-    threading.Thread(target=work, name="collectives-split", daemon=True).start()
-
-    def result() -> Any:
-        if errors:
-            raise errors[0]
-        return results[0] if results else None
-
-    return result

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from collectives.departure import Departure
+from collectives.meeting import Header
 from collectives.reduction import Array, ReduceOp
-from collectives.transport import Test
+from collectives.transport import Finish, Test, then
 
 
 def _done() -> bool:
@@ -25,11 +26,28 @@ class SingleTransport:
     def __init__(self, key: str = "world") -> None:
         self.key = key
 
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
-        return _copy(x, out)
+    def meet(
+        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    ) -> Test:
+        return _done
 
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
-        return _copy(x, out)
+    def headers(self) -> Array | None:
+        return None
+
+    def told(self, room: Array, root: int) -> Test:
+        return _done
+
+    def all_told(self, prefix: Array, room: Array) -> Test:
+        return _copy(prefix, room[0])
+
+    def late(self) -> Sequence[int]:
+        return []
+
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
+        return then(_copy(x, out), finish, out)
+
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
+        return then(_copy(x, out), finish, out)
 
     def broadcast(self, x: Array, root: int) -> Test:
         return _done
@@ -44,10 +62,12 @@ class SingleTransport:
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
         return _copy(x, out)
 
-    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
-        return _copy(x, out)
+    def reduce_scatter(
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+    ) -> Test:
+        return then(_copy(x, out), finish, out)
 
-    def all_to_all(self, x: Array, out: Array, sends: Sequence[int], receives: Sequence[int]) -> Test:
+    def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
         return _copy(x, out)
 
     def send(self, x: Array, dst: int, tag: int) -> Test:

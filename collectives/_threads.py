@@ -16,8 +16,9 @@ import numpy as np
 
 from collectives.departure import Departure, among
 from collectives.errors import MismatchError
+from collectives.meeting import HASH, WORDS, Header
 from collectives.reduction import COMBINE, Array, ReduceOp
-from collectives.transport import LETTER, Test, offsets
+from collectives.transport import LETTER, Finish, Test, offsets, then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,12 @@ class Board:
             row.error = MismatchError(f"ranks made different calls: {table}")
         row.parts.clear()
 
+    def missing(self, number: int) -> list[int]:
+        """The ranks that have not come to collective `number`; none if it is complete."""
+        with self.lock:
+            row = self._rows.get(number)
+            return [] if row is None else [rank for rank in range(self.size) if rank not in row.parts]
+
     def send(self, src: int, dst: int, tag: int, number: int, x: Array) -> Test:
         """Posts letter `number` of those that src sends to dst under that tag."""
         short = len(x) <= LETTER
@@ -143,6 +150,7 @@ class ThreadTransport:
         self._left = left
         self._members = list(range(board.size)) if members is None else members
         self._number = 0
+        self._headers: Array | None = None
         self._sent: Counter[tuple[int, int]] = Counter()
         self._received: Counter[tuple[int, int]] = Counter()
 
@@ -150,11 +158,34 @@ class ThreadTransport:
         number, self._number = self._number, self._number + 1
         return self._board.post(self.rank, number, _Part(what=what, x=x, out=out), work)
 
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
-        return self._post(_reducer(op), ("all_reduce", op.value, x.dtype.str, x.size), x, out)
+    def meet(
+        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    ) -> Test:
+        self._headers = np.zeros((self.size, WORDS), np.int64)
+        shown = np.zeros(WORDS, np.int64)
+        shown[HASH : HASH + len(header)] = header
+        return self._gather(shown, self._headers)
 
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
-        return self._post(_reducer(op), ("reduce", op.value, x.dtype.str, x.size, root), x, out)
+    def headers(self) -> Array | None:
+        return self._headers
+
+    def told(self, room: Array, root: int) -> Test:
+        return self.broadcast(room, root)
+
+    def all_told(self, prefix: Array, room: Array) -> Test:
+        return self._gather(prefix, room)
+
+    def late(self) -> Sequence[int]:
+        return self._board.missing(self._number - 1)
+
+    def _gather(self, part: Array, room: Array) -> Test:
+        return self.all_gather(part.view(np.uint8), room.reshape(-1).view(np.uint8), [part.nbytes] * self.size)
+
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
+        return then(self._post(_reducer(op), ("all_reduce", op.value, x.dtype.str, x.size), x, out), finish, out)
+
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
+        return then(self._post(_reducer(op), ("reduce", op.value, x.dtype.str, x.size, root), x, out), finish, out)
 
     def broadcast(self, x: Array, root: int) -> Test:
         def work(parts: list[_Part]) -> None:
@@ -178,7 +209,9 @@ class ThreadTransport:
 
         return self._post(work, ("scatter", tuple(counts), root), x, out)
 
-    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
+    def reduce_scatter(
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+    ) -> Test:
         def work(parts: list[_Part]) -> None:
             total = np.array(parts[0].x)
             for part in parts[1:]:
@@ -186,10 +219,10 @@ class ThreadTransport:
             for part, start, count in zip(parts, offsets(counts), counts, strict=True):
                 np.copyto(part.out, total[start : start + count])
 
-        return self._post(work, ("reduce_scatter", op.value, x.dtype.str, tuple(counts)), x, out)
+        return then(self._post(work, ("reduce_scatter", op.value, x.dtype.str, tuple(counts)), x, out), finish, out)
 
-    def all_to_all(self, x: Array, out: Array, sends: Sequence[int], receives: Sequence[int]) -> Test:
-        return self._post(_exchange, ("all_to_all",), (x, sends), (out, receives))
+    def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
+        return self._post(_exchange(table), ("all_to_all", tuple(map(tuple, table))), x, out)
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
         number = self._sent[dst, tag]
@@ -234,16 +267,14 @@ def _reducer(op: ReduceOp) -> Callable[[list[_Part]], None]:
     return work
 
 
-def _exchange(parts: list[_Part]) -> None:
-    for d, receiver in enumerate(parts):
-        out, receives = receiver.out
-        came = []
-        for x, sends in (part.x for part in parts):
-            start = offsets(sends)[d]
-            came.append(x[start : start + sends[d]])
-        if [len(piece) for piece in came] != list(receives):
-            raise ValueError(f"rank {d} expects {list(receives)} bytes, gets {[len(piece) for piece in came]}")
-        np.concatenate(came, out=out)
+def _exchange(table: Sequence[Sequence[int]]) -> Callable[[list[_Part]], None]:
+    def work(parts: list[_Part]) -> None:
+        for d, receiver in enumerate(parts):
+            starts = [offsets(sends)[d] for sends in table]
+            came = [part.x[at : at + sends[d]] for part, sends, at in zip(parts, table, starts, strict=True)]
+            np.concatenate(came, out=receiver.out)
+
+    return work
 
 
 def _join(parts: list[_Part]) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
-from collectives.errors import ArgumentError
+import numpy as np
+
+from collectives._shared.quick import Quick, Recipe
+from collectives._shared.transport import SharedTransport
+from collectives.errors import ArgumentError, MismatchError
 from collectives.family import Family
-from collectives.progress import Call, CallQueue, Steps, Work
+from collectives.meeting import TEXT, Header, differ, table, to_text
+from collectives.progress import Call, CallQueue, Steps, Words, Work
 from collectives.reduction import Array
 from collectives.site import user_site
 from collectives.transport import Transport
 
 T = TypeVar("T")
 Scale = float | Callable[[], float] | None
+#: What a call does, step by step.
+Describe = Callable[[Call[T]], Steps[T]]
 Lengths = Sequence[int] | Literal["equal"] | None
 
 
@@ -25,6 +32,7 @@ class Calls:
         self.family = Family() if family is None else family
         self.queue = CallQueue(transport, self._ended)
         self.family.join(transport.key, self.queue)
+        self._quick = Quick(transport.board, self.queue) if isinstance(transport, SharedTransport) else None
         self.timeout = timeout
         self.rank = transport.rank
         self.size = transport.size
@@ -37,31 +45,69 @@ class Calls:
         self.family.leave(self._transport.key)
 
     @overload
-    def _run(self, name: str, x: Array | None, steps: Steps[T], async_op: Literal[False], more: str = "") -> T: ...
+    def _run(
+        self,
+        name: str,
+        x: Array | None,
+        steps: Describe[T],
+        async_op: Literal[False],
+        more: str = "",
+        recipe: Recipe | None = None,
+    ) -> T: ...
     @overload
-    def _run(self, name: str, x: Array | None, steps: Steps[T], async_op: bool, more: str = "") -> T | Work[T]: ...
-    def _run(self, name: str, x: Array | None, steps: Steps[T], async_op: bool, more: str = "") -> T | Work[T]:
-        call = Call(name, Words(x, more), user_site(), steps, self.timeout)
-        if not async_op:
-            return self.queue.run(call)
-        self.queue.submit(call)
-        return Work(call)
+    def _run(
+        self,
+        name: str,
+        x: Array | None,
+        steps: Describe[T],
+        async_op: bool,
+        more: str = "",
+        recipe: Recipe | None = None,
+    ) -> T | Work[T]: ...
+    def _run(
+        self,
+        name: str,
+        x: Array | None,
+        steps: Describe[T],
+        async_op: bool,
+        more: str = "",
+        recipe: Recipe | None = None,
+    ) -> T | Work[T]:
+        """Hands a call to the line. recipe: how the next one like it can be made quickly."""
+        call: Call[T] = Call(name, Words(x, more), user_site(), self.timeout)
+        call.steps = steps(call)
+        if async_op:
+            self.queue.submit(call)
+            return Work(call)
+        result = self.queue.run(call)
+        if recipe is not None and self._quick is not None and call.headers is not None:
+            self._quick.learn(call, x, recipe)
+        return result
+
+    def _meet(
+        self,
+        call: Call[Any],
+        header: Header,
+        payload: Array | None = None,
+        out: Array | None = None,
+        prefix: Array | None = None,
+    ) -> Steps[Array | None]:
+        """The first step of every collective: shows the others what is called here, and looks at what they call.
+
+        Returns: the headers of all ranks, None if they were not exchanged
+        Raises: MismatchError on every rank if they differ.
+        """
+        yield self._transport.meet(header, payload, out, prefix)
+        call.headers = headers = self._transport.headers()
+        if headers is not None and differ(headers):
+            texts = np.empty((self.size, TEXT), np.uint8)
+            what = call.what
+            array = "" if what.dtype is None else f"{what.dtype} {what.shape}"
+            mine = to_text(call.name, what.more, array, str(call.site))
+            yield self._transport.all_gather(mine, texts.reshape(-1), [TEXT] * self.size)
+            raise MismatchError(table(texts, range(self.size), self.rank, call.number))
+        return headers
 
     def _check_root(self, root: int) -> None:
         if not isinstance(root, int) or not 0 <= root < self.size:
             raise ArgumentError(f"root should be a rank from 0 to {self.size - 1}, is {root!r}")
-
-
-class Words:
-    """A call's dtype, shape and options, put into words only when an error needs them."""
-
-    __slots__ = ("dtype", "more", "shape")
-
-    def __init__(self, x: Array | None, more: str) -> None:
-        self.dtype = None if x is None else x.dtype
-        self.shape = None if x is None else x.shape
-        self.more = more
-
-    def __str__(self) -> str:
-        array = "" if self.dtype is None else f"{self.dtype} {self.shape}"
-        return " ".join(part for part in (self.more, array) if part)

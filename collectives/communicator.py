@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from collectives._shared.setup import share
+from collectives._shared.transport import SharedTransport
 from collectives.arrays import as_bytes
 from collectives.errors import ArgumentError
 from collectives.family import Family
+from collectives.meeting import Header, agreed
 from collectives.movements import Movements
 from collectives.objects import Objects
 from collectives.pairs import Pairs
-from collectives.progress import Steps
+from collectives.progress import Call, Steps
 from collectives.reductions import Reductions
 from collectives.transport import Transport
 
@@ -52,21 +55,26 @@ class Communicator(Reductions, Movements, Objects, Pairs):
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns once every rank has called it."""
 
-        def steps() -> Steps[None]:
-            yield self._transport.barrier()
+        def steps(call: Call[None]) -> Steps[None]:
+            headers = yield from self._meet(call, Header(agreed("barrier", "", None, None)))
+            if headers is None:  # else the ranks have met just now
+                yield self._transport.barrier()
 
-        return self._run("barrier", None, steps(), async_op)
+        return self._run("barrier", None, steps, async_op)
 
     def duplicate(self) -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective."""
         key = f"{self._transport.key}.{next(self._descendants)}"
 
-        def steps() -> Steps[Communicator]:
+        def steps(call: Call[Communicator]) -> Steps[Communicator]:
+            yield from self._meet(call, Header(agreed("duplicate", "", None, None)))
             transport, test = self._transport.duplicate(key)
             yield test
+            shared = self._transport.shared if isinstance(self._transport, SharedTransport) else None
+            transport = yield from share(transport, shared)
             return Communicator(transport, self.timeout, self.family)
 
-        twin: Communicator = self._run("duplicate", None, steps(), False)
+        twin: Communicator = self._run("duplicate", None, steps, False)
         return twin
 
     def split(self, color: int | None, key: int | None = None) -> Communicator | None:
@@ -83,15 +91,19 @@ class Communicator(Reductions, Movements, Objects, Pairs):
         stem = f"{self._transport.key}.{next(self._descendants)}"
         mine = np.array([color is not None, color or 0, self.rank if key is None else key], np.int64)
 
-        def steps() -> Steps[Communicator | None]:
+        def steps(call: Call[Communicator | None]) -> Steps[Communicator | None]:
+            yield from self._meet(call, Header(agreed("split", "", None, None)))
             told = np.empty((self.size, 3), np.int64)
             yield self._transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
             members = None if color is None else plan_split(told.tolist(), int(color))
             transport, test = self._transport.split(members, f"{stem}:{color}")
             yield test
-            return None if transport is None else Communicator(transport, self.timeout, self.family)
+            if transport is None:
+                return None
+            transport = yield from share(transport)
+            return Communicator(transport, self.timeout, self.family)
 
-        part: Communicator | None = self._run("split", None, steps(), False, f"color {color} key {key}")
+        part: Communicator | None = self._run("split", None, steps, False, f"color {color} key {key}")
         return part
 
     def close(self) -> None:

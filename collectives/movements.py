@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from collectives import header
+from collectives._shared import takes
+from collectives._shared.board import Board
+from collectives._shared.quick import LEFT, Recipe
 from collectives.arrays import (
     as_array,
     as_bytes,
@@ -21,7 +26,8 @@ from collectives.arrays import (
 )
 from collectives.calls import Calls, Lengths
 from collectives.errors import ArgumentError, MismatchError
-from collectives.progress import Steps
+from collectives.meeting import ROWS, Header, agreed
+from collectives.progress import Call, Steps
 from collectives.reduction import Array
 
 
@@ -35,19 +41,32 @@ class Movements(Calls):
         Returns: x as an array
         Raises: ArgumentError if there is no such root, or x is read-only off the root.
         """
+        if self._quick is not None and not async_op and type(x) is np.ndarray:
+            y = self._quick.run("broadcast", x, root, None, None)
+            if y is not LEFT:
+                return y
         array = as_array(x)
         self._check_root(root)
         if self.rank != root:
             writable(array, "x")
+        shown = Header(agreed("broadcast", f"root {root}", array.dtype, array.shape))
 
-        def steps() -> Steps[Array]:
+        def steps(call: Call[Array]) -> Steps[Array]:
             moved = contiguous(array)
-            yield self._transport.broadcast(as_bytes(moved), root)
+            sent = as_bytes(moved)
+            yield from self._meet(call, shown, sent if self.rank == root else None)
+            yield self._transport.broadcast(sent, root)
             if moved is not array and self.rank != root:
                 np.copyto(array, moved)
             return array
 
-        return self._run("broadcast", array, steps(), async_op, f"root {root}")
+        recipe = None
+        if array is x:
+            brings, dtype, shape = self.rank == root, array.dtype, array.shape
+            take = partial(takes.filled, root=root, dtype=dtype, shape=shape)
+            recipe = Recipe(root, dtype if brings else None, None, dtype, lambda board, headers: take(board))
+            recipe = recipe._replace(writes=not brings)
+        return self._run("broadcast", array, steps, async_op, f"root {root}", recipe)
 
     def gather(self, x: Any, root: int = 0, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on the root alone.
@@ -58,19 +77,28 @@ class Movements(Calls):
         Returns: (n_0 + n_1 + ..., ...) on the root, None elsewhere
         Raises: ArgumentError if there is no such root, or lengths or out do not fit.
         """
+        if self._quick is not None and not async_op and type(x) is np.ndarray and type(lengths) is not list:
+            y = self._quick.run("gather", x, (root, lengths), out if self.rank == root else None, None)
+            if y is not LEFT:
+                return y
         self._check_root(root)
         part, known = self._part(x, lengths)
         target = None if out is None or self.rank != root else as_array(out, "out")
+        more = f"root {root}{_given(lengths)}"
+        shown = Header(agreed("gather", more, part.dtype, part.shape[1:]), len(part))
 
-        def steps() -> Steps[Array | None]:
-            counts = known if known is not None else (yield from self._exchange_lengths(part))
+        def steps(call: Call[Any]) -> Steps[Any]:
+            sent = as_bytes(contiguous(part))
+            headers = yield from self._meet(call, shown, sent)
+            counts = yield from self._lengths(part, known, headers)
             whole = _room((sum(counts), *part.shape[1:]), part, target) if self.rank == root else None
             width = row_bytes(part)
             room = None if whole is None else as_bytes(whole)
-            yield self._transport.gather(as_bytes(contiguous(part)), room, [n * width for n in counts], root)
+            yield self._transport.gather(sent, room, [n * width for n in counts], root)
             return None if whole is None else _hand_out(whole, target, out)
 
-        return self._run("gather", part, steps(), async_op, f"root {root}")
+        recipe = _joining((root, lengths), part, lengths, self.rank == root) if part is x else None
+        return self._run("gather", part, steps, async_op, more, recipe)
 
     def all_gather(self, x: Any, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on every rank.
@@ -79,17 +107,26 @@ class Movements(Calls):
         Returns: (n_0 + n_1 + ..., ...)
         Raises: ArgumentError if lengths or out do not fit.
         """
+        if self._quick is not None and not async_op and type(x) is np.ndarray and type(lengths) is not list:
+            y = self._quick.run("all_gather", x, lengths, out, None)
+            if y is not LEFT:
+                return y
         part, known = self._part(x, lengths)
         target = None if out is None else as_array(out, "out")
+        more = _given(lengths).strip()
+        shown = Header(agreed("all_gather", more, part.dtype, part.shape[1:]), len(part))
 
-        def steps() -> Steps[Array]:
-            counts = known if known is not None else (yield from self._exchange_lengths(part))
+        def steps(call: Call[Any]) -> Steps[Any]:
+            sent = as_bytes(contiguous(part))
+            headers = yield from self._meet(call, shown, sent)
+            counts = yield from self._lengths(part, known, headers)
             whole = _room((sum(counts), *part.shape[1:]), part, target)
             width = row_bytes(part)
-            yield self._transport.all_gather(as_bytes(contiguous(part)), as_bytes(whole), [n * width for n in counts])
+            yield self._transport.all_gather(sent, as_bytes(whole), [n * width for n in counts])
             return _hand_out(whole, target, out)
 
-        return self._run("all_gather", part, steps(), async_op)
+        recipe = _joining(lengths, part, lengths, True) if part is x else None
+        return self._run("all_gather", part, steps, async_op, more, recipe)
 
     def scatter(
         self, x: Any, root: int = 0, *, lengths: Sequence[int] | None = None, out: Any = None, async_op: bool = False
@@ -101,6 +138,13 @@ class Movements(Calls):
         Returns: (n_r, ...) of the root's dtype
         Raises: ArgumentError if there is no such root, or x, lengths or out do not fit.
         """
+        if self._quick is not None and not async_op and lengths is None:
+            if self.rank != root:
+                y = self._quick.run("scatter", None, root, out, None)
+            else:
+                y = self._quick.run("scatter", x, root, out, None) if type(x) is np.ndarray else LEFT
+            if y is not LEFT:
+                return y
         self._check_root(root)
         whole = _splittable(x, "scatter") if self.rank == root else None
         told = header.empty(self.size)
@@ -110,18 +154,31 @@ class Movements(Calls):
                 raise ArgumentError(f"lengths {counts} add up to {sum(counts)}, x has {len(whole)} rows")
             told = header.encode(whole, counts)
         target = None if out is None else as_array(out, "out")
+        # What the other ranks cannot know is dtype, shape and lengths: they stand at the head of what the root brings.
+        prefix = told if whole is not None else None
+        mark = 0 if prefix is None else zlib.crc32(prefix.tobytes())
+        shown = Header(agreed("scatter", f"root {root}", None, None), mark)
 
-        def steps() -> Steps[Array]:
-            # What the other ranks cannot know: dtype, shape and lengths.
-            yield self._transport.broadcast(told, root)
+        def steps(call: Call[Any]) -> Steps[Any]:
+            sent = None if whole is None else as_bytes(contiguous(whole))
+            yield from self._meet(call, shown, sent, prefix=prefix)
+            yield self._transport.told(told, root)
             dtype, row_shape, parts = header.decode(told)
             room = _room((parts[self.rank], *row_shape), np.empty(0, dtype) if whole is None else whole, target)
             width = row_bytes(room)
-            sent = None if whole is None else as_bytes(contiguous(whole))
             yield self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
             return _hand_out(room, target, out)
 
-        return self._run("scatter", whole, steps(), async_op, f"root {root}")
+        def take(board: Board, headers: Array) -> takes.Take:
+            dtype, row_shape, parts = header.decode(told)
+            first = sum(parts[: self.rank])
+            mine = slice(first, first + parts[self.rank])
+            return takes.picked(board, dtype=dtype, pieces=[(root, (sum(parts), *row_shape), mine, len(told))])
+
+        recipe = None
+        if lengths is None and (whole is None or whole is x):
+            recipe = Recipe(root, None if whole is None else whole.dtype, None, None, take, prefix)
+        return self._run("scatter", whole, steps, async_op, f"root {root}", recipe)
 
     def all_to_all(
         self,
@@ -142,20 +199,44 @@ class Movements(Calls):
         Raises: ArgumentError if x is 0-d, or lengths or out do not fit; MismatchError on every rank if dtypes or
         row shapes differ and lengths are exchanged.
         """
+        if self._quick is not None and not async_op and type(x) is np.ndarray and lengths is None:
+            y = self._quick.run("all_to_all", x, None, out, None)
+            if y is not LEFT:
+                return y
         whole = _splittable(x, "all_to_all")
         sends, known = self._exchanges(whole, lengths)
         target = None if out is None else as_array(out, "out")
+        more = "" if known is None else _given(lengths if isinstance(lengths, str) else known).strip()
+        row = np.array(sends, np.int64)
+        shown = Header(agreed("all_to_all", more, whole.dtype, whole.shape[1:]), zlib.crc32(row.tobytes()))
 
-        def steps() -> Steps[Array]:
-            receives = known if known is not None else (yield from self._tell_each(whole, sends))
-            room = _room((sum(receives), *whole.shape[1:]), whole, target)
+        def steps(call: Call[Any]) -> Steps[Any]:
+            sent, told = as_bytes(contiguous(whole)), as_bytes(row)
+            headers = yield from self._meet(call, shown, sent, prefix=told)
+            table = known
+            if table is None:
+                rows_sent = np.empty((self.size, self.size), np.int64)
+                yield self._transport.all_told(told, rows_sent.view(np.uint8))
+                if headers is None:
+                    yield from self._check_rows(whole)
+                table = rows_sent.tolist()
+            room = _room((sum(each[self.rank] for each in table), *whole.shape[1:]), whole, target)
             width = row_bytes(whole)
-            yield self._transport.all_to_all(
-                as_bytes(contiguous(whole)), as_bytes(room), [n * width for n in sends], [n * width for n in receives]
-            )
+            yield self._transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
             return _hand_out(room, target, out)
 
-        return self._run("all_to_all", whole, steps(), async_op)
+        def take(board: Board, headers: Array) -> takes.Take:
+            # A slot holds the rows that its rank sends to each, then x.
+            pieces = []
+            for rank in range(self.size):
+                theirs = board.slots[board.sequence & 1][rank][: row.nbytes].view(np.int64).tolist()
+                first = sum(theirs[: self.rank])
+                mine = slice(first, first + theirs[self.rank])
+                pieces.append((rank, (sum(theirs), *whole.shape[1:]), mine, row.nbytes))
+            return takes.picked(board, dtype=whole.dtype, pieces=pieces)
+
+        recipe = Recipe(None, whole.dtype, None, None, take, as_bytes(row)) if whole is x and lengths is None else None
+        return self._run("all_to_all", whole, steps, async_op, more, recipe)
 
     def _part(self, x: Any, lengths: Lengths) -> tuple[Array, list[int] | None]:
         part = rows(as_array(x))
@@ -170,54 +251,74 @@ class Movements(Calls):
             raise ArgumentError(f"lengths[{self.rank}] is {known[self.rank]}, but x has {len(part)} rows on this rank")
         return part, known
 
-    def _exchange_lengths(self, part: Array) -> Steps[list[int]]:
-        told = np.empty((self.size, 2), np.int64)
-        mine = np.array([len(part), header.fingerprint(part)], np.int64)
+    def _lengths(self, part: Array, known: list[int] | None, headers: Array | None) -> Steps[list[int]]:
+        if headers is not None:
+            shown: list[int] = headers[:, ROWS].tolist()
+            if known is not None and known != shown:
+                raise MismatchError(f"lengths are given as {known}, but the ranks bring {shown} rows")
+            return shown
+        if known is not None:
+            return known
+        told = np.empty(self.size, np.int64)
+        mine = np.array([len(part)], np.int64)
         yield self._transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
-        self._check_rows(part, told[:, 1])
-        return told[:, 0].tolist()
+        yield from self._check_rows(part)
+        return told.tolist()
 
-    def _exchanges(self, whole: Array, lengths: Any) -> tuple[list[int], list[int] | None]:
-        """The rows that this rank sends to each rank; those that it receives, if they are known already."""
-        n, size = len(whole), self.size
-        if isinstance(lengths, str):
-            if lengths != "equal":
-                raise ArgumentError(f'lengths should be a list, a table, "equal" or None, is {lengths!r}')
-            if n % size:
-                raise ArgumentError(f'lengths="equal" needs a multiple of {size} rows, x has {n} on rank {self.rank}')
-            return [n // size] * size, [n // size] * size
-        if lengths is None:
-            sends = even_lengths(n, size)
-        elif np.ndim(lengths) == 2:
-            table = [check_lengths(row, size) for row in lengths]
-            if len(table) != size:
-                raise ArgumentError(f"lengths should be a table of {size} rows, one a source, has {len(table)}")
-            return self._sum_up(table[self.rank], whole), [row[self.rank] for row in table]
-        else:
-            sends = self._sum_up(check_lengths(lengths, size), whole)
-        return sends, sends if size == 1 else None
-
-    def _sum_up(self, sends: list[int], whole: Array) -> list[int]:
-        if sum(sends) != len(whole):
-            raise ArgumentError(f"lengths {sends} add up to {sum(sends)}, x has {len(whole)} rows on rank {self.rank}")
-        return sends
-
-    def _tell_each(self, whole: Array, sends: list[int]) -> Steps[list[int]]:
-        mark = header.fingerprint(whole)
-        mine = np.array([[n, mark] for n in sends], np.int64)
-        told = np.empty((self.size, 2), np.int64)
-        each = [mine.itemsize * 2] * self.size
-        yield self._transport.all_to_all(as_bytes(mine), as_bytes(told), each, each)
-        self._check_rows(whole, told[:, 1])
-        return told[:, 0].tolist()
-
-    def _check_rows(self, part: Array, marks: Array) -> None:
+    def _check_rows(self, part: Array) -> Steps[None]:
+        """Raises: MismatchError on every rank if dtypes or row shapes differ."""
+        mine = np.array([header.fingerprint(part)], np.int64)
+        marks = np.empty(self.size, np.int64)
+        yield self._transport.all_gather(as_bytes(mine), as_bytes(marks), [mine.nbytes] * self.size)
         if (marks != marks[0]).any():
             table = ", ".join(f"rank {rank}: {mark:08x}" for rank, mark in enumerate(marks))
             raise MismatchError(
                 f"rank {self.rank} brings rows of {part.dtype} {part.shape[1:]}; only the length along axis 0 may "
                 f"differ between ranks, and these fingerprints of dtype and row shape should be equal: {table}"
             )
+
+    def _exchanges(self, whole: Array, lengths: Any) -> tuple[list[int], list[list[int]] | None]:
+        """The rows that this rank sends to each rank; the whole table if it is known already."""
+        n, size = len(whole), self.size
+        if isinstance(lengths, str):
+            if lengths != "equal":
+                raise ArgumentError(f'lengths should be a list, a table, "equal" or None, is {lengths!r}')
+            if n % size:
+                raise ArgumentError(f'lengths="equal" needs a multiple of {size} rows, x has {n} on rank {self.rank}')
+            return [n // size] * size, [[n // size] * size] * size
+        if lengths is None:
+            sends = even_lengths(n, size)
+        elif np.ndim(lengths) == 2:
+            table = [check_lengths(row, size) for row in lengths]
+            if len(table) != size:
+                raise ArgumentError(f"lengths should be a table of {size} rows, one a source, has {len(table)}")
+            return self._sum_up(table[self.rank], whole), table
+        else:
+            sends = self._sum_up(check_lengths(lengths, size), whole)
+        return sends, [sends] if size == 1 else None
+
+    def _sum_up(self, sends: list[int], whole: Array) -> list[int]:
+        if sum(sends) != len(whole):
+            raise ArgumentError(f"lengths {sends} add up to {sum(sends)}, x has {len(whole)} rows on rank {self.rank}")
+        return sends
+
+
+def _given(lengths: object) -> str:
+    return "" if lengths is None else f" lengths {lengths}"
+
+
+def _joining(option: Hashable, part: Array, lengths: Lengths, here: bool) -> Recipe | None:
+    """The recipe of a gather whose result is wanted `here`."""
+    if not isinstance(lengths, str | None) or part.ndim == 0:
+        return None
+
+    def take(board: Board, headers: Array) -> takes.Take:
+        if not here:
+            return takes.nothing(board, dtype=part.dtype, shape=part.shape)
+        shapes = [(n, *part.shape[1:]) for n in headers[:, ROWS].tolist()]
+        return takes.joined(board, dtype=part.dtype, shapes=shapes)
+
+    return Recipe(option, part.dtype, None, part.dtype, take)
 
 
 def _room(shape: tuple[int, ...], part: Array, target: Array | None) -> Array:

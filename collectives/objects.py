@@ -18,7 +18,8 @@ import numpy as np
 from collectives.arrays import as_bytes
 from collectives.calls import Calls
 from collectives.errors import ArgumentError
-from collectives.progress import Steps
+from collectives.meeting import Header, agreed
+from collectives.progress import Call, Steps
 from collectives.reduction import Array
 
 _PROTOCOL = 5
@@ -37,7 +38,10 @@ class Objects(Calls):
         self._check_root(root)
         length, mine = _pickled(o) if self.rank == root else (0, _NOTHING)
 
-        def steps() -> Steps[Any]:
+        header = Header(agreed("broadcast_object", f"root {root}", None, None))
+
+        def steps(call: Call[Any]) -> Steps[Any]:
+            yield from self._meet(call, header)
             told = np.array([length], np.int64)
             yield self._transport.broadcast(as_bytes(told), root)
             whole = mine if self.rank == root else np.empty(abs(int(told[0])), np.uint8)
@@ -45,7 +49,7 @@ class Objects(Calls):
             self._check_pickled({root: int(told[0])}, {root: whole})
             return o if self.rank == root else self._unpickled(whole, root)
 
-        return self._run("broadcast_object", None, steps(), async_op, f"root {root}")
+        return self._run("broadcast_object", None, steps, async_op, f"root {root}")
 
     def gather_object(self, o: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """All ranks' objects in rank order, on the root alone.
@@ -57,7 +61,10 @@ class Objects(Calls):
         self._check_root(root)
         length, mine = _pickled(o)
 
-        def steps() -> Steps[list[Any] | None]:
+        header = Header(agreed("gather_object", f"root {root}", None, None))
+
+        def steps(call: Call[list[Any] | None]) -> Steps[list[Any] | None]:
+            yield from self._meet(call, header)
             told = yield from self._tell_all(length)
             counts = [abs(n) for n in told]
             if min(told) < 0:  # for everybody, since the root alone could not tell the others
@@ -66,7 +73,7 @@ class Objects(Calls):
             yield self._transport.gather(mine, whole, counts, root)
             return None if whole is None else self._all_unpickled(_parts(whole, counts))
 
-        return self._run("gather_object", None, steps(), async_op, f"root {root}")
+        return self._run("gather_object", None, steps, async_op, f"root {root}")
 
     def all_gather_object(self, o: Any, *, async_op: bool = False) -> Any:
         """All ranks' objects in rank order, on every rank.
@@ -77,11 +84,14 @@ class Objects(Calls):
         """
         length, mine = _pickled(o)
 
-        def steps() -> Steps[list[Any]]:
+        header = Header(agreed("all_gather_object", "", None, None))
+
+        def steps(call: Call[list[Any]]) -> Steps[list[Any]]:
+            yield from self._meet(call, header)
             told = yield from self._tell_all(length)
             return (yield from self._all_objects(mine, told))
 
-        return self._run("all_gather_object", None, steps(), async_op)
+        return self._run("all_gather_object", None, steps, async_op)
 
     def scatter_object(self, objects: Sequence[Any] | None, root: int = 0, *, async_op: bool = False) -> Any:
         """Object r of the root's list, on rank r.
@@ -101,7 +111,10 @@ class Objects(Calls):
             if failed:
                 each = [failed[0]] * self.size
 
-        def steps() -> Steps[Any]:
+        header = Header(agreed("scatter_object", f"root {root}", None, None))
+
+        def steps(call: Call[Any]) -> Steps[Any]:
+            yield from self._meet(call, header)
             told = np.array([length for length, _ in each], np.int64)
             yield self._transport.broadcast(as_bytes(told), root)
             counts = [abs(int(n)) for n in told]
@@ -111,7 +124,7 @@ class Objects(Calls):
             self._check_pickled({root: int(told[self.rank])}, {root: mine})
             return self._unpickled(mine, root)
 
-        return self._run("scatter_object", None, steps(), async_op, f"root {root}")
+        return self._run("scatter_object", None, steps, async_op, f"root {root}")
 
     def _tell_all(self, length: int) -> Steps[list[int]]:
         mine = np.array([length], np.int64)

@@ -7,17 +7,18 @@ letter names, so that it can go straight into its place whatever else is under w
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
 
 from collectives import header
 from collectives.arrays import as_array, as_bytes, check_out, contiguous
-from collectives.calls import Calls, Words
+from collectives.calls import Calls
 from collectives.errors import ArgumentError
 from collectives.family import Family
 from collectives.mail import Mail
-from collectives.progress import Call, Steps, Work
+from collectives.progress import Call, Steps, Words, Work
 from collectives.reduction import Array
 from collectives.site import user_site
 from collectives.transport import LETTER, TAGS, Transport
@@ -49,7 +50,7 @@ class Pairs(Calls):
         self._check_letter(dst, "dst", tag)
         moved = contiguous(source)
 
-        def steps() -> Steps[None]:
+        def steps(call: Call[None]) -> Steps[None]:
             if dst == self.rank:
                 self._to_myself[tag, call.number] = moved.copy()
                 return
@@ -60,7 +61,7 @@ class Pairs(Calls):
             if second is not None:
                 yield second
 
-        call = self._letter_call("send", source, steps(), dst, f"to {dst} tag {tag}")
+        call = self._letter_call("send", source, steps, dst, f"to {dst} tag {tag}")
         call.line = self._line(self.rank, dst, tag, "received")
         return self._post(call, self._line(self.rank, dst, tag, "sent"), async_op)
 
@@ -75,7 +76,7 @@ class Pairs(Calls):
         self._check_letter(src, "src", tag)
         target = None if out is None else as_array(out, "out")
 
-        def steps() -> Steps[Array]:
+        def steps(call: Call[Array]) -> Steps[Array]:
             if src == self.rank:
                 place = (tag, call.number)
                 yield lambda: place in self._to_myself
@@ -90,12 +91,15 @@ class Pairs(Calls):
                 as_bytes(came)[:] = body[: came.nbytes]
             return _hand_over(came, target)
 
-        call = self._letter_call("recv", target, steps(), src, f"from {src} tag {tag}")
+        call = self._letter_call("recv", target, steps, src, f"from {src} tag {tag}")
         call.line = self._line(src, self.rank, tag, "sent")
         return self._post(call, self._line(src, self.rank, tag, "received"), async_op)
 
-    def _letter_call(self, name: str, x: Array | None, steps: Steps[T], peer: int, more: str) -> Call[T]:
-        call = Call(name, Words(x, more), user_site(), steps, self.timeout)
+    def _letter_call(
+        self, name: str, x: Array | None, steps: Callable[[Call[T]], Steps[T]], peer: int, more: str
+    ) -> Call[T]:
+        call: Call[T] = Call(name, Words(x, more), user_site(), self.timeout)
+        call.steps = steps(call)
         call.peer = peer
         return call
 

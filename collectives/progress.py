@@ -9,6 +9,7 @@ out to have left.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -25,14 +26,17 @@ from collectives.errors import (
     MismatchError,
     PeerLeft,
 )
-from collectives.site import Site
+from collectives.flight.recorder import DONE, FAILED, QUEUED, STARTED, Recorder, of_this_process
+from collectives.reduction import Array
+from collectives.site import Site, user_site
 from collectives.transport import Test, Transport
 
 T = TypeVar("T")
 Steps = Generator[Test, None, T]
 
-_SPIN = 50e-6  # s; a peer that is about to arrive is worth a short spin …
-PAUSE = 100e-6  # s; … a later one is not: it may be computing on this very core
+_SPIN = 20e-6  # s; a peer that is about to arrive is worth a short spin,
+_YIELD = 300e-6  # s; a later one gets this core whenever it can use it,
+PAUSE = 100e-6  # s; and one that is still later may be computing on it
 _LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
 
 # Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
@@ -42,16 +46,34 @@ _IN_ORDER = (ArgumentError, MismatchError)
 _never_freed: list[Any] = []
 
 
+class Words:
+    """A call's dtype, shape and options, put into words only when an error needs them."""
+
+    __slots__ = ("dtype", "more", "shape")
+
+    def __init__(self, x: Array | None, more: str) -> None:
+        self.dtype = None if x is None else x.dtype
+        self.shape = None if x is None else x.shape
+        self.more = more
+
+    def __str__(self) -> str:
+        array = "" if self.dtype is None else f"{self.dtype} {self.shape}"
+        return " ".join(part for part in (self.more, array) if part)
+
+
 class Call(Generic[T]):
     """One collective on one rank: what it is called, its steps, and its outcome."""
 
     __slots__ = (
         "_finished",
         "error",
+        "headers",
         "line",
         "name",
         "number",
         "peer",
+        "record",
+        "recorder",
         "result",
         "site",
         "steps",
@@ -60,16 +82,19 @@ class Call(Generic[T]):
         "what",
     )
 
-    def __init__(self, name: str, what: object, site: Site, steps: Steps[T], timeout: float) -> None:
+    def __init__(self, name: str, what: Words, site: Site, timeout: float) -> None:
         self.name = name
         self.line: str | None = None  # under which a leaving rank tells how far it came; None: the communicator's key
         self.peer: int | None = None  # the one rank that this call waits for; None: all of them
         self.what = what
         self.site = site
-        self.steps = steps
+        self.steps: Steps[T]
         self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
         self.timeout = timeout
         self.number = -1
+        self.record = -1  # its index in the flight record
+        self.recorder: Recorder | None = None
+        self.headers: Array | None = None  # of all ranks, once they have met
         self.result: T | None = None
         self.error: BaseException | None = None
         self._finished = threading.Event()
@@ -80,6 +105,8 @@ class Call(Generic[T]):
     def finish(self, result: T | None, error: BaseException | None) -> None:
         """Publishes the outcome to whoever waits."""
         self.result, self.error = result, error
+        if self.recorder is not None:
+            self.recorder.end(self.record, DONE if error is None else FAILED)
         self._finished.set()
 
     def finished(self) -> bool:
@@ -107,13 +134,17 @@ class CallQueue:
     def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
         self._transport = transport
         self._ended = ended  # called once, when it is closed and all its calls are finished
-        self._changed = threading.Condition()
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
         self._queue: deque[Call[Any]] = deque()
         self._busy = False  # a call is being driven, by whichever thread
         self._helper: threading.Thread | None = None
         self._closed = False
         self._error: BaseException | None = None
         self._beside = 0
+        self._handed_over: tuple[int, int] | None = None  # thread, index in the flight record
+        self.recorder = of_this_process()
+        self.communicator = self.recorder.communicator(transport.key)
         self.started = 0
         self.letters: dict[str, int] = {}
 
@@ -122,8 +153,11 @@ class CallQueue:
         inline = False
         try:
             with self._changed:
-                self._enter(call)
-                inline = not self._busy and not self._queue
+                inline = self._taken_over(call)
+                if not inline:
+                    self._enter(call)
+                    inline = not self._busy and not self._queue
+                    self._enlist(call, STARTED if inline else QUEUED)
                 if inline:
                     self._busy = True
                 else:
@@ -143,6 +177,7 @@ class CallQueue:
         """Has the helper thread run `call` after all that were submitted before it."""
         with self._changed:
             self._enter(call)
+            self._enlist(call, QUEUED)
             self._enqueue(call)
 
     def close(self) -> None:
@@ -169,6 +204,7 @@ class CallQueue:
         with self._changed:
             self._admit(call)
             call.number = self.letters.get(line, 0)
+            self._enlist(call, STARTED)
             self.letters[line] = call.number + 1
             self._beside += 1
 
@@ -180,6 +216,7 @@ class CallQueue:
 
     def drive(self, call: Call[T]) -> T:
         """Runs an entered call to its end in this thread, and returns its result."""
+        self.recorder.start(call.record)
         try:
             if self._error is not None:
                 raise _again(self._error)
@@ -205,6 +242,23 @@ class CallQueue:
         else:
             self._break(call, error)
 
+    def occupied(self) -> bool:
+        """True if a call could not be run now, in the calling thread. Asked with the lock held."""
+        return self._busy or bool(self._queue) or self._closed or self._error is not None
+
+    def hand_over(self, index: int) -> None:
+        """What this thread calls `run` with next has been begun already: its header is published, under this record.
+
+        Called with the lock held, by a thread that found the queue unoccupied.
+        """
+        self._busy = True
+        self._handed_over = threading.get_ident(), index
+
+    def interrupt(self, what: str, index: int, error: BaseException) -> None:
+        """A call that this thread ran by itself ended half-way, so ranks no longer agree. Called with the lock held."""
+        self.recorder.end(index, FAILED)
+        self._error = _interrupted(self._transport.rank, what, error)
+
     @property
     def broken(self) -> bool:
         """True once a call ended half-way: no further call on this communicator can be trusted."""
@@ -214,6 +268,24 @@ class CallQueue:
         self._admit(call)
         call.number = self.started
         self.started += 1
+
+    def _taken_over(self, call: Call[Any]) -> bool:
+        if self._handed_over is None or self._handed_over[0] != threading.get_ident():
+            return False
+        call.record, call.recorder = self._handed_over[1], self.recorder
+        self._handed_over = None
+        call.number = self.started
+        self.started += 1
+        return True
+
+    def _enlist(self, call: Call[Any], state: int) -> None:
+        signature = self.intern(call.name, call.what, call.site)
+        call.record = self.recorder.begin(self.communicator, call.number, signature, state)
+        call.recorder = self.recorder
+
+    def intern(self, name: str, what: Words, site: Site) -> int:
+        """The flight record's number for such a call."""
+        return self.recorder.intern(name, what.dtype, what.shape, what.more, site.file, site.line)
 
     def _admit(self, call: Call[Any]) -> None:
         if self._error is not None:
@@ -263,13 +335,23 @@ class CallQueue:
                     error = CollectivesError(f"rank {self._transport.rank}: {call} failed: {reason}")
                 self._error = error
             else:
-                self._error = CollectiveInterrupted(
-                    f"rank {self._transport.rank}: {call} was interrupted ({type(error).__name__}); "
-                    "this communicator cannot go on"
-                )
+                self._error = _interrupted(self._transport.rank, str(call), error)
             _never_freed.append(call)
         call.finish(None, error)
         return error
+
+
+def _interrupted(rank: int, what: str, error: BaseException) -> CollectiveInterrupted:
+    return CollectiveInterrupted(
+        f"rank {rank}: {what} was interrupted ({type(error).__name__}); this communicator cannot go on"
+    )
+
+
+def complete(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
+    """Takes steps that belong to no communicator yet to their end. Raises: CollectiveTimeout, PeerLeft."""
+    call: Call[T] = Call(name, Words(None, ""), user_site(), timeout)
+    call.steps, call.number = steps, 0
+    return _walk(call, transport)
 
 
 def _walk(call: Call[T], transport: Transport) -> T:
@@ -285,6 +367,10 @@ def _walk(call: Call[T], transport: Transport) -> T:
 def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
     start = time.monotonic()
     while time.monotonic() - start < _SPIN:
+        if test():
+            return
+    while time.monotonic() - start < _YIELD:
+        os.sched_yield()
         if test():
             return
     watch = Watch(test, call, transport, start)

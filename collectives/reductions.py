@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from collectives._shared import takes
+from collectives._shared.quick import LEFT, Recipe
 from collectives.arrays import as_array, check_lengths, check_out, contiguous, even_lengths, flat, writable
 from collectives.calls import Calls, Scale
 from collectives.errors import ArgumentError
-from collectives.progress import Steps
+from collectives.meeting import Header, agreed
+from collectives.progress import Call, Steps
 from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
+from collectives.transport import Finish
 
 
 class Reductions(Calls):
@@ -24,26 +29,36 @@ class Reductions(Calls):
 
         x: (...), the same shape and dtype on every rank
         op: what `ReduceOp` has; a mean of integers is rounded toward zero
-        scale: the result is multiplied by it; a function is called when the sum is there, so that it may depend on an
-        earlier asynchronous call of this communicator
+        scale: the result is multiplied by it; a function is called when all earlier calls of this communicator are
+        complete, so that it may depend on one of them
         out: (...) of x's dtype; `out=x` reduces in place
         Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
         Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
         """
-        source = as_array(x)
+        if self._quick is not None and not async_op and type(x) is np.ndarray:
+            y = self._quick.run("all_reduce", x, op, out, scale)
+            if y is not LEFT:
+                return y
+        source, given = as_array(x), op
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
         target = _target(out, x, source)
+        header = Header(agreed("all_reduce", op.value, source.dtype, source.shape))
 
-        def steps() -> Steps[Array]:
+        def steps(call: Call[Any]) -> Steps[Any]:
             sent, total = _buffers(source, target, wire)
             wire_in = flat(sent)
-            yield self._transport.all_reduce(wire_in, wire_in if total is sent else flat(total), wire_op(op))
-            total = _deliver(total, target, op, self.size, scale, source.dtype)
+            wire_out = wire_in if total is sent else flat(total)
+            yield from self._meet(call, header, wire_in, wire_out)
+            yield self._transport.all_reduce(wire_in, wire_out, wire_op(op), _finisher(op, self.size, scale))
+            total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        return self._run("all_reduce", source, steps(), async_op, op.value)
+        recipe = None
+        if source is x:
+            recipe = _recipe(given, wire, source, source.shape, partial(takes.total, op=op))
+        return self._run("all_reduce", source, steps, async_op, op.value, recipe)
 
     def reduce(
         self,
@@ -61,23 +76,38 @@ class Reductions(Calls):
         Returns: (...) of x's dtype on the root, None elsewhere
         Raises: as `all_reduce`; ArgumentError if there is no such root.
         """
-        source = as_array(x)
+        if self._quick is not None and not async_op and type(x) is np.ndarray:
+            y = self._quick.run("reduce", x, (op, root), out if self.rank == root else None, scale)
+            if y is not LEFT:
+                return y
+        source, given = as_array(x), op
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
         self._check_root(root)
-        target = _target(out, x, source) if self.rank == root else None
+        here = self.rank == root
+        target = _target(out, x, source) if here else None
+        more = f"{op.value} root {root}"
+        header = Header(agreed("reduce", more, source.dtype, source.shape))
 
-        def steps() -> Steps[Array | None]:
+        def steps(call: Call[Any]) -> Steps[Any]:
             sent = _to_wire(source, wire)
-            total = np.empty(source.shape, wire) if self.rank == root else None
-            yield self._transport.reduce(flat(sent), None if total is None else flat(total), wire_op(op), root)
+            total = None
+            if here:
+                total = target if target is not None and _takes(target, wire, sent) else np.empty(source.shape, wire)
+            finish = _finisher(op, self.size, scale)
+            yield from self._meet(call, header, flat(sent))
+            yield self._transport.reduce(flat(sent), None if total is None else flat(total), wire_op(op), root, finish)
             if total is None:
                 return None
-            total = _deliver(total, target, op, self.size, scale, source.dtype)
+            total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        return self._run("reduce", source, steps(), async_op, f"{op.value} root {root}")
+        recipe = None
+        if source is x:
+            take = partial(takes.total, op=op) if here else takes.nothing
+            recipe = _recipe((given, root), wire, source, source.shape if here else None, take)
+        return self._run("reduce", source, steps, async_op, more, recipe)
 
     def reduce_scatter(
         self,
@@ -98,7 +128,11 @@ class Reductions(Calls):
         Returns: (n_r, ...) of x's dtype
         Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
         """
-        source = as_array(x)
+        if self._quick is not None and not async_op and lengths is None and type(x) is np.ndarray:
+            y = self._quick.run("reduce_scatter", x, op, out, scale)
+            if y is not LEFT:
+                return y
+        source, given = as_array(x), op
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
@@ -109,16 +143,26 @@ class Reductions(Calls):
             raise ArgumentError(f"lengths {parts} add up to {sum(parts)}, x has {len(source)} rows")
         shape = (parts[self.rank], *source.shape[1:])
         target = None if out is None else check_out(out, shape, source.dtype)
+        more = op.value if lengths is None else f"{op.value} lengths {parts}"
+        header = Header(agreed("reduce_scatter", more, source.dtype, source.shape))
 
-        def steps() -> Steps[Array]:
+        def steps(call: Call[Any]) -> Steps[Any]:
             sent = _to_wire(source, wire)
             total = target if target is not None and _takes(target, wire, sent) else np.empty(shape, wire)
             width = int(np.prod(source.shape[1:], dtype=np.int64))
-            yield self._transport.reduce_scatter(flat(sent), flat(total), [n * width for n in parts], wire_op(op))
-            total = _deliver(total, target, op, self.size, scale, source.dtype)
+            counts = [n * width for n in parts]
+            yield from self._meet(call, header, flat(sent))
+            finish = _finisher(op, self.size, scale)
+            yield self._transport.reduce_scatter(flat(sent), flat(total), counts, wire_op(op), finish)
+            total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        return self._run("reduce_scatter", source, steps(), async_op, op.value)
+        recipe = None
+        if source is x and lengths is None:
+            first = sum(parts[: self.rank])
+            mine = slice(first, first + parts[self.rank])
+            recipe = _recipe(given, wire, source, shape, partial(takes.total, op=op, rows=mine))
+        return self._run("reduce_scatter", source, steps, async_op, more, recipe)
 
 
 def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
@@ -129,8 +173,26 @@ def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
     return source.astype(wire, order="C")
 
 
-def _deliver(total: Array, target: Array | None, op: ReduceOp, size: int, scale: Scale, dtype: np.dtype[Any]) -> Array:
-    finish(total, op, size, scale() if callable(scale) else scale)
+def _recipe(
+    option: Hashable,
+    wire: np.dtype[Any],
+    source: Array,
+    shape: tuple[int, ...] | None,
+    take: Callable[..., takes.Take],
+) -> Recipe:
+    dtype = source.dtype
+    return Recipe(option, wire, shape, dtype, lambda board, headers: take(board, dtype=dtype, shape=source.shape))
+
+
+def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:
+    """What makes of any part of the total the same part of the answer; None if the total is the answer."""
+    factor = scale() if callable(scale) else scale
+    if (op is not ReduceOp.MEAN or size == 1) and (factor is None or factor == 1.0):
+        return None
+    return lambda total: finish(total, op, size, factor)
+
+
+def _deliver(total: Array, target: Array | None, dtype: np.dtype[Any]) -> Array:
     if target is total:
         return total
     if target is None:

@@ -6,9 +6,11 @@ import atexit
 import threading
 
 from collectives import farewell, simulation, world
+from collectives._shared.setup import share
 from collectives._single import SingleTransport
 from collectives.communicator import Communicator
 from collectives.errors import BackendError
+from collectives.progress import complete
 
 _BACKENDS = ("auto", "single", "mpi")
 
@@ -57,7 +59,8 @@ def _join(backend: str, timeout: float) -> Communicator:
     from collectives._mpi import MPIWorld  # here, so that a world of one never loads MPI
 
     membership = MPIWorld(world.promised(), timeout)
-    comm = Communicator(membership.transport(), timeout)
+    below = membership.transport()
+    comm = Communicator(complete("init", share(below), below, timeout), timeout)
     family = comm.family
     status = farewell.ExitStatus(lambda: sum(family.calls().values()))
     status.watch()

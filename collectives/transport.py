@@ -11,10 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from collectives.departure import Departure
+from collectives.meeting import Header
 from collectives.reduction import Array, ReduceOp
 
 #: Makes progress; True once the collective is complete on this rank; raises if it failed.
 Test = Callable[[], bool]
+
+#: Turns a reduction's total, or any part of it, into the answer, in place.
+Finish = Callable[[Array], None]
 
 #: Bytes of the longest letter, which is on its way at once; longer messages may wait until they are received.
 LETTER = 4096
@@ -36,10 +40,31 @@ class Transport(Protocol):
     local_size: int
     node: int
 
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
+    def meet(
+        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    ) -> Test:
+        """Shows the others this rank's header of the collective that comes next; complete when all have shown theirs.
+
+        payload, out: what the next operation of this transport reads and writes, if anything, as it will be given there
+        prefix: (n,) uint8, n the same on all ranks that give one: what `told` and `all_told` hand out
+        """
+
+    def headers(self) -> Array | None:
+        """(size, WORDS) int64, the headers of the ranks that have met; None if this call's were not exchanged."""
+
+    def told(self, room: Array, root: int) -> Test:
+        """room: (n,) uint8, written off the root with the root's prefix; on the root it is that prefix."""
+
+    def all_told(self, prefix: Array, room: Array) -> Test:
+        """prefix: this rank's; room: (size, n) uint8, written with all ranks' prefixes."""
+
+    def late(self) -> Sequence[int]:
+        """The ranks for which this one waits, as far as that is known."""
+
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         """x, out: (n,), same dtype; `x is out` reduces in place."""
 
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
         """x: (n,); out: (n,) on the root, None elsewhere."""
 
     def broadcast(self, x: Array, root: int) -> Test:
@@ -54,11 +79,13 @@ class Transport(Protocol):
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
         """x: (counts[rank],) uint8; out: (sum(counts),) uint8."""
 
-    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
+    def reduce_scatter(
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+    ) -> Test:
         """x: (sum(counts),); out: (counts[rank],), same dtype, in other memory."""
 
-    def all_to_all(self, x: Array, out: Array, sends: Sequence[int], receives: Sequence[int]) -> Test:
-        """x: (sum(sends),) uint8, sends[d] bytes for rank d; out: (sum(receives),) uint8, receives[s] from rank s."""
+    def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
+        """x: (sum(table[rank]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
         """x: (n,) uint8 to another rank; those of one tag arrive in order. 0 <= tag < 2 * TAGS"""
@@ -83,6 +110,22 @@ class Transport(Protocol):
 
     def departures(self) -> Mapping[int, Departure]:
         """The ranks of this communicator that are known to have left."""
+
+
+def then(test: Test, finish: Finish | None, total: Array | None) -> Test:
+    """The test of an operation that is complete once `finish` has been applied to its total, too."""
+    if finish is None or total is None:
+        return test
+    done = False
+
+    def both() -> bool:
+        nonlocal done
+        if not done and test():
+            done = True
+            finish(total)
+        return done
+
+    return both
 
 
 def offsets(counts: Sequence[int]) -> list[int]:

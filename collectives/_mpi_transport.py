@@ -1,0 +1,265 @@
+"""Collectives over MPI: nonblocking calls only, each tested until complete, so that every wait can end (decision 10).
+
+An MPI before 4.0 counts in C's int. What is longer goes in pieces there: reductions and broadcasts one piece after the
+other, everything else by sends and receives between the ranks. Source of the operations: MPI 4.1, chapters 3 and 6.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from collectives.departure import Departure, among
+from collectives.meeting import HASH, WORDS, Header
+from collectives.reduction import Array, ReduceOp
+from collectives.transport import LETTER, TAGS, Finish, Test, offsets, then
+
+if TYPE_CHECKING:
+    from collectives._mpi import MPIWorld
+
+#: MPI before 4.0 counts in C's int.
+INT = 2**31 - 1
+
+# Beyond the tags of `send` and `recv`, and beyond those that every MPI must have; the ones that need it have 2^31.
+_PIECES = 2 * TAGS
+
+
+class MPITransport:
+    """One MPI communicator of our own.
+
+    members: the ranks of the world that are in it; limit: the largest count and displacement that this MPI takes
+    """
+
+    name = "mpi"
+
+    def __init__(self, MPI: Any, comm: Any, membership: MPIWorld, members: Sequence[int], key: str, limit: int) -> None:
+        self._MPI = MPI
+        self._comm = comm
+        self._membership = membership
+        self._members = members
+        self.key = key
+        self._limit = limit
+        self._longest = max(limit, LETTER)  # a letter is received before its length is known
+        seat = membership.seat(members, members.index(membership.rank))
+        self.rank, self.size = seat.rank, seat.size
+        self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
+        self._headers: Array | None = None
+        # How many calls are still checked; None: all of them, which costs little where no wire is between the ranks.
+        self._checks = None if seat.local_size == seat.size else membership.checks
+
+    def meet(
+        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    ) -> Test:
+        self._headers = None
+        if self._checks == 0:
+            return _done
+        if self._checks is not None:
+            self._checks -= 1
+        self._headers = np.zeros((self.size, WORDS), np.int64)
+        shown = np.zeros(WORDS, np.int64)
+        shown[HASH : HASH + len(header)] = header
+        return self.all_told(shown.view(np.uint8), self._headers.view(np.uint8))
+
+    def headers(self) -> Array | None:
+        return self._headers
+
+    def told(self, room: Array, root: int) -> Test:
+        return self.broadcast(room, root)
+
+    def all_told(self, prefix: Array, room: Array) -> Test:
+        return self.all_gather(prefix, room.reshape(-1), [prefix.nbytes] * self.size)
+
+    def late(self) -> Sequence[int]:
+        return []
+
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
+        return then(self._all_reduce(x, out, op), finish, out)
+
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
+        return then(self._reduce(x, out, op, root), finish, out)
+
+    def reduce_scatter(
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+    ) -> Test:
+        return then(self._reduce_scatter(x, out, counts, op), finish, out)
+
+    def _all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
+        ours = self._membership.op(op, out.dtype)
+        if len(x) <= self._limit:
+            return self._comm.Iallreduce(self._MPI.IN_PLACE if x is out else x, out, ours).Test
+        return _in_turn(
+            self._comm.Iallreduce(self._MPI.IN_PLACE if x is out else x[piece], out[piece], ours).Test
+            for piece in _pieces(0, len(x), self._limit)
+        )
+
+    def _reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
+        ours = self._membership.op(op, x.dtype)
+        if len(x) <= self._limit:
+            return self._comm.Ireduce(x, out, ours, root).Test
+        return _in_turn(
+            self._comm.Ireduce(x[piece], None if out is None else out[piece], ours, root).Test
+            for piece in _pieces(0, len(x), self._limit)
+        )
+
+    def _reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
+        ours = self._membership.op(op, x.dtype)
+        if len(x) <= self._limit:
+            return self._comm.Ireduce_scatter(x, out, list(counts), ours).Test
+        return _in_turn(
+            self._comm.Ireduce(
+                x[piece], out[piece.start - start : piece.stop - start] if rank == self.rank else None, ours, rank
+            ).Test
+            for rank, (start, count) in enumerate(zip(offsets(counts), counts, strict=True))
+            for piece in _pieces(start, start + count, self._limit)
+        )
+
+    def broadcast(self, x: Array, root: int) -> Test:
+        if len(x) <= self._limit:
+            return self._comm.Ibcast([x, self._MPI.BYTE], root).Test
+        return _in_turn(
+            self._comm.Ibcast([x[piece], self._MPI.BYTE], root).Test for piece in _pieces(0, len(x), self._limit)
+        )
+
+    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
+        if sum(counts) <= self._limit:
+            return self._comm.Igatherv([x, self._MPI.BYTE], self._parts(out, counts), root).Test
+        return self._exchange([(root, x)], [] if out is None else _split(out, counts))
+
+    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
+        if sum(counts) <= self._limit:
+            return self._comm.Iscatterv(self._parts(x, counts), [out, self._MPI.BYTE], root).Test
+        return self._exchange([] if x is None else _split(x, counts), [(root, out)])
+
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
+        if sum(counts) <= self._limit:
+            return self._comm.Iallgatherv([x, self._MPI.BYTE], self._parts(out, counts)).Test
+        return self._exchange([(rank, x) for rank in range(self.size)], _split(out, counts))
+
+    def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
+        sends, receives = table[self.rank], [row[self.rank] for row in table]
+        if self._limit > INT:
+            return self._comm.Ialltoallv(self._parts(x, sends), self._parts(out, receives)).Test
+        # No rank knows how much the others move, and all must go the same way.
+        return self._exchange(_split(x, sends), _split(out, receives))
+
+    def send(self, x: Array, dst: int, tag: int) -> Test:
+        if len(x) <= self._longest:
+            return self._comm.Isend([x, self._MPI.BYTE], dst, tag).Test
+        return _all_of(
+            [self._comm.Isend([x[piece], self._MPI.BYTE], dst, tag).Test for piece in _pieces(0, len(x), self._longest)]
+        )
+
+    def recv(self, out: Array, src: int, tag: int) -> Test:
+        if len(out) <= self._longest:
+            return self._comm.Irecv([out, self._MPI.BYTE], src, tag).Test
+        return _all_of(
+            [
+                self._comm.Irecv([out[piece], self._MPI.BYTE], src, tag).Test
+                for piece in _pieces(0, len(out), self._longest)
+            ]
+        )
+
+    def barrier(self) -> Test:
+        return self._comm.Ibarrier().Test
+
+    def duplicate(self, key: str) -> tuple[MPITransport, Test]:
+        comm, request = self._comm.Idup()  # its handle is there at once, usable when the request is done
+        return self._another(comm, self._members, key), request.Test
+
+    def split(self, members: Sequence[int] | None, key: str) -> tuple[MPITransport | None, Test]:
+        # MPI has no nonblocking split. All ranks are here, so it takes microseconds; but one that is stopped in these
+        # must not take the others' time limit away, so a thread of its own waits for it.
+        color = self._MPI.UNDEFINED if members is None else members[0]
+        made = _in_a_thread(lambda: self._comm.Split(color, 0 if members is None else members.index(self.rank)))
+        if members is None:
+            return None, lambda: made() is not None
+        part = self._another(None, [self._members[rank] for rank in members], key)
+
+        def test() -> bool:
+            part._comm = made()
+            return part._comm is not None
+
+        return part, test
+
+    def close(self) -> None:
+        if self.key != "world":
+            # Collective by the standard, local in MPICH and Open MPI; an MPI has about 2,000 of these in all.
+            self._comm.Free()
+
+    def departures(self) -> Mapping[int, Departure]:
+        return among(self._members, self._membership.departures())
+
+    def _another(self, comm: Any, members: Sequence[int], key: str) -> MPITransport:
+        return MPITransport(self._MPI, comm, self._membership, members, key, self._limit)
+
+    def _parts(self, whole: Array | None, counts: Sequence[int]) -> Any:
+        return None if whole is None else [whole, (list(counts), offsets(counts)), self._MPI.BYTE]
+
+    def _exchange(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Test:
+        """Pairs of a rank and what goes to it, or comes from it; nothing is sent where there is nothing."""
+        tests = [self.recv(part, rank, _PIECES) for rank, part in receives if len(part)]
+        tests += [self.send(part, rank, _PIECES) for rank, part in sends if len(part)]
+        return _all_of(tests)
+
+
+def _split(whole: Array, counts: Sequence[int]) -> list[tuple[int, Array]]:
+    return [
+        (rank, whole[start : start + n]) for rank, (start, n) in enumerate(zip(offsets(counts), counts, strict=True))
+    ]
+
+
+def _pieces(start: int, stop: int, limit: int) -> list[slice]:
+    """`_pieces(3, 10, 4) == [slice(3, 7), slice(7, 10)]`"""
+    return [slice(at, min(at + limit, stop)) for at in range(start, stop, limit)]
+
+
+def _in_turn(started: Iterator[Test]) -> Test:
+    """Each is started when its predecessor is complete, which bounds what the MPI must keep for them."""
+    now = next(started)
+
+    def test() -> bool:
+        nonlocal now
+        while now():
+            following = next(started, None)
+            if following is None:
+                return True
+            now = following
+        return False
+
+    return test
+
+
+def _all_of(tests: list[Test]) -> Test:
+    def test() -> bool:
+        tests[:] = [each for each in tests if not each()]
+        return not tests
+
+    return test
+
+
+def _in_a_thread(fn: Callable[[], Any]) -> Callable[[], Any]:
+    """Starts fn in a thread of its own. Returns a function: fn's result once it is there, None before."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(fn())
+        except BaseException as error:  # raised again where the result is asked for
+            errors.append(error)
+
+    threading.Thread(target=work, name="collectives-split", daemon=True).start()
+
+    def result() -> Any:
+        if errors:
+            raise errors[0]
+        return results[0] if results else None
+
+    return result
+
+
+def _done() -> bool:
+    return True

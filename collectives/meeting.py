@@ -1,0 +1,87 @@
+"""Before data moves the ranks show each other what they are about to call: a wrong call is an error, never a hang.
+
+A header is a line of int64 words. One of them is a hash of all that must be the same on every rank (the collective, its
+op and root, dtype and shape; the length along axis 0 only where it may not differ), so comparing costs one look a rank.
+Where they differ the ranks tell each other in words what they called, and each raises the same table.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+#: int64 words of a header.
+WORDS = 16
+#: What the words are. SEQUENCE is written last; IN and OUT are two words each: segment and offset of a shared array.
+SEQUENCE, HASH, ROWS, NBYTES, PREFIX, IN, OUT = 0, 1, 2, 3, 4, 5, 7
+
+#: Bytes of a call in words.
+TEXT = 512
+
+
+class Header(NamedTuple):
+    """What one rank shows. agreed: hash of what must be equal; rows: length along axis 0; nbytes: of what it brings."""
+
+    agreed: int
+    rows: int = 0
+    nbytes: int = 0
+
+
+@functools.lru_cache(maxsize=4096)
+def agreed(name: str, more: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> int:
+    """A hash, the same in every process, of what ranks must agree on; 63 bits."""
+    text = repr((name, more, None if dtype is None else (dtype.str, dtype.name), shape))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def differ(headers: Array) -> bool:
+    """True if the ranks' headers, (size, WORDS), are not of the same call."""
+    first, *others = headers[:, HASH].tolist()
+    return any(each != first for each in others)
+
+
+def to_text(name: str, more: str, array: str, site: str) -> Array:
+    """What a rank called, (512,) uint8, for the others' tables."""
+    text = json.dumps([name, more, array, site]).encode()
+    while len(text) > TEXT:  # a shape or a file name beyond all bounds
+        name, more, array, site = (part[: len(part) // 2] for part in (name, more, array, site))
+        text = json.dumps([name, more, array, site]).encode()
+    room = np.zeros(TEXT, np.uint8)
+    room[: len(text)] = np.frombuffer(text, np.uint8)
+    return room
+
+
+def table(texts: Array, ranks: Sequence[int], me: int, number: int) -> str:
+    """The error that every rank raises, from (n, 512) texts: one line a call, with the ranks that made it."""
+    calls: dict[tuple[str, ...], list[int]] = {}
+    for rank, text in zip(ranks, texts, strict=True):
+        words = tuple(json.loads(text.tobytes().rstrip(b"\0")))
+        calls.setdefault(words, []).append(rank)
+    rows = [("rank", "call", "with", "array", "at")]
+    for (name, more, array, site), who in calls.items():
+        rows.append((_ranks(who), f"{name} #{number}", more or "-", array or "-", site))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    lines = ["  " + "  ".join(row).rstrip() for row in padded]
+    return (
+        f"rank {me}: the ranks made different calls at the same place in the order, or brought arrays that do not fit "
+        "each other:\n" + "\n".join(lines) + "\n  Every rank must make the same calls in the same order."
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`_ranks([0, 1, 2, 5]) == "0-2, 5"`"""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
