@@ -1,0 +1,221 @@
+"""Point to point when the other rank is late, gone, or elsewhere; what a letter looks like; who is in a split."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import collectives
+from collectives import Communicator, header
+from collectives.communicator import plan_split
+from collectives.departure import Departure, among
+from collectives.transport import LETTER
+
+SIZES = [3, 40_000]  # one travels in its letter, one behind it
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_rank_that_left_without_sending_is_named_at_once(async_op: bool) -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            assert comm.recv(1) == 7  # what was sent before it left still arrives
+            start = time.monotonic()
+            named = r"rank 1 has left .* rank 0 waits in recv #1 .* from 1 tag 0"
+            with pytest.raises(collectives.PeerLeft, match=named):
+                comm.recv(1, async_op=True).wait() if async_op else comm.recv(1)
+            assert time.monotonic() - start < 10  # not the time limit
+            with pytest.raises(collectives.PeerLeft):  # broken, as after a collective
+                comm.send(np.ones(1), 0)
+        else:
+            comm.send(np.int64(7), 0)
+
+    collectives.run_threads(check, size=2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_letter_of_a_rank_that_has_left_arrives(size: int) -> None:
+    gone: list[int] = []
+
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            if size == SIZES[0]:
+                while not gone:
+                    time.sleep(0.001)
+                time.sleep(0.2)  # it has said goodbye by now
+            else:
+                time.sleep(0.3)  # it waits for us with its goodbye
+            assert_array_equal(comm.recv(1, tag=5), np.ones(size))
+        else:
+            comm.send(np.ones(size), 0, tag=5, async_op=True)
+            gone.append(1)
+
+    collectives.run_threads(check, size=2)
+
+
+def test_a_rank_that_left_without_receiving_is_named() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            with pytest.raises(collectives.PeerLeft, match=r"rank 0 waits in send #0 .* to 1 tag 3 float64 \(40000,\)"):
+                comm.send(np.ones(40_000), 1, tag=3)
+
+    collectives.run_threads(check, size=2)
+
+
+def test_only_the_peer_counts_for_point_to_point() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            assert_array_equal(comm.recv(1), np.ones(2))  # rank 2 has left long before
+        elif comm.rank == 1:
+            time.sleep(0.3)
+            comm.send(np.ones(2), 0)
+
+    collectives.run_threads(check, size=3)
+
+
+def test_a_rank_of_a_split_that_left_is_named_by_its_number_there() -> None:
+    def check(comm: Communicator) -> None:
+        part = comm.split(0 if comm.rank else 1)
+        assert part is not None
+        if comm.rank == 1:
+            with pytest.raises(collectives.PeerLeft, match="rank 1 has left"):
+                part.barrier()
+
+    collectives.run_threads(check, size=3)
+
+
+def test_what_nobody_sends_ends_with_the_time_limit() -> None:
+    given_up = threading.Event()
+
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.timeout = 0.2
+            with pytest.raises(collectives.CollectiveTimeout, match="Rank 1 has not made the call that it answers"):
+                comm.recv(1)
+            given_up.set()
+        else:
+            given_up.wait(20)
+
+    collectives.run_threads(check, size=2)
+
+
+def test_the_helper_thread_ends_with_its_communicator() -> None:
+    def check(comm: Communicator) -> None:
+        twin = comm.duplicate()
+        works = [twin.recv(1 - comm.rank, async_op=True), twin.send(np.ones(40_000), 1 - comm.rank, async_op=True)]
+        twin.close()
+        for work in works:
+            work.wait()
+
+    collectives.run_threads(check, size=2)
+    deadline = time.monotonic() + 5
+    while any(thread.name.endswith("-mail") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (1,) * 32, (LETTER // 8 - 7,), (LETTER // 8 - 6,)])
+def test_a_letter_says_what_follows(shape: tuple[int, ...]) -> None:
+    array = np.full(shape, 2.5)
+    letter, apart = header.encode_letter(array, 99)
+    room = np.zeros(LETTER, np.uint8)
+    room[: len(letter)] = letter
+    dtype, told, behind, body = header.decode_letter(room)
+    assert (dtype, told, behind) == (array.dtype, shape, apart)
+    assert apart == (99 if array.nbytes > LETTER - 56 else 0)
+    if not apart:
+        assert_array_equal(body[: array.nbytes].view(np.float64).reshape(shape), array)
+
+
+def test_a_split_is_planned_by_color_then_key_then_rank() -> None:
+    told = [[1, 7, 5], [1, 7, 2], [0, 7, 0], [1, 8, 0], [1, 7, 5]]
+    assert plan_split(told, 7) == [1, 0, 4]
+    assert plan_split(told, 8) == [3]
+    assert plan_split(told, 9) == []
+
+
+def test_departures_are_known_by_the_ranks_numbers_in_a_communicator() -> None:
+    left = {2: Departure(status=0, calls={}), 5: Departure(status=1, calls={})}
+    assert among([5, 0, 2], left) == {0: left[5], 2: left[2]}
+
+
+SCRIPT = """
+import sys, time
+import numpy as np
+import collectives
+
+comm = collectives.init(timeout=20)
+other = 1 - comm.rank
+comm.barrier()
+{middle}
+print("done", comm.rank, flush=True)
+"""
+
+Run = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path) -> Run:
+    def run(middle: str) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT.format(middle=middle))
+        return run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=30)
+
+    return run
+
+
+@pytest.mark.mpi
+class TestOverMPI:
+    def test_a_rank_that_left_without_sending(self, run: Run) -> None:
+        done = run("if comm.rank == 0: comm.recv(1)")
+        assert done.returncode != 0
+        assert "rank 1 has left (exit status 0) while rank 0 waits in recv #0 (script.py:9) from 1 tag 0" in done.stderr
+
+    def test_a_rank_that_failed(self, run: Run) -> None:
+        done = run("if comm.rank == 0: comm.recv(1)\nelse: sys.exit(3)")
+        assert done.returncode == 3
+        assert "rank 1 has failed (exit status 3) while rank 0 waits in recv #0" in done.stderr
+
+    def test_a_letter_of_a_rank_that_has_left(self, run: Run) -> None:
+        done = run(
+            "if comm.rank == 0:\n"
+            "    time.sleep(0.5)\n"
+            "    assert comm.recv(1, tag=2)[0] == 1 and comm.recv(1)[-1] == 2\n"
+            "else:\n"
+            "    comm.send(np.full(300_000, 2), 0, async_op=True)\n"
+            "    comm.send(np.ones(1), 0, tag=2)"
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("done") == 2
+
+    def test_leaving_with_a_send_that_nobody_receives(self, run: Run) -> None:
+        done = run("if comm.rank == 0: comm.send(np.ones(300_000), 1, async_op=True)")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("done") == 2
+
+    def test_leaving_with_a_receive_that_nobody_answers(self, run: Run) -> None:
+        done = run("if comm.rank == 0: comm.recv(1, async_op=True)")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("done") == 2
+
+    def test_leaving_with_communicators_open_and_closed_in_any_order(self, run: Run) -> None:
+        done = run(
+            "all_of_them = [comm.duplicate(), comm.split(0), comm.split(comm.rank), comm.duplicate()]\n"
+            "works = [each.all_reduce(np.ones(10_000), async_op=True) for each in all_of_them]\n"
+            "for each in all_of_them[:: 1 if comm.rank else -1][:3]: each.close()\n"
+            "if comm.rank == 1: comm.close(); time.sleep(0.3)"
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("done") == 2
+
+    def test_leaving_a_split_while_its_other_rank_waits(self, run: Run) -> None:
+        done = run("part = comm.split(0, -comm.rank)\nif comm.rank == 0: part.barrier()")
+        assert done.returncode != 0
+        assert "rank 0 has left (exit status 0) while rank 1 waits in barrier #0 (script.py:10)" in done.stderr
