@@ -231,6 +231,11 @@ class _Bench:
 
 
 def _contestants(comm: Communicator, settings: Settings) -> tuple[Meeting, Sequence[Contestant]]:
+    if comm.backend == "nccl":
+        from launcher.bench.device import OursOnDevice
+        from launcher.bench.raw_mpi import MPIMeeting
+
+        return MPIMeeting(), [OursOnDevice(comm)]  # rivals, and shared memory, have host arrays
     ours: list[Contestant] = [Ours(comm)]
     if settings.empty:
         ours.append(OursShared(comm))

@@ -82,8 +82,14 @@ class Settings:
         self._check_op()
         if self.ranks not in (None, 1) and "single" in self.backend:
             raise UsageError(f"backend single is a world of one: -n 1, not {self.ranks}")
-        if set(self.backend) == {"threads"} and self.vs:
-            raise UsageError(f"{self.vs[0]} needs ranks that are processes, backend threads has none: --backend mpi")
+        if self.vs and set(self.backend) <= {"threads", "nccl"}:
+            backend = self.backend[0]
+            lack = "ranks that are processes" if backend == "threads" else "arrays of the host"
+            raise UsageError(f"rival {self.vs[0]} needs {lack}, backend {backend} has none: --backend mpi")
+        if self.empty and set(self.backend) == {"nccl"}:
+            raise UsageError("--empty measures memory of the host, backend nccl has none: --backend mpi")
+        if "nccl" in self.backend and "bfloat16" in self.dtype:
+            raise UsageError("CuPy has no bfloat16 arrays, which backend nccl would need")
         for name in self.collectives:
             if (least := KINDS[name].least_ranks) > min(map(self.world, self.backend)) and len(self.collectives) == 1:
                 raise UsageError(f"{name} needs at least {least} ranks")

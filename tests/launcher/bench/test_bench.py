@@ -21,6 +21,7 @@ from launcher.bench import __main__ as command
 from launcher.bench import contestants, plot, preflight, worker
 from launcher.bench.cli import parse
 from launcher.bench.contestants import Ours, OursShared
+from launcher.bench.device import OursOnDevice
 from launcher.bench.kinds import KINDS
 from launcher.bench.record import Outcome
 from launcher.bench.settings import OPS
@@ -134,6 +135,25 @@ def test_shared_arrays_need_a_communicator_that_has_them() -> None:
     buffer = OursShared(comm).empty(12)  # type: ignore[arg-type]
     assert asked == [(12,)]
     assert not buffer.any()
+
+
+def test_arrays_of_a_gpu_are_waited_for(monkeypatch: Any) -> None:
+    done: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: done.append("synchronize"))
+    cupy = SimpleNamespace(
+        zeros=np.zeros,
+        asarray=lambda values: done.append("to the device") or np.asarray(values),
+        asnumpy=lambda buffer: done.append("to the host") or buffer.copy(),
+        cuda=SimpleNamespace(get_current_stream=lambda: stream),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    ours = OursOnDevice(SimpleNamespace(backend="nccl"))  # type: ignore[arg-type]  # no more is looked at
+    buffer = ours.empty(8).view(np.float32)
+    ours.write(buffer, np.full(1, 7, np.float32))
+    assert [*ours.read(buffer)] == [7, 7]
+    ours.settle()
+    assert done == ["to the device", "to the host", "synchronize"]
+    assert ours.name == "ours nccl"
 
 
 @pytest.mark.parametrize(
@@ -342,7 +362,22 @@ def test_ctrl_c(backend: str, start_job: Any) -> None:
 @pytest.mark.parametrize("backend", ["mpi", "single"])
 def test_a_progress_bar_on_a_terminal_only(backend: str, start_job: Any) -> None:
     master, slave = pty.openpty()
-    args = [*BENCH, "all_reduce", "--backend", backend, *QUICK]
+    # Long enough that what is painted is seen before it is erased.
+    args = [
+        *BENCH,
+        "all_reduce",
+        "--backend",
+        backend,
+        "-b",
+        "64",
+        "-e",
+        "512",
+        "-f",
+        "8",
+        "--budget",
+        "0.4",
+        "--check",
+    ]
     job = start_job(args, stdout=slave, stderr=slave, env={"TERM": "xterm"})
     os.close(slave)
     seen = b""
