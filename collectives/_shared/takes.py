@@ -35,9 +35,9 @@ def total(board: Board, *, op: ReduceOp, dtype: np.dtype[Any], shape: Shape, row
     def take(parity: int, x: Any, out: Any, scale: float | None) -> Any:
         sources = parts[parity]
         y = out if out is not None and same else np.empty(wanted, wire)
-        ufunc(sources[0], sources[1], y)
+        ufunc(sources[0], sources[1], out=y)
         for source in sources[2:]:
-            ufunc(y, source, y)
+            ufunc(y, source, out=y)
         if mean or scale is not None:
             finish(y, op, size, scale)
         if same:
