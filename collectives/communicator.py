@@ -7,14 +7,15 @@ operations, and hands them to the communicator's line, which runs them now (`asy
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from collectives._shared.setup import share
+from collectives._shared.setup import add_array, share
 from collectives._shared.transport import SharedTransport
-from collectives.arrays import as_bytes
+from collectives.arrays import as_array, as_bytes
 from collectives.errors import ArgumentError
 from collectives.family import Family
 from collectives.meeting import Header, agreed
@@ -22,6 +23,7 @@ from collectives.movements import Movements
 from collectives.objects import Objects
 from collectives.pairs import Pairs
 from collectives.progress import Call, Steps
+from collectives.reduction import Array
 from collectives.reductions import Reductions
 from collectives.transport import Transport
 
@@ -61,6 +63,36 @@ class Communicator(Reductions, Movements, Objects, Pairs):
                 yield self._transport.barrier()
 
         return self._run("barrier", None, steps, async_op)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
+        """An array in memory that the ranks of a node share, so that reducing and gathering it needs no copy.
+
+        Collective, as every rank needs the others' memory: all ranks call it, with the same shape and dtype. What it
+        holds at first is zero. The memory is given back when every rank has let go of its array and all its views.
+        Where memory cannot be shared (ranks on several nodes, a system that forbids it) it is this rank's own, and the
+        log says why.
+
+        Returns: (shape) of that dtype, C-contiguous
+        Raises: ArgumentError if a length is negative; DtypeError if the dtype holds no numbers; MismatchError on every
+        rank if shapes or dtypes differ.
+        """
+        lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        if not all(isinstance(length, (int, np.integer)) and length >= 0 for length in lengths):
+            raise ArgumentError(f"shape should be lengths of at least 0, is {shape!r}")
+        kind = as_array(np.empty(0, dtype)).dtype
+        nbytes = math.prod(map(int, lengths)) * kind.itemsize
+
+        def steps(call: Call[Array]) -> Steps[Array]:
+            yield from self._meet(call, Header(agreed("empty", "", kind, lengths)))
+            memory = None
+            if nbytes > 0 and isinstance(self._transport, SharedTransport):
+                memory = yield from add_array(self._transport, nbytes)
+            if memory is None:
+                return np.zeros(lengths, kind)
+            return memory.view(kind).reshape(lengths)
+
+        array: Array = self._run("empty", None, steps, False, f"{kind} {lengths}")
+        return array
 
     def duplicate(self) -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective."""

@@ -9,35 +9,40 @@ from collectives import farewell, simulation, world
 from collectives._shared.setup import share
 from collectives._single import SingleTransport
 from collectives.communicator import Communicator
-from collectives.errors import BackendError
+from collectives.errors import ArgumentError, BackendError
 from collectives.progress import complete
 
 _BACKENDS = ("auto", "single", "mpi")
+_CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes
 
 _lock = threading.Lock()
 _world: Communicator | None = None
 
 
-def init(backend: str = "auto", timeout: float = 600.0) -> Communicator:
+def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") -> Communicator:
     """The communicator of all ranks. Collective at the first call; later calls return the same one.
 
     backend: "auto" takes "mpi" where an engine started several ranks, and "single" otherwise, which imports nothing; a
     backend asked for by name never falls back
     timeout: seconds; the time limit of every collective, of start and of exit
+    check: "first" compares what ranks on different nodes call in the first 100 calls of each communicator, "always" in
+    all, for one small exchange a call; ranks of one node are always compared. The same on every rank
     Inside `run_threads` it returns the calling rank's communicator.
 
     Raises: WorldError if the world is not the one that the launcher promised; BackendError if the backend is unknown,
-    cannot be loaded, or is another than the one in use.
+    cannot be loaded, or is another than the one in use; ArgumentError if there is no such check.
     """
     simulated = simulation.current()
     if simulated is not None:
         return simulated
     if backend not in _BACKENDS:
         raise BackendError(f"backend should be one of {', '.join(_BACKENDS)}, is {backend!r}")
+    if check not in _CHECKS:
+        raise ArgumentError(f"check should be one of {', '.join(_CHECKS)}, is {check!r}")
     global _world
     with _lock:
         if _world is None:
-            _world = _join(choose(backend, world.promised()), timeout)
+            _world = _join(choose(backend, world.promised()), timeout, _CHECKS[check])
         elif backend not in ("auto", _world.backend):
             raise BackendError(f"backend {backend!r} was asked for, but this process already uses {_world.backend!r}")
         return _world
@@ -53,12 +58,12 @@ def choose(backend: str, promised: world.World | None) -> str:
     return backend
 
 
-def _join(backend: str, timeout: float) -> Communicator:
+def _join(backend: str, timeout: float, checks: int | None) -> Communicator:
     if backend == "single":
         return Communicator(SingleTransport(), timeout)
     from collectives._mpi import MPIWorld  # here, so that a world of one never loads MPI
 
-    membership = MPIWorld(world.promised(), timeout)
+    membership = MPIWorld(world.promised(), timeout, checks)
     below = membership.transport()
     comm = Communicator(complete("init", share(below), below, timeout), timeout)
     family = comm.family
