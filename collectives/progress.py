@@ -141,6 +141,7 @@ class CallQueue:
         self._helper: threading.Thread | None = None
         self._closed = False
         self._error: BaseException | None = None
+        self._heard: Callable[[], None] = lambda: None  # called before it is raised
         self._beside = 0
         self._handed_over: tuple[int, int] | None = None  # thread, index in the flight record
         self.recorder = of_this_process()
@@ -259,6 +260,15 @@ class CallQueue:
         self.recorder.end(index, FAILED)
         self._error = _interrupted(self._transport.rank, what, error)
 
+    def break_off(self, error: CollectivesError, heard: Callable[[], None]) -> None:
+        """From any thread: what a finished call left running on a device has failed, so no further call can be trusted.
+
+        heard: called when a call is about to raise the error
+        """
+        with self._changed:
+            if self._error is None:
+                self._error, self._heard = error, heard
+
     @property
     def broken(self) -> bool:
         """True once a call ended half-way: no further call on this communicator can be trusted."""
@@ -289,6 +299,7 @@ class CallQueue:
 
     def _admit(self, call: Call[Any]) -> None:
         if self._error is not None:
+            self._heard()
             raise _again(self._error)
         if self._closed:
             raise CommunicatorClosed(f"rank {self._transport.rank}: {call.name} ({call.site}) on a closed communicator")
