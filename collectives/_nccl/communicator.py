@@ -1,18 +1,12 @@
-"""One rank's end of an NCCL communicator, whose calls never block without limit.
+"""One rank's end of an NCCL communicator: the collectives on raw pointers, groups, scaled sums, splits.
 
-NCCL has no time limits. Where the library can (2.14 and newer), communicators are nonblocking: a call that has not
-finished says so, and is asked again until its deadline. What may block nevertheless runs in a thread that can be left
-behind. An older library's collectives may block in the calling thread; `abort` from another thread ends that.
-
-Calls come from one thread at a time, in the same order on every rank. `abort` and `async_error` may come from any
-thread at any time: the handle they use is taken under a lock, so that it is never used after it was freed.
+Calls come from one thread at a time, in the same order on every rank, and none blocks without limit (`handle`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 import time
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_int, c_void_p
@@ -20,24 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from collectives._nccl.handle import Handle
 from collectives._nccl.limit import StillRunning, within
 from collectives._nccl.table import (
     HOST_IMMEDIATE,
     IN_PROGRESS,
     NO_COLOR,
     SUCCESS,
-    TIMEOUT,
     UNIQUE_ID_BYTES,
     Nccl,
     UniqueId,
     nonblocking,
 )
-from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed, NcclError
+from collectives.errors import ArgumentError, CollectivesError, CommunicatorClosed, NcclError
 from collectives.reduction import ReduceOp
-
-_SPIN = 50e-6  # s; most calls that are in progress are so for a moment
-_PAUSE = 100e-6  # s; a first call, which connects the ranks, takes long enough to sleep
-_COURTESY = 2.0  # s; how long an abort lets another thread leave a call or a group, before it takes that for stuck
 
 Dtype = np.dtype[Any]
 
@@ -81,7 +71,7 @@ class PreMulSum:
         self.close()
 
 
-class NcclCommunicator:
+class NcclCommunicator(Handle):
     """One rank's end of an NCCL communicator. Made by `connect` and `split`.
 
     rank, size: this rank and how many there are
@@ -96,19 +86,6 @@ class NcclCommunicator:
     BackendError for what the library is too old for; DtypeError for dtypes NCCL has not; CommunicatorClosed after
     `close`; what `abort` was given, after `abort`.
     """
-
-    def __init__(self, nccl: Nccl, handle: c_void_p, rank: int, size: int, timeout: float) -> None:
-        self.nccl = nccl
-        self.rank = rank
-        self.size = size
-        self.timeout = timeout
-        self._pointer = handle  # NCCL may write to it until the communicator is ready
-        self._handle: c_void_p | None = handle
-        self._taking = threading.Lock()  # held while the handle is used by a call that cannot block, or taken away
-        self._calling = threading.RLock()  # held by the thread that calls, for the whole of a group
-        self._depth = 0  # of groups
-        self._stopped = False  # no further calls; those under way end at their next look
-        self._end: Exception = CommunicatorClosed(f"rank {rank}: a call on a closed NCCL communicator")
 
     @classmethod
     def connect(
@@ -226,10 +203,13 @@ class NcclCommunicator:
                 self._depth -= 1
                 deadline = time.monotonic() + self.timeout
                 result = self.nccl.call("ncclGroupEnd")
-                if ended:  # else the body's error says more
+                try:
                     self._ready()
                     if self._depth == 0:
                         self._settle("ncclGroupEnd", result, deadline)
+                except CollectivesError:
+                    if ended:  # else the body's error says more
+                        raise
 
     def pre_mul_sum(self, factor: float, dtype: Dtype) -> PreMulSum:
         """A sum of arrays of `dtype` whose terms are multiplied by `factor` first; for this communicator alone.
@@ -248,8 +228,6 @@ class NcclCommunicator:
         with self._calling:
             if self._handle is not None:
                 self._check("ncclRedOpDestroy", self.nccl.call("ncclRedOpDestroy", code, self._handle))
-
-    # Life ------------------------------------------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int) -> NcclCommunicator | None:
         """A communicator of the ranks that give the same color, ordered by key; None if color is None. Collective.
@@ -276,139 +254,13 @@ class NcclCommunicator:
             raise
         return child
 
-    def async_error(self) -> NcclError | None:
-        """What went wrong since the last call, on the network, say; None if nothing did, or there is no handle left."""
-        with self._taking:
-            if self._handle is None:
-                return None
-            name, state = "ncclCommGetAsyncError", c_int()
-            result = self.nccl.call(name, self._handle, byref(state))
-        if result != SUCCESS:
-            return NcclError(self._words(name, result))
-        if state.value in (SUCCESS, IN_PROGRESS):
-            return None
-        return NcclError(self._words("an operation under way", state.value))
-
-    def abort(self, reason: BaseException | None = None, timeout: float = 10.0) -> bool:
-        """Ends whatever is under way on this rank, and the communicator. From any thread; may be repeated.
-
-        The buffers of what was under way hold anything, and their events are complete: use neither.
-        reason: what later calls raise, and calls under way that this ends
-        timeout: s; NCCL itself may hang in it
-        Returns: True if NCCL has finished within it.
-        """
-        if isinstance(reason, CollectivesError):
-            self._end = reason
-        elif reason is not None:
-            self._end = NcclError(f"rank {self.rank}: the NCCL communicator was aborted: {reason!r}")
-        handle = self._take()
-        return handle is None or not handle or self._bounded("ncclCommAbort", handle, timeout)
-
-    def close(self, timeout: float = 10.0) -> bool:
-        """Finishes what is under way, then frees the communicator; whatever it cannot finish it aborts. Repeatable.
-
-        Every rank should come, in whatever order: NCCL waits for all of them.
-        timeout: s; for the waiting, and once more for the abort
-        Returns: True if it finished within the limit, in good order.
-        """
-        deadline = time.monotonic() + timeout
-        if self.nccl.has("ncclCommFinalize"):
-            try:
-                with self._calling:
-                    if self._handle is None:
-                        return True
-                    # Blocks where NCCL_COMM_BLOCKING overrides the configuration.
-                    name, mine = "ncclCommFinalize", self._ready()
-                    result = within(timeout, lambda: int(self.nccl.call(name, mine)), f"{name}-{self.rank}")
-                    self._settle(name, result, deadline)
-            except (CollectivesError, StillRunning):
-                self.abort(timeout=timeout)
-                return False
-        handle = self._take()
-        # Before 2.14 it waits for what is under way, and cannot be aborted any more.
-        return handle is None or self._bounded("ncclCommDestroy", handle, max(1.0, deadline - time.monotonic()))
-
     # Shared parts ----------------------------------------------------------------------------------------------------
-
-    def _run(self, name: str, *arguments: Any, stream: int) -> None:
-        with self._calling:
-            handle = self._ready()
-            deadline = time.monotonic() + self.timeout
-            result = self.nccl.call(name, *arguments, handle, stream)
-            self._ready()  # an abort may have ended this very call, with any result
-            if self._depth:
-                self._check(name, SUCCESS if result == IN_PROGRESS else result)
-            else:
-                self._settle(name, result, deadline)
 
     def _type(self, dtype: Dtype) -> int:
         return self.nccl.dtype_code(dtype)
 
     def _op(self, op: ReduceOp | PreMulSum) -> int:
         return op.code if isinstance(op, PreMulSum) else self.nccl.op_code(op)
-
-    def _ready(self) -> c_void_p:
-        handle = self._handle
-        if handle is None or self._stopped:
-            fresh = type(self._end)(*self._end.args)  # one instance would collect every caller's traceback
-            raise fresh from self._end.__cause__
-        return handle
-
-    def _check(self, name: str, result: int) -> None:
-        if result == TIMEOUT:
-            raise CollectiveTimeout(self._words(name, result))
-        if result != SUCCESS:
-            raise NcclError(self._words(name, result))
-
-    def _settle(self, name: str, result: int, deadline: float) -> None:
-        """Waits until a call that may be in progress is not so any more."""
-        spin = time.monotonic() + _SPIN
-        while result == IN_PROGRESS:
-            if (now := time.monotonic()) > deadline:
-                raise self._late(name)
-            if now > spin:
-                time.sleep(_PAUSE)
-            with self._taking:
-                state = c_int()
-                self._check("ncclCommGetAsyncError", self._ask(state))
-            result = state.value
-        self._check(name, result)
-
-    def _number(self, name: str) -> int:
-        number = c_int()
-        self._check(name, self.nccl.call(name, self._ready(), byref(number)))
-        return number.value
-
-    def _ask(self, state: c_int) -> int:
-        return int(self.nccl.call("ncclCommGetAsyncError", self._ready(), byref(state)))
-
-    def _take(self) -> c_void_p | None:
-        """The handle, for the one who frees it; None if somebody was first."""
-        self._stopped = True
-        # An old library's call may be stuck, and only the abort frees it.
-        waited = self._calling.acquire(timeout=_COURTESY)
-        try:
-            with self._taking:
-                handle, self._handle = self._handle, None
-                return handle
-        finally:
-            if waited:
-                self._calling.release()
-
-    def _bounded(self, name: str, handle: c_void_p, timeout: float) -> bool:
-        try:
-            return bool(within(timeout, lambda: self.nccl.call(name, handle), f"{name}-{self.rank}") == SUCCESS)
-        except StillRunning:
-            return False
-
-    def _late(self, name: str) -> CollectiveTimeout:
-        return CollectiveTimeout(
-            f"rank {self.rank} of {self.size}: {name} was not complete after {self.timeout:g} s. Every rank must make "
-            "the same calls in the same order; one has not arrived, or cannot be reached over the network"
-        )
-
-    def _words(self, name: str, result: int) -> str:
-        return f"rank {self.rank} of {self.size}: {name} returned {self.nccl.explain(result)}"
 
 
 def _natural(count: int) -> int:

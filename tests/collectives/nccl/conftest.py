@@ -24,10 +24,10 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def crew(stub: Callable[..., Path], run_job: Callable[..., object], tmp_path: Path) -> Crew:
-    """Runs a function of bodies.py on every rank: `crew(2, "all_reduce", minor=12, fails=False, **environment)`."""
+    """Runs functions of bodies.py on every rank: `crew(2, "ring", "splits", minor=12, fails=False, **environment)`."""
 
-    def run(size: int, body: str, *, minor: int = 32, fails: bool = False, **env: str) -> object:
-        command = [sys.executable, str(BODIES), str(stub(minor)), str(size), body]
+    def run(size: int, *bodies: str, minor: int = 32, fails: bool = False, **env: str) -> object:
+        command = [sys.executable, str(BODIES), str(stub(minor)), str(size), *bodies]
         segments = tmp_path / "segments"
         segments.mkdir(exist_ok=True)
         done = run_job(command, timeout=60, env={**env, "NCCL_STUB_DIR": str(segments)})

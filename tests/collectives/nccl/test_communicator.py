@@ -9,15 +9,13 @@ from tests.collectives.nccl.conftest import Crew
 CALLS = ("reductions", "in_place_and_large", "movements", "ring", "scaled", "splits", "wrong_arguments")
 
 
-@pytest.mark.parametrize("body", CALLS)
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_calls(crew: Crew, size: int, body: str) -> None:
-    crew(size, body)
+def test_calls(crew: Crew, size: int) -> None:
+    crew(size, *CALLS)
 
 
-@pytest.mark.parametrize("body", CALLS)
-def test_calls_on_a_communicator_that_the_environment_made_blocking(crew: Crew, body: str) -> None:
-    crew(2, body, NCCL_COMM_BLOCKING="1")
+def test_calls_on_a_communicator_that_the_environment_made_blocking(crew: Crew) -> None:
+    crew(2, *CALLS, NCCL_COMM_BLOCKING="1")
 
 
 def test_counts_beyond_31_bits_arrive_whole(crew: Crew) -> None:
@@ -29,9 +27,8 @@ def test_an_old_library_works_and_what_it_lacks_is_named(crew: Crew, minor: int)
     crew(2, "old_version", minor=minor)
 
 
-@pytest.mark.parametrize("body", ["reductions", "in_place_and_large", "movements", "ring", "wrong_arguments"])
-def test_calls_of_a_library_that_only_blocks(crew: Crew, body: str) -> None:
-    crew(2, body, minor=12)
+def test_calls_of_a_library_that_only_blocks(crew: Crew) -> None:
+    crew(2, "reductions", "in_place_and_large", "movements", "ring", "wrong_arguments", minor=12)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from collectives._nccl import library
-from collectives._nccl.library import load, loaded_from, wheel
+from collectives._nccl.library import load, wheel
 from collectives.errors import ArgumentError, BackendError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -53,7 +53,7 @@ def test_the_real_library_is_loaded(run_job: Run, source: str) -> None:
 @pytest.mark.parametrize("source", NEEDS)
 def test_the_stub_is_loaded(run_job: Run, stub: Callable[..., Path], source: str) -> None:
     needs(NEEDS[source])
-    mine = stub(14)
+    mine = stub()
     env = {
         "pynccl": {"NUMBA_NCCLLIB": str(mine.parent)},
         "cupy": {"LD_PRELOAD": str(mine)},
@@ -63,9 +63,7 @@ def test_the_stub_is_loaded(run_job: Run, stub: Callable[..., Path], source: str
         pytest.skip("the package nvidia-nccl goes before the system's library")
     done = run_job([sys.executable, "-c", TRIES, source], env=env)
     assert done.returncode == 0, done.stderr
-    path, minor = done.stdout.split()
-    assert Path(path).samefile(mine)
-    assert minor == "14"
+    assert Path(done.stdout.split()[0]).samefile(mine)
 
 
 def test_a_named_file_is_loaded_and_nothing_else(stub: Callable[..., Path], tmp_path: Path) -> None:
@@ -120,11 +118,14 @@ def test_pynccl_is_shown_the_package_and_the_environment_is_as_before(monkeypatc
 
 
 def test_the_file_is_that_of_the_library_behind_the_one_that_links_to_it(
-    stub: Callable[..., Path], tmp_path: Path
+    run_job: Run, stub: Callable[..., Path], tmp_path: Path
 ) -> None:
-    mine = stub()
-    front = tmp_path / "front.so"
-    (tmp_path / "front.c").write_text("int front(void) { return 1; }\n")
+    mine, front, source = stub(), tmp_path / "front.so", tmp_path / "front.c"
+    source.write_text("int front(void) { return 1; }\n")
     flags = ["-shared", "-fPIC", "-Wl,--no-as-needed", f"-Wl,-rpath,{mine.parent}", "-o", str(front)]
-    subprocess.run(["cc", str(tmp_path / "front.c"), *flags, str(mine)], check=True, timeout=60)
-    assert Path(loaded_from(ctypes.CDLL(str(front)))).samefile(mine)
+    subprocess.run(["cc", str(source), *flags, str(mine)], check=True, timeout=60)
+    tell = (
+        "import ctypes, sys; from collectives._nccl.library import loaded_from as f; print(f(ctypes.CDLL(sys.argv[1])))"
+    )
+    done = run_job([sys.executable, "-c", tell, str(front)])  # a process that has loaded no other library of that name
+    assert Path(done.stdout.strip()).samefile(mine), done.stderr

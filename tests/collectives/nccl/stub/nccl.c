@@ -801,6 +801,22 @@ int ncclGroupEnd(void) {
     return code ? code : result;
 }
 
+/* What we do not call; pynccl and CuPy look for it when they load the library. */
+int ncclBcast(void *buffer, size_t count, int dtype, int root, struct Comm *comm, void *stream) {
+    return ncclBroadcast(buffer, buffer, count, dtype, root, comm, stream);
+}
+
+int ncclCommInitAll(struct Comm **made, int count, const int *devices) {
+    (void)made, (void)count, (void)devices;
+    return wrong(BAD_USAGE, "ncclCommInitAll: the stub has one rank a process");
+}
+
+int ncclCommCuDevice(struct Comm *comm, int *device) {
+    check_alive(comm, "ncclCommCuDevice");
+    *device = 0;
+    return OK;
+}
+
 /* What tests use beside NCCL -------------------------------------------------------------------------------------- */
 
 /* An event: what was enqueued on the stream until now. */
