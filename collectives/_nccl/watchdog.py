@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from collectives._nccl.limit import within
 from collectives.errors import CollectivesError, CollectiveTimeout, NcclError
 
 _POLL = 0.01  # s; between looks at unfinished events
@@ -56,7 +57,7 @@ class _Watched(NamedTuple):
 class Watchdog:
     """Watches one communicator until `close`.
 
-    record: writes the flight record; called first, once
+    record: writes the flight record; called first, once, in a thread of its own, and not waited for without limit
     on_failure: marks the communicator broken, so that its next call raises the error; called second, once
     silence: s; how long after a failure the program may go without hearing of it
     leave: ends the process at once
@@ -183,7 +184,8 @@ class Watchdog:
         error = self._failure
         assert error is not None
         limit = time.monotonic() + self._silence
-        for step in (self._record, lambda: self._on_failure(error), self._abort):
+        steps: tuple[Callable[[], object], ...] = (self._write_record, lambda: self._on_failure(error), self._abort)
+        for step in steps:
             try:
                 step()
             except Exception:  # the next one matters all the more
@@ -197,6 +199,11 @@ class Watchdog:
                 flush=True,
             )
             self._leave(_EXIT_STATUS)
+
+    def _write_record(self) -> None:
+        within(
+            self._silence / 2, self._record, "nccl-flight-record"
+        )  # a disk that hangs must not keep the rest waiting
 
     def _abort(self) -> None:
         if not self._communicator.abort(self._failure, self._silence):

@@ -30,7 +30,7 @@ def crew(stub: Callable[..., Path], run_job: Callable[..., object], tmp_path: Pa
         command = [sys.executable, str(BODIES), str(stub(minor)), str(size), *bodies]
         segments = tmp_path / "segments"
         segments.mkdir(exist_ok=True)
-        done = run_job(command, timeout=60, env={**env, "NCCL_STUB_DIR": str(segments)})
+        done = run_job(command, timeout=60, env={"OPENBLAS_NUM_THREADS": "1", **env, "NCCL_STUB_DIR": str(segments)})
         assert isinstance(done, subprocess.CompletedProcess)
         assert (done.returncode != 0) == fails, f"{done.stdout}\n{done.stderr}"
         return done

@@ -18,15 +18,19 @@ from collectives.errors import ArgumentError, BackendError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-# Groups and ids need no GPU.
+# Ids and groups need no GPU; a communicator without one is an error in NCCL's own words.
 TRIES = """
 import sys
-from ctypes import byref
-from collectives._nccl.communicator import unique_id
+from collectives import NcclError
+from collectives._nccl.communicator import NcclCommunicator, unique_id
 from collectives._nccl.library import load
 nccl = load(sys.argv[1])
 assert len(unique_id(nccl)) == 128 and unique_id(nccl) != unique_id(nccl)
 assert nccl.call("ncclGroupStart") == 0 and nccl.call("ncclGroupEnd") == 0
+try:
+    NcclCommunicator.connect(nccl, unique_id(nccl), 0, 1, timeout=30).close()
+except NcclError as error:
+    assert "NCCL says: " in str(error), error
 print(nccl.path, nccl.version[1])
 """
 NEEDS = {"pynccl": "pynccl", "cupy": "cupy", "path": "numpy"}

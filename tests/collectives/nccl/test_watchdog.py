@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -150,6 +151,19 @@ def test_a_record_that_cannot_be_written_does_not_keep_the_communicator_alive(
     assert dog.close()
     assert steps == LATE[1:]
     assert "the disk is full" in capfd.readouterr().err
+
+
+def test_a_record_that_hangs_does_not_keep_the_communicator_alive(capfd: pytest.CaptureFixture[str]) -> None:
+    steps: list[str] = []
+    disk = threading.Event()
+    dog, _ = watchdog(steps, record=disk.wait)
+    dog.watch(FakeEvent(), "late", time.monotonic())
+    soon(lambda: len(steps) >= 2)
+    dog.heard()
+    disk.set()
+    assert dog.close()
+    assert steps == LATE[1:]
+    assert "nccl-flight-record" in capfd.readouterr().err
 
 
 def test_a_program_that_does_not_hear_of_it_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
