@@ -46,23 +46,32 @@ if world.promised() is not None:  # inside the job that the last test starts
             comm = collectives.init("mpi", timeout=20)
             return lambda fn: [fn(comm)]
 
-    class TestMPIInPieces(ReductionsContract, MovementsContract, PairsContract, ObjectsContract):
+    class TestMPIMessages(Contract):
+        """MPI itself, as between nodes: what ranks of one node do in shared memory goes through it here."""
+
+        @pytest.fixture
+        def run(self) -> Run:
+            comm = by_messages(limit=2**31 - 1)
+            return lambda fn: [fn(comm)]
+
+    class TestMPIMessagesInPieces(ReductionsContract, MovementsContract, PairsContract, ObjectsContract):
         """The way of long messages in an MPI that counts in C's int, as if an int ended at 16."""
 
         @pytest.fixture
         def run(self) -> Run:
-            comm = in_pieces()
+            comm = by_messages(limit=16)
             return lambda fn: [fn(comm)]
 
 
 @functools.cache
-def in_pieces() -> Communicator:
+def by_messages(limit: int) -> Communicator:
     from collectives._mpi_transport import MPITransport
 
     comm = collectives.init("mpi", timeout=20)
-    whole: Any = comm.duplicate()._transport
-    short = MPITransport(whole._MPI, whole._comm, whole._membership, whole._members, "pieces", 16)
-    return Communicator(short, 20, comm.family)
+    twin: Any = comm.duplicate()._transport
+    below = getattr(twin, "_below", twin)
+    messages = MPITransport(below._MPI, below._comm, below._membership, below._members, f"limit {limit}", limit)
+    return Communicator(messages, 20, comm.family)
 
 
 @pytest.mark.mpi
@@ -76,6 +85,6 @@ def test_the_contract_holds_over_mpi(
     pytest_ = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider"]
     if request.config.getoption("--long"):
         pytest_.append("--long")
-    done = run_job([*mpiexec, "-n", str(size), *pytest_], timeout=100)
+    done = run_job([*mpiexec, "-n", str(size), *pytest_], timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" passed") == size
