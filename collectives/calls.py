@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from collectives.progress import Call, CallQueue, Steps, Words, Work
 from collectives.reduction import Array
 from collectives.site import user_site
 from collectives.transport import Transport
+
+if TYPE_CHECKING:
+    from collectives._gpu.device import Door
 
 T = TypeVar("T")
 Scale = float | Callable[[], float] | None
@@ -39,9 +42,30 @@ class Calls:
         self.local_rank = transport.local_rank
         self.local_size = transport.local_size
         self.node = transport.node
-        self.backend = transport.name
+        self.backend = self.family.wanted or transport.name
+        self._door: Door | None = None
+
+    def _device(self, x: Any) -> Door:
+        """Where a call goes whose array is on a GPU, like x; made at the first of them."""
+        if self._door is None:
+            from collectives._gpu.device import open_door  # here: host arrays need nothing of it
+
+            self._door = open_door(self, self._transport, x)
+        return self._door
+
+    def enter(self) -> None:
+        """Has the ranks meet in NCCL if it was asked for by name. Collective.
+
+        Raises: BackendError on every rank if one of them cannot use it.
+        """
+        if self.family.wanted == "nccl":
+            from collectives._gpu.device import enter_nccl
+
+            self._door = enter_nccl(self, self._transport)
 
     def _ended(self) -> None:
+        if self._door is not None:
+            self._door.close()
         self.family.leave(self._transport.key)
 
     @overload

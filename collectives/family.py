@@ -8,9 +8,13 @@ from collectives.progress import CallQueue
 
 
 class Family:
-    """The calls of all communicators of one world on one rank. A closed one is remembered by its number of calls."""
+    """The calls of all communicators of one world on one rank. A closed one is remembered by its number of calls.
 
-    def __init__(self) -> None:
+    wanted: the backend for arrays on GPUs that was asked for by name, if any
+    """
+
+    def __init__(self, wanted: str | None = None) -> None:
+        self.wanted = wanted
         self._open: dict[str, CallQueue] = {}
         self._closed: dict[str, int] = {}  # calls, by communicator and by line
         self._closed_with: dict[str, list[CallQueue]] = {}  # what was made of a communicator for its own use

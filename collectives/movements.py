@@ -20,6 +20,7 @@ from collectives.arrays import (
     check_out,
     contiguous,
     even_lengths,
+    is_device_array,
     row_bytes,
     rows,
     writable,
@@ -45,8 +46,10 @@ class Movements(Calls):
             y = self._quick.run("broadcast", x, root, None, None)
             if y is not LEFT:
                 return y
-        array = as_array(x)
         self._check_root(root)
+        if is_device_array(x):
+            return self._device(x).broadcast(x, root, async_op=async_op)
+        array = as_array(x)
         if self.rank != root:
             writable(array, "x")
         shown = Header(agreed("broadcast", f"root {root}", array.dtype, array.shape))
@@ -82,6 +85,8 @@ class Movements(Calls):
             if y is not LEFT:
                 return y
         self._check_root(root)
+        if is_device_array(x):
+            return self._device(x).gather(x, root, lengths=lengths, out=out, async_op=async_op)
         part, known = self._part(x, lengths)
         target = None if out is None or self.rank != root else as_array(out, "out")
         more = f"root {root}{_given(lengths)}"
@@ -111,6 +116,8 @@ class Movements(Calls):
             y = self._quick.run("all_gather", x, lengths, out, None)
             if y is not LEFT:
                 return y
+        if is_device_array(x):
+            return self._device(x).all_gather(x, lengths=lengths, out=out, async_op=async_op)
         part, known = self._part(x, lengths)
         target = None if out is None else as_array(out, "out")
         more = _given(lengths).strip()
@@ -146,6 +153,9 @@ class Movements(Calls):
             if y is not LEFT:
                 return y
         self._check_root(root)
+        near = x if is_device_array(x) else out  # off the root, out alone tells that the root's x is on a GPU
+        if is_device_array(near):
+            return self._device(near).scatter(x, root, lengths=lengths, out=out, async_op=async_op)
         whole = _splittable(x, "scatter") if self.rank == root else None
         told = header.empty(self.size)
         if whole is not None:
@@ -203,6 +213,8 @@ class Movements(Calls):
             y = self._quick.run("all_to_all", x, None, out, None)
             if y is not LEFT:
                 return y
+        if is_device_array(x):
+            return self._device(x).all_to_all(x, lengths=lengths, out=out, async_op=async_op)
         whole = _splittable(x, "all_to_all")
         sends, known = self._exchanges(whole, lengths)
         target = None if out is None else as_array(out, "out")
@@ -314,7 +326,7 @@ def _joining(option: Hashable, part: Array, lengths: Lengths, here: bool) -> Rec
 
     def take(board: Board, headers: Array) -> takes.Take:
         if not here:
-            return takes.nothing(board, dtype=part.dtype, shape=part.shape)
+            return takes.nothing
         shapes = [(n, *part.shape[1:]) for n in headers[:, ROWS].tolist()]
         return takes.joined(board, dtype=part.dtype, shapes=shapes)
 

@@ -10,7 +10,16 @@ import numpy as np
 
 from collectives._shared import takes
 from collectives._shared.quick import LEFT, Recipe
-from collectives.arrays import as_array, check_lengths, check_out, contiguous, even_lengths, flat, writable
+from collectives.arrays import (
+    as_array,
+    check_lengths,
+    check_out,
+    contiguous,
+    even_lengths,
+    flat,
+    is_device_array,
+    writable,
+)
 from collectives.calls import Calls, Scale
 from collectives.errors import ArgumentError
 from collectives.meeting import Header, agreed
@@ -39,6 +48,8 @@ class Reductions(Calls):
             y = self._quick.run("all_reduce", x, op, out, scale)
             if y is not LEFT:
                 return y
+        if is_device_array(x):
+            return self._device(x).all_reduce(x, op, scale=scale, out=out, async_op=async_op)
         source, given = as_array(x), op
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
@@ -80,11 +91,13 @@ class Reductions(Calls):
             y = self._quick.run("reduce", x, (op, root), out if self.rank == root else None, scale)
             if y is not LEFT:
                 return y
+        self._check_root(root)
+        if is_device_array(x):
+            return self._device(x).reduce(x, op, root, scale=scale, out=out, async_op=async_op)
         source, given = as_array(x), op
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
-        self._check_root(root)
         here = self.rank == root
         target = _target(out, x, source) if here else None
         more = f"{op.value} root {root}"
@@ -105,7 +118,7 @@ class Reductions(Calls):
 
         recipe = None
         if source is x:
-            take = partial(takes.total, op=op) if here else takes.nothing
+            take = partial(takes.total, op=op) if here else None
             recipe = _recipe((given, root), wire, source, source.shape if here else None, take)
         return self._run("reduce", source, steps, async_op, more, recipe)
 
@@ -132,6 +145,8 @@ class Reductions(Calls):
             y = self._quick.run("reduce_scatter", x, op, out, scale)
             if y is not LEFT:
                 return y
+        if is_device_array(x):
+            return self._device(x).reduce_scatter(x, op, scale=scale, lengths=lengths, out=out, async_op=async_op)
         source, given = as_array(x), op
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
@@ -178,10 +193,12 @@ def _recipe(
     wire: np.dtype[Any],
     source: Array,
     shape: tuple[int, ...] | None,
-    take: Callable[..., takes.Take],
+    take: Callable[..., takes.Take] | None,
 ) -> Recipe:
-    dtype = source.dtype
-    return Recipe(option, wire, shape, dtype, lambda board, headers: take(board, dtype=dtype, shape=source.shape))
+    dtype, whole = source.dtype, source.shape
+    if take is None:
+        return Recipe(option, wire, None, dtype, lambda board, headers: takes.nothing)
+    return Recipe(option, wire, shape, dtype, lambda board, headers: take(board, dtype=dtype, shape=whole))
 
 
 def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:

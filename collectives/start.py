@@ -10,9 +10,10 @@ from collectives._shared.setup import share
 from collectives._single import SingleTransport
 from collectives.communicator import Communicator
 from collectives.errors import ArgumentError, BackendError
+from collectives.family import Family
 from collectives.progress import complete
 
-_BACKENDS = ("auto", "single", "mpi")
+_BACKENDS = ("auto", "single", "mpi", "nccl")
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes
 
 _lock = threading.Lock()
@@ -23,7 +24,9 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
     """The communicator of all ranks. Collective at the first call; later calls return the same one.
 
     backend: "auto" takes "mpi" where an engine started several ranks, and "single" otherwise, which imports nothing; a
-    backend asked for by name never falls back
+    backend asked for by name never falls back. Arrays on GPUs are served whatever it is: over NCCL if all ranks can use
+    it, which they find out together at the first such array. "nccl" wants that known at once: it raises on every rank
+    if one of them cannot, and where ranks of a node all stand at its first GPU, each makes one of its own current
     timeout: seconds; the time limit of every collective, of start and of exit
     check: "first" compares what ranks on different nodes call in the first 100 calls of each communicator, "always" in
     all, for one small exchange a call; ranks of one node are always compared. The same on every rank
@@ -42,7 +45,8 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
     global _world
     with _lock:
         if _world is None:
-            _world = _join(choose(backend, world.promised()), timeout, _CHECKS[check])
+            wanted = "nccl" if backend == "nccl" else None
+            _world = _join(choose(backend, world.promised()), timeout, _CHECKS[check], wanted)
         elif backend not in ("auto", _world.backend):
             raise BackendError(f"backend {backend!r} was asked for, but this process already uses {_world.backend!r}")
         return _world
@@ -51,23 +55,26 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
 def choose(backend: str, promised: world.World | None) -> str:
     """The backend that serves the promised world. Raises: BackendError if "single" is asked for in a larger one."""
     size = 1 if promised is None else promised.size
-    if backend == "auto":
+    if backend in ("auto", "nccl"):  # NCCL moves arrays on GPUs; all else goes the way of host arrays
         return "single" if size == 1 else "mpi"
     if backend == "single" and size > 1:
         raise BackendError(f'backend "single" was asked for in a world of {size} ranks')
     return backend
 
 
-def _join(backend: str, timeout: float, checks: int | None) -> Communicator:
+def _join(backend: str, timeout: float, checks: int | None, wanted: str | None) -> Communicator:
     if backend == "single":
-        return Communicator(SingleTransport(), timeout)
+        comm = Communicator(SingleTransport(), timeout, Family(wanted))
+        comm.enter()
+        return comm
     from collectives._mpi import MPIWorld  # here, so that a world of one never loads MPI
 
     membership = MPIWorld(world.promised(), timeout, checks)
     below = membership.transport()
-    comm = Communicator(complete("init", share(below), below, timeout), timeout)
+    comm = Communicator(complete("init", share(below), below, timeout), timeout, Family(wanted))
     family = comm.family
     status = farewell.ExitStatus(lambda: sum(family.calls().values()))
     status.watch()
     atexit.register(lambda: farewell.depart(membership, family, status.status(), timeout, world.supervised()))
+    comm.enter()
     return comm

@@ -236,8 +236,10 @@ class ByNccl:
         self._watchdog.check()
 
     def close(self) -> None:
-        self._watchdog.close()
-        self._comm.close()
+        try:
+            self._watchdog.close()
+        finally:
+            self._comm.close()
 
     # Shared parts ----------------------------------------------------------------------------------------------------
 

@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from collectives._gpu import cuda
 from collectives._gpu.movements import DeviceMovements
 from collectives._gpu.reductions import DeviceReductions
 from collectives.calls import Calls
 from collectives.errors import BackendError, CollectivesError
+from collectives.progress import Call, Steps, Words
+from collectives.site import user_site
 from collectives.transport import Transport
 
 
 class Door(DeviceReductions, DeviceMovements):
     """All collectives of one communicator on device arrays."""
 
+    def ready(self) -> Door:
+        """This door, with what carries its arrays. Collective."""
+        call: Call[Door] = Call("init", Words(None, "nccl"), user_site(), self._calls.timeout)
 
-def open_door(calls: Calls, transport: Transport, wanted: str | None) -> Door:
-    """The door of one communicator, for arrays on the current device of this thread.
+        def steps() -> Steps[Door]:
+            yield from self.carrier()
+            return self
 
-    wanted: "nccl" if NCCL was asked for by name
-    Raises: BackendError if this process cannot use a GPU.
+        call.steps = steps()
+        return self._calls.queue.run(call)
+
+
+def open_door(calls: Calls, transport: Transport, x: Any) -> Door:
+    """The door of one communicator, for arrays on the GPU that x is on.
+
+    Raises: BackendError if this process cannot use it.
     """
     absent = cuda.why_absent()
-    if absent is not None:
-        raise BackendError(f"rank {calls.rank}: the array is on a GPU, but {absent}: pip install 'ddp-runtime[cuda12]'")
     try:
-        return Door(calls, transport, cuda.load(), wanted)
+        if absent is not None:
+            raise BackendError(f"{absent} (pip install 'ddp-runtime[cuda12]')")
+        locate = getattr(x, "__dlpack_device__", None)
+        return Door(calls, transport, cuda.load(None if locate is None else int(locate()[1])))
     except CollectivesError as error:
-        raise BackendError(f"rank {calls.rank}: the array is on a GPU, but {error}") from error
+        raise BackendError(f"rank {calls.rank}: {type(x).__name__} x is on a GPU, but {error}") from error
+
+
+def enter_nccl(calls: Calls, transport: Transport) -> Door:
+    """The door of a communicator for which NCCL was asked by name. Collective.
+
+    Ranks of one node that all stand at its first GPU take one each.
+    Raises: BackendError on every rank if any of them cannot use NCCL.
+    """
+    reason, device = cuda.why_absent() or "", None
+    if not reason:
+        try:
+            device = cuda.load()
+            device.take_turns(calls.local_rank)
+        except CollectivesError as error:
+            reason = str(error)
+    return Door(calls, transport, device, reason).ready()

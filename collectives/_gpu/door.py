@@ -57,26 +57,32 @@ class DeviceWork(Work[T]):
 class Desk:
     """What all device calls of one communicator share. Its collectives are in `reductions` and `movements`."""
 
-    def __init__(self, calls: Calls, transport: Transport, cuda: Cuda, wanted: str | None) -> None:
+    def __init__(self, calls: Calls, transport: Transport, cuda: Cuda | None, why_not: str = "") -> None:
         self._calls = calls
         self._transport = transport
-        self._cuda = cuda
-        self._wanted = wanted
-        self._custody = Custody(cuda.passed)
+        self._found = cuda
+        self._why_not = why_not
+        self._custody = Custody(lambda event: self._cuda.passed(event))
         self._carrier: Carrier | None = None
         self.rank = calls.rank
         self.size = calls.size
 
     @property
-    def index(self) -> int:
-        """The number of the GPU whose arrays this serves."""
-        return self._cuda.index
+    def _cuda(self) -> Cuda:
+        assert self._found is not None
+        return self._found
 
     def carrier(self) -> Steps[Carrier]:
         """What moves the arrays; chosen by all ranks together when it is first needed."""
         if self._carrier is None:
-            made = choosing.choose(self._cuda, self._transport, self._calls.timeout, self._wanted, self._failed)
-            self._carrier = yield from made
+            self._carrier = yield from choosing.choose(
+                self._found,
+                self._transport,
+                self._calls.timeout,
+                self._calls.family.wanted,
+                self._failed,
+                self._why_not,
+            )
         return self._carrier
 
     def check(self) -> None:
@@ -87,7 +93,8 @@ class Desk:
     def close(self) -> None:
         """Frees what the carrier holds; no call is under way on this rank."""
         if self._carrier is not None:
-            self._carrier.close()
+            with contextlib.suppress(CollectivesError):  # the communicator is broken, and says so elsewhere
+                self._carrier.close()
 
     def _failed(self, error: Exception) -> None:
         """Called by another thread when the device's part of a call has failed: host calls must raise it, too."""

@@ -51,6 +51,7 @@ class DeviceMovements(Desk):
         passage = self._passage(part)
         mine = root is None or self.rank == root
         target = None if out is None or not mine else self._array(out, "out")
+        more = ("" if root is None else f"root {root}") + _given(lengths)
         early = None
         if mine and known is not None:
             early = self._room(target, (sum(known), *part.shape[1:]), part, passage)
@@ -67,9 +68,9 @@ class DeviceMovements(Desk):
                 yield from carrier.all_gather(sent, as_bytes(whole), each)
             else:
                 yield from carrier.gather(sent, None if whole is None else as_bytes(whole), each, root)
-            return None if whole is None else self._hand_out(whole, target, carrier)
+            return None if whole is None else self._hand_out(whole, target, out, carrier)
 
-        return self._run(name, part, passage, body, async_op, "" if root is None else f"root {root}", part.shape[1:])
+        return self._run(name, part, passage, body, async_op, more.strip(), part.shape[1:])
 
     def scatter(
         self, x: Any, root: int, *, lengths: Sequence[int] | None, out: Any = None, async_op: bool = False
@@ -92,7 +93,7 @@ class DeviceMovements(Desk):
             width = row_bytes(like)
             sent = None if whole is None else as_bytes(self._dense(whole, carrier, passage))
             yield from carrier.scatter(sent, as_bytes(room), [n * width for n in parts], root)
-            return self._hand_out(room, target, carrier)
+            return self._hand_out(room, target, out, carrier)
 
         return self._run("scatter", whole, passage, body, async_op, f"root {root}")
 
@@ -109,9 +110,10 @@ class DeviceMovements(Desk):
             sent = as_bytes(self._dense(whole, carrier, passage))
             width = row_bytes(whole)
             yield from carrier.all_to_all(sent, as_bytes(room), [[n * width for n in row] for row in table])
-            return self._hand_out(room, target, carrier)
+            return self._hand_out(room, target, out, carrier)
 
-        return self._run("all_to_all", whole, passage, body, async_op, "", whole.shape[1:])
+        more = "" if known is None else _given(lengths if isinstance(lengths, str) else known).strip()
+        return self._run("all_to_all", whole, passage, body, async_op, more, whole.shape[1:])
 
     # Lengths ---------------------------------------------------------------------------------------------------------
 
@@ -195,8 +197,13 @@ class DeviceMovements(Desk):
                 return target
         return passage.room(shape, like.dtype)
 
-    def _hand_out(self, whole: Any, target: Any, carrier: Carrier) -> Any:
-        if target is None or target is whole:
+    def _hand_out(self, whole: Any, target: Any, out: Any, carrier: Carrier) -> Any:
+        if target is None:
             return whole
-        self._copy(self._out(target, whole.shape, whole.dtype), whole, carrier)
-        return target
+        if target is not whole:
+            self._copy(self._out(target, whole.shape, whole.dtype), whole, carrier)
+        return out
+
+
+def _given(lengths: object) -> str:
+    return "" if lengths is None else f" lengths {lengths}"

@@ -32,7 +32,7 @@ class DeviceReductions(Desk):
             # In place, or in a private copy, which can take the result as well; else apart.
             total = sent if result is source or sent is not source else self._total(result, sent, carrier, passage)
             rest = yield from carrier.all_reduce(flat(sent), flat(total), op, factor)
-            return self._deliver(total, result, rest, carrier, passage)
+            return self._deliver(total, result, out, rest, carrier, passage)
 
         return self._run("all_reduce", source, passage, body, async_op, op.value, source.shape)
 
@@ -49,7 +49,7 @@ class DeviceReductions(Desk):
             sent = self._to_wire(source, wire, carrier, passage)
             total = None if result is None else self._total(result, sent, carrier, passage)
             rest = yield from carrier.reduce(flat(sent), None if total is None else flat(total), op, factor, root)
-            return None if total is None else self._deliver(total, result, rest, carrier, passage)
+            return None if total is None else self._deliver(total, result, out, rest, carrier, passage)
 
         return self._run("reduce", source, passage, body, async_op, f"{op.value} root {root}", source.shape)
 
@@ -80,9 +80,10 @@ class DeviceReductions(Desk):
             total = self._total(result, sent, carrier, passage)
             counts = [rows * width for rows in parts]
             rest = yield from carrier.reduce_scatter(flat(sent), flat(total), counts, op, factor)
-            return self._deliver(total, result, rest, carrier, passage)
+            return self._deliver(total, result, out, rest, carrier, passage)
 
-        return self._run("reduce_scatter", source, passage, body, async_op, op.value, source.shape)
+        more = op.value if lengths is None else f"{op.value} lengths {parts}"
+        return self._run("reduce_scatter", source, passage, body, async_op, more, source.shape)
 
     def _result(self, out: Any, x: Any, source: Any, shape: tuple[int, ...], passage: Passage) -> Any:
         if out is None:
@@ -117,7 +118,7 @@ class DeviceReductions(Desk):
             return result
         return self._scratch(result.shape, sent.dtype, carrier, passage)
 
-    def _deliver(self, total: Any, result: Any, rest: Rest, carrier: Carrier, passage: Passage) -> Any:
+    def _deliver(self, total: Any, result: Any, out: Any, rest: Rest, carrier: Carrier, passage: Passage) -> Any:
         passage.keep(*rest.made)
         with self._cuda.on(carrier.stream):
             if isinstance(rest.factor, self._cuda.xp.ndarray):
@@ -127,7 +128,7 @@ class DeviceReductions(Desk):
                 finish(total, rest.op, self.size, rest.factor)
         if total is not result:
             self._copy(result, total, carrier)
-        return result
+        return result if out is None else out
 
 
 def _agreed(source: Any, op: ReduceOp | str, scale: Scale) -> tuple[ReduceOp, Any]:

@@ -1,0 +1,75 @@
+"""Ranks with fake GPUs: threads of this process on one `Machine`, over the host's transport or a fake NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import collectives
+from collectives._gpu import choosing, cuda, vote
+from collectives._nccl import issuer
+from tests.collectives.gpu.cupy_fake import FakeCupy
+from tests.collectives.gpu.machine import Machine
+from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl, Hub
+
+TIMEOUT = 20.0  # s
+
+
+class Rig:
+    """`size` ranks, each with a GPU.
+
+    cupy: the fake module of all ranks; machine: their devices; hub: what NCCL was asked for
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int, nccl: Any, seed: int = 0) -> None:
+        self.size = size
+        self.machine = Machine(seed)
+        self.cupy = FakeCupy(self.machine, size)
+        self.hub = Hub(self.machine)
+        self.ends: list[FakeNccl] = []
+
+        def load_library() -> Any:
+            if nccl is None:
+                raise collectives.BackendError("there is no NCCL here")
+            return nccl
+
+        def connect(nccl: Any, unique_id: bytes, rank: int, size: int, *, timeout: float, enter: Any) -> FakeNccl:
+            self.ends.append(FakeNccl(self.hub, nccl, unique_id, rank, size, timeout))
+            return self.ends[-1]
+
+        def load(index: int | None = None) -> cuda.Cuda:
+            return cuda.Cuda(self.cupy, self.cupy.local.device if index is None else index)
+
+        monkeypatch.setattr(cuda, "why_absent", lambda: None)
+        monkeypatch.setattr(cuda, "load", load)
+        monkeypatch.setattr(choosing.library, "load", load_library)
+        monkeypatch.setattr(choosing, "unique_id", self.hub.unique_id)
+        monkeypatch.setattr(choosing.NcclCommunicator, "connect", connect)
+        monkeypatch.setattr(issuer, "_threads", {})
+        monkeypatch.setattr(vote, "_told", set())
+
+    def run(self, fn: Callable[[Any, Any], Any]) -> list[Any]:
+        """Calls `fn(comm, cupy)` on every rank, on a stream of its own."""
+
+        def rank(comm: Any) -> Any:
+            self.cupy.cuda.Device(comm.rank).use()
+            self.cupy.cuda.Stream(non_blocking=True, name=f"user {comm.rank}.").use()
+            self.cupy.naming = lambda device: f"comm {device}."
+            return fn(comm, self.cupy)
+
+        results = collectives.run_threads(rank, self.size, timeout=TIMEOUT)
+        self.machine.settle()
+        return results
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+    """`rig(size, nccl, seed)` makes ranks with GPUs; nccl: a `FakeLibrary`, or None where there is none."""
+    return lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)
+
+
+@pytest.fixture
+def library() -> FakeLibrary:
+    return FakeLibrary()
