@@ -47,7 +47,7 @@ LAUNCHER_SEES = (
 )
 HEAVY = {
     "mpi4py": ("collectives._mpi", "launcher.bench.raw_mpi"),
-    "cupy": ("ddp._device", "collectives._nccl.library", "launcher.bench.device"),
+    "cupy": ("ddp._device", "collectives._gpu.cuda", "collectives._nccl.library", "launcher.bench.device"),
     "pynccl": ("collectives._nccl.library",),
     "torch": ("launcher.bench.gloo",),
     "matplotlib": ("launcher.bench.plot",),
