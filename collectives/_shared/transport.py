@@ -5,6 +5,8 @@ What is rare, or has no need of speed (point to point, duplicates, departures), 
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -12,10 +14,15 @@ import numpy as np
 from collectives._shared import rounds
 from collectives._shared.arrays import NOWHERE, Place, SharedArrays
 from collectives._shared.board import SLOT, Board
+from collectives.account import Account
 from collectives.departure import Departure
 from collectives.meeting import IN, NBYTES, OUT, PREFIX, Header, differ
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import Finish, Test, Transport
+
+
+_LOOKS = 30  # about 20 microseconds
+_PATIENCE = 300e-6  # s, in which a rank that shares this core can take it
 
 
 def _done() -> bool:
@@ -23,7 +30,11 @@ def _done() -> bool:
 
 
 class Advance:
-    """A generator of waits as a test: each call goes on as far as it can."""
+    """A generator of waits as a test: each call goes on as far as it can.
+
+    The ranks move their tiles side by side, so a wait that has just begun is over in a moment: whoever only came back
+    to it after a sleep would be late himself.
+    """
 
     __slots__ = ("_moves", "_wait")
 
@@ -32,13 +43,27 @@ class Advance:
         self._wait: Callable[[], bool] = _done
 
     def __call__(self) -> bool:
-        while self._wait():
-            wait = next(self._moves, None)
-            if wait is None:
-                self._wait = _done
-                return True
-            self._wait = wait
-        return False
+        if not self._wait():
+            return False
+        for wait in self._moves:
+            if not (wait() or _soon(wait)):
+                self._wait = wait
+                return False
+        self._wait = _done
+        return True
+
+
+def _soon(wait: Callable[[], bool]) -> bool:
+    """True once the wait is over, False if it is not within `_PATIENCE`."""
+    for _ in range(_LOOKS):
+        if wait():
+            return True
+    limit = time.monotonic() + _PATIENCE
+    while time.monotonic() < limit:
+        os.sched_yield()
+        if wait():
+            return True
+    return False
 
 
 class SharedTransport:
@@ -103,6 +128,9 @@ class SharedTransport:
 
     def late(self) -> list[int]:
         return self.board.missing()
+
+    def accounts(self, ranks: Sequence[int]) -> Mapping[int, Account]:
+        return self._below.accounts(ranks)
 
     def told(self, room: Array, root: int) -> Test:
         if self.rank != root:
