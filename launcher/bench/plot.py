@@ -39,7 +39,7 @@ def save(path: str, outcomes: Sequence[Outcome], title: str) -> bool:
     figure.suptitle(title)
     handles = {line.get_label(): line for panel in axes.flat for line in panel.get_lines()}
     ordered = [handles[label] for label in styles.labels() if label in handles]
-    figure.legend(handles=ordered, loc="outside lower center", ncols=min(4, len(ordered)), fontsize=9)
+    figure.legend(handles=ordered, loc="outside lower center", ncols=columns + 1, fontsize=9)
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
