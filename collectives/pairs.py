@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeGuard, TypeVar, overload
 import numpy as np
 
 from collectives import header
-from collectives.arrays import as_array, as_bytes, check_out, contiguous
+from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array
 from collectives.calls import Calls
 from collectives.errors import ArgumentError
 from collectives.family import Family
@@ -46,8 +46,8 @@ class Pairs(Calls):
         Returns: None
         Raises: ArgumentError if there is no such rank or tag; PeerLeft if dst leaves without receiving it.
         """
-        source = as_array(x)
         self._check_letter(dst, "dst", tag)
+        source = self._device(x).letter(x) if is_device_array(x) else as_array(x)
         moved = contiguous(source)
 
         def steps(call: Call[None]) -> Steps[None]:
@@ -74,6 +74,11 @@ class Pairs(Calls):
         PeerLeft if src leaves without sending it.
         """
         self._check_letter(src, "src", tag)
+        if is_device_array(out):
+            door = self._device(out)
+            if async_op:
+                return door.delivered(self.recv(src, tag=tag, async_op=True), out)
+            return door.deliver(self.recv(src, tag=tag), out)
         target = None if out is None else as_array(out, "out")
 
         def steps(call: Call[Array]) -> Steps[Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collectives._gpu import cuda
+from collectives._gpu.letters import DeviceLetters
 from collectives._gpu.movements import DeviceMovements
 from collectives._gpu.reductions import DeviceReductions
 from collectives.calls import Calls
@@ -14,7 +15,7 @@ from collectives.site import user_site
 from collectives.transport import Transport
 
 
-class Door(DeviceReductions, DeviceMovements):
+class Door(DeviceReductions, DeviceMovements, DeviceLetters):
     """All collectives of one communicator on device arrays."""
 
     def ready(self) -> Door:
