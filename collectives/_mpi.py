@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +20,19 @@ import numpy as np
 
 from collectives import world
 from collectives._mpi_transport import INT, MPITransport
+from collectives.account import Account, give_account, look_up
 from collectives.departure import Departure
-from collectives.errors import BackendError, WorldError
+from collectives.errors import BackendError, RecordError, WorldError
+from collectives.flight.reader import Window
+from collectives.flight.recorder import of_this_process
+from collectives.inquiry import Inquiry
 from collectives.reduction import COMBINE, ReduceOp
 
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
 _HOST_BYTES = 256  # what POSIX allows a host name, rounded up
+_FAREWELL = 0  # tag
+_SILENT = "does not answer: it is stopped, or its Python holds the GIL"
 
 
 class MPIWorld:
@@ -55,10 +63,14 @@ class MPIWorld:
             self._hosts = np.zeros((base.size, _HOST_BYTES), np.uint8)
             name = MPI.Get_processor_name().encode()[:_HOST_BYTES]
             self._comm.Allgather(np.frombuffer(name.ljust(_HOST_BYTES, b"\0"), np.uint8), self._hosts)
+            self._pids = self._comm.allgather(os.getpid())
         self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
         self._left: dict[int, Departure] = {}
         self._sent: list[tuple[Any, bytes]] = []
+        # In this process itself there is a record even where the system refuses shared memory.
+        record = Window(of_this_process().peek)
+        self._inquiry = Inquiry(MPI, self._farewell, lambda key: give_account(record.read(), key, time.monotonic_ns()))
         world.report(joined=True)
 
     def transport(self) -> MPITransport:
@@ -95,17 +107,39 @@ class MPIWorld:
         message = departure.encode()
         for rank in range(self.size):
             if rank != self.rank:
-                self._sent.append((self._farewell.Isend([message, self._MPI.BYTE], rank), message))
+                self._sent.append((self._farewell.Isend([message, self._MPI.BYTE], rank, _FAREWELL), message))
 
     def departures(self) -> Mapping[int, Departure]:
         """The ranks that have said that they leave, as far as their messages have arrived."""
         with self._lock:  # many threads may be waiting, one of them reads
             status = self._MPI.Status()
-            while (message := self._farewell.Improbe(status=status)) is not None:
+            while (message := self._farewell.Improbe(tag=_FAREWELL, status=status)) is not None:
                 text = bytearray(status.Get_count(self._MPI.BYTE))
                 message.Recv([text, self._MPI.BYTE])  # matched and small: it has arrived
                 self._left[status.Get_source()] = Departure.decode(bytes(text))
             return dict(self._left)
+
+    def accounts(self, ranks: Sequence[int], communicator: str) -> dict[int, Account]:
+        """What these ranks of the world did last: of those on this node by a look, of the others by asking them."""
+        known: dict[int, Account] = {}
+        unknown: dict[int, Account] = {}
+        for rank in ranks:
+            here = self._hosts[rank].tobytes() == self._hosts[self.rank].tobytes()
+            where = "" if here else f"on {self._hosts[rank].tobytes().rstrip(bytes(1)).decode(errors='replace')}"
+            unknown[rank] = Account(None, where, _SILENT)
+            if here:
+                try:
+                    known[rank] = look_up(self._pids[rank], rank, communicator)
+                except RecordError as error:
+                    unknown[rank] = Account(None, "", str(error))
+        asked = [rank for rank in ranks if rank not in known]
+        for rank, account in self._inquiry.ask(asked, communicator).items():
+            known[rank] = account._replace(who=f"{account.who} {unknown[rank].who}".rstrip())
+        return {rank: known.get(rank, unknown[rank]) for rank in ranks}
+
+    def answer(self) -> None:
+        """Answers other ranks that ask what this one did last; to be called once a second."""
+        self._inquiry.answer()
 
     def said_goodbye(self) -> bool:
         """True once this rank's own departure has reached everybody."""
@@ -113,6 +147,7 @@ class MPIWorld:
 
     def finalize(self) -> None:
         """Ends MPI. Every rank must be there; an MPI that the user started is left to who started it."""
+        self._inquiry.close()
         if self._ours:
             # A collective that timed out and was forgiven may still be in flight: no MPI promises to end then.
             with _ended_by_a_timer(_FINALIZE):

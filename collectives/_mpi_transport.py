@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collectives.account import Account
 from collectives.departure import Departure, among
 from collectives.meeting import HASH, WORDS, Header
 from collectives.reduction import Array, ReduceOp
-from collectives.transport import LETTER, TAGS, Finish, Test, offsets, then
+from collectives.transport import LETTER, TAGS, Finish, Test, all_of, offsets, then
 
 if TYPE_CHECKING:
     from collectives._mpi import MPIWorld
@@ -74,6 +75,14 @@ class MPITransport:
 
     def late(self) -> Sequence[int]:
         return []
+
+    def accounts(self, ranks: Sequence[int]) -> Mapping[int, Account]:
+        members = [self._members[rank] for rank in ranks]
+        told = self._membership.accounts(members, self.key)
+        return {
+            rank: told[member] if member == rank else told[member].of_world(member)
+            for rank, member in zip(ranks, members, strict=True)
+        }
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         return then(self._all_reduce(x, out, op), finish, out)
@@ -148,14 +157,14 @@ class MPITransport:
     def send(self, x: Array, dst: int, tag: int) -> Test:
         if len(x) <= self._longest:
             return self._comm.Isend([x, self._MPI.BYTE], dst, tag).Test
-        return _all_of(
+        return all_of(
             [self._comm.Isend([x[piece], self._MPI.BYTE], dst, tag).Test for piece in _pieces(0, len(x), self._longest)]
         )
 
     def recv(self, out: Array, src: int, tag: int) -> Test:
         if len(out) <= self._longest:
             return self._comm.Irecv([out, self._MPI.BYTE], src, tag).Test
-        return _all_of(
+        return all_of(
             [
                 self._comm.Irecv([out[piece], self._MPI.BYTE], src, tag).Test
                 for piece in _pieces(0, len(out), self._longest)
@@ -202,7 +211,7 @@ class MPITransport:
         """Pairs of a rank and what goes to it, or comes from it; nothing is sent where there is nothing."""
         tests = [self.recv(part, rank, _PIECES) for rank, part in receives if len(part)]
         tests += [self.send(part, rank, _PIECES) for rank, part in sends if len(part)]
-        return _all_of(tests)
+        return all_of(tests)
 
 
 def _split(whole: Array, counts: Sequence[int]) -> list[tuple[int, Array]]:
@@ -228,14 +237,6 @@ def _in_turn(started: Iterator[Test]) -> Test:
                 return True
             now = following
         return False
-
-    return test
-
-
-def _all_of(tests: list[Test]) -> Test:
-    def test() -> bool:
-        tests[:] = [each for each in tests if not each()]
-        return not tests
 
     return test
 

@@ -66,7 +66,7 @@ def table(texts: Array, ranks: Sequence[int], me: int, number: int) -> str:
         calls.setdefault(words, []).append(rank)
     rows = [("rank", "call", "with", "array", "at")]
     for (name, more, array, site), who in calls.items():
-        rows.append((_ranks(who), f"{name} #{number}", more or "-", array or "-", site))
+        rows.append((spans(who), f"{name} #{number}", more or "-", array or "-", site))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     lines = ["  " + "  ".join(row).rstrip() for row in padded]
@@ -76,8 +76,8 @@ def table(texts: Array, ranks: Sequence[int], me: int, number: int) -> str:
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """`_ranks([0, 1, 2, 5]) == "0-2, 5"`"""
+def spans(ranks: Sequence[int]) -> str:
+    """`spans([0, 1, 2, 5]) == "0-2, 5"`"""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

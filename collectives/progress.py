@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from collectives import departure
+from collectives import departure, lateness
 from collectives.errors import (
     ArgumentError,
     CollectiveInterrupted,
@@ -417,9 +417,7 @@ class Watch:
             if gone and not self._test():
                 raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
         if now - self._start > call.timeout:
-            missed = "Every rank must make the same calls in the same order; one has not arrived, or hangs elsewhere"
-            if call.peer is not None:
-                missed = f"Rank {call.peer} has not made the call that it answers, or hangs elsewhere"
+            missed = lateness.explain(transport, call)
             raise CollectiveTimeout(
                 f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {missed}"
             )

@@ -11,6 +11,8 @@ from collectives._single import SingleTransport
 from collectives.communicator import Communicator
 from collectives.errors import ArgumentError, BackendError
 from collectives.family import Family
+from collectives.flight.recorder import of_this_process
+from collectives.flight.sampler import Sampler
 from collectives.progress import complete
 
 _BACKENDS = ("auto", "single", "mpi", "nccl")
@@ -70,6 +72,10 @@ def _join(backend: str, timeout: float, checks: int | None, wanted: str | None) 
     from collectives._mpi import MPIWorld  # here, so that a world of one never loads MPI
 
     membership = MPIWorld(world.promised(), timeout, checks)
+    recorder = of_this_process()
+    recorder.identify(membership.rank, membership.size)
+    if membership.size > 1:
+        Sampler(recorder, besides=membership.answer).start()
     below = membership.transport()
     comm = Communicator(complete("init", share(below), below, timeout), timeout, Family(wanted))
     family = comm.family

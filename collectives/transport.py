@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from collectives.account import Account
 from collectives.departure import Departure
 from collectives.meeting import Header
 from collectives.reduction import Array, ReduceOp
@@ -60,6 +61,9 @@ class Transport(Protocol):
 
     def late(self) -> Sequence[int]:
         """The ranks for which this one waits, as far as that is known."""
+
+    def accounts(self, ranks: Sequence[int]) -> Mapping[int, Account]:
+        """What these ranks did last, as far as that can be learned within some seconds."""
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         """x, out: (n,), same dtype; `x is out` reduces in place."""
@@ -126,6 +130,16 @@ def then(test: Test, finish: Finish | None, total: Array | None) -> Test:
         return done
 
     return both
+
+
+def all_of(tests: list[Test]) -> Test:
+    """The test of operations that go on beside each other; none is asked again once it was complete."""
+
+    def test() -> bool:
+        tests[:] = [each for each in tests if not each()]
+        return not tests
+
+    return test
 
 
 def offsets(counts: Sequence[int]) -> list[int]:

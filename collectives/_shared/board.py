@@ -84,9 +84,10 @@ class Board:
         self.words[at + SEQUENCE] = self.sequence
 
     def missing(self) -> list[int]:
-        """The ranks whose header of this call is not there yet."""
+        """The ranks whose header of this call is not there yet; if all are, those that are behind in its phases."""
         parity = self.sequence & 1
-        return [rank for rank in self.others if self.words[self.header(parity, rank)] < self.sequence]
+        absent = [rank for rank in self.others if self.words[self.header(parity, rank)] < self.sequence]
+        return absent or [rank for rank in self.others if self.words[self._phases[rank]] < self.phase]
 
     def met(self) -> bool:
         """True once all headers of this call are there."""

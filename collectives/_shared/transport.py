@@ -20,7 +20,6 @@ from collectives.meeting import IN, NBYTES, OUT, PREFIX, Header, differ
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import Finish, Test, Transport
 
-
 _LOOKS = 30  # about 20 microseconds
 _PATIENCE = 300e-6  # s, in which a rank that shares this core can take it
 

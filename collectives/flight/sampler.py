@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from types import FrameType
 
 from collectives.flight.recorder import Place, Recorder
@@ -28,11 +29,13 @@ class Sampler:
     """A daemon thread that samples the main thread. It ends with the process, and no forked child has it.
 
     period: seconds between two samples
+    besides: called after each sample, for whatever else must be done though the main thread hangs
     """
 
-    def __init__(self, recorder: Recorder, period: float = PERIOD) -> None:
+    def __init__(self, recorder: Recorder, period: float = PERIOD, besides: Callable[[], None] = lambda: None) -> None:
         self._recorder = recorder
         self._period = period
+        self._besides = besides
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         _samplers.add(self)
@@ -57,6 +60,7 @@ class Sampler:
             where = standing()
             if where is not None:
                 self._recorder.stand(*where)
+            self._besides()
             if over.wait(self._period):
                 return
 
