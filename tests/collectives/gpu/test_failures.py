@@ -1,0 +1,167 @@
+"""What goes wrong on a GPU breaks the communicator, and every call says so, the host's too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives._gpu import cuda
+from tests.collectives.gpu.conftest import Rig
+from tests.collectives.gpu.nccl_fake import FakeLibrary
+
+
+def broken(comm: Any, within: float = 5.0) -> None:
+    deadline = time.monotonic() + within
+    while not comm.queue.broken:
+        assert time.monotonic() < deadline, "nobody noticed"
+        time.sleep(1e-3)
+
+
+def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4))
+        comm.all_reduce(x)
+        work = comm.all_reduce(x, async_op=True)
+        while not work.done():
+            time.sleep(1e-4)
+        comm.barrier()
+        for end in made.ends:
+            end.trouble = collectives.NcclError("the network is down")
+        broken(comm)
+        for call in (work.wait, lambda: comm.all_reduce(x), lambda: comm.all_reduce(np.ones(4))):
+            with pytest.raises(collectives.NcclError, match="the network is down"):
+                call()
+        assert comm._door._carrier._watchdog._heard.is_set()
+
+    made.run(rank)
+    assert all(end.aborted for end in made.ends)
+
+
+@pytest.mark.parametrize("device_first", [True, False])
+def test_hearing_of_it_in_any_call_keeps_the_process_alive(rig: Callable[..., Rig], device_first: bool) -> None:
+    made = rig(1, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.family.wanted = "nccl"
+        x = cupy.asarray(np.ones(4))
+        comm.all_reduce(x)
+        made.ends[0].trouble = collectives.NcclError("gone")
+        broken(comm)
+        assert not comm._door._carrier._watchdog._heard.is_set()
+        with pytest.raises(collectives.NcclError, match="gone"):
+            comm.all_reduce(x if device_first else np.ones(4))
+        assert comm._door._carrier._watchdog._heard.is_set()
+
+    made.run(rank)
+
+
+def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rig(2, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4))
+        comm.all_reduce(x)
+        carrier = comm._door._carrier
+        comm.barrier()
+        made.ends[comm.rank].timeout = 0.05
+        if comm.rank == 0:
+            # The headers met, and then rank 1 never launches its part.
+            monkeypatch.setattr(type(carrier), "_hand_over", lambda self, job: launch(self, job))
+        comm.barrier()
+        work = comm.all_reduce(x, async_op=True)
+        while not work.done():
+            time.sleep(1e-4)
+        broken(comm)
+        with pytest.raises(collectives.CollectiveTimeout, match=r"all_reduce #\d+ .* was not complete on the device"):
+            work.wait()
+
+    def launch(carrier: Any, job: Callable[[], None]) -> Any:
+        if carrier._comm.rank == 1:
+            yield lambda: True
+            return
+        issued = carrier._issuer.submit(job)
+        yield issued.done
+        issued.result()
+
+    made.run(rank)
+
+
+def test_an_error_of_the_launch_itself_breaks_the_call(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4))
+        comm.all_reduce(x)
+        made.ends[comm.rank].aborted = True
+        work = comm.all_reduce(x, async_op=True)
+        for call in (work.wait, lambda: comm.barrier()):
+            with pytest.raises(collectives.NcclError, match="aborted"):
+                call()
+
+    made.run(rank)
+
+
+@pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., Rig], nccl: Any) -> None:
+    made = rig(2, nccl)
+
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4))
+        comm.all_reduce(x)
+        comm.barrier()
+        cupy.cuda.runtime.eventQuery = lambda pointer: 700
+
+        def calls() -> None:
+            comm.all_reduce(x)  # over NCCL it is only put on its stream
+            broken(comm)
+            comm.all_reduce(x)
+
+        with pytest.raises(collectives.CollectivesError, match="CUDA error 700"):
+            calls()
+
+    made.run(rank)
+
+
+def test_an_array_of_another_gpu_is_refused(rig: Callable[..., Rig]) -> None:
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.all_reduce(cupy.asarray(np.ones(4)))
+        other = (comm.rank + 1) % comm.size
+        with cupy.cuda.Device(other):
+            there = cupy.asarray(np.ones(4))
+        with pytest.raises(
+            collectives.DtypeError, match=f"x is on GPU {other}, and this communicator's .* {comm.rank}"
+        ):
+            comm.all_reduce(there)
+
+    rig(2).run(rank)
+
+
+def test_a_process_without_cupy_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Foreign:
+        __cuda_array_interface__ = None
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    monkeypatch.setattr(cuda, "why_absent", lambda: "CuPy is not installed")
+
+    def rank(comm: Any) -> None:
+        with pytest.raises(collectives.BackendError, match="Foreign x is on a GPU, but CuPy is not installed"):
+            comm.all_reduce(Foreign())
+
+    collectives.run_threads(rank, 2)
+
+
+def test_nothing_is_loaded_where_no_gpu_array_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(comm: Any) -> None:
+        comm.all_reduce(np.ones(3))
+        assert comm._door is None
+
+    collectives.run_threads(rank, 2)
