@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.account import Account
 from collectives.departure import Departure, among
-from collectives.meeting import HASH, WORDS, Header
+from collectives.meeting import HASH, WORDS, Header, Headers
 from collectives.reduction import Array, ReduceOp
 from collectives.transport import LETTER, TAGS, Finish, Test, all_of, offsets, then
 
@@ -64,8 +64,8 @@ class MPITransport:
         shown[HASH : HASH + len(header)] = header
         return self.all_told(shown.view(np.uint8), self._headers.view(np.uint8))
 
-    def headers(self) -> Array | None:
-        return self._headers
+    def headers(self) -> Headers | None:
+        return None if self._headers is None else self._headers.tolist()
 
     def told(self, room: Array, root: int) -> Test:
         return self.broadcast(room, root)

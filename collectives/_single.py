@@ -8,7 +8,7 @@ import numpy as np
 
 from collectives.account import Account
 from collectives.departure import Departure
-from collectives.meeting import Header
+from collectives.meeting import Header, Headers
 from collectives.reduction import Array, ReduceOp
 from collectives.transport import Finish, Test, then
 
@@ -32,7 +32,7 @@ class SingleTransport:
     ) -> Test:
         return _done
 
-    def headers(self) -> Array | None:
+    def headers(self) -> Headers | None:
         return None
 
     def told(self, room: Array, root: int) -> Test:

@@ -17,7 +17,7 @@ import numpy as np
 from collectives.account import Account
 from collectives.departure import Departure, among
 from collectives.errors import MismatchError
-from collectives.meeting import HASH, WORDS, Header
+from collectives.meeting import HASH, WORDS, Header, Headers
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import LETTER, Finish, Test, offsets, then
 
@@ -167,8 +167,8 @@ class ThreadTransport:
         shown[HASH : HASH + len(header)] = header
         return self._gather(shown, self._headers)
 
-    def headers(self) -> Array | None:
-        return self._headers
+    def headers(self) -> Headers | None:
+        return None if self._headers is None else self._headers.tolist()
 
     def told(self, room: Array, root: int) -> Test:
         return self.broadcast(room, root)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 
+from collectives._shared.hierarchy import HierarchicalTransport
 from collectives._shared.quick import Quick, Recipe
 from collectives._shared.transport import SharedTransport
 from collectives.errors import ArgumentError, MismatchError
 from collectives.family import Family
-from collectives.meeting import TEXT, Header, differ, table, to_text
+from collectives.meeting import TEXT, Header, Headers, differ, table, to_text
 from collectives.progress import Call, CallQueue, Steps, Words, Work
 from collectives.reduction import Array
 from collectives.site import user_site
@@ -115,23 +116,38 @@ class Calls:
         payload: Array | None = None,
         out: Array | None = None,
         prefix: Array | None = None,
-    ) -> Steps[Array | None]:
+    ) -> Steps[Headers | None]:
         """The first step of every collective: shows the others what is called here, and looks at what they call.
 
         Returns: the headers of all ranks, None if they were not exchanged
-        Raises: MismatchError on every rank if they differ.
+        Raises: MismatchError on every rank if they differ; on the ranks of one node, and the communicator is of no use
+        any more, if those of other nodes were not compared with them.
         """
         yield self._transport.meet(header, payload, out, prefix)
         call.headers = headers = self._transport.headers()
         if headers is not None and differ(headers):
-            texts = np.empty((self.size, TEXT), np.uint8)
-            what = call.what
-            array = "" if what.dtype is None else f"{what.dtype} {what.shape}"
-            mine = to_text(call.name, what.more, array, str(call.site))
-            yield self._transport.all_gather(mine, texts.reshape(-1), [TEXT] * self.size)
-            raise MismatchError(table(texts, range(self.size), self.rank, call.number))
+            raise (yield from self._told_apart(call, self._transport, range(self.size)))
+        if headers is None and isinstance(self._transport, HierarchicalTransport):
+            near = self._transport.near.headers()
+            if near is not None and differ(near):
+                error = yield from self._told_apart(call, self._transport.near, self._transport.neighbours)
+                self.queue.break_off(error, _unheard)  # other nodes know nothing of it, and go on
+                raise error
         return headers
+
+    def _told_apart(self, call: Call[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
+        """What these ranks raise, whose transport it is: they have made different calls, and tell each other which."""
+        texts = np.empty((transport.size, TEXT), np.uint8)
+        what = call.what
+        array = "" if what.dtype is None else f"{what.dtype} {what.shape}"
+        mine = to_text(call.name, what.more, array, str(call.site))
+        yield transport.all_gather(mine, texts.reshape(-1), [TEXT] * transport.size)
+        return MismatchError(table(texts, ranks, self.rank, call.number))
 
     def _check_root(self, root: int) -> None:
         if not isinstance(root, int) or not 0 <= root < self.size:
             raise ArgumentError(f"root should be a rank from 0 to {self.size - 1}, is {root!r}")
+
+
+def _unheard() -> None:
+    return

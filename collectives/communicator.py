@@ -15,8 +15,7 @@ import numpy as np
 
 from collectives._shared import takes
 from collectives._shared.quick import LEFT, Recipe
-from collectives._shared.setup import add_array, share
-from collectives._shared.transport import SharedTransport
+from collectives._shared.setup import add_array, share, sharing
 from collectives.arrays import as_array, as_bytes
 from collectives.errors import ArgumentError
 from collectives.family import Family
@@ -74,8 +73,8 @@ class Communicator(Reductions, Movements, Objects, Pairs):
 
         Collective, as every rank needs the others' memory: all ranks call it, with the same shape and dtype. What it
         holds at first is zero. The memory is given back when every rank has let go of its array and all its views.
-        Where memory cannot be shared (ranks on several nodes, a system that forbids it) it is this rank's own, and the
-        log says why.
+        Where memory cannot be shared (a node with one rank, a system that forbids it, which the log says) it is this
+        rank's own.
 
         Returns: (shape) of that dtype, C-contiguous
         Raises: ArgumentError if a length is negative; DtypeError if the dtype holds no numbers; MismatchError on every
@@ -89,9 +88,9 @@ class Communicator(Reductions, Movements, Objects, Pairs):
 
         def steps(call: Call[Array]) -> Steps[Array]:
             yield from self._meet(call, Header(agreed("empty", "", kind, lengths)))
-            memory = None
-            if nbytes > 0 and isinstance(self._transport, SharedTransport):
-                memory = yield from add_array(self._transport, nbytes)
+            memory, near = None, sharing(self._transport)
+            if nbytes > 0 and near is not None:
+                memory = yield from add_array(near, nbytes)
             if memory is None:
                 return np.zeros(lengths, kind)
             return memory.view(kind).reshape(lengths)
@@ -107,8 +106,8 @@ class Communicator(Reductions, Movements, Objects, Pairs):
             yield from self._meet(call, Header(agreed("duplicate", "", None, None)))
             transport, test = self._transport.duplicate(key)
             yield test
-            shared = self._transport.shared if isinstance(self._transport, SharedTransport) else None
-            transport = yield from share(transport, shared)
+            near = sharing(self._transport)
+            transport = yield from share(transport, None if near is None else near.shared)
             return Communicator(transport, self.timeout, self.family)
 
         twin: Communicator = self._run("duplicate", None, steps, False)

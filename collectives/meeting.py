@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+#: The words of each rank's header.
+Headers = Sequence[Sequence[int]]
 
 #: int64 words of a header.
 WORDS = 16
@@ -41,10 +43,10 @@ def agreed(name: str, more: str, dtype: np.dtype[Any] | None, shape: tuple[int, 
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def differ(headers: Array) -> bool:
-    """True if the ranks' headers, (size, WORDS), are not of the same call."""
-    first, *others = headers[:, HASH].tolist()
-    return any(each != first for each in others)
+def differ(headers: Headers) -> bool:
+    """True if the ranks' headers are not of the same call."""
+    first = headers[0][HASH]
+    return any(header[HASH] != first for header in headers)
 
 
 def to_text(name: str, more: str, array: str, site: str) -> Array:

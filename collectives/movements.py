@@ -27,7 +27,7 @@ from collectives.arrays import (
 )
 from collectives.calls import Calls, Lengths
 from collectives.errors import ArgumentError, MismatchError
-from collectives.meeting import ROWS, Header, agreed
+from collectives.meeting import ROWS, Header, Headers, agreed
 from collectives.progress import Call, Steps
 from collectives.reduction import Array
 
@@ -179,7 +179,7 @@ class Movements(Calls):
             yield self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
             return _hand_out(room, target, out)
 
-        def take(board: Board, headers: Array) -> takes.Take:
+        def take(board: Board, headers: Headers) -> takes.Take:
             dtype, row_shape, parts = header.decode(told)
             first = sum(parts[: self.rank])
             mine = slice(first, first + parts[self.rank])
@@ -237,7 +237,7 @@ class Movements(Calls):
             yield self._transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
             return _hand_out(room, target, out)
 
-        def take(board: Board, headers: Array) -> takes.Take:
+        def take(board: Board, headers: Headers) -> takes.Take:
             # A slot holds the rows that its rank sends to each, then x.
             pieces = []
             for rank in range(self.size):
@@ -263,9 +263,9 @@ class Movements(Calls):
             raise ArgumentError(f"lengths[{self.rank}] is {known[self.rank]}, but x has {len(part)} rows on this rank")
         return part, known
 
-    def _lengths(self, part: Array, known: list[int] | None, headers: Array | None) -> Steps[list[int]]:
+    def _lengths(self, part: Array, known: list[int] | None, headers: Headers | None) -> Steps[list[int]]:
         if headers is not None:
-            shown: list[int] = headers[:, ROWS].tolist()
+            shown = [each[ROWS] for each in headers]
             if known is not None and known != shown:
                 raise MismatchError(f"lengths are given as {known}, but the ranks bring {shown} rows")
             return shown
@@ -324,10 +324,10 @@ def _joining(option: Hashable, part: Array, lengths: Lengths, here: bool) -> Rec
     if not isinstance(lengths, str | None) or part.ndim == 0:
         return None
 
-    def take(board: Board, headers: Array) -> takes.Take:
+    def take(board: Board, headers: Headers) -> takes.Take:
         if not here:
             return takes.nothing
-        shapes = [(n, *part.shape[1:]) for n in headers[:, ROWS].tolist()]
+        shapes = [(n, *part.shape[1:]) for n in (each[ROWS] for each in headers)]
         return takes.joined(board, dtype=part.dtype, shapes=shapes)
 
     return Recipe(option, part.dtype, None, part.dtype, take)

@@ -27,6 +27,7 @@ from collectives.errors import (
     PeerLeft,
 )
 from collectives.flight.recorder import DONE, FAILED, QUEUED, STARTED, Recorder, of_this_process
+from collectives.meeting import Headers
 from collectives.reduction import Array
 from collectives.site import Site, user_site
 from collectives.transport import Test, Transport
@@ -94,7 +95,7 @@ class Call(Generic[T]):
         self.number = -1
         self.record = -1  # its index in the flight record
         self.recorder: Recorder | None = None
-        self.headers: Array | None = None  # of all ranks, once they have met
+        self.headers: Headers | None = None  # of all ranks, once they have met
         self.result: T | None = None
         self.error: BaseException | None = None
         self._finished = threading.Event()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from collectives.account import Account
 from collectives.departure import Departure
-from collectives.meeting import Header
+from collectives.meeting import Header, Headers
 from collectives.reduction import Array, ReduceOp
 
 #: Makes progress; True once the collective is complete on this rank; raises if it failed.
@@ -50,8 +50,8 @@ class Transport(Protocol):
         prefix: (n,) uint8, n the same on all ranks that give one: what `told` and `all_told` hand out
         """
 
-    def headers(self) -> Array | None:
-        """(size, WORDS) int64, the headers of the ranks that have met; None if this call's were not exchanged."""
+    def headers(self) -> Headers | None:
+        """The headers of the ranks that have met; None if this call's were not exchanged."""
 
     def told(self, room: Array, root: int) -> Test:
         """room: (n,) uint8, written off the root with the root's prefix; on the root it is that prefix."""

@@ -17,16 +17,15 @@ from collectives._gpu.cuda import Cuda
 from collectives._gpu.passage import Custody, Passage
 from collectives.calls import Calls
 from collectives.errors import ArgumentError, CollectivesError
-from collectives.meeting import Header, agreed
+from collectives.meeting import Header, Headers, agreed
 from collectives.progress import Call, Steps, Words, Work
-from collectives.reduction import Array
 from collectives.site import user_site
 from collectives.transport import Transport
 
 T = TypeVar("T")
 
 #: Puts a collective on the carrier's stream; gets the headers of all ranks, None if they were not exchanged.
-Body = Callable[[Carrier, Array | None], Steps[T]]
+Body = Callable[[Carrier, Headers | None], Steps[T]]
 
 
 class DeviceWork(Work[T]):

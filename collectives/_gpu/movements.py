@@ -14,9 +14,8 @@ from collectives._gpu.passage import Passage
 from collectives.arrays import as_bytes, check_lengths, even_lengths, row_bytes, rows
 from collectives.calls import Lengths
 from collectives.errors import ArgumentError, MismatchError
-from collectives.meeting import ROWS
+from collectives.meeting import ROWS, Headers
 from collectives.progress import Steps
-from collectives.reduction import Array
 
 
 class DeviceMovements(Desk):
@@ -26,7 +25,7 @@ class DeviceMovements(Desk):
         array = self._array(x)
         passage = self._passage(array)
 
-        def body(carrier: Carrier, headers: Array | None) -> Steps[Any]:
+        def body(carrier: Carrier, headers: Headers | None) -> Steps[Any]:
             moved = array
             if not array.flags.c_contiguous:
                 moved = self._scratch(array.shape, array.dtype, carrier, passage)
@@ -56,7 +55,7 @@ class DeviceMovements(Desk):
         if mine and known is not None:
             early = self._room(target, (sum(known), *part.shape[1:]), part, passage)
 
-        def body(carrier: Carrier, headers: Array | None) -> Steps[Any]:
+        def body(carrier: Carrier, headers: Headers | None) -> Steps[Any]:
             counts = known if known is not None else (yield from self._lengths(part, headers))
             whole: Any = early
             if mine and whole is None:
@@ -85,7 +84,7 @@ class DeviceMovements(Desk):
         target = None if out is None else self._array(out, "out")
         passage = self._passage(whole)
 
-        def body(carrier: Carrier, headers: Array | None) -> Steps[Any]:
+        def body(carrier: Carrier, headers: Headers | None) -> Steps[Any]:
             yield self._transport.broadcast(told, root)
             dtype, row_shape, parts = header.decode(told)
             like = np.empty((0, *row_shape), dtype)
@@ -103,7 +102,7 @@ class DeviceMovements(Desk):
         target = None if out is None else self._array(out, "out")
         passage = self._passage(whole)
 
-        def body(carrier: Carrier, headers: Array | None) -> Steps[Any]:
+        def body(carrier: Carrier, headers: Headers | None) -> Steps[Any]:
             table = known if known is not None else (yield from self._exchange_table(whole, sends))
             received = sum(row[self.rank] for row in table)
             room = self._room(target, (received, *whole.shape[1:]), whole, passage)
@@ -152,10 +151,10 @@ class DeviceMovements(Desk):
             raise ArgumentError(f"lengths {sends} add up to {sum(sends)}, x has {n} rows on rank {self.rank}")
         return sends, [sends] if size == 1 else table
 
-    def _lengths(self, part: Any, headers: Array | None) -> Steps[list[int]]:
+    def _lengths(self, part: Any, headers: Headers | None) -> Steps[list[int]]:
         """Every rank's number of rows: out of the headers, or exchanged where they were not."""
         if headers is not None:
-            return headers[:, ROWS].tolist()
+            return [each[ROWS] for each in headers]
         table = yield from self._exchange_table(part, [len(part)])
         return [row[0] for row in table]
 

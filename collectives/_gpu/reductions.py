@@ -11,8 +11,9 @@ from collectives._gpu.passage import Passage
 from collectives.arrays import check_lengths, even_lengths, flat
 from collectives.calls import Scale
 from collectives.errors import ArgumentError
+from collectives.meeting import Headers
 from collectives.progress import Steps
-from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype
+from collectives.reduction import ReduceOp, check_scale, finish, wire_dtype
 
 
 class DeviceReductions(Desk):
@@ -26,7 +27,7 @@ class DeviceReductions(Desk):
         passage = self._passage(source)
         result = self._result(out, x, source, source.shape, passage)
 
-        def body(carrier: Carrier, _: Array | None) -> Steps[Any]:
+        def body(carrier: Carrier, _: Headers | None) -> Steps[Any]:
             factor = self._factor(scale, carrier)
             sent = self._to_wire(source, wire, carrier, passage)
             # In place, or in a private copy, which can take the result as well; else apart.
@@ -44,7 +45,7 @@ class DeviceReductions(Desk):
         passage = self._passage(source)
         result = self._result(out, x, source, source.shape, passage) if self.rank == root else None
 
-        def body(carrier: Carrier, _: Array | None) -> Steps[Any]:
+        def body(carrier: Carrier, _: Headers | None) -> Steps[Any]:
             factor = self._factor(scale, carrier)
             sent = self._to_wire(source, wire, carrier, passage)
             total = None if result is None else self._total(result, sent, carrier, passage)
@@ -74,7 +75,7 @@ class DeviceReductions(Desk):
         result = self._result(out, None, source, (parts[self.rank], *source.shape[1:]), passage)
         width = source.size // max(len(source), 1)
 
-        def body(carrier: Carrier, _: Array | None) -> Steps[Any]:
+        def body(carrier: Carrier, _: Headers | None) -> Steps[Any]:
             factor = self._factor(scale, carrier)
             sent = self._to_wire(source, wire, carrier, passage)
             total = self._total(result, sent, carrier, passage)

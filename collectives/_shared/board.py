@@ -52,7 +52,6 @@ class Board:
         memory = segment.memory
         self.bytes = memory[:control].data
         self.words = memory[:control].view(np.int64).data
-        self._headers = memory[: 2 * size * WORDS * 8].view(np.int64).reshape(2, size, WORDS)
         slots = memory[control : control + 2 * size * SLOT].reshape(2, size, SLOT)
         stages = memory[control + 2 * size * SLOT : control + 2 * size * (SLOT + STAGE)].reshape(2, size, STAGE)
         self.slots = [[slots[parity, rank] for rank in range(size)] for parity in (0, 1)]
@@ -94,9 +93,11 @@ class Board:
         words, sequence, parity = self.words, self.sequence, self.sequence & 1
         return all(words[(parity * self.size + rank) * WORDS] >= sequence for rank in self.others)
 
-    def headers(self) -> Array:
-        """(size, WORDS) int64: a copy of the headers of this call."""
-        return self._headers[self.sequence & 1].copy()
+    def headers(self) -> list[list[int]]:
+        """The headers of this call, a list of words a rank."""
+        first = self.header(self.sequence & 1, 0)
+        flat = self.words[first : first + self.size * WORDS].tolist()
+        return [flat[at : at + WORDS] for at in range(0, len(flat), WORDS)]
 
     # Stages ----------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives._shared.board import SLOT, Board
 from collectives._shared.takes import Shape, Take, slot_arrays
-from collectives.meeting import HASH, NBYTES, PREFIX, ROWS, SEQUENCE
+from collectives.meeting import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Headers
 from collectives.progress import Call, CallQueue
 from collectives.reduction import Array
 
@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
     wire: np.dtype[Any] | None
     shape: Shape | None
     dtype: np.dtype[Any] | None
-    take: Callable[[Board, Array], Take]
+    take: Callable[[Board, Headers], Take]
     prefix: Array | None = None
     writes: bool = False
 
@@ -80,7 +80,7 @@ class Quick:
             return  # called from our own code, on behalf of more than one place
         headers = call.headers
         assert headers is not None
-        if (headers[:, NBYTES] + headers[:, PREFIX]).max() > SLOT:
+        if max(header[NBYTES] + header[PREFIX] for header in headers) > SLOT:
             return
         while len(self._prepared) >= _KEPT:
             del self._prepared[next(iter(self._prepared))]
@@ -120,7 +120,7 @@ class _Prepared:
         self, board: Board, queue: CallQueue, call: Call[Any], code: CodeType, x: Array | None, recipe: Recipe
     ) -> None:
         assert call.headers is not None
-        headers = call.headers.tolist()
+        headers = call.headers
         self.code = code
         self._board, self._queue = board, queue
         self._call = call.name, call.what, call.site
@@ -135,7 +135,7 @@ class _Prepared:
             self._mine = slot_arrays(board, board.me, recipe.wire, x.shape, headers[board.me][PREFIX])
         self._prefix = recipe.prefix
         self._shape, self._dtype, self._writes = recipe.shape, recipe.dtype, recipe.writes
-        self._take = recipe.take(board, call.headers)
+        self._take = recipe.take(board, headers)
         self._words, self._bytes = board.words, board.bytes
         self._begin = queue.recorder.begin
         self._given_up = -1

@@ -1,4 +1,4 @@
-"""Setting up what the ranks of a node share: one makes a segment, the others map it, all agree on whether it worked.
+"""Setting up what the ranks of each node share: one makes a segment, the others map it, all agree on whether it worked.
 
 Every step is an exchange over the transport below, so that no rank is left with memory that the others do not have.
 """
@@ -14,7 +14,9 @@ import numpy as np
 from collectives._shared import segment
 from collectives._shared.arrays import SharedArrays, segment_bytes
 from collectives._shared.board import Board, board_bytes
+from collectives._shared.hierarchy import HierarchicalTransport
 from collectives._shared.transport import SharedTransport
+from collectives._single import SingleTransport
 from collectives.progress import Steps
 from collectives.reduction import Array
 from collectives.transport import Test, Transport
@@ -24,11 +26,21 @@ _TEXT = 200  # bytes that a rank has for the reason why it cannot share memory
 
 
 def share(below: Transport, shared: SharedArrays | None = None) -> Steps[Transport]:
-    """A transport in shared memory for the ranks of `below` if they stand on one node and may share; else `below`.
+    """The transport of the same ranks that uses the memory of their nodes; `below` where no node has two of them.
 
+    Where a node's ranks may not share memory, they go over MPI instead, and the log says why.
     shared: of a communicator of the same ranks in the same order, whose arrays then are this one's too
     """
-    if below.size == 1 or below.local_size != below.size:
+    if below.local_size == below.size:
+        return (yield from _share_node(below, shared))
+    nodes = np.empty(below.size, np.int64)
+    mine = np.array([below.node], np.int64)
+    yield below.all_gather(mine.view(np.uint8), nodes.view(np.uint8), [mine.nbytes] * below.size)
+    return (yield from _share_nodes(below, nodes.tolist(), shared))
+
+
+def _share_node(below: Transport, shared: SharedArrays | None) -> Steps[Transport]:
+    if below.size == 1:
         return below
     made = yield from _segment(below, board_bytes(below.size))
     if isinstance(made, str):
@@ -38,6 +50,25 @@ def share(below: Transport, shared: SharedArrays | None = None) -> Steps[Transpo
     if shared is None:
         shared = SharedArrays(below.rank, below.size)
     return SharedTransport(below, Board(made, below.rank, below.size), shared)
+
+
+def _share_nodes(below: Transport, nodes: list[int], shared: SharedArrays | None) -> Steps[Transport]:
+    first = [nodes.index(node) for node in range(max(nodes) + 1)]
+    if len(first) == below.size:
+        return below
+    mates = [rank for rank, node in enumerate(nodes) if node == below.node]
+    near, ready = below.split(mates if len(mates) > 1 else None, f"{below.key}:node {below.node}")
+    yield ready
+    leaders, ready = below.split(first if below.rank in first else None, f"{below.key}:leaders")
+    yield ready
+    near = SingleTransport() if near is None else (yield from _share_node(near, shared))
+    return HierarchicalTransport(below, near, leaders, nodes)
+
+
+def sharing(transport: Transport) -> SharedTransport | None:
+    """The transport whose ranks share memory with this one; None if there are none."""
+    near = transport.near if isinstance(transport, HierarchicalTransport) else transport
+    return near if isinstance(near, SharedTransport) else None
 
 
 def add_array(transport: SharedTransport, nbytes: int) -> Generator[Test, None, Array | None]:

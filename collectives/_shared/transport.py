@@ -16,7 +16,7 @@ from collectives._shared.arrays import NOWHERE, Place, SharedArrays
 from collectives._shared.board import SLOT, Board
 from collectives.account import Account
 from collectives.departure import Departure
-from collectives.meeting import IN, NBYTES, OUT, PREFIX, Header, differ
+from collectives.meeting import IN, NBYTES, OUT, PREFIX, Header, Headers, differ
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import Finish, Test, Transport
 
@@ -75,7 +75,7 @@ class SharedTransport:
         self._below = below
         self.board = board
         self.shared = shared
-        self._headers: Array | None = None
+        self._headers: Headers | None = None
         self._announced = False  # the headers say what the next operation moves
         self._direct = False  # and it is read straight from the others' arrays
         self.name, self.key = below.name, below.key
@@ -114,7 +114,7 @@ class SharedTransport:
         self._announced = not differ(self._headers)
         return True
 
-    def headers(self) -> Array | None:
+    def headers(self) -> Headers | None:
         return self._headers
 
     def all_told(self, prefix: Array, room: Array) -> Test:
@@ -148,7 +148,7 @@ class SharedTransport:
             rounds.reduce_visible(typed, out, ufunc, finish)
             return _done
         assert headers is not None
-        segments = headers[:, OUT].tolist()
+        segments = [header[OUT] for header in headers]
         if all(segments):
             nbytes = out.nbytes
             outs = [self._there(rank, headers[rank], OUT, nbytes).view(out.dtype) for rank in range(self.size)]
@@ -250,7 +250,7 @@ class SharedTransport:
 
     # Shared parts ----------------------------------------------------------------------------------------------------
 
-    def _visible(self, ranks: Sequence[int]) -> tuple[Array | None, list[Array] | None]:
+    def _visible(self, ranks: Sequence[int]) -> tuple[Headers | None, list[Array] | None]:
         """The headers, and what these ranks bring where all can see it: None if any of it must go through the stages.
 
         Only the first movement of a call has been announced by the headers.
@@ -262,7 +262,7 @@ class SharedTransport:
         parity = self.board.sequence & 1
         for rank in ranks:
             header = headers[rank]
-            nbytes, before = int(header[NBYTES]), int(header[PREFIX])
+            nbytes, before = header[NBYTES], header[PREFIX]
             if nbytes < 0:
                 return headers, None
             if before + nbytes <= SLOT:
@@ -274,8 +274,8 @@ class SharedTransport:
                 return headers, None
         return headers, sources
 
-    def _there(self, rank: int, header: Array, word: int, nbytes: int) -> Array:
-        return self.shared.view(rank, Place(int(header[word]), int(header[word + 1])), nbytes)
+    def _there(self, rank: int, header: Sequence[int], word: int, nbytes: int) -> Array:
+        return self.shared.view(rank, Place(header[word], header[word + 1]), nbytes)
 
     def _leave(self) -> Test:
         """What was read straight from the others' arrays must not change before all have read it."""
