@@ -68,12 +68,14 @@ class Machine:
     """The devices of all ranks, under one lock.
 
     eager: everything is done as soon as it is queued, for ranks in processes of their own
+    before: called with a stream's handle before its next work is done, when eager; returns True
     log: what was put on streams, as (stream, what) in the order of the calls, and what the host waited for
     """
 
     def __init__(self, seed: int = 0, eager: bool = False) -> None:
         self.dice = random.Random(seed)
         self.eager = eager
+        self.before: Callable[[int], bool] | None = None
         self.lock = threading.RLock()
         self.log: list[tuple[str, str]] = []
         self.queues: dict[int, Queue] = {}
@@ -106,7 +108,7 @@ class Machine:
             queue.added += 1
             if meeting is not None:
                 meeting.queues.append(queue)
-            while self.eager and self._step():
+            while self.eager and (self.before is None or self.before(handle)) and self._step():
                 pass
 
     def glance(self, mark: Mark) -> bool:

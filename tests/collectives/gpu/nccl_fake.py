@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.errors import NcclError
+from collectives.errors import CollectivesError, NcclError
 from collectives.reduction import COMBINE, ReduceOp
 from tests.collectives.gpu.machine import Machine, Meeting
 
@@ -76,6 +76,7 @@ class FakeNccl:
         self.stream: int | None = None
         self.trouble: Exception | None = None
         self.aborted = self.closed = False
+        self.reason: CollectivesError = NcclError("aborted")
         self.threads: set[str] = set()
 
     def all_reduce(self, send: int, recv: int, count: int, dtype: Any, op: Any, stream: int) -> None:
@@ -118,6 +119,8 @@ class FakeNccl:
 
     def abort(self, reason: BaseException | None = None, timeout: float = 10.0) -> bool:
         self.aborted = True
+        if isinstance(reason, CollectivesError):
+            self.reason = reason
         return True
 
     def close(self, timeout: float = 10.0) -> bool:
@@ -126,7 +129,7 @@ class FakeNccl:
 
     def _add(self, stream: int, *operation: Any) -> None:
         if self.aborted:
-            raise NcclError("aborted")
+            raise self.reason
         self.threads.add(threading.current_thread().name)
         padded = (*operation, *[None] * (7 - len(operation)))
         name, op = padded[0], padded[5]

@@ -1,0 +1,47 @@
+"""One rank whose GPU is fake and whose NCCL is the stub: `python on_stub.py LIBRARY CASE`, under an engine or alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import collectives
+from collectives._gpu import choosing, cuda
+from collectives._nccl import library
+from tests.collectives.gpu.bodies import contract
+from tests.collectives.gpu.cupy_fake import FakeCupy
+from tests.collectives.gpu.machine import Machine
+from tests.collectives.nccl.stub.build import Stub
+
+DEVICES = 4
+
+
+def rank(path: str) -> Any:
+    """A CuPy whose kernels wait for what the stub has on their stream."""
+    stub = Stub(path)
+    machine = Machine(eager=True)
+    machine.before = lambda handle: stub.record(handle).wait() is None
+    cupy = FakeCupy(machine, DEVICES)
+    cuda.why_absent = lambda: None  # type: ignore[assignment]
+    cuda.load = lambda index=None: cuda.Cuda(cupy, cupy.local.device if index is None else index)  # type: ignore
+    load = library.load
+    choosing.library.load = lambda: load(path=path)  # type: ignore[assignment]
+    return cupy
+
+
+def main() -> None:
+    path, case = sys.argv[1:]
+    cupy = rank(path)
+    comm = collectives.init("auto" if case == "auto" else "nccl", timeout=20)
+    if case != "auto":
+        assert comm.backend == "nccl"
+        assert cupy.local.device == comm.local_rank, "every rank should stand at a GPU of its own"
+    contract(comm, cupy)
+    carrier = comm._door._carrier
+    assert carrier is not None
+    assert carrier.name == "NCCL"
+    print(f"rank {comm.rank}: contract kept")
+
+
+if __name__ == "__main__":
+    main()

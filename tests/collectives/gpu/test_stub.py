@@ -1,0 +1,46 @@
+"""Device arrays over a libnccl that is loaded and called as the real one is, by ranks that are processes of an MPI."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.collectives.nccl.stub.build import build
+
+SCRIPT = Path(__file__).with_name("on_stub.py")
+
+
+@pytest.fixture
+def on_stub(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the script on `size` ranks of the stub of NCCL 2.`minor`; 0: without an engine."""
+
+    def run(size: int, case: str, minor: int = 32) -> subprocess.CompletedProcess[str]:
+        start = [*mpiexec, "-n", str(size)] if size else []
+        command = [*start, sys.executable, str(SCRIPT), str(build(tmp_path, minor)), case]
+        return run_job(command, timeout=60, env={"NCCL_STUB_DIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"})
+
+    return run
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("size", "case", "minor"), [(2, "nccl", 32), (2, "auto", 32), (3, "nccl", 12), (2, "nccl", 8)])
+def test_the_contract_holds_over_a_loaded_library(
+    on_stub: Callable[..., subprocess.CompletedProcess[str]], size: int, case: str, minor: int
+) -> None:
+    done = on_stub(size, case, minor)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("contract kept") == size
+
+
+def test_a_world_of_one_uses_the_library_where_it_is_asked_for(
+    on_stub: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = on_stub(0, "nccl")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "contract kept" in done.stdout
