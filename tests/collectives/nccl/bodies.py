@@ -32,6 +32,7 @@ from tests.collectives.nccl.stub.build import Stub
 
 Array = np.ndarray[Any, Any]
 STREAM = 7  # any number
+SOON = 20.0  # s; within the limits tried here, and far from the job's own on a machine that has much to do
 
 
 class Rank:
@@ -288,7 +289,7 @@ def never_comes(r: Rank) -> None:
         begun = time.monotonic()
         with raises(CollectiveTimeout, "one has not arrived"):
             r.connect(timeout=0.5)
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < SOON
         if r.nccl.has("ncclCommInitRankConfig"):
             assert r.stub.live() == 0
 
@@ -314,7 +315,7 @@ def abort_frees_a_stuck_call(r: Rank) -> None:
     begun = time.monotonic()
     with raises(CollectiveTimeout, "the reason"):
         comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
-    assert time.monotonic() - begun < 8.0
+    assert time.monotonic() - begun < SOON
     timer.join()
     with raises(CollectiveTimeout, "the reason"):
         comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
@@ -350,7 +351,7 @@ def lonely_close(r: Rank) -> None:
     if r.rank != 1:
         begun = time.monotonic()
         assert not comm.close(timeout=0.5)
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < SOON
         assert r.stub.live() == 0
 
 
@@ -359,7 +360,7 @@ def abort_hangs(r: Rank) -> None:
     comm = r.connect()
     begun = time.monotonic()
     assert not comm.abort(timeout=0.3)
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < SOON
     assert comm.abort(), "there is nothing left to abort"
 
 
@@ -368,7 +369,7 @@ def destroy_hangs(r: Rank) -> None:
     comm = r.connect()
     begun = time.monotonic()
     assert not comm.close(timeout=0.3)
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < SOON
 
 
 def close_fails(r: Rank) -> None:

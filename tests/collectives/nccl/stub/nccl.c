@@ -397,8 +397,8 @@ static int told_to_break(struct Comm *comm) {
 }
 
 static void run_batch(struct Comm *comm, struct Task *task) {
-    int broken = 0;
-    for (int k = 0; k < task->count; k++) broken |= told_to_break(comm);
+    int broken = atomic_load(&comm->stop); /* others may still be at the operation before */
+    for (int k = 0; k < task->count && !broken; k++) broken = told_to_break(comm);
     if (!getenv("NCCL_STUB_DRY")) {
         for (int k = 0; k < task->count && !broken; k++)
             if (task->ops[k].is.what < SEND) broken = collective(comm, &task->ops[k]);
@@ -603,7 +603,7 @@ int ncclCommInitRankConfig(struct Comm **made, int size, UniqueId id, int rank, 
 
 static void run_finalize(struct Comm *comm, struct Task *task) {
     (void)task;
-    meet(comm);
+    if (!atomic_load(&comm->stop)) meet(comm);
     atomic_fetch_sub(&comm->waiting, 1);
 }
 
@@ -664,9 +664,9 @@ int ncclCommUserRank(struct Comm *comm, int *rank) {
 #if SINCE(18)
 static void run_split(struct Comm *comm, struct Task *task) {
     struct Header is = {SPLIT, 0, 0, 0, 0};
-    int mine[2] = {task->color, task->key}, theirs[2], rank = 0, size = 0;
+    int stopped = atomic_load(&comm->stop), mine[2] = {task->color, task->key}, theirs[2], rank = 0, size = 0;
     char token[192];
-    if (same_call(comm, &is)) {
+    if (!stopped && same_call(comm, &is)) {
         memcpy(comm->segment->slot[comm->rank], mine, sizeof mine);
         if (!meet(comm)) {
             for (int r = 0; r < comm->size; r++) {
