@@ -13,6 +13,9 @@ _SAME_CAUSE = 0.5
 # What `collectives` raises in a rank whose peer has gone; the peer's own failure, if it was one, says more.
 _ECHOES = ("collectives.errors.PeerLeft",)
 
+_OURS = "collectives.errors."
+_SAYS_WHO = re.compile(r"^rank \d+: ")
+
 _HINTS = {
     signal.SIGKILL: "often the kernel, out of memory",
     signal.SIGSEGV: "invalid memory access in native code",
@@ -33,7 +36,14 @@ class Raised:
 
     def alike(self, other: Raised | None) -> bool:
         """True if the other says the same, wherever it was raised."""
-        return other is not None and (self.type, self.message) == (other.type, other.message)
+        return other is not None and (self.type, self._gist()) == (other.type, other._gist())
+
+    def _gist(self) -> str:
+        """The message, without what differs from rank to rank in an error of `collectives`."""
+        if not self.type.startswith(_OURS):
+            return self.message
+        # Its first line says what happened; where the others stood, on those that follow, was seen at another moment.
+        return _SAYS_WHO.sub("", self.message.partition("\n")[0])
 
     def __str__(self) -> str:
         first, *more = self.message.splitlines() or [""]

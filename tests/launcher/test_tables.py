@@ -200,6 +200,31 @@ def test_others_are_one_line() -> None:
     assert verdict.others([_RAISED], _RAISED) == ""
 
 
+def raised(rank: int, kind: str, message: str) -> RankFailed:
+    return RankFailed(at=0.0, rank=rank, pid=100, raised=Raised(type=kind, message=message, traceback=""))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second", "line"),
+    [
+        (
+            "collectives.errors.MismatchError",
+            "rank 0: differ\n  0 a\n  1 b",
+            "rank 1: differ\n  0 a\n  1 b",
+            "raised the same",
+        ),
+        ("collectives.errors.CollectiveTimeout", "rank 0: late:\n  2.0 s", "rank 1: late:\n  2.1 s", "raised the same"),
+        ("collectives.errors.CollectiveTimeout", "rank 0: late", "rank 1: later", "raised collectives.errors"),
+        ("ValueError", "x\ny", "x\ny", "raised the same"),
+        ("ValueError", "rank 0: x", "rank 1: x", "raised ValueError: rank 1: x"),
+        ("ValueError", "x\ny", "x\nz", "raised ValueError: x [...]"),
+    ],
+)
+def test_ranks_that_raised_the_same_are_told_together(kind: str, first: str, second: str, line: str) -> None:
+    facts = [raised(0, kind, first), raised(1, kind, second)]
+    assert line in verdict.others(facts, facts[0])
+
+
 def test_children_of() -> None:
     assert sorted(children_of({2: 1, 3: 2, 4: 3, 5: 1, 7: 6}, 1)) == [2, 3, 4, 5]
 
