@@ -1,0 +1,71 @@
+"""Whatever one rank does wrong, in whichever collective: the job ends in time, and says who did what."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.collectives.faults.matrix import (
+    BARE,
+    BARE_SAMPLE,
+    COLLECTIVES,
+    EXCLUDED,
+    OUTCOMES,
+    PAIRS,
+    SAMPLE,
+    pattern,
+    ranks,
+)
+
+RANK = str(Path(__file__).with_name("rank.py"))
+# A loaded machine may be slow to start ranks, and to tell us that they have ended.
+START, LOADED = 30.0, 3.0
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def sampled(pairs: Iterable[tuple[str, str]], sample: Sequence[tuple[str, str]]) -> list[Any]:
+    return [pytest.param(*pair, marks=[] if pair in sample else pytest.mark.long) for pair in pairs]
+
+
+def judge(done: subprocess.CompletedProcess[str], ended: float, fault: str, name: str, says: str) -> None:
+    """Fails if the job did not end as it should have. ended: by the wall clock, s"""
+    outcome = OUTCOMES[fault]
+    output = done.stdout + done.stderr
+    began = re.search(r"at (\d+\.\d+)", done.stdout)
+    assert began is not None, output
+    assert ended - float(began[1]) < outcome.within + LOADED, output
+    assert re.search(pattern(says, name), output), f"expected {pattern(says, name)}, got\n{output}"
+    if outcome.code == 0:
+        assert "Traceback" not in output
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("fault", "name"), sampled(PAIRS, SAMPLE))
+def test_a_fault_ends_the_job_in_time_and_is_named(run_job: Run, fault: str, name: str) -> None:
+    n = ranks(name)
+    done = run_job([sys.executable, "-m", "launcher", "-n", str(n), RANK, fault, name], timeout=START)
+    judge(done, time.time(), fault, name, OUTCOMES[fault].says)
+    assert done.returncode == OUTCOMES[fault].code, done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("fault", "name"), sampled(BARE, BARE_SAMPLE))
+def test_a_fault_ends_the_job_of_a_bare_engine(run_job: Run, mpiexec: list[str], fault: str, name: str) -> None:
+    n = ranks(name)
+    done = run_job([*mpiexec, "-n", str(n), sys.executable, RANK, fault, name], timeout=START)
+    judge(done, time.time(), fault, name, OUTCOMES[fault].bare)
+    assert (done.returncode == 0) == (OUTCOMES[fault].code == 0), done.stderr
+
+
+def test_every_pair_is_tried_or_excluded_for_a_reason() -> None:
+    assert len(PAIRS) + len(EXCLUDED) == len(OUTCOMES) * len(COLLECTIVES)
+    assert set(SAMPLE) <= set(PAIRS)
+    assert {fault for fault, _ in BARE} == set(OUTCOMES)
+    assert all(EXCLUDED.values())
