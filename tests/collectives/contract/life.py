@@ -73,8 +73,11 @@ class LifeContract:
                 assert (part.size, part.rank) == (len(order), order.index(comm.rank))
                 assert part.all_gather_object(comm.rank) == order
                 assert (part.timeout, part.backend, part.family) == (comm.timeout, comm.backend, comm.family)
-                # All ranks of these tests are on one node.
-                assert (part.local_rank, part.local_size, part.node) == (part.rank, part.size, 0)
+                if comm.local_size == comm.size:
+                    assert (part.local_rank, part.local_size, part.node) == (part.rank, part.size, 0)
+                seats = part.all_gather_object((part.node, part.local_rank, part.local_size))
+                taken = {(node, place) for node, place, _ in seats}
+                assert taken == {(node, place) for node, _, n in seats for place in range(n)}
                 everyones = comm.all_gather_object((color, part.key))
                 assert len({key for c, key in everyones}) == len({c for c, key in everyones})
                 assert len(set(everyones)) == len({c for c, key in everyones})

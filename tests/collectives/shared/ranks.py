@@ -1,0 +1,45 @@
+"""Ranks as threads of one process that share memory all the same, and stand on nodes as a test wants them to.
+
+A segment is reached through /proc by the process that made it, too, so that nothing of it is faked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import collectives
+from collectives import Communicator
+from collectives._mpi import take_seat
+from collectives._shared.setup import share
+from collectives._threads import ThreadTransport
+from collectives.progress import complete
+
+T = TypeVar("T")
+
+
+class Seated(ThreadTransport):
+    """A thread's end of a board. nodes: where each rank of the world stands"""
+
+    def __init__(self, nodes: Sequence[int], *args: Any) -> None:
+        super().__init__(*args)
+        self._nodes = nodes
+        seat = take_seat([b"node %d" % nodes[member] for member in self._members], self.rank)
+        self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
+
+    def _part(self, members: Sequence[int], key: str) -> Seated:
+        part = super()._part(members, key)
+        return Seated(self._nodes, part._board, part.rank, part._left, part.key, part._members)
+
+
+def sharing(world: Communicator, nodes: Sequence[int]) -> Communicator:
+    """A communicator of the ranks of a simulated world, through the memory of those nodes."""
+    whole: Any = world._transport
+    plain = whole._part(range(world.size), "beside")
+    below = Seated(nodes, plain._board, plain.rank, plain._left, plain.key, plain._members)
+    return Communicator(complete("share", share(below), below, world.timeout), world.timeout, world.family)
+
+
+def run_sharing(fn: Callable[[Communicator], T], nodes: Sequence[int], timeout: float = 20.0) -> list[T]:
+    """Runs `fn(comm)` on one thread a rank. nodes: each rank's"""
+    return collectives.run_threads(lambda world: fn(sharing(world, nodes)), len(nodes), timeout=timeout)

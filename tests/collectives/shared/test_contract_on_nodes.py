@@ -1,0 +1,101 @@
+"""What every backend owes, over shared memory on one node and on several: ranks as threads, then as processes.
+
+Processes of one machine stand on several nodes if their seats say so, and then do all that they would do there.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import collectives
+from collectives import Communicator, world
+from collectives._mpi import Seat, take_seat
+from collectives._mpi_transport import MPITransport
+from collectives._shared.hierarchy import HierarchicalTransport
+from collectives._shared.setup import share
+from collectives._shared.transport import SharedTransport
+from collectives.progress import complete
+from tests.collectives.contract.run import Run
+from tests.collectives.shared.ranks import run_sharing
+from tests.collectives.test_contract import Contract
+
+#: Each rank's node: two of two, three and one, by turns, and three nodes of which one has two ranks.
+NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0, 1, 1, 2]]
+
+
+class TestShared(Contract):
+    @pytest.fixture(params=[2, 3, 5])
+    def run(self, request: pytest.FixtureRequest) -> Run:
+        def run(fn: Callable[[Communicator], Any]) -> list[Any]:
+            def on_one_node(comm: Communicator) -> Any:
+                assert isinstance(comm._transport, SharedTransport)
+                return fn(comm)
+
+            return run_sharing(on_one_node, [0] * request.param)
+
+        return run
+
+
+class TestHierarchy(Contract):
+    @pytest.fixture(params=NODES, ids=str)
+    def run(self, request: pytest.FixtureRequest) -> Run:
+        def run(fn: Callable[[Communicator], Any]) -> list[Any]:
+            def on_nodes(comm: Communicator) -> Any:
+                assert isinstance(comm._transport, HierarchicalTransport)
+                return fn(comm)
+
+            return run_sharing(on_nodes, request.param)
+
+        return run
+
+
+class SeatedElsewhere:
+    """A rank's membership in MPI's world, but for where the ranks stand."""
+
+    def __init__(self, membership: Any, nodes: Sequence[int]) -> None:
+        self._membership = membership
+        self._nodes = nodes
+
+    def seat(self, members: Sequence[int], rank: int) -> Seat:
+        return take_seat([b"node %d" % self._nodes[member] for member in members], rank)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._membership, name)
+
+
+@functools.cache
+def on_nodes(nodes: tuple[int, ...]) -> Communicator:
+    comm = collectives.init("mpi", timeout=20)
+    twin: Any = comm.duplicate()._transport
+    below = getattr(twin, "_below", twin)
+    elsewhere: Any = SeatedElsewhere(below._membership, nodes)
+    seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._limit)
+    return Communicator(complete("share", share(seated), seated, 20), 20, comm.family)
+
+
+if world.promised() is not None:  # inside the job that the last test starts
+
+    class TestMPIHierarchy(Contract):
+        @pytest.fixture(params=NODES, ids=str)
+        def run(self, request: pytest.FixtureRequest) -> Run:
+            comm = on_nodes(tuple(request.param))
+            assert isinstance(comm._transport, HierarchicalTransport)
+            return lambda fn: [fn(comm)]
+
+
+@pytest.mark.mpi
+def test_the_contract_holds_on_several_nodes_over_mpi(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], request: pytest.FixtureRequest
+) -> None:
+    pytest_ = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider"]
+    if request.config.getoption("--long"):
+        pytest_.append("--long")
+    done = run_job([*mpiexec, "-n", "4", *pytest_], timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" passed") == 4
