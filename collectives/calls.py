@@ -36,7 +36,7 @@ class Calls:
         self.family = Family() if family is None else family
         self.queue = CallQueue(transport, self._ended)
         self.family.join(transport.key, self.queue)
-        self._quick = Quick(transport.board, self.queue) if isinstance(transport, SharedTransport) else None
+        self._quick = Quick(transport, self.queue) if isinstance(transport, SharedTransport) else None
         self.timeout = timeout
         self.rank = transport.rank
         self.size = transport.size

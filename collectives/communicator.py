@@ -65,7 +65,7 @@ class Communicator(Reductions, Movements, Objects, Pairs):
             if headers is None:  # else the ranks have met just now
                 yield self._transport.barrier()
 
-        recipe = Recipe(None, None, None, None, lambda board, headers: takes.nothing)
+        recipe = Recipe(None, None, lambda board, headers: takes.nothing())
         return self._run("barrier", None, steps, async_op, recipe=recipe)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Array:

@@ -30,6 +30,7 @@ from collectives.errors import ArgumentError, MismatchError
 from collectives.meeting import ROWS, Header, Headers, agreed
 from collectives.progress import Call, Steps
 from collectives.reduction import Array
+from collectives.transport import Test
 
 
 class Movements(Calls):
@@ -65,10 +66,13 @@ class Movements(Calls):
 
         recipe = None
         if array is x:
-            brings, dtype, shape = self.rank == root, array.dtype, array.shape
-            take = partial(takes.filled, root=root, dtype=dtype, shape=shape)
-            recipe = Recipe(root, dtype if brings else None, None, dtype, lambda board, headers: take(board))
-            recipe = recipe._replace(writes=not brings)
+            brings, result = self.rank == root, partial(takes.filled, root=root, dtype=array.dtype, shape=array.shape)
+
+            def move(x: Array, out: Any, scale: Any) -> tuple[Test, Array]:
+                return self._transport.broadcast(as_bytes(x), root), x
+
+            wire = array.dtype if brings else None
+            recipe = Recipe(root, wire, lambda board, headers: result(board), move, writes=not brings)
         return self._run("broadcast", array, steps, async_op, f"root {root}", recipe)
 
     def gather(self, x: Any, root: int = 0, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
@@ -102,7 +106,7 @@ class Movements(Calls):
             yield self._transport.gather(sent, room, [n * width for n in counts], root)
             return None if whole is None else _hand_out(whole, target, out)
 
-        recipe = _joining((root, lengths), part, lengths, self.rank == root) if part is x else None
+        recipe = self._joining((root, lengths), part, lengths, root) if part is x else None
         return self._run("gather", part, steps, async_op, more, recipe)
 
     def all_gather(self, x: Any, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
@@ -132,7 +136,7 @@ class Movements(Calls):
             yield self._transport.all_gather(sent, as_bytes(whole), [n * width for n in counts])
             return _hand_out(whole, target, out)
 
-        recipe = _joining(lengths, part, lengths, True) if part is x else None
+        recipe = self._joining(lengths, part, lengths, None) if part is x else None
         return self._run("all_gather", part, steps, async_op, more, recipe)
 
     def scatter(
@@ -179,15 +183,22 @@ class Movements(Calls):
             yield self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
             return _hand_out(room, target, out)
 
-        def take(board: Board, headers: Headers) -> takes.Take:
+        def result(board: Board, headers: Headers) -> takes.Result:
             dtype, row_shape, parts = header.decode(told)
             first = sum(parts[: self.rank])
-            mine = slice(first, first + parts[self.rank])
-            return takes.picked(board, dtype=dtype, pieces=[(root, (sum(parts), *row_shape), mine, len(told))])
+            mine = takes.Piece(root, (sum(parts), *row_shape), first, first + parts[self.rank], len(told))
+            return takes.joined(board, dtype, [mine])
+
+        def move(x: Array | None, out: Array | None, scale: Any) -> tuple[Test, Array]:
+            dtype, row_shape, parts = header.decode(told)
+            room = np.empty((parts[self.rank], *row_shape), dtype) if out is None else out
+            width = row_bytes(room)
+            sent = None if x is None else as_bytes(x)
+            return self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root), room
 
         recipe = None
         if lengths is None and (whole is None or whole is x):
-            recipe = Recipe(root, None if whole is None else whole.dtype, None, None, take, prefix)
+            recipe = Recipe(root, None if whole is None else whole.dtype, result, move, prefix)
         return self._run("scatter", whole, steps, async_op, f"root {root}", recipe)
 
     def all_to_all(
@@ -237,17 +248,30 @@ class Movements(Calls):
             yield self._transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
             return _hand_out(room, target, out)
 
-        def take(board: Board, headers: Headers) -> takes.Take:
-            # A slot holds the rows that its rank sends to each, then x.
-            pieces = []
-            for rank in range(self.size):
-                theirs = board.slots[board.sequence & 1][rank][: row.nbytes].view(np.int64).tolist()
-                first = sum(theirs[: self.rank])
-                mine = slice(first, first + theirs[self.rank])
-                pieces.append((rank, (sum(theirs), *whole.shape[1:]), mine, row.nbytes))
-            return takes.picked(board, dtype=whole.dtype, pieces=pieces)
+        tables: list[list[list[int]]] = []
 
-        recipe = Recipe(None, whole.dtype, None, None, take, as_bytes(row)) if whole is x and lengths is None else None
+        def result(board: Board, headers: Headers) -> takes.Result:
+            # A slot holds the rows that its rank sends to each, then x.
+            slots = board.slots[board.sequence & 1]
+            tables.append([slot[: row.nbytes].view(np.int64).tolist() for slot in slots])
+            pieces = []
+            for rank, theirs in enumerate(tables[0]):
+                first = sum(theirs[: self.rank])
+                shape = (sum(theirs), *whole.shape[1:])
+                pieces.append(takes.Piece(rank, shape, first, first + theirs[self.rank], row.nbytes))
+            return takes.joined(board, whole.dtype, pieces)
+
+        def move(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array]:
+            room = out
+            if room is None:
+                room = np.empty((sum(theirs[self.rank] for theirs in tables[0]), *x.shape[1:]), x.dtype)
+            width = row_bytes(x)
+            bytes_sent = [[n * width for n in theirs] for theirs in tables[0]]
+            return self._transport.all_to_all(as_bytes(x), as_bytes(room), bytes_sent), room
+
+        recipe = None
+        if whole is x and lengths is None:
+            recipe = Recipe(None, whole.dtype, result, move, as_bytes(row))
         return self._run("all_to_all", whole, steps, async_op, more, recipe)
 
     def _part(self, x: Any, lengths: Lengths) -> tuple[Array, list[int] | None]:
@@ -262,6 +286,35 @@ class Movements(Calls):
         if known[self.rank] != len(part):
             raise ArgumentError(f"lengths[{self.rank}] is {known[self.rank]}, but x has {len(part)} rows on this rank")
         return part, known
+
+    def _joining(self, option: Hashable, part: Array, lengths: Lengths, root: int | None) -> Recipe | None:
+        """The recipe of a gather. root: None if the result is wanted everywhere."""
+        if not isinstance(lengths, str | None) or part.ndim == 0:
+            return None
+        here = root is None or root == self.rank
+        counts: list[int] = []
+
+        def result(board: Board, headers: Headers) -> takes.Result:
+            rows_of = [each[ROWS] for each in headers]
+            counts[:] = [n * row_bytes(part) for n in rows_of]
+            if not here:
+                return takes.nothing()
+            shapes = [(n, *part.shape[1:]) for n in rows_of]
+            pieces = [takes.Piece(rank, shape, 0, shape[0]) for rank, shape in enumerate(shapes)]
+            return takes.joined(board, part.dtype, pieces)
+
+        def move(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array | None]:
+            whole = None
+            if here:
+                length = sum(counts) // row_bytes(x)
+                whole = np.empty((length, *x.shape[1:]), x.dtype) if out is None else out
+            room = None if whole is None else as_bytes(whole)
+            if root is None:
+                assert room is not None
+                return self._transport.all_gather(as_bytes(x), room, counts), whole
+            return self._transport.gather(as_bytes(x), room, counts, root), whole
+
+        return Recipe(option, part.dtype, result, move)
 
     def _lengths(self, part: Array, known: list[int] | None, headers: Headers | None) -> Steps[list[int]]:
         if headers is not None:
@@ -317,20 +370,6 @@ class Movements(Calls):
 
 def _given(lengths: object) -> str:
     return "" if lengths is None else f" lengths {lengths}"
-
-
-def _joining(option: Hashable, part: Array, lengths: Lengths, here: bool) -> Recipe | None:
-    """The recipe of a gather whose result is wanted `here`."""
-    if not isinstance(lengths, str | None) or part.ndim == 0:
-        return None
-
-    def take(board: Board, headers: Headers) -> takes.Take:
-        if not here:
-            return takes.nothing
-        shapes = [(n, *part.shape[1:]) for n in (each[ROWS] for each in headers)]
-        return takes.joined(board, dtype=part.dtype, shapes=shapes)
-
-    return Recipe(option, part.dtype, None, part.dtype, take)
 
 
 def _room(shape: tuple[int, ...], part: Array, target: Array | None) -> Array:

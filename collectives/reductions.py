@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from collectives._shared import takes
-from collectives._shared.quick import LEFT, Recipe
+from collectives._shared.quick import LEFT, Move, Recipe
 from collectives.arrays import (
     as_array,
     check_lengths,
@@ -25,7 +26,7 @@ from collectives.errors import ArgumentError
 from collectives.meeting import Header, agreed
 from collectives.progress import Call, Steps
 from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
-from collectives.transport import Finish
+from collectives.transport import Finish, Test, then
 
 
 class Reductions(Calls):
@@ -68,7 +69,14 @@ class Reductions(Calls):
 
         recipe = None
         if source is x:
-            recipe = _recipe(given, wire, source, source.shape, partial(takes.total, op=op))
+
+            def move(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array]:
+                total = np.empty(x.shape, wire) if out is None else out
+                sent = flat(x)
+                finish = _finisher(op, self.size, scale)
+                return self._transport.all_reduce(sent, sent if out is x else flat(total), wire_op(op), finish), total
+
+            recipe = _recipe(given, wire, source, partial(takes.total, op=op), move)
         return self._run("all_reduce", source, steps, async_op, op.value, recipe)
 
     def reduce(
@@ -118,8 +126,19 @@ class Reductions(Calls):
 
         recipe = None
         if source is x:
-            take = partial(takes.total, op=op) if here else None
-            recipe = _recipe((given, root), wire, source, source.shape if here else None, take)
+
+            def move(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array | None]:
+                total = None
+                if here:
+                    total = np.empty(x.shape, wire) if out is None or out is x else out
+                arrived = None if total is None else flat(total)
+                finish = _finisher(op, self.size, scale)
+                test = self._transport.reduce(flat(x), arrived, wire_op(op), root, finish)
+                if out is not x or total is None:
+                    return test, total
+                return then(test, lambda came: np.copyto(x, came), total), x
+
+            recipe = _recipe((given, root), wire, source, partial(takes.total, op=op) if here else None, move)
         return self._run("reduce", source, steps, async_op, more, recipe)
 
     def reduce_scatter(
@@ -175,8 +194,15 @@ class Reductions(Calls):
         recipe = None
         if source is x and lengths is None:
             first = sum(parts[: self.rank])
-            mine = slice(first, first + parts[self.rank])
-            recipe = _recipe(given, wire, source, shape, partial(takes.total, op=op, rows=mine))
+            mine = (first, first + parts[self.rank])
+            counts = [n * math.prod(source.shape[1:]) for n in parts]
+
+            def move(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array]:
+                total = np.empty(shape, wire) if out is None else out
+                finish = _finisher(op, self.size, scale)
+                return self._transport.reduce_scatter(flat(x), flat(total), counts, wire_op(op), finish), total
+
+            recipe = _recipe(given, wire, source, partial(takes.total, op=op, rows=mine), move)
         return self._run("reduce_scatter", source, steps, async_op, more, recipe)
 
 
@@ -192,13 +218,14 @@ def _recipe(
     option: Hashable,
     wire: np.dtype[Any],
     source: Array,
-    shape: tuple[int, ...] | None,
-    take: Callable[..., takes.Take] | None,
+    result: Callable[..., takes.Result] | None,
+    move: Move,
 ) -> Recipe:
-    dtype, whole = source.dtype, source.shape
-    if take is None:
-        return Recipe(option, wire, None, dtype, lambda board, headers: takes.nothing)
-    return Recipe(option, wire, shape, dtype, lambda board, headers: take(board, dtype=dtype, shape=whole))
+    dtype, shape = source.dtype, source.shape
+    moves = move if wire == dtype else None  # else the way to the wire's dtype and back is what takes time
+    if result is None:
+        return Recipe(option, wire, lambda board, headers: takes.nothing(), moves)
+    return Recipe(option, wire, lambda board, headers: result(board, dtype=dtype, shape=shape), moves)
 
 
 def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:

@@ -34,8 +34,8 @@ class HierarchicalTransport:
     """
 
     def __init__(self, below: Transport, near: Transport, leaders: Transport | None, nodes: Sequence[int]) -> None:
-        self.near = near
-        self._below, self._leaders = below, leaders
+        self.near, self.leaders = near, leaders
+        self._below = below
         self._nodes = nodes
         self.neighbours = [rank for rank, node in enumerate(nodes) if node == below.node]
         self._place = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]  # each rank's number on its node
@@ -75,9 +75,9 @@ class HierarchicalTransport:
         return Advance(self._all_reduce(x, out, op, finish))
 
     def _all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None) -> Moves:
-        yield self.near.reduce(x, None if self._leaders is None else out, op, 0)
-        if self._leaders is not None:
-            yield self._leaders.all_reduce(out, out, op, finish)
+        yield self.near.reduce(x, None if self.leaders is None else out, op, 0)
+        if self.leaders is not None:
+            yield self.leaders.all_reduce(out, out, op, finish)
         yield self.near.broadcast(out.view(np.uint8), 0)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
@@ -86,17 +86,17 @@ class HierarchicalTransport:
     def _reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None) -> Moves:
         home, place = self._nodes[root], self._place[root]
         total = out
-        if self._leaders is None:
+        if self.leaders is None:
             yield self.near.reduce(x, None, op, 0)
         else:
             part = np.empty_like(x)
             yield self.near.reduce(x, part, op, 0)
             if self.node == home and out is None:
                 total = np.empty_like(x)
-            yield self._leaders.reduce(part, total, op, home, finish)
+            yield self.leaders.reduce(part, total, op, home, finish)
         if self.node == home and place != 0:
             counts = [x.nbytes] + [0] * (self.local_size - 1)
-            sent = _NOTHING if self._leaders is None or total is None else total.view(np.uint8)
+            sent = _NOTHING if self.leaders is None or total is None else total.view(np.uint8)
             yield self.near.gather(sent, None if out is None else out.view(np.uint8), counts, place)
 
     def reduce_scatter(
@@ -108,7 +108,7 @@ class HierarchicalTransport:
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None
     ) -> Moves:
         part: Array | None = None
-        if self._leaders is None:
+        if self.leaders is None:
             yield self.near.reduce(x, None, op, 0)
         else:
             total = np.empty_like(x)
@@ -116,11 +116,11 @@ class HierarchicalTransport:
             starts = offsets(counts)
             if self._by_node != list(range(self.size)):
                 total = np.concatenate([total[starts[rank] :][: counts[rank]] for rank in self._by_node])
-            shares = [0] * self._leaders.size
+            shares = [0] * self.leaders.size
             for node, count in zip(self._nodes, counts, strict=True):
                 shares[node] += count
             part = np.empty(shares[self.node], x.dtype)
-            yield self._leaders.reduce_scatter(total, part, shares, op, finish)
+            yield self.leaders.reduce_scatter(total, part, shares, op, finish)
         nbytes = [counts[rank] * x.itemsize for rank in self.neighbours]
         yield self.near.scatter(None if part is None else part.view(np.uint8), out.view(np.uint8), nbytes, 0)
 
@@ -131,8 +131,8 @@ class HierarchicalTransport:
         home = self._nodes[root]
         if self.node == home:
             yield self.near.broadcast(x, self._place[root])
-        if self._leaders is not None:
-            yield self._leaders.broadcast(x, home)
+        if self.leaders is not None:
+            yield self.leaders.broadcast(x, home)
         if self.node != home:
             yield self.near.broadcast(x, 0)
 
@@ -141,8 +141,8 @@ class HierarchicalTransport:
 
     def _barrier(self) -> Moves:
         yield self.near.barrier()
-        if self._leaders is not None:
-            yield self._leaders.barrier()
+        if self.leaders is not None:
+            yield self.leaders.barrier()
         yield self.near.barrier()
 
     # Below -----------------------------------------------------------------------------------------------------------
@@ -175,6 +175,6 @@ class HierarchicalTransport:
         return self._below.departures()
 
     def close(self) -> None:
-        for each in (self.near, self._leaders, self._below):
-            if each is not None:
-                each.close()
+        if self.leaders is not None:
+            self.leaders.close()
+        self._below.close()

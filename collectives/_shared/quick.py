@@ -18,10 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives._shared.board import SLOT, Board
-from collectives._shared.takes import Shape, Take, slot_arrays
-from collectives.meeting import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Headers
-from collectives.progress import Call, CallQueue
+from collectives._shared.takes import Result, Shape, slot_arrays
+from collectives._shared.transport import SharedTransport
+from collectives.arrays import flat
+from collectives.meeting import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Header, Headers
+from collectives.progress import Call, CallQueue, Steps
 from collectives.reduction import Array
+from collectives.transport import Test
 
 #: What a prepared call returns that has not been carried out.
 LEFT: Any = object()
@@ -30,7 +33,12 @@ LEFT: Any = object()
 _LOOKS = 400
 # Beyond that many the oldest are forgotten: calls of ever new shapes are not made again.
 _KEPT = 4096
+# Bytes beyond which a few microseconds do not matter, and other threads should not be kept from queueing their calls.
+_LARGEST = 8 << 20
 _WORDS = struct.Struct("<4q").pack_into  # agreed, rows, nbytes, prefix
+
+
+Move = Callable[[Any, Any, "float | None"], tuple[Test, Any]]
 
 
 class Recipe(NamedTuple):
@@ -38,17 +46,17 @@ class Recipe(NamedTuple):
 
     option: op, root and the like, as the caller gave them
     wire: the dtype in which this rank's x lies in its slot, None if it brings nothing
-    shape, dtype: of the result on this rank, None if there is none
-    take: makes the result's maker from the board and all ranks' headers; None: this call cannot be prepared
+    result: says how the result is made out of the slots, from the board and all ranks' headers
+    move: starts moving what does not fit into slots, as the general way does after the ranks have met, from x, out and
+    scale; returns its test and the result. None: large arrays are left to the general way
     prefix: what lies in the slot before x
     writes: x is written
     """
 
     option: Hashable
     wire: np.dtype[Any] | None
-    shape: Shape | None
-    dtype: np.dtype[Any] | None
-    take: Callable[[Board, Headers], Take]
+    result: Callable[[Board, Headers], Result]
+    move: Move | None = None
     prefix: Array | None = None
     writes: bool = False
 
@@ -56,8 +64,8 @@ class Recipe(NamedTuple):
 class Quick:
     """The prepared calls of one communicator."""
 
-    def __init__(self, board: Board, queue: CallQueue) -> None:
-        self._board = board
+    def __init__(self, transport: SharedTransport, queue: CallQueue) -> None:
+        self._transport = transport
         self._queue = queue
         self._prepared: dict[Hashable, _Prepared] = {}
 
@@ -80,13 +88,15 @@ class Quick:
             return  # called from our own code, on behalf of more than one place
         headers = call.headers
         assert headers is not None
-        if max(header[NBYTES] + header[PREFIX] for header in headers) > SLOT:
+        small = max(header[NBYTES] + header[PREFIX] for header in headers) <= SLOT
+        if not small and (recipe.move is None or max(header[NBYTES] for header in headers) > _LARGEST):
             return
         while len(self._prepared) >= _KEPT:
             del self._prepared[next(iter(self._prepared))]
         shape, dtype = (None, None) if x is None else (x.shape, x.dtype)
         key = (call.name, id(frame.f_code), frame.f_lasti, recipe.option, shape, dtype)
-        self._prepared[key] = _Prepared(self._board, self._queue, call, frame.f_code, x, recipe)
+        kind = _Small if small else _Large
+        self._prepared[key] = kind(self._transport, self._queue, call, frame.f_code, x, recipe)
 
 
 class _Prepared:
@@ -98,56 +108,115 @@ class _Prepared:
     __slots__ = (
         "_begin",
         "_board",
-        "_brings",
-        "_bytes",
         "_call",
         "_dtype",
+        "_expected",
         "_given_up",
         "_header",
-        "_mine",
-        "_others",
         "_prefix",
         "_queue",
         "_shape",
         "_signature",
-        "_take",
-        "_words",
+        "_timeout",
+        "_transport",
         "_writes",
         "code",
     )
 
     def __init__(
-        self, board: Board, queue: CallQueue, call: Call[Any], code: CodeType, x: Array | None, recipe: Recipe
+        self,
+        transport: SharedTransport,
+        queue: CallQueue,
+        call: Call[Any],
+        code: CodeType,
+        x: Array | None,
+        recipe: Recipe,
     ) -> None:
         assert call.headers is not None
-        headers = call.headers
+        board = transport.board
         self.code = code
-        self._board, self._queue = board, queue
-        self._call = call.name, call.what, call.site
-        self._header = tuple(headers[board.me][word] for word in (HASH, ROWS, NBYTES, PREFIX))
+        self._transport, self._board, self._queue = transport, board, queue
+        self._call, self._timeout = (call.name, call.what, call.site), call.timeout
+        self._header = tuple(call.headers[board.me][word] for word in (HASH, ROWS, NBYTES, PREFIX))
         # Where each other rank's header is, and what it should say.
-        self._others = [
-            [(board.header(parity, rank), headers[rank][ROWS], headers[rank][NBYTES]) for rank in board.others]
+        self._expected = [
+            [
+                (board.header(parity, rank), call.headers[rank][ROWS], call.headers[rank][NBYTES])
+                for rank in board.others
+            ]
             for parity in (0, 1)
         ]
+        self._prefix, self._writes = recipe.prefix, recipe.writes
+        self._begin = queue.recorder.begin
+        self._given_up = self._signature = -1
+        self._shape: Shape | None = None
+        self._dtype: np.dtype[Any] | None = None
+
+    def run(self, x: Any, out: Any, scale: Any) -> Any:
+        """The result, or LEFT. Raises: what NumPy raises where warnings are errors."""
+        raise NotImplementedError
+
+    def _suits(self, x: Any, out: Any, scale: Any) -> bool:
+        """True if these can be used as they are."""
+        if out is not None and not (
+            type(out) is np.ndarray and out.shape == self._shape and out.dtype == self._dtype and out.flags.writeable
+        ):
+            return False
+        return (scale is None or type(scale) is float) and (not self._writes or x.flags.writeable)
+
+    def _enlist(self) -> int:
+        recorder = self._queue.recorder
+        if recorder.given_up != self._given_up:
+            self._given_up, self._signature = recorder.given_up, self._queue.intern(*self._call)
+        return self._begin(self._queue.communicator, self._queue.started, self._signature)
+
+    def _all_agree(self, sequence: int) -> bool:
+        """True if all ranks have come soon, and call what this one calls."""
+        words, agreed = self._board.words, self._header[0]
+        for other, rows, nbytes in self._expected[sequence & 1]:
+            looks = _LOOKS
+            while words[other] < sequence:
+                looks -= 1
+                if not looks:
+                    return False
+            if words[other + HASH] != agreed or words[other + ROWS] != rows or words[other + NBYTES] != nbytes:
+                return False
+        return True
+
+    def _hand_over(self, index: int) -> Any:
+        self._board.published = True
+        self._queue.hand_over(index)
+        return LEFT
+
+    def _interrupt(self, index: int, error: BaseException) -> None:
+        name, what, site = self._call
+        self._queue.interrupt(f"{name} #{self._queue.started} ({site}) {what}", index, error)
+
+
+class _Small(_Prepared):
+    """What all ranks bring fits into slots: one look at the others, and the result is there."""
+
+    __slots__ = ("_mine", "_take")
+
+    def __init__(
+        self,
+        transport: SharedTransport,
+        queue: CallQueue,
+        call: Call[Any],
+        code: CodeType,
+        x: Array | None,
+        recipe: Recipe,
+    ) -> None:
+        super().__init__(transport, queue, call, code, x, recipe)
+        assert call.headers is not None
         self._mine: Sequence[Array] | None = None
         if recipe.wire is not None and x is not None:
-            self._mine = slot_arrays(board, board.me, recipe.wire, x.shape, headers[board.me][PREFIX])
-        self._prefix = recipe.prefix
-        self._shape, self._dtype, self._writes = recipe.shape, recipe.dtype, recipe.writes
-        self._take = recipe.take(board, headers)
-        self._words, self._bytes = board.words, board.bytes
-        self._begin = queue.recorder.begin
-        self._given_up = -1
-        self._signature = -1
+            self._mine = slot_arrays(self._board, self._board.me, recipe.wire, x.shape, self._header[3])
+        make, self._shape, self._dtype = recipe.result(self._board, call.headers)
+        self._take = make()
 
-    def run(self, x: Array | None, out: Any, scale: Any) -> Any:
-        """The result, or LEFT. Raises: what NumPy raises where warnings are errors."""
-        if out is not None and not self._fits(x, out):
-            return LEFT
-        if scale is not None and type(scale) is not float:
-            return LEFT
-        if self._writes and not x.flags.writeable:  # type: ignore[union-attr]  # what is written is there
+    def run(self, x: Any, out: Any, scale: Any) -> Any:
+        if not self._suits(x, out, scale):
             return LEFT
         queue = self._queue
         if not queue.lock.acquire(False):
@@ -156,53 +225,96 @@ class _Prepared:
         try:
             if queue.occupied():
                 return LEFT
-            recorder, board, words = queue.recorder, self._board, self._words
-            if recorder.given_up != self._given_up:
-                self._given_up, self._signature = recorder.given_up, queue.intern(*self._call)
-            number = queue.started
-            index = self._begin(queue.communicator, number, self._signature)
+            index, board = self._enlist(), self._board
             sequence = board.sequence + 1
             parity = sequence & 1
             if self._mine is not None:
-                np.copyto(self._mine[parity], x)  # type: ignore[arg-type]  # what is brought is there
+                np.copyto(self._mine[parity], x)
             if self._prefix is not None:
                 board.slots[parity][board.me][: len(self._prefix)] = self._prefix
             at = board.header(parity, board.me)
-            agreed, *_ = header = self._header
-            _WORDS(self._bytes, (at + HASH) * 8, *header)
+            _WORDS(board.bytes, (at + HASH) * 8, *self._header)
             half_way = True
-            board.sequence = words[at + SEQUENCE] = sequence
-            for other, rows, nbytes in self._others[parity]:
-                looks = _LOOKS
-                while words[other] < sequence:
-                    looks -= 1
-                    if not looks:
-                        return self._hand_over(index)
-                if words[other + HASH] != agreed or words[other + ROWS] != rows or words[other + NBYTES] != nbytes:
-                    return self._hand_over(index)
-            queue.started = number + 1
+            board.sequence = board.words[at + SEQUENCE] = sequence
+            if not self._all_agree(sequence):
+                return self._hand_over(index)
+            queue.started += 1
             half_way = False
             result = self._take(parity, x, out, scale)
-            recorder.end(index)
+            queue.recorder.end(index)
             return result
         except BaseException as error:
             if half_way:
-                name, what, site = self._call
-                queue.interrupt(f"{name} #{queue.started} ({site}) {what}", index, error)
+                self._interrupt(index, error)
             raise
         finally:
             queue.lock.release()
 
-    def _fits(self, x: Any, out: Any) -> bool:
-        return (
-            type(out) is np.ndarray
-            and self._shape is not None
-            and out.shape == self._shape
-            and out.dtype == self._dtype
-            and out.flags.writeable
-        )
 
-    def _hand_over(self, index: int) -> Any:
-        self._board.published = True
-        self._queue.hand_over(index)
-        return LEFT
+class _Large(_Prepared):
+    """What is brought goes through the stages, or is read where it lies: only the meeting is quick."""
+
+    __slots__ = ("_move", "_shown")
+
+    def __init__(
+        self,
+        transport: SharedTransport,
+        queue: CallQueue,
+        call: Call[Any],
+        code: CodeType,
+        x: Array | None,
+        recipe: Recipe,
+    ) -> None:
+        super().__init__(transport, queue, call, code, x, recipe)
+        assert call.headers is not None
+        assert recipe.move is not None
+        self._move = recipe.move
+        self._shown = Header(self._header[0], self._header[1])
+        _, self._shape, self._dtype = recipe.result(self._board, call.headers)
+
+    def run(self, x: Any, out: Any, scale: Any) -> Any:
+        if not self._suits(x, out, scale) or (x is not None and not x.flags.c_contiguous):
+            return LEFT
+        if out is not None and out is not x and not (out.flags.c_contiguous and not _overlap(x, out)):
+            return LEFT
+        queue = self._queue
+        if not queue.lock.acquire(False):
+            return LEFT
+        index, half_way = -1, False
+        try:
+            if queue.occupied():
+                return LEFT
+            index, transport = self._enlist(), self._transport
+            brought = None if self._header[2] < 0 else flat(x)
+            given = None if out is None else brought if out is x else flat(out)
+            half_way = True
+            met = transport.meet(self._shown, brought, given, self._prefix)
+            if not self._all_agree(self._board.sequence):
+                return self._hand_over(index)
+            met()
+            test, result = self._move(x, out, scale)
+            if test():
+                queue.started += 1
+                half_way = False
+                queue.recorder.end(index)
+                return result
+            queue.hand_over(index)
+        except BaseException as error:
+            if half_way:
+                self._interrupt(index, error)
+            raise
+        finally:
+            queue.lock.release()
+        name, what, site = self._call
+        rest: Call[Any] = Call(name, what, site, self._timeout)
+        rest.steps = _rest(test, result)
+        return queue.run(rest)
+
+
+def _rest(test: Test, result: Any) -> Steps[Any]:
+    yield test
+    return result
+
+
+def _overlap(x: Any, out: Array) -> bool:
+    return x is not None and bool(np.may_share_memory(x, out))

@@ -170,14 +170,13 @@ def broadcast(board: Board, x: Array, root: int) -> Moves:
 
 def gather(board: Board, x: Array, out: Array | None, counts: Sequence[int]) -> Moves:
     """x: (counts[me],) uint8; out: (sum(counts),) uint8 where the whole is wanted, None elsewhere."""
-    if out is not None:
-        at = sum(counts[: board.me])
-        np.copyto(out[at : at + len(x)], x)
     for start, stop in tiles(max(counts), STAGE):
         stages = board.turn()
         mine = x[start:stop]
         np.copyto(stages[board.me][: len(mine)], mine)
         board.advance()
+        if out is not None:  # what needs nobody fills the time until the others are there
+            np.copyto(out[sum(counts[: board.me]) + start :][: len(mine)], mine)
         yield board.advanced
         at = 0
         for rank, count in enumerate(counts):
@@ -189,24 +188,17 @@ def gather(board: Board, x: Array, out: Array | None, counts: Sequence[int]) -> 
 
 def scatter(board: Board, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Moves:
     """x: (sum(counts),) uint8 on the root, None elsewhere; out: (counts[me],) uint8."""
-    if x is not None:
-        at = sum(counts[:root])
-        np.copyto(out, x[at : at + len(out)])
     step = STAGE // board.size
-    longest = max([0, *(count for rank, count in enumerate(counts) if rank != root)])
-    for start, stop in tiles(longest, step):
+    for start, stop in tiles(max(counts), step):
         staged = board.turn()[root]
         if x is not None:
-            at = 0
-            for rank, count in enumerate(counts):
-                if rank != root and start < count:
-                    length = min(stop, count) - start
-                    np.copyto(staged[rank * step :][:length], x[at + start :][:length])
-                at += count
+            _stage(staged, x, counts, root, start, stop, step)
         board.advance()
+        part = out[start:stop]
+        if x is not None:
+            np.copyto(part, x[sum(counts[:root]) + start :][: len(part)])
         yield board.advanced
-        if board.me != root:
-            part = out[start:stop]
+        if x is None:
             np.copyto(part, staged[board.me * step :][: len(part)])
 
 
@@ -214,17 +206,13 @@ def all_to_all(board: Board, x: Array, out: Array, table: Sequence[Sequence[int]
     """x: (sum(table[me]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
     me, step = board.me, STAGE // board.size
     sends, receives = table[me], [row[me] for row in table]
-    np.copyto(out[sum(receives[:me]) :][: sends[me]], x[sum(sends[:me]) :][: sends[me]])
-    longest = max(count for s, row in enumerate(table) for d, count in enumerate(row) if s != d)
-    for start, stop in tiles(longest, step):
+    own_from, own_to = sum(sends[:me]), sum(receives[:me])
+    for start, stop in tiles(max(max(row) for row in table), step):
         stages = board.turn()
-        at = 0
-        for rank, count in enumerate(sends):
-            if rank != me and start < count:
-                length = min(stop, count) - start
-                np.copyto(stages[me][rank * step :][:length], x[at + start :][:length])
-            at += count
+        _stage(stages[me], x, sends, me, start, stop, step)
         board.advance()
+        own = x[own_from + start : own_from + min(stop, sends[me])] if start < sends[me] else x[:0]
+        np.copyto(out[own_to + start :][: len(own)], own)
         yield board.advanced
         at = 0
         for rank, count in enumerate(receives):
@@ -232,6 +220,16 @@ def all_to_all(board: Board, x: Array, out: Array, table: Sequence[Sequence[int]
                 length = min(stop, count) - start
                 np.copyto(out[at + start :][:length], stages[rank][me * step :][:length])
             at += count
+
+
+def _stage(staged: Array, x: Array, counts: Sequence[int], me: int, start: int, stop: int, step: int) -> None:
+    """Copies bytes `start` to `stop` of what each other rank shall get into that rank's part of the stage."""
+    at = 0
+    for rank, count in enumerate(counts):
+        if rank != me and start < count:
+            length = min(stop, count) - start
+            np.copyto(staged[rank * step :][:length], x[at + start :][:length])
+        at += count
 
 
 def _staged(board: Board, dtype: np.dtype[Any], length: int) -> list[Array]:

@@ -25,43 +25,37 @@ _log = logging.getLogger("collectives")
 _TEXT = 200  # bytes that a rank has for the reason why it cannot share memory
 
 
-def share(below: Transport, shared: SharedArrays | None = None) -> Steps[Transport]:
+def share(below: Transport, like: Transport | None = None) -> Steps[Transport]:
     """The transport of the same ranks that uses the memory of their nodes; `below` where no node has two of them.
 
-    Where a node's ranks may not share memory, they go over MPI instead, and the log says why.
-    shared: of a communicator of the same ranks in the same order, whose arrays then are this one's too
+    Where the ranks of any node may not share memory, all go through `below`, and the log says why.
+    like: what this function made of the transport whose duplicate `below` is: its arrays are this one's too
     """
-    if below.local_size == below.size:
-        return (yield from _share_node(below, shared))
-    nodes = np.empty(below.size, np.int64)
-    mine = np.array([below.node], np.int64)
-    yield below.all_gather(mine.view(np.uint8), nodes.view(np.uint8), [mine.nbytes] * below.size)
-    return (yield from _share_nodes(below, nodes.tolist(), shared))
-
-
-def _share_node(below: Transport, shared: SharedArrays | None) -> Steps[Transport]:
-    if below.size == 1:
+    if below.size == 1 or not (like is None or isinstance(like, SharedTransport | HierarchicalTransport)):
         return below
-    made = yield from _segment(below, board_bytes(below.size))
-    if isinstance(made, str):
+    nodes, made, reason = yield from _segments(below, board_bytes(below.local_size))
+    if reason:
         if below.rank == 0:
-            _log.warning("ranks of this node go through MPI and not through shared memory: %s", made)
+            _log.warning("ranks of a node go through %s and not through shared memory: %s", below.name, reason)
         return below
-    if shared is None:
-        shared = SharedArrays(below.rank, below.size)
-    return SharedTransport(below, Board(made, below.rank, below.size), shared)
-
-
-def _share_nodes(below: Transport, nodes: list[int], shared: SharedArrays | None) -> Steps[Transport]:
-    first = [nodes.index(node) for node in range(max(nodes) + 1)]
-    if len(first) == below.size:
+    if len(set(nodes)) == below.size:
         return below
-    mates = [rank for rank, node in enumerate(nodes) if node == below.node]
-    near, ready = below.split(mates if len(mates) > 1 else None, f"{below.key}:node {below.node}")
-    yield ready
-    leaders, ready = below.split(first if below.rank in first else None, f"{below.key}:leaders")
-    yield ready
-    near = SingleTransport() if near is None else (yield from _share_node(near, shared))
+    near: SharedTransport | SingleTransport = SingleTransport()
+    if made is not None:
+        known = None if like is None else sharing(like)
+        shared = SharedArrays(below.local_rank, below.local_size) if known is None else known.shared
+        seat = below if below.local_size == below.size else _seat(below)
+        near = SharedTransport(seat, Board(made, below.local_rank, below.local_size), shared)
+    if below.local_size == below.size:
+        return near
+    key = f"{below.key}:leaders"
+    if isinstance(like, HierarchicalTransport):
+        leaders, ready = (None, None) if like.leaders is None else like.leaders.duplicate(key)
+    else:
+        first = [nodes.index(node) for node in range(len(set(nodes)))]
+        leaders, ready = below.split(first if below.rank in first else None, key)
+    if ready is not None:
+        yield ready
     return HierarchicalTransport(below, near, leaders, nodes)
 
 
@@ -73,40 +67,57 @@ def sharing(transport: Transport) -> SharedTransport | None:
 
 def add_array(transport: SharedTransport, nbytes: int) -> Generator[Test, None, Array | None]:
     """A new array on every rank, (nbytes,) uint8, in memory that all share; None if that is refused."""
-    made = yield from _segment(transport, segment_bytes(nbytes, transport.size))
-    if isinstance(made, str):
+    _, made, reason = yield from _segments(transport, segment_bytes(nbytes, transport.size))
+    if made is None or reason:
         transport.shared.skip()
         if transport.rank == 0:
-            _log.warning("comm.empty gives each rank memory of its own, and reducing it takes copies: %s", made)
+            _log.warning("comm.empty gives each rank memory of its own, and reducing it takes copies: %s", reason)
         return None
     return transport.shared.add(made, nbytes)
 
 
-def _segment(transport: Transport, nbytes: int) -> Generator[Test, None, segment.Segment | str]:
-    """A segment that all ranks have mapped, made by rank 0; or the reason why there is none, the same on every rank."""
+def _seat(below: Transport) -> SingleTransport:
+    """What stands below the ranks of one node among several, who are asked for nothing but to share memory."""
+    seat = SingleTransport(f"{below.key}:node {below.node}")
+    seat.rank = seat.local_rank = below.local_rank
+    seat.size = seat.local_size = below.local_size
+    return seat
+
+
+def _segments(transport: Transport, nbytes: int) -> Steps[tuple[list[int], segment.Segment | None, str]]:
+    """One segment a node with several ranks, made by the first and mapped by all of them.
+
+    nbytes: of the segment of this rank's node
+    Returns: each rank's node; this node's segment, None for a rank alone; why there are none, the same on every rank
+    """
     mine: segment.Segment | None = None
-    reason = segment.supported()
-    address = np.zeros(3, np.int64)
-    if transport.rank == 0 and not reason:
+    several = transport.local_size > 1
+    reason = segment.supported() if several else ""
+    place = np.zeros(4, np.int64)  # node, then the address of the segment
+    place[0] = transport.node
+    if several and transport.local_rank == 0 and not reason:
         try:
             mine = segment.create(nbytes)
-            address[:] = mine.address
+            place[1:] = mine.address
         except OSError as error:
-            reason = f"no segment of {nbytes} bytes can be made: {error}"
-    yield transport.broadcast(address.view(np.uint8), 0)
+            reason = f"rank {transport.rank} cannot make a segment of {nbytes} bytes: {error}"
+    places = np.empty((transport.size, 4), np.int64)
+    yield transport.all_gather(place.view(np.uint8), places.reshape(-1).view(np.uint8), [place.nbytes] * transport.size)
+    nodes: list[int] = places[:, 0].tolist()
+    if len(set(nodes)) == transport.size:
+        return nodes, None, ""
+    maker = nodes.index(transport.node)
+    address = segment.Address(*places[maker, 1:].tolist())
     try:
-        if transport.rank != 0 and address.any() and not reason:
-            mine = segment.attach(segment.Address(*address.tolist()), nbytes)
+        if several and transport.rank != maker and address.pid and not reason:
+            mine = segment.attach(address, nbytes)
     except (OSError, ValueError) as error:
-        reason = f"rank {transport.rank} (pid {os.getpid()}) cannot map the segment of rank 0: {error}"
+        reason = f"rank {transport.rank} (pid {os.getpid()}) cannot map the segment of rank {maker}: {error}"
     told = np.zeros((transport.size, _TEXT), np.uint8)
     text = reason.encode()[:_TEXT]
     said = np.frombuffer(text.ljust(_TEXT, b"\0"), np.uint8)
     yield transport.all_gather(said, told.reshape(-1), [_TEXT] * transport.size)
     if mine is not None:
         mine.release()
-    for row in told:
-        if row[0]:
-            return row.tobytes().rstrip(b"\0").decode(errors="replace")
-    assert mine is not None
-    return mine
+    reasons = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in told if row[0]]
+    return (nodes, None, reasons[0]) if reasons else (nodes, mine, "")
