@@ -1,4 +1,4 @@
-"""Collectives for NumPy arrays: reduce, broadcast, gather, scatter, all-reduce, all-gather, over MPI or alone.
+"""Collectives for NumPy and CuPy arrays: reduce, broadcast, gather, scatter and kin, over MPI, NCCL or alone.
 
     import collectives
     comm = collectives.init()

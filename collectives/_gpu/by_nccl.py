@@ -24,6 +24,7 @@ from collectives._nccl.communicator import NcclCommunicator
 from collectives._nccl.issuer import Issuer
 from collectives._nccl.table import Nccl
 from collectives._nccl.watchdog import Watchdog
+from collectives.errors import CollectivesError
 from collectives.progress import Steps
 from collectives.reduction import ReduceOp, wire_op
 from collectives.transport import offsets
@@ -253,7 +254,13 @@ class ByNccl:
     def _hand_over(self, job: Callable[[], None]) -> Steps[None]:
         issued = self._issuer.submit(job)
         yield issued.done
-        issued.result()
+        try:
+            issued.result()
+        except CollectivesError as error:
+            # Part of it may have been started, and other ranks wait for the rest: the abort tells them.
+            self._watchdog.fail(error)
+            self._watchdog.heard()
+            raise
 
     def _exchange(self, sends: dict[int, Any], receives: dict[int, Any]) -> Steps[None]:
         """Arrays of bytes to some ranks and from some; both sides know which are empty."""

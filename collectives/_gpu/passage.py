@@ -21,6 +21,7 @@ from collectives._gpu.cuda import Cuda
 from collectives.errors import ArgumentError
 
 _LOOK = 1e-3  # s; how long a finished collective may keep its buffers
+_IDLE = 5.0  # s; without anything to hold, until the thread that looks ends
 
 
 class Custody:
@@ -65,13 +66,16 @@ class Custody:
                 # written to, nobody knows.
                 self._for_ever.append(pair)
                 over.append(pair)
+        gone = {id(pair) for pair in over}
         with self._changed:
-            self._held = [pair for pair in self._held if not any(pair is each for each in over)]
+            self._held = [pair for pair in self._held if id(pair) not in gone]
 
     def _watch(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._held))
+                if not self._changed.wait_for(lambda: bool(self._held), _IDLE):
+                    self._thread = None
+                    return
             self.sweep()
             time.sleep(_LOOK)
 
