@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.collectives.faults.matrix import (
     BARE,
     BARE_SAMPLE,
@@ -25,7 +26,7 @@ from tests.collectives.faults.matrix import (
 
 RANK = str(Path(__file__).with_name("rank.py"))
 # A loaded machine may be slow to start ranks, and to tell us that they have ended.
-START, LOADED = 30.0, 3.0
+START, LOADED = 60.0, 3.0
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
