@@ -106,8 +106,7 @@ class Communicator(Reductions, Movements, Objects, Pairs):
             yield from self._meet(call, Header(agreed("duplicate", "", None, None)))
             transport, test = self._transport.duplicate(key)
             yield test
-            near = sharing(self._transport)
-            transport = yield from share(transport, None if near is None else near.shared)
+            transport = yield from share(transport, self._transport)
             return Communicator(transport, self.timeout, self.family)
 
         twin: Communicator = self._run("duplicate", None, steps, False)
