@@ -11,6 +11,7 @@ from collectives.flight.reader import read
 from collectives.flight.report import FlightRecord, describe_last
 
 _WORDS = 1500  # bytes: an answer over MPI must arrive in one piece
+_OLD = int(3e9)  # ns; samples are taken once a second
 _KEY = 112  # bytes that a flight record keeps of a communicator's key
 
 # They are counted on lines of their own.
@@ -49,9 +50,12 @@ def look_up(pid: int, rank: int, communicator: str) -> Account:
     record = read(pid)
     if record.rank != rank:  # in a container of its own, another process has that pid
         raise RecordError(f"process {pid} is not rank {rank}")
-    account = give_account(record, communicator, time.monotonic_ns())
+    now = time.monotonic_ns()
+    account = give_account(record, communicator, now)
     if _stopped(pid):
-        account = account._replace(words=f"stopped by a signal or a debugger; {account.words}")
+        return account._replace(words=f"stopped by a signal or a debugger; {account.words}")
+    if record.position is not None and now - record.position.time > _OLD:
+        return account._replace(words=f"{account.words}, with no sample since: the GIL is held")
     return account
 
 

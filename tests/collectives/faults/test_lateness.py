@@ -259,6 +259,22 @@ def test_a_rank_of_a_part_of_the_world_is_named_by_both_numbers(told: Callable[.
 
 
 @pytest.mark.mpi
+def test_a_rank_that_never_lets_go_of_the_gil_has_an_old_sample(told: Callable[..., str]) -> None:
+    said = told(
+        """
+        import ctypes
+        comm = join(4)
+        if comm.rank == 1:
+            ctypes.PyDLL(None).sleep(60)
+        timed_out(comm.barrier)
+        """
+    )
+    assert re.search(
+        r"its Python stood at job.py:.* \(\d\.\d s before\), with no sample since: the GIL is held\n", said
+    ), said
+
+
+@pytest.mark.mpi
 def test_an_asynchronous_call_and_a_receive_tell_too(told: Callable[..., str]) -> None:
     for call in ("comm.all_reduce(np.ones(2), async_op=True).wait()", "comm.recv(1)"):
         said = told(
