@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives._shared.board import SLOT, Board
 from collectives._shared.takes import Result, Shape, slot_arrays
-from collectives._shared.transport import SharedTransport
+from collectives._shared.transport import SharedTransport, soon
 from collectives.arrays import flat
 from collectives.meeting import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Header, Headers
 from collectives.progress import Call, CallQueue, Steps
@@ -293,7 +293,7 @@ class _Large(_Prepared):
                 return self._hand_over(index)
             met()
             test, result = self._move(x, out, scale)
-            if test():
+            if test() or soon(test):
                 queue.started += 1
                 half_way = False
                 queue.recorder.end(index)

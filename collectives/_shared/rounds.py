@@ -188,7 +188,7 @@ def gather(board: Board, x: Array, out: Array | None, counts: Sequence[int]) -> 
 
 def scatter(board: Board, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Moves:
     """x: (sum(counts),) uint8 on the root, None elsewhere; out: (counts[me],) uint8."""
-    step = STAGE // board.size
+    step = _step(board)
     for start, stop in tiles(max(counts), step):
         staged = board.turn()[root]
         if x is not None:
@@ -199,12 +199,12 @@ def scatter(board: Board, x: Array | None, out: Array, counts: Sequence[int], ro
             np.copyto(part, x[sum(counts[:root]) + start :][: len(part)])
         yield board.advanced
         if x is None:
-            np.copyto(part, staged[board.me * step :][: len(part)])
+            np.copyto(part, staged[_berth(board.me, root) * step :][: len(part)])
 
 
 def all_to_all(board: Board, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Moves:
     """x: (sum(table[me]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
-    me, step = board.me, STAGE // board.size
+    me, step = board.me, _step(board)
     sends, receives = table[me], [row[me] for row in table]
     own_from, own_to = sum(sends[:me]), sum(receives[:me])
     for start, stop in tiles(max(max(row) for row in table), step):
@@ -218,8 +218,18 @@ def all_to_all(board: Board, x: Array, out: Array, table: Sequence[Sequence[int]
         for rank, count in enumerate(receives):
             if rank != me and start < count:
                 length = min(stop, count) - start
-                np.copyto(out[at + start :][:length], stages[rank][me * step :][:length])
+                np.copyto(out[at + start :][:length], stages[rank][_berth(me, rank) * step :][:length])
             at += count
+
+
+def _step(board: Board) -> int:
+    """Bytes of a stage for each other rank, in whole cache lines."""
+    return STAGE // (board.size - 1) // _ALIGN * _ALIGN
+
+
+def _berth(rank: int, of: int) -> int:
+    """Which part of another rank's stage is for `rank`: that one needs none of its own."""
+    return rank if rank < of else rank - 1
 
 
 def _stage(staged: Array, x: Array, counts: Sequence[int], me: int, start: int, stop: int, step: int) -> None:
@@ -228,7 +238,7 @@ def _stage(staged: Array, x: Array, counts: Sequence[int], me: int, start: int, 
     for rank, count in enumerate(counts):
         if rank != me and start < count:
             length = min(stop, count) - start
-            np.copyto(staged[rank * step :][:length], x[at + start :][:length])
+            np.copyto(staged[_berth(rank, me) * step :][:length], x[at + start :][:length])
         at += count
 
 

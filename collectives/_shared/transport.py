@@ -45,15 +45,15 @@ class Advance:
         if not self._wait():
             return False
         for wait in self._moves:
-            if not (wait() or _soon(wait)):
+            if not (wait() or soon(wait)):
                 self._wait = wait
                 return False
         self._wait = _done
         return True
 
 
-def _soon(wait: Callable[[], bool]) -> bool:
-    """True once the wait is over, False if it is not within `_PATIENCE`."""
+def soon(wait: Callable[[], bool]) -> bool:
+    """True once the wait is over, False if it is not in a fraction of a millisecond."""
     for _ in range(_LOOKS):
         if wait():
             return True
