@@ -59,10 +59,9 @@ class Cuda:
 
     def identity(self) -> str:
         """What tells this GPU, or this slice of one, from every other of its machine."""
-        uuid = self._runtime.getDeviceProperties(self.index).get("uuid")
-        if uuid:
-            return bytes(uuid).hex()
-        return str(self._runtime.deviceGetPCIBusId(self.index))
+        # Slices share the bus id; the uuid is cut short at its first zero byte by some versions of CuPy.
+        uuid = bytes(self._runtime.getDeviceProperties(self.index).get("uuid") or b"").hex()
+        return f"{self._runtime.deviceGetPCIBusId(self.index)} {uuid}".rstrip()
 
     def take_turns(self, local_rank: int) -> None:
         """Ranks of one node that were given no device each take their own, in this thread. Index: where it now is."""
