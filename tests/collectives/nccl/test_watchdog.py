@@ -56,7 +56,7 @@ def watchdog(steps: list[str], **options: object) -> tuple[Watchdog, FakeCommuni
         "record": lambda: steps.append("record"),
         "on_failure": lambda error: steps.append(f"broken by {type(error).__name__}"),
         "leave": lambda status: steps.append(f"exit {status}"),
-        "silence": 0.2,
+        "silence": 20.0,
     }
     return Watchdog(communicator, **{**settings, **options}), communicator  # type: ignore[arg-type]
 
@@ -156,10 +156,10 @@ def test_a_record_that_cannot_be_written_does_not_keep_the_communicator_alive(
 def test_a_record_that_hangs_does_not_keep_the_communicator_alive(capfd: pytest.CaptureFixture[str]) -> None:
     steps: list[str] = []
     disk = threading.Event()
-    dog, _ = watchdog(steps, record=disk.wait)
+    dog, _ = watchdog(steps, record=disk.wait, silence=0.2)
+    dog.heard()
     dog.watch(FakeEvent(), "late", time.monotonic())
     soon(lambda: len(steps) >= 2)
-    dog.heard()
     disk.set()
     assert dog.close()
     assert steps == LATE[1:]
@@ -168,7 +168,7 @@ def test_a_record_that_hangs_does_not_keep_the_communicator_alive(capfd: pytest.
 
 def test_a_program_that_does_not_hear_of_it_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
     steps: list[str] = []
-    watchdog(steps)[0].watch(FakeEvent(), "all_reduce #5 (train.py:7)", time.monotonic())
+    watchdog(steps, silence=0.2)[0].watch(FakeEvent(), "all_reduce #5 (train.py:7)", time.monotonic())
     soon(lambda: "exit 1" in steps)
     assert steps == [*LATE, "exit 1"]
     error = capfd.readouterr().err
@@ -178,7 +178,7 @@ def test_a_program_that_does_not_hear_of_it_is_ended(capfd: pytest.CaptureFixtur
 
 def test_a_close_that_is_the_first_to_hear_raises() -> None:
     steps: list[str] = []
-    dog, _ = watchdog(steps, silence=20.0)
+    dog, _ = watchdog(steps)
     dog.watch(FakeEvent(), "late", time.monotonic())
     soon(lambda: len(steps) >= 3)
     with pytest.raises(CollectiveTimeout, match="late"):
