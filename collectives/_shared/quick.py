@@ -177,7 +177,8 @@ class _Prepared:
             looks = _LOOKS
             while words[other] < sequence:
                 looks -= 1
-                if not looks:
+                # The general way takes so long that the others would wait for this rank next, and so on for ever.
+                if not looks and not soon(self._board.met):
                     return False
             if words[other + HASH] != agreed or words[other + ROWS] != rows or words[other + NBYTES] != nbytes:
                 return False
@@ -216,7 +217,7 @@ class _Small(_Prepared):
         self._take = make()
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
-        if not self._suits(x, out, scale):
+        if (out is not None or scale is not None or self._writes) and not self._suits(x, out, scale):
             return LEFT
         queue = self._queue
         if not queue.lock.acquire(False):

@@ -50,10 +50,12 @@ def total(
         parts = [[each[rank][parity][where] for rank in range(size)] for parity in (0, 1)]
 
         def take(parity: int, x: Any, out: Any, scale: float | None) -> Any:
-            sources = parts[parity]
-            y = out if out is not None and same else np.empty(wanted, wire)
-            ufunc(sources[0], sources[1], out=y)
-            for source in sources[2:]:
+            first, second, *others = parts[parity]
+            if out is not None and same:
+                y = ufunc(first, second, out=out)
+            else:  # a result without dimensions would be a scalar, which nothing can be added to
+                y = ufunc(first, second) if wanted else ufunc(first, second, out=np.empty(wanted, wire))
+            for source in others:
                 ufunc(y, source, out=y)
             if mean or scale is not None:
                 finish(y, op, size, scale)
@@ -113,9 +115,7 @@ def joined(board: Board, dtype: np.dtype[Any], pieces: Sequence[Piece]) -> Resul
         ]
 
         def take(parity: int, x: Any, out: Any, scale: float | None) -> Any:
-            y = np.empty(whole, dtype) if out is None else out
-            np.concatenate(parts[parity], out=y)
-            return y
+            return np.concatenate(parts[parity], out=out)
 
         return take
 
