@@ -26,7 +26,7 @@ from tests.collectives.faults.matrix import (
 
 RANK = str(Path(__file__).with_name("rank.py"))
 # A loaded machine may be slow to start ranks, and to tell us that they have ended.
-START, LOADED = 60.0, 3.0
+START, LOADED = 60.0, 4.0
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -61,8 +61,10 @@ def test_a_fault_ends_the_job_in_time_and_is_named(run_job: Run, fault: str, nam
 def test_a_fault_ends_the_job_of_a_bare_engine(run_job: Run, mpiexec: list[str], fault: str, name: str) -> None:
     n = ranks(name)
     done = run_job([*mpiexec, "-n", str(n), sys.executable, RANK, fault, name], timeout=START)
-    judge(done, time.time(), fault, name, OUTCOMES[fault].bare)
-    assert (done.returncode == 0) == (OUTCOMES[fault].code == 0), done.stderr
+    outcome = OUTCOMES[fault]
+    judge(done, time.time(), fault, name, outcome.bare or "")
+    if outcome.bare is not None:
+        assert (done.returncode == 0) == (outcome.code == 0), done.stderr
 
 
 def test_every_pair_is_tried_or_excluded_for_a_reason() -> None:
