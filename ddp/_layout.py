@@ -6,7 +6,7 @@ stay zero and are summed along with the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +59,14 @@ def lay_out(plan: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], dt
 
 
 class FlatBuckets:
-    """The memory of a layout. buffers: one (length,) array a bucket; views: each gradient's part, in its shape."""
+    """The memory of a layout. buffers: one (length,) array a bucket; views: each gradient's part, in its shape.
 
-    def __init__(self, layout: Layout, xp: Any) -> None:
+    zeros: makes a buffer of a length and dtype, as `numpy.zeros` does
+    """
+
+    def __init__(self, layout: Layout, zeros: Callable[[int, Any], Array]) -> None:
         self.layout = layout
-        self.buffers: list[Array] = [xp.zeros(length, dtype) for dtype, length in layout.buckets]
+        self.buffers: list[Array] = [zeros(length, dtype) for dtype, length in layout.buckets]
         self.views: list[Array] = [
             self.buffers[place.bucket][place.start : place.stop].reshape(place.shape) for place in layout.places
         ]

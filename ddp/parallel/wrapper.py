@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 import collectives
 from ddp._layout import FlatBuckets, lay_out
 from ddp._tensor.core import Tensor
@@ -77,7 +79,9 @@ class DataParallel(Module):
             kinds=dtypes,
         )
         layout = lay_out(self.plan, [array.shape for array in arrays], dtypes)
-        buckets = FlatBuckets(layout, trained[0][1].device.xp)
+        xp = trained[0][1].device.xp
+        # On the CPU the ranks of a node reduce their buckets where they lie.
+        buckets = FlatBuckets(layout, self.comm.empty if xp is np else xp.zeros)
         self._reducer = Reducer([name for name, _ in trained], leaves, buckets, self.comm)
         for name, tensor in tensors:
             if not tensor.requires_grad:

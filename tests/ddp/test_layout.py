@@ -25,7 +25,7 @@ def test_each_gradient_starts_on_a_cache_line() -> None:
 
 def test_views_are_the_buckets_memory() -> None:
     layout = lay_out([[1, 0]], [(2, 2), (3,)], [F32, F32])
-    buckets = FlatBuckets(layout, np)
+    buckets = FlatBuckets(layout, np.zeros)
     buckets.views[1][...] = 1
     buckets.views[0][...] = [[2, 3], [4, 5]]
     assert buckets.buffers[0].tolist() == [1, 1, 1, *[0] * 13, 2, 3, 4, 5, *[0] * 12]

@@ -90,7 +90,7 @@ def test_half_gradients_are_added_up_in_float32(dtype: str) -> None:
 
 def test_clip_in_flat_buckets() -> None:
     params = [nn.Parameter(ddp.zeros(3, 2)), nn.Parameter(ddp.zeros(4))]
-    buckets = FlatBuckets(lay_out([[1, 0]], [(3, 2), (4,)], [np.dtype("float32")] * 2), np)
+    buckets = FlatBuckets(lay_out([[1, 0]], [(3, 2), (4,)], [np.dtype("float32")] * 2), np.zeros)
     for p, view in zip(params, buckets.views, strict=True):
         p._leaf.slot.bind(view)
         p.grad = ddp.ones(p.shape)

@@ -40,7 +40,7 @@ def parameters() -> list[Any]:
 def bind(params: list[Any], plan: list[list[int]]) -> FlatBuckets:
     """Puts the gradients into buckets, as the reducer does."""
     layout = lay_out(plan, [p.shape for p in params], [p.dtype for p in params])
-    buckets = FlatBuckets(layout, np)
+    buckets = FlatBuckets(layout, np.zeros)
     for p, view in zip(params, buckets.views, strict=True):
         p._leaf.slot.bind(view)
     return buckets
