@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 import collectives
@@ -23,7 +24,7 @@ from collectives._shared.transport import SharedTransport
 from collectives.progress import complete
 from tests.collectives.contract.run import Run
 from tests.collectives.shared.ranks import run_sharing
-from tests.collectives.test_contract import Contract
+from tests.collectives.test_contract import Contract, by_messages
 
 #: Each rank's node: two of two, three and one, by turns, and three nodes of which one has two ranks.
 NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0, 1, 1, 2]]
@@ -56,7 +57,9 @@ class TestHierarchy(Contract):
 
 
 class SeatedElsewhere:
-    """A rank's membership in MPI's world, but for where the ranks stand."""
+    """A rank's membership in MPI's world, but for where the ranks stand; all calls are compared between nodes."""
+
+    checks = None
 
     def __init__(self, membership: Any, nodes: Sequence[int]) -> None:
         self._membership = membership
@@ -71,7 +74,7 @@ class SeatedElsewhere:
 
 @functools.cache
 def on_nodes(nodes: tuple[int, ...]) -> Communicator:
-    comm = collectives.init("mpi", timeout=20)
+    comm = collectives.init("mpi", timeout=20, check="always")
     twin: Any = comm.duplicate()._transport
     below = getattr(twin, "_below", twin)
     elsewhere: Any = SeatedElsewhere(below._membership, nodes)
@@ -89,11 +92,23 @@ if world.promised() is not None:  # inside the job that the last test starts
             return lambda fn: [fn(comm)]
 
 
+    @pytest.mark.parametrize("nodes", [None, (0, 0, 1, 1)])
+    def test_mpi_reduces_a_long_array_in_parts(nodes: tuple[int, ...] | None) -> None:
+        comm = by_messages(2**31 - 1) if nodes is None else on_nodes(nodes)
+        for length in ((2 << 20) - 1, 2 << 20, (2 << 20) + 3):
+            for root in range(comm.size):
+                x = np.arange(length, dtype=np.float32) % 1000 + comm.rank
+                got = comm.reduce(x, "mean", root)
+                if comm.rank == root:
+                    np.testing.assert_array_equal(got, np.arange(length) % 1000 + (comm.size - 1) / 2)
+
+
 @pytest.mark.mpi
 def test_the_contract_holds_on_several_nodes_over_mpi(
     run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], request: pytest.FixtureRequest
 ) -> None:
-    pytest_ = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider"]
+    tests = "MPIHierarchy or parts"
+    pytest_ = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-k", tests, "-p", "no:cacheprovider"]
     if request.config.getoption("--long"):
         pytest_.append("--long")
     done = run_job([*mpiexec, "-n", "4", *pytest_], timeout=110)
