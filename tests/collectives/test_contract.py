@@ -43,7 +43,7 @@ if world.promised() is not None:  # inside the job that the last test starts
     class TestMPI(Contract):
         @pytest.fixture
         def run(self) -> Run:
-            comm = collectives.init("mpi", timeout=20)
+            comm = collectives.init("mpi", timeout=20, check="always")
             return lambda fn: [fn(comm)]
 
     class TestMPIMessages(Contract):
@@ -67,7 +67,7 @@ if world.promised() is not None:  # inside the job that the last test starts
 def by_messages(limit: int) -> Communicator:
     from collectives._mpi_transport import MPITransport
 
-    comm = collectives.init("mpi", timeout=20)
+    comm = collectives.init("mpi", timeout=20, check="always")
     twin: Any = comm.duplicate()._transport
     below = getattr(twin, "_below", twin)
     messages = MPITransport(below._MPI, below._comm, below._membership, below._members, f"limit {limit}", limit)
