@@ -12,7 +12,7 @@ import pytest
 import collectives
 from collectives._gpu import cuda
 from tests.collectives.gpu.conftest import Rig
-from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl
 
 
 def broken(comm: Any, within: float = 5.0) -> None:
@@ -20,6 +20,11 @@ def broken(comm: Any, within: float = 5.0) -> None:
     while not comm.queue.broken:
         assert time.monotonic() < deadline, "nobody noticed"
         time.sleep(1e-3)
+
+
+def end_of(made: Rig, rank: int) -> FakeNccl:
+    """A rank's end, which the ranks make in any order."""
+    return next(end for end in made.ends if end.rank == rank)
 
 
 def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Callable[..., Rig]) -> None:
@@ -70,7 +75,7 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
         comm.all_reduce(x)
         carrier = comm._door._carrier
         comm.barrier()
-        made.ends[comm.rank].timeout = 0.05
+        end_of(made, comm.rank).timeout = 0.05
         if comm.rank == 0:
             # The headers met, and then rank 1 never launches its part.
             monkeypatch.setattr(type(carrier), "_hand_over", lambda self, job: launch(self, job))
@@ -99,7 +104,7 @@ def test_an_error_of_the_launch_itself_breaks_the_call(rig: Callable[..., Rig]) 
     def rank(comm: Any, cupy: Any) -> None:
         x = cupy.asarray(np.ones(4))
         comm.all_reduce(x)
-        made.ends[comm.rank].aborted = True
+        end_of(made, comm.rank).aborted = True
         work = comm.all_reduce(x, async_op=True)
         for call in (work.wait, lambda: comm.barrier()):
             with pytest.raises(collectives.NcclError, match="aborted"):
@@ -108,11 +113,12 @@ def test_an_error_of_the_launch_itself_breaks_the_call(rig: Callable[..., Rig]) 
     made.run(rank)
 
 
-@pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
-def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., Rig], nccl: Any) -> None:
-    made = rig(2, nccl)
+@pytest.mark.parametrize(("size", "nccl"), [(2, None), (1, FakeLibrary())], ids=["staged", "nccl"])
+def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., Rig], size: int, nccl: Any) -> None:
+    made = rig(size, nccl)
 
     def rank(comm: Any, cupy: Any) -> None:
+        comm.family.wanted = None if nccl is None else "nccl"
         x = cupy.asarray(np.ones(4))
         comm.all_reduce(x)
         comm.barrier()
