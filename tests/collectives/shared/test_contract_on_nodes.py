@@ -91,7 +91,6 @@ if world.promised() is not None:  # inside the job that the last test starts
             assert isinstance(comm._transport, HierarchicalTransport)
             return lambda fn: [fn(comm)]
 
-
     @pytest.mark.parametrize("nodes", [None, (0, 0, 1, 1)])
     def test_mpi_reduces_a_long_array_in_parts(nodes: tuple[int, ...] | None) -> None:
         comm = by_messages(2**31 - 1) if nodes is None else on_nodes(nodes)
