@@ -33,13 +33,20 @@ def hosts(cluster: Callable[..., list[str]]) -> list[str]:
 
 @pytest.fixture
 def run(hosts: list[str], mpiexec: list[str], run_job: Run) -> Run:
-    """`run(script, ...)` runs it on two ranks, the first on the first host, the second on the second."""
+    """`run(script, ...)` runs it on two ranks, the first on the first host, the second on the second; `each=2` on two
+    a host.
+    """
     if flavour(mpiexec[0]) != MPICH:
         pytest.skip("the way to two hosts on one machine is known for MPICH alone")
     # The hosts share one kernel, and UCX must not find its ways from process to process.
     options = ["-launcher", "ssh", "-launcher-exec", SCRIPT, "-localhost", "10.0.0.1", "-hosts", ",".join(hosts)]
-    start = [SCRIPT, hosts[0], *mpiexec, *options, "-ppn", "1", "-genv", "UCX_TLS", "tcp,self", sys.executable]
-    return lambda *args, timeout=60: run_job([*start, *args], timeout=timeout, env={"OMP_NUM_THREADS": "1"})
+
+    def start(*args: str, timeout: float = 60, each: int = 1) -> subprocess.CompletedProcess[str]:
+        start = [SCRIPT, hosts[0], *mpiexec, *options, "-ppn", str(each), "-n", str(2 * each)]
+        rank = ["-genv", "UCX_TLS", "tcp,self", sys.executable, *args]
+        return run_job([*start, *rank], timeout=timeout, env={"OMP_NUM_THREADS": "1"})
+
+    return start
 
 
 def test_each_rank_is_the_first_of_its_node(run: Run) -> None:
@@ -87,10 +94,42 @@ def test_no_more_takes_the_wire_than_must(run: Run) -> None:
         assert share <= shares[name] <= headers * share + small_messages, (name, shares)
 
 
-def test_the_contract_holds_between_hosts(run: Run) -> None:
-    done = run("-m", "pytest", CONTRACT, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider", timeout=120)
+@pytest.mark.parametrize("each", [1, 2])
+def test_the_contract_holds_between_hosts(run: Run, each: int) -> None:
+    done = run("-m", "pytest", CONTRACT, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider", timeout=150, each=each)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" passed") == 2
+    assert done.stdout.count(" passed") == 2 * each
+
+
+def test_ranks_of_a_host_share_memory_and_those_of_two_agree(run: Run) -> None:
+    done = run(str(HERE / "in_common.py"), each=2)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [(rank, node) for rank, node, _ in told] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    first, second, third, fourth = (segments for _, _, segments in told)
+    assert first == second
+    assert third == fourth
+    assert len(first) == len(third) == 2  # the board, and the array
+    assert not {*first} & {*third}
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_ranks_on_two_hosts_that_call_different_things_are_told_so(run: Run, tmp_path: Path, each: int) -> None:
+    script = tmp_path / "different.py"
+    script.write_text(
+        "import numpy as np\nimport collectives\n"
+        "comm = collectives.init(timeout=20, check='always')\n"
+        "for _ in range(150): comm.barrier()\n"  # past the calls that are compared in any case
+        "try:\n"
+        "    comm.all_reduce(np.ones(3)) if comm.rank == 0 else comm.all_gather(np.ones(4))\n"
+        "except collectives.MismatchError as error:\n"
+        "    told = str(error)\n"
+        "assert 'all_reduce' in told and 'all_gather' in told and 'different.py:6' in told, told\n"
+        "assert comm.all_reduce(np.array(1)) == comm.size\n"  # and go on
+        "if comm.rank == 0: print('told')\n"
+    )
+    done = run(str(script), each=each)
+    assert (done.returncode, done.stdout) == (0, "told\n"), done.stderr
 
 
 def test_two_hosts_train_as_one_rank_does(run: Run, run_job: Run, tmp_path: Path) -> None:
