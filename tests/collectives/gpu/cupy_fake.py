@@ -22,6 +22,7 @@ class Local(threading.local):
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, Any] = {}
+        self.left: list[Any] = []  # to be current again; two threads may be inside one stream
 
 
 class Memory:
@@ -183,12 +184,12 @@ class FakeCupy:
 
             def __enter__(self) -> Stream:
                 assert self.device == cupy.local.device, "a stream of another device"
-                self._before = cupy.local.streams.get(self.device)
+                cupy.local.left.append(cupy.local.streams.get(self.device))
                 cupy.local.streams[self.device] = self
                 return self
 
             def __exit__(self, *_: object) -> None:
-                cupy.local.streams[self.device] = self._before
+                cupy.local.streams[self.device] = cupy.local.left.pop()
 
             def use(self) -> None:
                 cupy.local.streams[self.device] = self
