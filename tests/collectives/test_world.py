@@ -85,7 +85,7 @@ def test_the_backend_follows_the_promise(backend: str, size: int | None, expecte
 def test_a_backend_asked_for_by_name_never_falls_back() -> None:
     with pytest.raises(collectives.BackendError, match='"single" was asked for in a world of 2'):
         choose("single", World(engine="mpich", rank=0, size=2))
-    with pytest.raises(collectives.BackendError, match="backend should be one of auto, single, mpi, is 'gloo'"):
+    with pytest.raises(collectives.BackendError, match="backend should be one of auto, single, mpi, nccl, is 'gloo'"):
         collectives.init("gloo")
 
 
