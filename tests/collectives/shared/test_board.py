@@ -1,0 +1,122 @@
+"""How the board is laid out, whose turn a place is, and who reduces which part: as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from collectives._shared import segment
+from collectives._shared.board import SLOT, STAGE, Board, board_bytes
+from collectives._shared.rounds import combine_all, share, tiles
+
+
+def boards(size: int) -> list[Board]:
+    one = segment.create(board_bytes(size))
+    return [Board(one, me, size) for me in range(size)]
+
+
+def test_no_two_places_overlap_and_all_lie_on_the_board() -> None:
+    for size in (2, 3, 7):
+        first, *_ = boards(size)
+        memory = first.segment.memory
+        first.bytes[:] = bytes([1]) * len(first.bytes)
+        for places in (*first.slots, *first.stages):
+            for place in places:
+                assert not place.any()
+                place[:] = 1
+        assert memory.sum() == len(first.bytes) + 2 * size * (SLOT + STAGE)
+        assert len(memory) == board_bytes(size)
+        assert first.stages[0][0].__array_interface__["data"][0] % 4096 == 0
+
+
+def test_a_slot_and_a_header_alternate_and_are_free_again_two_calls_later() -> None:
+    first, second = boards(2)
+    for call in range(1, 7):
+        parity = call & 1
+        assert first.slot() is first.slots[parity][0]
+        first.publish([call * 10, 7])
+        assert not first.met()
+        assert first.missing() == [1]
+        second.publish([call * 10, 8])
+        assert first.met()
+        assert second.met()
+        assert [list(header[:3]) for header in first.headers()] == [[call, call * 10, 7], [call, call * 10, 8]]
+        assert first.missing() == []
+        # The header of the call before is still there, for a rank that has not read it yet.
+        assert call == 1 or first.words[first.header(1 - parity, 1)] == call - 1
+
+
+def test_a_rank_that_is_a_call_ahead_has_met_and_the_other_has_not() -> None:
+    first, second = boards(2)
+    first.publish([1])
+    second.publish([1])
+    first.publish([2])
+    assert second.met()
+    assert not first.met()
+
+
+def test_a_phase_is_over_when_every_rank_has_done_its_part() -> None:
+    one, two, three = all_of_them = boards(3)
+    for _ in range(3):
+        turns = [board.turn() for board in all_of_them]
+        assert turns[0][2].__array_interface__["data"] == turns[2][2].__array_interface__["data"]
+        one.advance()
+        two.advance()
+        assert not one.advanced()
+        assert one.missing() == [2]
+        three.advance()
+        assert all(board.advanced() for board in all_of_them)
+        one.advance()  # and may be one ahead
+        assert three.advanced()
+        two.advance()
+        three.advance()
+    assert one.turn()[0] is not one.turn()[0]
+
+
+@pytest.mark.parametrize(
+    ("length", "step", "expected"),
+    [(0, 4, []), (1, 4, [(0, 1)]), (4, 4, [(0, 4)]), (5, 4, [(0, 4), (4, 5)]), (9, 3, [(0, 3), (3, 6), (6, 9)])],
+)
+def test_tiles(length: int, step: int, expected: list[tuple[int, int]]) -> None:
+    assert tiles(length, step) == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "itemsize", "size", "expected"),
+    [
+        (64, 4, 2, [(0, 32), (32, 64)]),
+        (65, 4, 2, [(0, 32), (32, 65)]),
+        (48, 4, 2, [(0, 16), (16, 48)]),  # whole cache lines: 16 floats each
+        (5, 8, 3, [(0, 0), (0, 0), (0, 5)]),
+        (0, 4, 2, [(0, 0), (0, 0)]),
+        (7, 128, 3, [(0, 2), (2, 4), (4, 7)]),
+    ],
+)
+def test_share(length: int, itemsize: int, size: int, expected: list[tuple[int, int]]) -> None:
+    assert [share(length, itemsize, size, rank) for rank in range(size)] == expected
+
+
+def test_shares_cover_everything_once(count: Callable[[int, int], int]) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(count(300, 5000)):
+        length, itemsize, size = int(rng.integers(3000)), int(rng.choice([1, 2, 4, 8, 16])), int(rng.integers(1, 9))
+        parts = [share(length, itemsize, size, rank) for rank in range(size)]
+        assert [start for start, _ in parts] == [0] + [stop for _, stop in parts[:-1]]
+        assert parts[-1][1] == length
+        assert all(start * itemsize % 64 == 0 for start, stop in parts if start < stop)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("place", ["beside", "first", "last", "scratch"])
+def test_values_are_combined_in_rank_order(size: int, place: str) -> None:
+    sources = list(np.random.default_rng(size).normal(size=(size, 50)).astype(np.float32))
+    want = sources[0].copy()
+    for source in sources[1:]:
+        want += source
+    # Over the first source the order of steps suffices; over another one it takes memory of its own.
+    out = {"first": sources[0], "last": sources[-1]}.get(place, np.empty(50, np.float32))
+    scratch = np.empty(50, np.float32) if place in ("last", "scratch") else None
+    combine_all(sources, out, np.add, scratch)
+    assert out.tobytes() == want.tobytes()

@@ -1,0 +1,163 @@
+"""Memory that is shared, or is not: what is refused is said once and does not matter, and all of it is given back."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import platform
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from collectives import Communicator
+from collectives._shared import segment
+from collectives._shared.hierarchy import HierarchicalTransport
+from collectives._shared.setup import sharing
+from collectives._shared.transport import SharedTransport
+from tests.collectives.shared.ranks import run_sharing
+
+on_one_node_and_on_two = pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0, 1]], ids=str)
+
+
+def use(comm: Communicator) -> None:
+    for length in (3, 100_000):
+        x = comm.empty(length)
+        assert not x.any()
+        x[:] = comm.rank
+        assert_array_equal(comm.all_reduce(x), np.full(length, sum(range(comm.size))))
+        assert_array_equal(comm.all_reduce(x, out=x), np.full(length, sum(range(comm.size))))
+
+
+def no_memfd(monkeypatch: pytest.MonkeyPatch) -> str:
+    def refuse(*args: Any) -> int:
+        raise PermissionError(1, "seccomp says no")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    return "rank 0 cannot make a segment of .* seccomp says no"
+
+
+def not_to_be_reached(monkeypatch: pytest.MonkeyPatch) -> str:
+    def refuse(*args: Any) -> segment.Segment:
+        raise FileNotFoundError(2, "no such process")
+
+    monkeypatch.setattr(segment, "attach", refuse)
+    return r"rank \d \(pid \d+\) cannot map the segment of rank 0: .*no such process"
+
+
+def another_container(monkeypatch: pytest.MonkeyPatch) -> str:
+    create = segment.create
+
+    def elsewhere(nbytes: int) -> segment.Segment:
+        made = create(nbytes)
+        made.address = made.address._replace(token=made.address.token ^ 1)
+        return made
+
+    monkeypatch.setattr(segment, "create", elsewhere)
+    return "is not the rank that was meant: another container"
+
+
+def too_small(monkeypatch: pytest.MonkeyPatch) -> str:
+    create = segment.create
+    monkeypatch.setattr(segment, "create", lambda nbytes: create(nbytes // 2))
+    return "mmap length is greater than file size"
+
+
+def another_processor(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    return "the order of stores is not kept on aarch64"
+
+
+@on_one_node_and_on_two
+@pytest.mark.parametrize("refuse", [no_memfd, not_to_be_reached, another_container, too_small, another_processor])
+def test_without_shared_memory_everything_still_works_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    refuse: Callable[[pytest.MonkeyPatch], str],
+    nodes: list[int],
+) -> None:
+    reason = refuse(monkeypatch)
+
+    def check(comm: Communicator) -> None:
+        assert not isinstance(comm._transport, SharedTransport | HierarchicalTransport)
+        use(comm)
+        use(comm.duplicate())  # which says nothing again
+
+    with caplog.at_level(logging.WARNING, "collectives"):
+        run_sharing(check, nodes)
+    assert len(caplog.messages) == 1
+    assert re.search(reason, caplog.messages[0])
+    assert "go through threads and not through shared memory" in caplog.messages[0]
+
+
+@on_one_node_and_on_two
+def test_an_array_that_cannot_be_shared_is_the_ranks_own_and_numbers_stay_equal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nodes: list[int]
+) -> None:
+    create, limit = segment.create, 8 << 20
+
+    def rationed(nbytes: int) -> segment.Segment:
+        if nbytes > limit:
+            raise OSError(28, "no space left")
+        return create(nbytes)
+
+    monkeypatch.setattr(segment, "create", rationed)
+
+    def check(comm: Communicator) -> None:
+        first, large, second = comm.empty(50_000), comm.empty(5 << 20), comm.empty(50_000)
+        near = sharing(comm._transport)
+        assert near is not None
+        assert [near.shared.find(x).segment for x in (first, large, second)] == [1, 0, 3]
+        for x in (second, large, first):
+            x[:] = comm.rank
+            assert_array_equal(comm.all_reduce(x, out=x), np.full(len(x), sum(range(comm.size))))
+
+    with caplog.at_level(logging.WARNING, "collectives"):
+        run_sharing(check, nodes)
+    assert len(caplog.messages) == len(set(nodes))  # one a node
+    assert "comm.empty gives each rank memory of its own" in caplog.messages[0]
+
+
+def held() -> tuple[int, int]:
+    """Mappings of segments in this process, and its open files."""
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        return sum("ddp-shared" in line for line in maps), len(os.listdir("/proc/self/fd"))
+
+
+@on_one_node_and_on_two
+def test_what_was_shared_is_given_back(nodes: list[int]) -> None:
+    def check(comm: Communicator) -> None:
+        for _ in range(200):
+            twin = comm.duplicate()
+            twin.barrier()
+            twin.close()
+        for _ in range(200):
+            x = comm.empty(20_000)
+            comm.all_reduce(x, out=x)
+            del x
+        part = comm.split(comm.rank // 2)
+        assert part is not None
+        part.close()
+        comm.empty(1)  # which looks at what has been dropped
+        del twin, part
+        comm.barrier()
+        if comm.rank == 0:  # one alone can collect garbage
+            in_use.append(held())
+        comm.barrier()
+
+    in_use: list[tuple[int, int]] = []
+    run_sharing(Communicator.barrier, nodes)  # what is opened once and for all is open
+    before = held()
+    run_sharing(check, nodes)
+    maps, files = in_use[0]
+    # Of each rank, all in this process: the board, and at most two arrays.
+    assert maps <= before[0] + 3 * len(nodes)
+    assert files <= before[1] + 12
+    after = held()
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]
