@@ -165,10 +165,12 @@ class _Prepared:
         return (scale is None or type(scale) is float) and (not self._writes or x.flags.writeable)
 
     def _enlist(self) -> int:
-        recorder = self._queue.recorder
-        if recorder.given_up != self._given_up:
-            self._given_up, self._signature = recorder.given_up, self._queue.intern(*self._call)
+        if self._queue.recorder.given_up != self._given_up:
+            self._sign()
         return self._begin(self._queue.communicator, self._queue.started, self._signature)
+
+    def _sign(self) -> None:
+        self._given_up, self._signature = self._queue.recorder.given_up, self._queue.intern(*self._call)
 
     def _all_agree(self, sequence: int) -> bool:
         """True if all ranks have come soon, and call what this one calls."""
@@ -226,11 +228,15 @@ class _Small(_Prepared):
         try:
             if queue.occupied():
                 return LEFT
-            index, board = self._enlist(), self._board
+            # This is `_enlist`, written out here: a call in Python costs as much as a look at another rank.
+            board = self._board
+            if queue.recorder.given_up != self._given_up:
+                self._sign()
+            index = self._begin(queue.communicator, queue.started, self._signature)
             sequence = board.sequence + 1
             parity = sequence & 1
             if self._mine is not None:
-                np.copyto(self._mine[parity], x)
+                self._mine[parity][...] = x
             if self._prefix is not None:
                 board.slots[parity][board.me][: len(self._prefix)] = self._prefix
             at = board.header(parity, board.me)

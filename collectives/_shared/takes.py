@@ -85,7 +85,7 @@ def filled(board: Board, root: int, dtype: np.dtype[Any], shape: Shape) -> Resul
         sources = slot_arrays(board, root, dtype, shape)
 
         def take(parity: int, x: Any, out: Any, scale: float | None) -> Any:
-            np.copyto(x, sources[parity])
+            x[...] = sources[parity]
             return x
 
         return take
