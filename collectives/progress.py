@@ -144,6 +144,7 @@ class CallQueue:
         self._error: BaseException | None = None
         self._heard: Callable[[], None] = lambda: None  # called before it is raised
         self._beside = 0
+        self._draining = 0  # how many wait until nothing is under way
         self._handed_over: tuple[int, int] | None = None  # thread, index in the flight record
         self.recorder = of_this_process()
         self.communicator = self.recorder.communicator(transport.key)
@@ -170,7 +171,9 @@ class CallQueue:
             if inline:
                 with self._changed:
                     self._busy = False
-                    self._changed.notify_all()
+                    # An idle helper thread is left alone: woken after every call, it would slow the next one down.
+                    if self._queue or self._closed or self._draining:
+                        self._changed.notify_all()
         # Its own time limit ends it, so waiting for it ends too.
         call.join(None)
         return call.outcome()
@@ -199,7 +202,11 @@ class CallQueue:
         """Waits until nothing is queued or in flight; False if that is not so at `deadline` (monotonic seconds)."""
         with self._changed:
             left = max(0.0, deadline - time.monotonic())
-            return self._changed.wait_for(lambda: not (self._busy or self._queue or self._beside), left)
+            self._draining += 1
+            try:
+                return self._changed.wait_for(lambda: not (self._busy or self._queue or self._beside), left)
+            finally:
+                self._draining -= 1
 
     def enter_beside(self, call: Call[Any], line: str) -> None:
         """Counts a call that is not part of the collectives' order, on its own line; `leave_beside` ends it."""

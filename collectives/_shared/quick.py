@@ -222,40 +222,37 @@ class _Small(_Prepared):
         if (out is not None or scale is not None or self._writes) and not self._suits(x, out, scale):
             return LEFT
         queue = self._queue
-        if not queue.lock.acquire(False):
-            return LEFT
         index, half_way = -1, False
-        try:
-            if queue.occupied():
-                return LEFT
-            # This is `_enlist`, written out here: a call in Python costs as much as a look at another rank.
-            board = self._board
-            if queue.recorder.given_up != self._given_up:
-                self._sign()
-            index = self._begin(queue.communicator, queue.started, self._signature)
-            sequence = board.sequence + 1
-            parity = sequence & 1
-            if self._mine is not None:
-                self._mine[parity][...] = x
-            if self._prefix is not None:
-                board.slots[parity][board.me][: len(self._prefix)] = self._prefix
-            at = board.header(parity, board.me)
-            _WORDS(board.bytes, (at + HASH) * 8, *self._header)
-            half_way = True
-            board.sequence = board.words[at + SEQUENCE] = sequence
-            if not self._all_agree(sequence):
-                return self._hand_over(index)
-            queue.started += 1
-            half_way = False
-            result = self._take(parity, x, out, scale)
-            queue.recorder.end(index)
-            return result
-        except BaseException as error:
-            if half_way:
-                self._interrupt(index, error)
-            raise
-        finally:
-            queue.lock.release()
+        with queue.lock:  # the others hold it for a moment only
+            try:
+                if queue.occupied():
+                    return LEFT
+                # This is `_enlist`, written out here: a call in Python costs as much as a look at another rank.
+                board = self._board
+                if queue.recorder.given_up != self._given_up:
+                    self._sign()
+                index = self._begin(queue.communicator, queue.started, self._signature)
+                sequence = board.sequence + 1
+                parity = sequence & 1
+                if self._mine is not None:
+                    self._mine[parity][...] = x
+                if self._prefix is not None:
+                    board.slots[parity][board.me][: len(self._prefix)] = self._prefix
+                at = board.header(parity, board.me)
+                _WORDS(board.bytes, (at + HASH) * 8, *self._header)
+                half_way = True
+                board.sequence = board.words[at + SEQUENCE] = sequence
+                if not self._all_agree(sequence):
+                    return self._hand_over(index)
+                queue.started += 1
+                half_way = False
+                result = self._take(parity, x, out, scale)
+                queue.recorder.end(index)
+                return result
+            except BaseException as error:
+                if half_way:
+                    self._interrupt(index, error)
+                raise
 
 
 class _Large(_Prepared):
@@ -285,33 +282,30 @@ class _Large(_Prepared):
         if out is not None and out is not x and not (out.flags.c_contiguous and not _overlap(x, out)):
             return LEFT
         queue = self._queue
-        if not queue.lock.acquire(False):
-            return LEFT
         index, half_way = -1, False
-        try:
-            if queue.occupied():
-                return LEFT
-            index, transport = self._enlist(), self._transport
-            brought = None if self._header[2] < 0 else flat(x)
-            given = None if out is None else brought if out is x else flat(out)
-            half_way = True
-            met = transport.meet(self._shown, brought, given, self._prefix)
-            if not self._all_agree(self._board.sequence):
-                return self._hand_over(index)
-            met()
-            test, result = self._move(x, out, scale)
-            if test() or soon(test):
-                queue.started += 1
-                half_way = False
-                queue.recorder.end(index)
-                return result
-            queue.hand_over(index)
-        except BaseException as error:
-            if half_way:
-                self._interrupt(index, error)
-            raise
-        finally:
-            queue.lock.release()
+        with queue.lock:  # the others hold it for a moment only
+            try:
+                if queue.occupied():
+                    return LEFT
+                index, transport = self._enlist(), self._transport
+                brought = None if self._header[2] < 0 else flat(x)
+                given = None if out is None else brought if out is x else flat(out)
+                half_way = True
+                met = transport.meet(self._shown, brought, given, self._prefix)
+                if not self._all_agree(self._board.sequence):
+                    return self._hand_over(index)
+                met()
+                test, result = self._move(x, out, scale)
+                if test() or soon(test):
+                    queue.started += 1
+                    half_way = False
+                    queue.recorder.end(index)
+                    return result
+                queue.hand_over(index)
+            except BaseException as error:
+                if half_way:
+                    self._interrupt(index, error)
+                raise
         name, what, site = self._call
         rest: Call[Any] = Call(name, what, site, self._timeout)
         rest.steps = _rest(test, result)
