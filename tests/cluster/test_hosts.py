@@ -162,7 +162,7 @@ def test_a_rank_that_goes_ends_the_job_on_both_hosts(
             "time.sleep(60)",
             r"rank 1 \(pid \d+ on \S+\): last call barrier #0 .*, done .*; its Python stood at late.py:6 in load ",
         ),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 \(on \S+\): does not answer: it is stopped, or "),
+        ("while True: os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 \(on \S+\): does not answer: it is stopped, or "),
     ],
 )
 def test_a_rank_on_the_other_host_that_is_late_is_asked_what_it_does(

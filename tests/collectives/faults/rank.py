@@ -41,6 +41,11 @@ def sleeps():
     time.sleep(600)
 
 
+def stops():
+    while True:  # whoever lets it go on
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def raises():
     raise ValueError("a fault of the user's")
 
@@ -54,7 +59,7 @@ FAULTS = {
     "wrong op": lambda: call(op="max"),
     "wrong root": lambda: call(root=1),
     "sleeps": sleeps,
-    "stops": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stops": stops,
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "raises": raises,
     "exits 0": lambda: sys.exit(0),
