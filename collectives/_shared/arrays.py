@@ -7,6 +7,7 @@ hold theirs: a segment is unmapped only when every rank has dropped its part, as
 from __future__ import annotations
 
 import bisect
+import os
 import weakref
 from typing import Any, NamedTuple
 
@@ -68,7 +69,7 @@ class SharedArrays:
         self._numbers.insert(at, number)
         # An array object of its own: it dies with the last view that a user holds.
         mine: Array = np.frombuffer(segment.map, np.uint8, nbytes, segment.offset_of(parts[self._me]))
-        weakref.finalize(mine, _mark, marks, self._me).atexit = False
+        weakref.finalize(mine, _mark, marks, self._me, os.getpid()).atexit = False
         return mine
 
     def skip(self) -> None:
@@ -99,8 +100,9 @@ class SharedArrays:
                 del self._starts[at], self._numbers[at], self._open[number]
 
 
-def _mark(marks: Any, me: int) -> None:
-    marks[me] = 1
+def _mark(marks: Any, me: int, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child lets go of its own view only
+        marks[me] = 1
 
 
 def _address(array: Array) -> int:
