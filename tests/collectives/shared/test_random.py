@@ -19,8 +19,10 @@ from collectives import Communicator
 from collectives._shared.board import SLOT, STAGE, Board
 from tests.collectives.shared.ranks import run_sharing
 
+pytestmark = pytest.mark.timeout(400)  # with --long
+
 Array = np.ndarray[Any, Any]
-POOL = 2 << 20  # bytes of each array that ranks share
+POOL = 3 << 20  # bytes of each array that ranks share
 DTYPES = ["f4", "f8", "i1", "i4", "f2", "c8"]
 NAMES = ["all_reduce", "reduce", "reduce_scatter", "broadcast", "gather", "all_gather", "scatter", "all_to_all"]
 NAMES += ["barrier", "all_gather_object"]
@@ -133,7 +135,7 @@ def run_plan(plan: list[dict[str, Any]]) -> Callable[[Communicator], list[list[b
 
 @pytest.mark.usefixtures("lateness")
 def test_sharing_makes_no_difference_to_a_single_bit(count: Callable[[int, int], int]) -> None:
-    for seed in range(count(25, 300)):
+    for seed in range(count(25, 200)):
         rng = np.random.default_rng(seed)
         size = int(rng.integers(2, 6))
         plan = [draw(rng, size) for _ in range(12)]
@@ -151,7 +153,7 @@ def exact(plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("lateness")
 def test_nor_do_nodes(count: Callable[[int, int], int]) -> None:
-    for seed in range(count(15, 300)):
+    for seed in range(count(15, 200)):
         rng = np.random.default_rng([seed, 1])
         size = int(rng.integers(3, 6))
         nodes = [int(node) for node in rng.integers(0, 3, size)]
