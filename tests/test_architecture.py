@@ -46,7 +46,7 @@ LAUNCHER_SEES = (
     "collectives.flight.report",
 )
 HEAVY = {
-    "mpi4py": ("collectives._mpi", "launcher.bench.raw_mpi"),
+    "mpi4py": ("collectives._mpi", "collectives._gpu.trial", "launcher.bench.raw_mpi"),
     "cupy": ("ddp._device", "collectives._gpu.cuda", "collectives._nccl.library", "launcher.bench.device"),
     "pynccl": ("collectives._nccl.library",),
     "torch": ("launcher.bench.gloo",),

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives._gpu.carrier import Rest
+from collectives._gpu.carrier import Rest, parts_of
 from collectives._gpu.cuda import Cuda
 from collectives._nccl.communicator import NcclCommunicator
 from collectives._nccl.issuer import Issuer
@@ -203,7 +203,7 @@ class ByNccl:
 
     def gather(self, x: Any, out: Any | None, counts: Sequence[int], root: int) -> Steps[None]:
         sends = {root: x}
-        receives = {} if out is None else _parts(out, counts)
+        receives = {} if out is None else parts_of(out, counts)
         yield from self._exchange(sends, receives)
 
     def all_gather(self, x: Any, out: Any, counts: Sequence[int]) -> Steps[None]:
@@ -214,7 +214,7 @@ class ByNccl:
             return
 
         def launch() -> None:
-            for root, part in _parts(out, counts).items():
+            for root, part in parts_of(out, counts).items():
                 if part.size:
                     send = _at(x) if root == self._comm.rank else 0
                     self._comm.broadcast(send, _at(part), part.size, _BYTE, root, self.stream.ptr)
@@ -222,11 +222,11 @@ class ByNccl:
         yield from self._issue(launch)
 
     def scatter(self, x: Any | None, out: Any, counts: Sequence[int], root: int) -> Steps[None]:
-        yield from self._exchange({} if x is None else _parts(x, counts), {root: out})
+        yield from self._exchange({} if x is None else parts_of(x, counts), {root: out})
 
     def all_to_all(self, x: Any, out: Any, table: Sequence[Sequence[int]]) -> Steps[None]:
         rank = self._comm.rank
-        yield from self._exchange(_parts(x, table[rank]), _parts(out, [row[rank] for row in table]))
+        yield from self._exchange(parts_of(x, table[rank]), parts_of(out, [row[rank] for row in table]))
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -299,9 +299,3 @@ class ByNccl:
 
 def _at(array: Any) -> int:
     return int(array.data.ptr)
-
-
-def _parts(whole: Any, counts: Sequence[int]) -> dict[int, Any]:
-    """Each rank's part of a joined array."""
-    pairs = enumerate(zip(offsets(counts), counts, strict=True))
-    return {rank: whole[start : start + count] for rank, (start, count) in pairs}

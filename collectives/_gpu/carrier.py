@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from collectives.progress import Steps
 from collectives.reduction import ReduceOp
+from collectives.transport import offsets
 
 
 class Rest(NamedTuple):
@@ -67,3 +68,9 @@ class Carrier(Protocol):
 
     def close(self) -> None:
         """Frees what it holds; nothing is under way on this rank."""
+
+
+def parts_of(whole: Any, counts: Sequence[int]) -> dict[int, Any]:
+    """Each rank's part of a joined array."""
+    pairs = enumerate(zip(offsets(counts), counts, strict=True))
+    return {rank: whole[start : start + count] for rank, (start, count) in pairs}

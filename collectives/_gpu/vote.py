@@ -57,10 +57,16 @@ class Ballot:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """backend: "nccl" or "mpi"; reason: why it is not NCCL, or what NCCL it is"""
+    """backend: "nccl", "mpi", or "direct" if that MPI is handed GPU memory; reason: why it is no better one
+
+    for NCCL, which one it is
+    """
 
     backend: str
     reason: str
+
+
+_WAYS = {"nccl": "NCCL", "direct": "MPI, which reads GPU memory", "mpi": "host memory"}
 
 
 def decide(ballots: Sequence[Ballot]) -> Choice:
@@ -85,6 +91,14 @@ def decide(ballots: Sequence[Ballot]) -> Choice:
     return Choice(backend="nccl", reason=f"NCCL {_dotted(versions[0])} on every rank")
 
 
+def directly(choice: Choice, ballots: Sequence[Ballot]) -> Choice:
+    """Whether the MPI that was chosen is handed GPU memory: if every rank's has been seen to move it."""
+    against = [f"rank {rank}: {ballot.reason}" for rank, ballot in enumerate(ballots) if ballot.reason]
+    if against:
+        return Choice(backend="mpi", reason=f"{choice.reason}; and not over MPI alone, as of {'; '.join(against)}")
+    return Choice(backend="direct", reason=choice.reason)
+
+
 def collect(transport: Transport, mine: Ballot) -> Steps[list[Ballot]]:
     """All ranks' ballots, in rank order. Collective."""
     everyones = np.empty(transport.size * _BYTES, np.uint8)
@@ -94,10 +108,10 @@ def collect(transport: Transport, mine: Ballot) -> Steps[list[Ballot]]:
 
 def announce(choice: Choice, wanted: str | None, rank: int) -> None:
     """Logs the choice, once, on rank 0. Raises: BackendError on every rank if NCCL was asked for by name and lost."""
-    if choice.backend == "mpi" and wanted == "nccl":
+    if choice.backend != "nccl" and wanted == "nccl":
         raise BackendError(f'rank {rank}: backend "nccl" was asked for, but cannot be used: {choice.reason}')
     if rank == 0:
-        text = f"arrays on GPUs go over {'NCCL' if choice.backend == 'nccl' else 'host memory'}: {choice.reason}"
+        text = f"arrays on GPUs go over {_WAYS[choice.backend]}: {choice.reason}"
         if text not in _told:
             _told.add(text)
             logger.info(text)

@@ -46,6 +46,11 @@ class HierarchicalTransport:
         assert (near.rank, near.size) == (self.local_rank, self.local_size)
         assert (leaders is not None) == (near.rank == 0)
 
+    @property
+    def below(self) -> Transport:
+        """What it was set up over."""
+        return self._below
+
     # Meeting ---------------------------------------------------------------------------------------------------------
 
     def meet(

@@ -82,6 +82,11 @@ class SharedTransport:
         self.rank, self.size = below.rank, below.size
         self.local_rank, self.local_size, self.node = below.local_rank, below.local_size, below.node
 
+    @property
+    def below(self) -> Transport:
+        """What it was set up over."""
+        return self._below
+
     # Meeting ---------------------------------------------------------------------------------------------------------
 
     def meet(
