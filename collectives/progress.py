@@ -10,11 +10,13 @@ out to have left.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from types import FrameType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from collectives import departure, lateness
 from collectives.errors import (
@@ -125,6 +127,15 @@ class Call(Generic[T]):
         return self.result  # type: ignore[return-value]  # a finished call without an error has its result
 
 
+class _HandedOver(NamedTuple):
+    """A call that has been begun, and that `run` shall go on with. frame: of the collective, which calls `run`."""
+
+    frame: FrameType
+    thread: int
+    record: int
+    number: int
+
+
 class CallQueue:
     """The calls of one communicator on one rank, in their one order.
 
@@ -145,7 +156,7 @@ class CallQueue:
         self._heard: Callable[[], None] = lambda: None  # called before it is raised
         self._beside = 0
         self._draining = 0  # how many wait until nothing is under way
-        self._handed_over: tuple[int, int] | None = None  # thread, index in the flight record
+        self._handed_over: _HandedOver | None = None
         self.recorder = of_this_process()
         self.communicator = self.recorder.communicator(transport.key)
         self.started = 0
@@ -190,6 +201,7 @@ class CallQueue:
         with self._changed:
             if self._closed:
                 return
+            self._dropped()
             self._closed = True
             self._changed.notify_all()
             helped = self._helper is not None or self._busy or self._beside > 0
@@ -201,6 +213,7 @@ class CallQueue:
     def drain(self, deadline: float) -> bool:
         """Waits until nothing is queued or in flight; False if that is not so at `deadline` (monotonic seconds)."""
         with self._changed:
+            self._dropped()
             left = max(0.0, deadline - time.monotonic())
             self._draining += 1
             try:
@@ -255,18 +268,20 @@ class CallQueue:
         """True if a call could not be run now, in the calling thread. Asked with the lock held."""
         return self._busy or bool(self._queue) or self._closed or self._error is not None
 
-    def hand_over(self, index: int) -> None:
-        """What this thread calls `run` with next has been begun already: its header is published, under this record.
+    def hand_over(self, index: int, frame: FrameType) -> None:
+        """What this frame calls `run` with next has been begun already: its header is published, under this record.
 
         Called with the lock held, by a thread that found the queue unoccupied.
         """
         self._busy = True
-        self._handed_over = threading.get_ident(), index
+        self._handed_over = _HandedOver(frame, threading.get_ident(), index, self.started)
+        self.started += 1
 
     def interrupt(self, what: str, index: int, error: BaseException) -> None:
         """A call that this thread ran by itself ended half-way, so ranks no longer agree. Called with the lock held."""
         self.recorder.end(index, FAILED)
         self._error = _interrupted(self._transport.rank, what, error)
+        self._busy, self._handed_over = False, None
 
     def break_off(self, error: CollectivesError, heard: Callable[[], None]) -> None:
         """From any thread: what a finished call left running on a device has failed, so no further call can be trusted.
@@ -288,12 +303,25 @@ class CallQueue:
         self.started += 1
 
     def _taken_over(self, call: Call[Any]) -> bool:
-        if self._handed_over is None or self._handed_over[0] != threading.get_ident():
+        given = self._handed_over
+        if given is None or given.thread != threading.get_ident() or self._dropped():
             return False
-        call.record, call.recorder = self._handed_over[1], self.recorder
         self._handed_over = None
-        call.number = self.started
-        self.started += 1
+        call.record, call.recorder, call.number = given.record, self.recorder, given.number
+        return True
+
+    def _dropped(self) -> bool:
+        """True if this thread was to go on with a call and never will, for Ctrl-C came in between: that breaks us."""
+        given = self._handed_over
+        if given is None or given.thread != threading.get_ident():
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame is given.frame:
+                return False
+            frame = frame.f_back
+        self.interrupt(f"call #{given.number}", given.record, KeyboardInterrupt())
+        self._changed.notify_all()
         return True
 
     def _enlist(self, call: Call[Any], state: int) -> None:

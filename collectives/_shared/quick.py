@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Hashable, Sequence
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from collectives._shared.board import SLOT, Board
 from collectives._shared.takes import Result, Shape, slot_arrays
 from collectives._shared.transport import SharedTransport, soon
 from collectives.arrays import flat
+from collectives.flight.recorder import FAILED
 from collectives.meeting import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Header, Headers
 from collectives.progress import Call, CallQueue, Steps
 from collectives.reduction import Array
@@ -73,10 +74,13 @@ class Quick:
         """The result of the call that the caller's caller makes, or LEFT: the general way must be taken."""
         frame = sys._getframe(2)
         code = frame.f_code
-        if x is None:
-            prepared = self._prepared.get((name, id(code), frame.f_lasti, option, None, None))
-        else:
-            prepared = self._prepared.get((name, id(code), frame.f_lasti, option, x.shape, x.dtype))
+        try:
+            if x is None:
+                prepared = self._prepared.get((name, id(code), frame.f_lasti, option, None, None))
+            else:
+                prepared = self._prepared.get((name, id(code), frame.f_lasti, option, x.shape, x.dtype))
+        except TypeError:  # an option that cannot be hashed: an array of lengths, or nothing that makes sense
+            return LEFT
         if prepared is None or prepared.code is not code:
             return LEFT
         return prepared.run(x, out, scale)
@@ -92,7 +96,7 @@ class Quick:
         if not small and (recipe.move is None or max(header[NBYTES] for header in headers) > _LARGEST):
             return
         while len(self._prepared) >= _KEPT:
-            del self._prepared[next(iter(self._prepared))]
+            self._prepared.pop(next(iter(self._prepared)), None)  # another thread may have been faster
         shape, dtype = (None, None) if x is None else (x.shape, x.dtype)
         key = (call.name, id(frame.f_code), frame.f_lasti, recipe.option, shape, dtype)
         kind = _Small if small else _Large
@@ -115,6 +119,7 @@ class _Prepared:
         "_header",
         "_prefix",
         "_queue",
+        "_scalable",
         "_shape",
         "_signature",
         "_timeout",
@@ -147,6 +152,7 @@ class _Prepared:
             for parity in (0, 1)
         ]
         self._prefix, self._writes = recipe.prefix, recipe.writes
+        self._scalable = recipe.wire is not None and recipe.wire.kind in "fc"
         self._begin = queue.recorder.begin
         self._given_up = self._signature = -1
         self._shape: Shape | None = None
@@ -162,7 +168,9 @@ class _Prepared:
             type(out) is np.ndarray and out.shape == self._shape and out.dtype == self._dtype and out.flags.writeable
         ):
             return False
-        return (scale is None or type(scale) is float) and (not self._writes or x.flags.writeable)
+        if scale is not None and not (type(scale) is float and self._scalable):
+            return False
+        return not self._writes or x.flags.writeable
 
     def _enlist(self) -> int:
         if self._queue.recorder.given_up != self._given_up:
@@ -188,7 +196,7 @@ class _Prepared:
 
     def _hand_over(self, index: int) -> Any:
         self._board.published = True
-        self._queue.hand_over(index)
+        self._queue.hand_over(index, _collective())
         return LEFT
 
     def _interrupt(self, index: int, error: BaseException) -> None:
@@ -252,6 +260,8 @@ class _Small(_Prepared):
             except BaseException as error:
                 if half_way:
                     self._interrupt(index, error)
+                else:
+                    queue.recorder.end(index, FAILED)
                 raise
 
 
@@ -301,15 +311,26 @@ class _Large(_Prepared):
                     half_way = False
                     queue.recorder.end(index)
                     return result
-                queue.hand_over(index)
+                queue.hand_over(index, sys._getframe())
             except BaseException as error:
                 if half_way:
                     self._interrupt(index, error)
+                else:
+                    queue.recorder.end(index, FAILED)
                 raise
         name, what, site = self._call
         rest: Call[Any] = Call(name, what, site, self._timeout)
         rest.steps = _rest(test, result)
         return queue.run(rest)
+
+
+def _collective() -> FrameType:
+    """The frame of the collective that called `Quick.run`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code is not Quick.run.__code__:
+        frame = frame.f_back
+    assert frame.f_back is not None
+    return frame.f_back
 
 
 def _rest(test: Test, result: Any) -> Steps[Any]:
