@@ -83,8 +83,9 @@ class Communicator(Reductions, Movements, Objects, Pairs):
         lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         if not all(isinstance(length, (int, np.integer)) and length >= 0 for length in lengths):
             raise ArgumentError(f"shape should be lengths of at least 0, is {shape!r}")
+        lengths = tuple(map(int, lengths))  # NumPy's numbers have other texts
         kind = as_array(np.empty(0, dtype)).dtype
-        nbytes = math.prod(map(int, lengths)) * kind.itemsize
+        nbytes = math.prod(lengths) * kind.itemsize
 
         def steps(call: Call[Array]) -> Steps[Array]:
             yield from self._meet(call, Header(agreed("empty", "", kind, lengths)))
@@ -100,11 +101,10 @@ class Communicator(Reductions, Movements, Objects, Pairs):
 
     def duplicate(self) -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective."""
-        key = f"{self._transport.key}.{next(self._descendants)}"
 
         def steps(call: Call[Communicator]) -> Steps[Communicator]:
             yield from self._meet(call, Header(agreed("duplicate", "", None, None)))
-            transport, test = self._transport.duplicate(key)
+            transport, test = self._transport.duplicate(self._descendant())
             yield test
             transport = yield from share(transport, self._transport)
             return Communicator(transport, self.timeout, self.family)
@@ -123,7 +123,6 @@ class Communicator(Reductions, Movements, Objects, Pairs):
         for what, number in (("color", color), ("key", key)):
             if not isinstance(number, (int, np.integer, type(None))) or not -(2**63) <= (number or 0) < 2**63:
                 raise ArgumentError(f"{what} should be a whole number of 64 bits or None, is {number!r}")
-        stem = f"{self._transport.key}.{next(self._descendants)}"
         mine = np.array([color is not None, color or 0, self.rank if key is None else key], np.int64)
 
         def steps(call: Call[Communicator | None]) -> Steps[Communicator | None]:
@@ -131,7 +130,8 @@ class Communicator(Reductions, Movements, Objects, Pairs):
             told = np.empty((self.size, 3), np.int64)
             yield self._transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
             members = None if color is None else plan_split(told.tolist(), int(color))
-            transport, test = self._transport.split(members, f"{stem}:{color}")
+            stem = self._descendant()
+            transport, test = self._transport.split(members, stem if color is None else f"{stem}:{int(color)}")
             yield test
             if transport is None:
                 return None
@@ -140,6 +140,10 @@ class Communicator(Reductions, Movements, Objects, Pairs):
 
         part: Communicator | None = self._run("split", None, steps, False, f"color {color} key {key}")
         return part
+
+    def _descendant(self) -> str:
+        """The key of the next one, counted when all ranks have met: a call that only some of them make has none."""
+        return f"{self._transport.key}.{next(self._descendants)}"
 
     def close(self) -> None:
         """Takes no further calls; those under way are finished. May be called at any time, in any order, repeatedly."""

@@ -93,7 +93,7 @@ class Movements(Calls):
             return self._device(x).gather(x, root, lengths=lengths, out=out, async_op=async_op)
         part, known = self._part(x, lengths)
         target = None if out is None or self.rank != root else as_array(out, "out")
-        more = f"root {root}{_given(lengths)}"
+        more = f"root {root}{_given(lengths, known)}"
         shown = Header(agreed("gather", more, part.dtype, part.shape[1:]), len(part))
 
         def steps(call: Call[Any]) -> Steps[Any]:
@@ -124,7 +124,7 @@ class Movements(Calls):
             return self._device(x).all_gather(x, lengths=lengths, out=out, async_op=async_op)
         part, known = self._part(x, lengths)
         target = None if out is None else as_array(out, "out")
-        more = _given(lengths).strip()
+        more = _given(lengths, known).strip()
         shown = Header(agreed("all_gather", more, part.dtype, part.shape[1:]), len(part))
 
         def steps(call: Call[Any]) -> Steps[Any]:
@@ -229,8 +229,9 @@ class Movements(Calls):
         whole = _splittable(x, "all_to_all")
         sends, known = self._exchanges(whole, lengths)
         target = None if out is None else as_array(out, "out")
-        more = "" if known is None else _given(lengths if isinstance(lengths, str) else known).strip()
+        more = "" if known is None else _given(lengths, known).strip()
         row = np.array(sends, np.int64)
+        tables: list[list[list[int]]] = []  # once the ranks have told each other
         shown = Header(agreed("all_to_all", more, whole.dtype, whole.shape[1:]), zlib.crc32(row.tobytes()))
 
         def steps(call: Call[Any]) -> Steps[Any]:
@@ -243,17 +244,14 @@ class Movements(Calls):
                 if headers is None:
                     yield from self._check_rows(whole)
                 table = rows_sent.tolist()
+            tables.append(table)
             room = _room((sum(each[self.rank] for each in table), *whole.shape[1:]), whole, target)
             width = row_bytes(whole)
             yield self._transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
             return _hand_out(room, target, out)
 
-        tables: list[list[list[int]]] = []
-
         def result(board: Board, headers: Headers) -> takes.Result:
             # A slot holds the rows that its rank sends to each, then x.
-            slots = board.slots[board.sequence & 1]
-            tables.append([slot[: row.nbytes].view(np.int64).tolist() for slot in slots])
             pieces = []
             for rank, theirs in enumerate(tables[0]):
                 first = sum(theirs[: self.rank])
@@ -368,8 +366,11 @@ class Movements(Calls):
         return sends
 
 
-def _given(lengths: object) -> str:
-    return "" if lengths is None else f" lengths {lengths}"
+def _given(lengths: object, known: object) -> str:
+    """Lengths in words that are the same whatever kind of sequence, and of numbers, they are given as."""
+    if lengths is None:
+        return ""
+    return f" lengths {lengths if isinstance(lengths, str) else known}"
 
 
 def _room(shape: tuple[int, ...], part: Array, target: Array | None) -> Array:

@@ -22,7 +22,7 @@ from collectives.arrays import (
     writable,
 )
 from collectives.calls import Calls, Scale
-from collectives.errors import ArgumentError
+from collectives.errors import ArgumentError, CollectivesError
 from collectives.meeting import Header, agreed
 from collectives.progress import Call, Steps
 from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
@@ -230,10 +230,23 @@ def _recipe(
 
 def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:
     """What makes of any part of the total the same part of the answer; None if the total is the answer."""
-    factor = scale() if callable(scale) else scale
+    factor = _ask(scale) if callable(scale) else scale
     if (op is not ReduceOp.MEAN or size == 1) and (factor is None or factor == 1.0):
         return None
     return lambda total: finish(total, op, size, factor)
+
+
+def _ask(scale: Callable[[], float]) -> float:
+    """Raises: CollectivesError if that function returns no number, or raises an error of ours.
+
+    The others may be in the midst of this call by now, so it is no ArgumentError, after which ranks could go on.
+    """
+    try:
+        factor = scale()
+        check_scale(np.dtype(np.float64), factor)
+    except ArgumentError as error:
+        raise CollectivesError(f"the function given as scale failed: {error}") from error
+    return factor
 
 
 def _deliver(total: Array, target: Array | None, dtype: np.dtype[Any]) -> Array:

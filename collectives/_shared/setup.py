@@ -99,7 +99,7 @@ def _segments(transport: Transport, nbytes: int) -> Steps[tuple[list[int], segme
         try:
             mine = segment.create(nbytes)
             place[1:] = mine.address
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # the latter: more bytes than a number of 64 bits holds
             reason = f"rank {transport.rank} cannot make a segment of {nbytes} bytes: {error}"
     places = np.empty((transport.size, 4), np.int64)
     yield transport.all_gather(place.view(np.uint8), places.reshape(-1).view(np.uint8), [place.nbytes] * transport.size)

@@ -114,7 +114,11 @@ def joined(board: Board, dtype: np.dtype[Any], pieces: Sequence[Piece]) -> Resul
             for parity in (0, 1)
         ]
 
+        native = dtype.isnative  # else joining would turn the bytes round
+
         def take(parity: int, x: Any, out: Any, scale: float | None) -> Any:
+            if not native and out is None:
+                out = np.empty(whole, dtype)
             return np.concatenate(parts[parity], out=out)
 
         return take
