@@ -72,6 +72,7 @@ class Call(Generic[T]):
         "error",
         "headers",
         "line",
+        "look",
         "name",
         "number",
         "peer",
@@ -92,6 +93,7 @@ class Call(Generic[T]):
         self.what = what
         self.site = site
         self.steps: Steps[T]
+        self.look: Callable[[Call[Any]], None] | None = None  # raises what has broken the communicator from elsewhere
         self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
         self.timeout = timeout
         self.number = -1
@@ -154,6 +156,7 @@ class CallQueue:
         self._closed = False
         self._error: BaseException | None = None
         self._heard: Callable[[], None] = lambda: None  # called before it is raised
+        self._broken_off = False
         self._beside = 0
         self._draining = 0  # how many wait until nothing is under way
         self._handed_over: _HandedOver | None = None
@@ -226,6 +229,7 @@ class CallQueue:
         with self._changed:
             self._admit(call)
             call.number = self.letters.get(line, 0)
+            call.look = self._look
             self._enlist(call, STARTED)
             self.letters[line] = call.number + 1
             self._beside += 1
@@ -238,6 +242,7 @@ class CallQueue:
 
     def drive(self, call: Call[T]) -> T:
         """Runs an entered call to its end in this thread, and returns its result."""
+        call.look = self._look
         self.recorder.start(call.record)
         try:
             if self._error is not None:
@@ -290,7 +295,15 @@ class CallQueue:
         """
         with self._changed:
             if self._error is None:
-                self._error, self._heard = error, heard
+                self._error, self._heard, self._broken_off = error, heard, True
+
+    def _look(self, call: Call[Any]) -> None:
+        """Raises: what broke the communicator from elsewhere, while `call` waits."""
+        if self._broken_off:
+            _never_freed.append(call)
+            self._heard()
+            assert self._error is not None
+            raise _again(self._error)
 
     @property
     def broken(self) -> bool:
@@ -439,12 +452,17 @@ class Watch:
         self._look = start + _LOOK_AROUND
 
     def look_around(self) -> None:
-        """Now and then looks who has left, and at the time. Raises: PeerLeft, CollectiveTimeout."""
+        """Now and then looks who has left, what has broken, and at the time.
+
+        Raises: PeerLeft, CollectiveTimeout; what `break_off` was given.
+        """
         now = time.monotonic()
         if now < self._look:
             return
         self._look = now + _LOOK_AROUND
         call, transport = self._call, self._transport
+        if call.look is not None:
+            call.look(call)
         departures = transport.departures()
         if call.peer is not None:
             departures = {rank: left for rank, left in departures.items() if rank == call.peer}

@@ -171,3 +171,37 @@ def test_nothing_is_loaded_where_no_gpu_array_is(monkeypatch: pytest.MonkeyPatch
         assert comm._door is None
 
     collectives.run_threads(rank, 2)
+
+
+def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.all_reduce(cupy.asarray(np.ones(4)))
+        comm.barrier()
+        if comm.rank == 1:
+            time.sleep(0.2)  # rank 0 is in its call by then
+            for end in made.ends:
+                end.trouble = collectives.NcclError("the network is down")
+            broken(comm)
+        begun = time.monotonic()
+        with pytest.raises(collectives.NcclError, match="the network is down"):
+            comm.all_reduce(np.ones(4)) if comm.rank == 0 else comm.barrier()
+        assert time.monotonic() - begun < 5
+        assert comm._door._carrier._watchdog._heard.is_set()
+
+    made.run(rank)
+
+
+def test_a_failure_on_the_device_ends_the_wait_for_a_letter(rig: Callable[..., Rig]) -> None:
+    made = rig(1, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.family.wanted = "nccl"
+        comm.all_reduce(cupy.asarray(np.ones(4)))
+        work = comm.recv(0, async_op=True)
+        made.ends[0].trouble = collectives.NcclError("gone")
+        with pytest.raises(collectives.NcclError, match="gone"):
+            work.wait(10)
+
+    made.run(rank)
