@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 #: MPI before 4.0 counts in C's int.
 INT = 2**31 - 1
 
-# Bytes from which every rank reduces a part and the root gathers these: MPICH's own way takes a step a test,
-# three times as long.
+# Bytes from which every rank reduces a part and the root gathers these: MPICH's own way goes on by a short step a test.
 _TOGETHER = 8 << 20
 
 # Beyond the tags of `send` and `recv`, and beyond those that every MPI must have; the ones that need it have 2^31.

@@ -85,7 +85,7 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
 if world.promised() is not None:  # inside the job that the last test starts
 
     class TestMPIHierarchy(Contract):
-        @pytest.fixture(params=NODES, ids=str)
+        @pytest.fixture(params=NODES[1:3], ids=str)
         def run(self, request: pytest.FixtureRequest) -> Run:
             comm = on_nodes(tuple(request.param))
             assert isinstance(comm._transport, HierarchicalTransport)
