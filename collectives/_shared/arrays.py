@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import os
+import threading
 import weakref
 from typing import Any, NamedTuple
 
@@ -50,42 +51,40 @@ class SharedArrays:
 
     def __init__(self, me: int, size: int) -> None:
         self._me, self._size = me, size
-        self._count = 0
+        self._lock = threading.Lock()  # duplicates share this, and may be used by several threads
         self._open: dict[int, _Shared] = {}
         self._starts: list[int] = []  # addresses of this rank's parts, sorted
         self._numbers: list[int] = []  # their segments' numbers
 
     def add(self, segment: Segment, nbytes: int) -> Array:
-        """This rank's array of a new segment, (nbytes,) uint8. Every rank adds the same segments in the same order."""
-        self._sweep()
-        self._count += 1
-        number, length = self._count, part_bytes(nbytes)
+        """This rank's array of a new segment, (nbytes,) uint8. Every rank adds the same segments."""
+        # Its token is the same on all ranks, whatever order their threads add the arrays of several communicators in.
+        number, length = segment.address.token, part_bytes(nbytes)
         marks = segment.memory[:PAGE].view(np.int64).data
         parts = [segment.memory[PAGE + rank * length :][:length] for rank in range(self._size)]
         start = _address(parts[self._me])
-        self._open[number] = _Shared(segment, marks, parts, start)
-        at = bisect.bisect(self._starts, start)
-        self._starts.insert(at, start)
-        self._numbers.insert(at, number)
+        with self._lock:
+            self._sweep()
+            self._open[number] = _Shared(segment, marks, parts, start)
+            at = bisect.bisect(self._starts, start)
+            self._starts.insert(at, start)
+            self._numbers.insert(at, number)
         # An array object of its own: it dies with the last view that a user holds.
         mine: Array = np.frombuffer(segment.map, np.uint8, nbytes, segment.offset_of(parts[self._me]))
         weakref.finalize(mine, _mark, marks, self._me, os.getpid()).atexit = False
         return mine
-
-    def skip(self) -> None:
-        """A segment that could not be made counts too: numbers must stay the same on all ranks."""
-        self._count += 1
 
     def find(self, array: Array) -> Place:
         """Where a C-contiguous array of this rank lies."""
         if not self._starts:
             return NOWHERE
         address = _address(array)
-        at = bisect.bisect(self._starts, address) - 1
-        if at < 0:
-            return NOWHERE
-        number = self._numbers[at]
-        shared = self._open[number]
+        with self._lock:
+            at = bisect.bisect(self._starts, address) - 1
+            if at < 0:
+                return NOWHERE
+            number = self._numbers[at]
+            shared = self._open[number]
         offset = address - shared.start
         return Place(number, offset) if offset + array.nbytes <= len(shared.parts[self._me]) else NOWHERE
 

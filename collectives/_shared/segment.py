@@ -71,7 +71,7 @@ def create(nbytes: int) -> Segment:
     try:
         # Fails here where memory is rationed, and not with a SIGBUS at the first touch.
         os.ftruncate(fd, TOKEN_PAGE + nbytes)
-        token = int.from_bytes(os.urandom(7), "little")
+        token = int.from_bytes(os.urandom(7), "little") | 1  # never 0, which stands for no segment
         os.pwrite(fd, token.to_bytes(TOKEN, "little"), 0)
         return Segment(fd, nbytes, Address(os.getpid(), fd, token))
     except BaseException:

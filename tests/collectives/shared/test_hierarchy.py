@@ -98,7 +98,7 @@ def test_arrays_of_comm_empty_are_shared_within_each_node(nodes: list[int]) -> N
         near = sharing(comm._transport)
         assert (near is None) == (nodes.count(nodes[comm.rank]) == 1)
         if near is not None:
-            assert near.shared.find(x).segment == 1
+            assert near.shared.find(x).segment != 0
         for each in (comm, twin):  # a duplicate knows the arrays of its communicator
             x[:] = np.arange(STAGE) % 1000 + comm.rank
             assert each.all_reduce(x, out=x) is x

@@ -203,3 +203,24 @@ def test_an_error_while_a_result_is_made_ends_the_call_in_the_record(monkeypatch
 
     run_sharing(body, PAIR)
     assert states.count(FAILED) == 2
+
+
+def test_arrays_of_two_communicators_made_by_two_threads_are_told_apart() -> None:
+    def body(comm: Communicator) -> None:
+        twin = comm.duplicate()
+        made: dict[Communicator, Any] = {}
+
+        def make(one: Communicator) -> None:
+            made[one] = one.empty(20_000, np.float64)
+
+        threads = [threading.Thread(target=make, args=[one]) for one in (comm, twin)]
+        for thread in threads[:: 1 if comm.rank else -1]:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        made[comm][:], made[twin][:] = 1, 100
+        assert comm.all_reduce(made[comm])[0] == 2
+        assert twin.all_reduce(made[twin])[0] == 200
+
+    for _ in range(10):
+        run_sharing(body, PAIR)
