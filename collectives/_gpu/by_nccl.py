@@ -25,7 +25,8 @@ from collectives._nccl.issuer import Issuer
 from collectives._nccl.table import Nccl
 from collectives._nccl.watchdog import Watchdog
 from collectives.errors import CollectivesError
-from collectives.progress import Steps
+from collectives.flight.recorder import FAILED
+from collectives.progress import Call, Steps
 from collectives.reduction import ReduceOp, wire_op
 from collectives.transport import offsets
 
@@ -91,7 +92,7 @@ class ByNccl:
         self._cuda = cuda
         self._comm = communicator
         self._issuer = issuer
-        self._watchdog = Watchdog(communicator, record=lambda: None, on_failure=failed)
+        self._watchdog = Watchdog(communicator, record=self._record, on_failure=failed)
         self.stream = cuda.stream()
 
     @property
@@ -241,6 +242,12 @@ class ByNccl:
             self._watchdog.close()
         finally:
             self._comm.close()
+
+    def _record(self) -> None:
+        """Corrects the flight record: what was called done, since it was on its stream, has come to nothing."""
+        for call in self._watchdog.unfinished():
+            if isinstance(call, Call) and call.recorder is not None:
+                call.recorder.end(call.record, FAILED)
 
     # Shared parts ----------------------------------------------------------------------------------------------------
 

@@ -127,6 +127,11 @@ class Watchdog:
         with self._changed:
             return not self._watched
 
+    def unfinished(self) -> list[object]:
+        """What was watched and is not known to be complete, oldest first: after a failure, what the abort ends."""
+        with self._changed:
+            return [each.describe for each in self._watched]
+
     def close(self, timeout: float = 5.0) -> bool:
         """Stops watching; what is unfinished is nobody's concern any more.
 

@@ -11,6 +11,7 @@ import pytest
 
 import collectives
 from collectives._gpu import cuda
+from collectives.flight.reader import Window
 from tests.collectives.gpu.conftest import Rig
 from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl
 
@@ -25,6 +26,12 @@ def broken(comm: Any, within: float = 5.0) -> None:
 def end_of(made: Rig, rank: int) -> FakeNccl:
     """A rank's end, which the ranks make in any order."""
     return next(end for end in made.ends if end.rank == rank)
+
+
+def state_of(work: Any) -> str:
+    """What the flight record says of a call."""
+    calls = Window(work._call.recorder.peek).read().calls
+    return next(call.state for call in calls if call.order == work._call.record)
 
 
 def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Callable[..., Rig]) -> None:
@@ -72,7 +79,8 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
 
     def rank(comm: Any, cupy: Any) -> None:
         x = cupy.asarray(np.ones(4))
-        comm.all_reduce(x)
+        first = comm.all_reduce(x, async_op=True)
+        first.wait().get()
         carrier = comm._door._carrier
         comm.barrier()
         end_of(made, comm.rank).timeout = 0.05
@@ -83,7 +91,9 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
         work = comm.all_reduce(x, async_op=True)
         while not work.done():
             time.sleep(1e-4)
+        assert state_of(first) == state_of(work) == "done"  # on their streams
         broken(comm)
+        assert (state_of(first), state_of(work)) == ("done", "failed")
         with pytest.raises(collectives.CollectiveTimeout, match=r"all_reduce #\d+ .* was not complete on the device"):
             work.wait()
 
