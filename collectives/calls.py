@@ -64,6 +64,17 @@ class Calls:
 
             self._door = enter_nccl(self, self._transport)
 
+    def _hand_down(self, child: Calls | None, color: int | None, key: int) -> Steps[None]:
+        """Gives a communicator made of this one its part of the NCCL communicator that this one has. Collective.
+
+        child: None on a rank that is in none; color, key: not negative, the same and the order within a new one
+        """
+        if self._door is not None:
+            transport = None if child is None else child._transport
+            door = yield from self._door.split(child, transport, color, key)
+            if child is not None:
+                child._door = door
+
     def _ended(self) -> None:
         if self._door is not None:
             self._door.close()

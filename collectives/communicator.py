@@ -107,7 +107,9 @@ class Communicator(Reductions, Movements, Objects, Pairs):
             transport, test = self._transport.duplicate(self._descendant())
             yield test
             transport = yield from share(transport, self._transport)
-            return Communicator(transport, self.timeout, self.family)
+            twin = Communicator(transport, self.timeout, self.family)
+            yield from self._hand_down(twin, 0, self.rank)
+            return twin
 
         twin: Communicator = self._run("duplicate", None, steps, False)
         return twin
@@ -133,10 +135,13 @@ class Communicator(Reductions, Movements, Objects, Pairs):
             stem = self._descendant()
             transport, test = self._transport.split(members, stem if color is None else f"{stem}:{int(color)}")
             yield test
-            if transport is None:
-                return None
-            transport = yield from share(transport)
-            return Communicator(transport, self.timeout, self.family)
+            part = None
+            if transport is not None:
+                transport = yield from share(transport)
+                part = Communicator(transport, self.timeout, self.family)
+            color_there, key_there = (None, 0) if members is None else (min(members), members.index(self.rank))
+            yield from self._hand_down(part, color_there, key_there)
+            return part
 
         part: Communicator | None = self._run("split", None, steps, False, f"color {color} key {key}")
         return part

@@ -12,6 +12,7 @@ All calls into NCCL are made by the one issuing thread of the device.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -94,6 +95,11 @@ class ByNccl:
         self._issuer = issuer
         self._watchdog = Watchdog(communicator, record=self._record, on_failure=failed)
         self.stream = cuda.stream()
+
+    @property
+    def issuer(self) -> Issuer:
+        """The thread that makes all calls into NCCL."""
+        return self._issuer
 
     @property
     def nccl(self) -> Nccl:
@@ -228,6 +234,14 @@ class ByNccl:
     def all_to_all(self, x: Any, out: Any, table: Sequence[Sequence[int]]) -> Steps[None]:
         rank = self._comm.rank
         yield from self._exchange(parts_of(x, table[rank]), parts_of(out, [row[rank] for row in table]))
+
+    def split(self, color: int | None, key: int) -> Steps[NcclCommunicator | None]:
+        """A communicator of the ranks that give the same color, ordered by key; None if color is None. Collective."""
+        # NCCL wants nothing under way on the communicator that is split.
+        yield functools.partial(self._cuda.passed, self._cuda.mark(self.stream))
+        made: list[NcclCommunicator | None] = []
+        yield from self._hand_over(lambda: made.append(self._comm.split(color, key)))
+        return made[0]
 
     # Life ------------------------------------------------------------------------------------------------------------
 

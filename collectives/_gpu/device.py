@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collectives._gpu import cuda
+from collectives._gpu.by_nccl import ByNccl
 from collectives._gpu.letters import DeviceLetters
 from collectives._gpu.movements import DeviceMovements
 from collectives._gpu.reductions import DeviceReductions
@@ -28,6 +29,28 @@ class Door(DeviceReductions, DeviceMovements, DeviceLetters):
 
         call.steps = steps()
         return self._calls.queue.run(call)
+
+    def split(
+        self, calls: Calls | None, transport: Transport | None, color: int | None, key: int
+    ) -> Steps[Door | None]:
+        """The door of a communicator made of this one's ranks, whose NCCL is split from this one's. Collective.
+
+        calls, transport: of the new communicator, None on a rank that is in none; color, key: as NCCL's split has them
+        Returns: None where the new communicator's ranks are left to choose for themselves, at its first array on a GPU
+        """
+        carrier = self._carrier
+        if not isinstance(carrier, ByNccl) or not carrier.nccl.has("ncclCommSplit"):
+            return None
+        if calls is not None and calls.size == 1 and calls.family.wanted != "nccl":
+            color = None  # it copies
+        made = yield from carrier.split(color, key)
+        if made is None:
+            return None
+        assert calls is not None
+        assert transport is not None
+        door = Door(calls, transport, self._cuda)
+        door._carrier = ByNccl(self._cuda, made, carrier.issuer, door._failed)
+        return door
 
 
 def open_door(calls: Calls, transport: Transport, x: Any) -> Door:

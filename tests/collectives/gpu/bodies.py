@@ -42,6 +42,10 @@ def contract(comm: Any, cupy: Any) -> None:
     twin = comm.duplicate()
     same(twin.all_reduce(cupy.asarray(np.ones(3))), np.full(3, float(comm.size)))
     twin.close()
+    part = comm.split(comm.rank % 2, -comm.rank)
+    same(part.all_gather(cupy.asarray(np.array([comm.rank]))), part.all_gather(np.array([comm.rank])))
+    same(part.all_reduce(cupy.asarray(np.ones(3))), np.full(3, float(part.size)))
+    part.close()
 
 
 def overlap(comm: Any, cupy: Any) -> None:

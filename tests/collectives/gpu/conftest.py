@@ -48,7 +48,7 @@ class Rig:
         self.machine = Machine(seed)
         self.cupy = FakeCupy(self.machine, size)
         self.hub = Hub(self.machine)
-        self.ends: list[FakeNccl] = []
+        self.ends = self.hub.ends
 
         def load_library() -> Any:
             if nccl is None or nccl is AWARE:
@@ -56,8 +56,7 @@ class Rig:
             return nccl
 
         def connect(nccl: Any, unique_id: bytes, rank: int, size: int, *, timeout: float, enter: Any) -> FakeNccl:
-            self.ends.append(FakeNccl(self.hub, nccl, unique_id, rank, size, timeout))
-            return self.ends[-1]
+            return FakeNccl(self.hub, nccl, unique_id, rank, size, timeout)
 
         def load(index: int | None = None) -> cuda.Cuda:
             return cuda.Cuda(self.cupy, self.cupy.local.device if index is None else index)

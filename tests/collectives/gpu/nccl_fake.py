@@ -42,6 +42,9 @@ class Hub:
         self.meetings: dict[tuple[bytes, int], Meeting] = {}
         self.calls: list[tuple[int, str]] = []  # (rank, what NCCL was asked for)
         self.ids = 0
+        self.ends: list[FakeNccl] = []
+        self.changed = threading.Condition()
+        self.splits: dict[tuple[bytes, int], dict[int, tuple[int | None, int]]] = {}
 
     def unique_id(self, nccl: Any) -> bytes:
         with self.lock:
@@ -71,7 +74,8 @@ class FakeNccl:
     def __init__(self, hub: Hub, nccl: Any, unique_id: bytes, rank: int, size: int, timeout: float) -> None:
         self.hub, self.nccl, self.id = hub, nccl, unique_id
         self.rank, self.size, self.timeout = rank, size, timeout
-        self.number = 0
+        self.number = self.split_number = 0
+        hub.ends.append(self)
         self.group_of: list[tuple[Any, ...]] | None = None
         self.stream: int | None = None
         self.trouble: Exception | None = None
@@ -113,6 +117,21 @@ class FakeNccl:
     def pre_mul_sum(self, factor: float, dtype: Any) -> PreMul:
         assert self.group_of is None, "made and closed around the group"
         return PreMul(factor)
+
+    def split(self, color: int | None, key: int) -> FakeNccl | None:
+        assert self.group_of is None
+        self.hub.calls.append((self.rank, "split"))
+        with self.hub.changed:
+            asked = self.hub.splits.setdefault((self.id, self.split_number), {})
+            asked[self.rank] = color, key
+            self.hub.changed.notify_all()
+            assert self.hub.changed.wait_for(lambda: len(asked) == self.size, 20), f"only {sorted(asked)} split"
+        self.split_number += 1
+        if color is None:
+            return None
+        members = sorted((key, rank) for rank, (other, key) in asked.items() if other == color)
+        name = self.id[:32] + bytes([self.split_number, color + 1]).ljust(96, b"s")
+        return FakeNccl(self.hub, self.nccl, name, members.index((key, self.rank)), len(members), self.timeout)
 
     def async_error(self) -> Exception | None:
         return self.trouble

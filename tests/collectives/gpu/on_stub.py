@@ -8,6 +8,7 @@ from typing import Any
 import collectives
 from collectives._gpu import choosing, cuda
 from collectives._nccl import library
+from collectives._nccl.table import Nccl
 from tests.collectives.gpu.bodies import contract
 from tests.collectives.gpu.cupy_fake import FakeCupy
 from tests.collectives.gpu.machine import Machine
@@ -29,6 +30,20 @@ def rank(path: str) -> Any:
     return cupy
 
 
+def counted() -> dict[str, int]:
+    """How many NCCL communicators are made from now on, in which way."""
+    made = {"ncclCommSplit": 0, "ncclGetUniqueId": 0}
+    call = Nccl.call
+
+    def count(self: Nccl, name: str, *arguments: Any) -> Any:
+        if name in made:
+            made[name] += 1
+        return call(self, name, *arguments)
+
+    Nccl.call = count  # type: ignore[method-assign]
+    return made
+
+
 def main() -> None:
     path, case = sys.argv[1:]
     cupy = rank(path)
@@ -38,11 +53,12 @@ def main() -> None:
     else:
         assert comm.backend == "nccl"
         assert cupy.local.device == comm.local_rank, "every rank should stand at a GPU of its own"
+    made = counted()
     contract(comm, cupy)
     carrier = comm._door._carrier
     assert carrier is not None
     assert carrier.name == "NCCL"
-    print(f"rank {comm.rank}: contract kept")
+    print(f"rank {comm.rank}: contract kept, {made['ncclCommSplit']} splits, {made['ncclGetUniqueId']} ids")
 
 
 if __name__ == "__main__":

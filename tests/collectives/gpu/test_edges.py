@@ -13,7 +13,7 @@ import pytest
 import collectives
 from collectives._gpu import staged
 from tests.collectives.gpu.conftest import Rig
-from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl
 
 USER, COMM, DOWN, UP = "user 0.", "comm 0.", "comm 0.1", "comm 0.2"
 
@@ -199,3 +199,43 @@ def test_one_thread_issues_everything(rig: Callable[..., Rig]) -> None:
     made.run(rank)
     for end in made.ends:
         assert end.threads == {f"nccl-issuer-{end.rank}"}
+
+
+def test_duplicates_and_splits_are_split_from_the_nccl_communicator_that_is_there(rig: Callable[..., Rig]) -> None:
+    def rank(comm: Any, cupy: Any) -> None:
+        early = comm.duplicate()
+        x = cupy.asarray(np.full(2, comm.rank + 1.0))
+        comm.all_reduce(x)
+        twin, part = comm.duplicate(), comm.split(comm.rank % 2 if comm.rank < 3 else None, -comm.rank)
+        assert early._door is None
+        assert twin.all_reduce(x).get().tolist() == [10, 10]
+        if part is not None:
+            assert part.all_gather(x).get().tolist() == ([3, 3, 1, 1] if comm.rank % 2 == 0 else [2, 2])
+            assert part._door._carrier.name == ("NCCL" if comm.rank % 2 == 0 else "single")
+            part.close()
+        twin.close()
+
+    for lacks, ids in (((), 1), (("ncclCommSplit",), 3)):
+        made = rig(4, FakeLibrary((2, 32, 3), lacks=lacks))
+        made.run(rank)
+        assert made.hub.ids == ids
+        assert made.hub.calls.count((3, "split")) == (0 if lacks else 2)
+
+
+def test_nothing_is_under_way_on_what_is_split(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[int] = []
+    whole = FakeNccl.split
+
+    def split(self: FakeNccl, color: int | None, key: int) -> Any:
+        under_way.extend(len(each.pieces) for each in made.machine.queues.values() if each.name == f"comm {self.rank}.")
+        return whole(self, color, key)
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.all_reduce(cupy.asarray(np.ones(4)))
+        comm.all_reduce(cupy.asarray(np.ones(4)), async_op=True)
+        comm.duplicate()
+
+    monkeypatch.setattr(FakeNccl, "split", split)
+    made = rig(2, FakeLibrary())
+    made.run(rank)
+    assert under_way == [0, 0]

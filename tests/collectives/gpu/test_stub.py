@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,6 +37,10 @@ def test_the_contract_holds_over_a_loaded_library(
     done = on_stub(size, case, minor)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("contract kept") == size
+    # The contract makes a duplicate and a split into two. Every other one meets by an id of its own.
+    splits, ids = (2, int(case == "auto")) if minor >= 18 else (0, 3)
+    assert done.stdout.count(f"{splits} splits") == size
+    assert sum(map(int, re.findall(r"(\d+) ids", done.stdout))) == ids
 
 
 def test_a_world_of_one_uses_the_library_where_it_is_asked_for(
