@@ -10,6 +10,7 @@ would lose their masks; tensors that require grad, whose autograd would not see 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -196,7 +197,7 @@ def check_lengths(lengths: Sequence[int], size: int) -> list[int]:
     Raises: ArgumentError unless there are `size` whole numbers of at least 0.
     """
     try:
-        read = [int(length) for length in lengths]
+        read = [operator.index(length) for length in lengths]  # int() would cut 4.5 down to 4
     except (TypeError, ValueError):
         raise ArgumentError(f"lengths should be whole numbers, one a rank, are {lengths!r}") from None
     if len(read) != size or any(length < 0 for length in read):

@@ -81,11 +81,11 @@ class Pairs(Calls):
             return door.deliver(self.recv(src, tag=tag), out)
         target = None if out is None else as_array(out, "out")
 
-        def steps(call: Call[Array]) -> Steps[Array]:
+        def steps(call: Call[Any]) -> Steps[Any]:
             if src == self.rank:
                 place = (tag, call.number)
                 yield lambda: place in self._to_myself
-                return _hand_over(self._to_myself.pop(place), target)
+                return _hand_over(self._to_myself.pop(place), target, out)
             letter = np.empty(LETTER, np.uint8)
             yield self._transport.recv(letter, src, tag)
             dtype, shape, apart, body = header.decode_letter(letter)
@@ -94,7 +94,7 @@ class Pairs(Calls):
                 yield self._transport.recv(as_bytes(came), src, apart)
             else:
                 as_bytes(came)[:] = body[: came.nbytes]
-            return _hand_over(came, target)
+            return _hand_over(came, target, out)
 
         call = self._letter_call("recv", target, steps, src, f"from {src} tag {tag}")
         call.line = self._line(src, self.rank, tag, "sent")
@@ -139,8 +139,10 @@ def _takes(target: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -
     return target.flags.c_contiguous and target.flags.writeable
 
 
-def _hand_over(came: Array, target: Array | None) -> Array:
-    if target is None or target is came:
+def _hand_over(came: Array, target: Array | None, out: Any) -> Any:
+    """The result: what came, or `out` as the caller gave it, whose array is `target`."""
+    if target is None:
         return came
-    np.copyto(check_out(target, came.shape, came.dtype), came)
-    return target
+    if target is not came:
+        np.copyto(check_out(target, came.shape, came.dtype), came)
+    return out

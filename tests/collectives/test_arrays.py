@@ -242,6 +242,15 @@ def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
         assert rows.tolist() == [[comm.size] * 3] * lengths[comm.rank]
         on_root = comm.reduce(x, "max", out=x if comm.rank == 0 else None)
         assert on_root is (x if comm.rank == 0 else None)
+        work = comm.send(x, (comm.rank + 1) % comm.size, async_op=True)
+        came = torch.zeros(3, 2, dtype=x.dtype).t()
+        assert comm.recv((comm.rank - 1) % comm.size, out=came) is came
+        assert came.shape == x.shape
+        assert came[0, 0] != 0
+        work.wait()
+        comm.send(x, comm.rank)
+        again = comm.recv(comm.rank, out=came, async_op=True)
+        assert again.wait() is came
         mine = torch.full((), comm.rank).to(x.dtype)
         comm.broadcast(mine, root=comm.size - 1)
         assert mine.item() == comm.size - 1
