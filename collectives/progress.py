@@ -148,12 +148,15 @@ class CallQueue:
     def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
         self._transport = transport
         self._ended = ended  # called once, when it is closed and all its calls are finished
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may close the communicator in the middle of a call
+        self.inside = False  # a prepared call is under way, in the thread that holds the lock
+        self._postponed = False  # close was called in the middle of one
         self._changed = threading.Condition(self.lock)
         self._queue: deque[Call[Any]] = deque()
         self._busy = False  # a call is being driven, by whichever thread
         self._helper: threading.Thread | None = None
         self._closed = False
+        self._given_back = False
         self._error: BaseException | None = None
         self._heard: Callable[[], None] = lambda: None  # called before it is raised
         self._broken_off = False
@@ -204,6 +207,9 @@ class CallQueue:
         with self._changed:
             if self._closed:
                 return
+            if self.inside:
+                self._postponed = True
+                return
             self._dropped()
             self._closed = True
             self._changed.notify_all()
@@ -213,6 +219,10 @@ class CallQueue:
         if not helped:
             self._end()
 
+    def _finished(self) -> bool:
+        """True if nothing is queued or in flight, and if a closed communicator has given back what it holds."""
+        return not (self._busy or self._queue or self._beside or (self._closed and not self._given_back))
+
     def drain(self, deadline: float) -> bool:
         """Waits until nothing is queued or in flight; False if that is not so at `deadline` (monotonic seconds)."""
         with self._changed:
@@ -220,7 +230,7 @@ class CallQueue:
             left = max(0.0, deadline - time.monotonic())
             self._draining += 1
             try:
-                return self._changed.wait_for(lambda: not (self._busy or self._queue or self._beside), left)
+                return self._changed.wait_for(self._finished, left)
             finally:
                 self._draining -= 1
 
@@ -271,7 +281,8 @@ class CallQueue:
 
     def occupied(self) -> bool:
         """True if a call could not be run now, in the calling thread. Asked with the lock held."""
-        return self._busy or bool(self._queue) or self._closed or self._error is not None
+        ends = self._closed or self._postponed or self._error is not None
+        return ends or self.inside or self._busy or bool(self._queue)
 
     def hand_over(self, index: int, frame: FrameType) -> None:
         """What this frame calls `run` with next has been begun already: its header is published, under this record.
@@ -350,7 +361,12 @@ class CallQueue:
         if self._error is not None:
             self._heard()
             raise _again(self._error)
-        if self._closed:
+        if self.inside:
+            raise CollectivesError(
+                f"rank {self._transport.rank}: {call.name} ({call.site}) was called in the middle of another call of "
+                "this communicator, by a signal handler or a finalizer"
+            )
+        if self._closed or self._postponed:
             raise CommunicatorClosed(f"rank {self._transport.rank}: {call.name} ({call.site}) on a closed communicator")
 
     def _enqueue(self, call: Call[Any]) -> None:
@@ -364,9 +380,14 @@ class CallQueue:
         self._helper.start()
 
     def _end(self) -> None:
-        if self._error is None:  # a broken one may still be written to
-            self._transport.close()
-        self._ended()
+        try:
+            if self._error is None:  # a broken one may still be written to
+                self._transport.close()
+            self._ended()
+        finally:
+            with self._changed:
+                self._given_back = True
+                self._changed.notify_all()
 
     def _help(self) -> None:
         while True:

@@ -235,6 +235,7 @@ class _Small(_Prepared):
             try:
                 if queue.occupied():
                     return LEFT
+                queue.inside = True
                 # This is `_enlist`, written out here: a call in Python costs as much as a look at another rank.
                 board = self._board
                 if queue.recorder.given_up != self._given_up:
@@ -263,6 +264,8 @@ class _Small(_Prepared):
                 else:
                     queue.recorder.end(index, FAILED)
                 raise
+            finally:
+                queue.inside = False
 
 
 class _Large(_Prepared):
@@ -297,6 +300,7 @@ class _Large(_Prepared):
             try:
                 if queue.occupied():
                     return LEFT
+                queue.inside = True
                 index, transport = self._enlist(), self._transport
                 brought = None if self._header[2] < 0 else flat(x)
                 given = None if out is None else brought if out is x else flat(out)
@@ -318,6 +322,8 @@ class _Large(_Prepared):
                 else:
                     queue.recorder.end(index, FAILED)
                 raise
+            finally:
+                queue.inside = False
         name, what, site = self._call
         rest: Call[Any] = Call(name, what, site, self._timeout)
         rest.steps = _rest(test, result)

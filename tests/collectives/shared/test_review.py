@@ -14,7 +14,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import Communicator
+from collectives import Communicator, CommunicatorClosed
+from collectives._shared import quick
 from collectives.errors import ArgumentError, CollectiveInterrupted, CollectivesError, DtypeError, MismatchError
 from collectives.flight.recorder import DONE, FAILED, Recorder
 from tests.collectives.shared.ranks import run_sharing
@@ -125,6 +126,20 @@ def alarm_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def free(lock: Any) -> bool:
+    """True if another thread can take the lock."""
+    taken: list[bool] = []
+
+    def take() -> None:
+        taken.append(lock.acquire(timeout=5))
+        lock.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    return taken[0]
+
+
 def test_a_signal_never_leaves_the_lock_of_a_prepared_call_held() -> None:
     kept: list[Communicator] = []
 
@@ -141,7 +156,7 @@ def test_a_signal_never_leaves_the_lock_of_a_prepared_call_held() -> None:
     for attempt in range(200):
         with pytest.raises(Stop), alarm_after(20e-6 + attempt * 1e-6):
             _for_ever(lambda: prepared.run(None, None, None))
-        assert not comm.queue.lock.locked()
+        assert free(comm.queue.lock)
 
 
 @pytest.mark.parametrize("end", ["call", "another collective", "drain", "close"])
@@ -224,3 +239,29 @@ def test_arrays_of_two_communicators_made_by_two_threads_are_told_apart() -> Non
 
     for _ in range(10):
         run_sharing(body, PAIR)
+
+
+def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler: dict[int, Callable[[], None]] = {}
+    agree = quick._Prepared._all_agree
+
+    def interrupted(self: Any, sequence: int) -> bool:  # where a signal's handler would run
+        handler.pop(self._board.me, lambda: None)()
+        return agree(self, sequence)
+
+    monkeypatch.setattr(quick._Prepared, "_all_agree", interrupted)
+
+    def body(comm: Communicator) -> None:
+        def close() -> None:
+            with pytest.raises(CollectivesError, match=r"barrier .* in the middle of another call"):
+                comm.barrier()
+            comm.close()
+
+        for turn in range(4):
+            if turn == 3:
+                handler[comm.rank] = close
+            assert comm.all_reduce(np.ones(1)) == comm.size  # the call itself is finished
+        with pytest.raises(CommunicatorClosed):
+            comm.barrier()
+
+    run_sharing(body, PAIR)
