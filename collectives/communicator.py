@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from collectives._shared import takes
 from collectives._shared.quick import LEFT, Recipe
 from collectives._shared.setup import add_array, share, sharing
 from collectives.arrays import as_array, as_bytes
-from collectives.errors import ArgumentError
+from collectives.errors import ArgumentError, DtypeError
 from collectives.family import Family
 from collectives.meeting import Header, agreed
 from collectives.movements import Movements
@@ -41,11 +41,13 @@ class Communicator(Reductions, Movements, Objects, Pairs):
     without a copy; they may be 0-d, empty, strided, or read-only where they are only read. Results are new
     C-contiguous arrays unless `out` is given.
 
-    Ranks that bring different shapes or dtypes to a reduction or a broadcast are not told so over MPI, which then gives
-    wrong numbers or fails; the lengths of gather and all_gather are compared unless they are given.
+    Before data moves the ranks compare what they call: another collective, op, root, dtype or shape on one of them is a
+    MismatchError on all, after which the communicator can be used as before. Ranks of one node compare every call,
+    ranks on different nodes the first 100 of each communicator, or all (`init(check="always")`).
 
-    Raises: ArgumentError on this rank alone for arguments that no rank could mean; CollectiveTimeout, PeerLeft and
-    CollectivesError when the ranks do not meet, after which the communicator raises the same error for ever.
+    Raises: ArgumentError on this rank alone for arguments that no rank could mean; MismatchError on every rank;
+    CollectiveTimeout, PeerLeft and CollectivesError when the ranks do not meet, after which the communicator raises the
+    same error for ever; CommunicatorClosed after `close`.
     """
 
     def __init__(self, transport: Transport, timeout: float, family: Family | None = None) -> None:
@@ -77,14 +79,18 @@ class Communicator(Reductions, Movements, Objects, Pairs):
         rank's own.
 
         Returns: (shape) of that dtype, C-contiguous
-        Raises: ArgumentError if a length is negative; DtypeError if the dtype holds no numbers; MismatchError on every
-        rank if shapes or dtypes differ.
+        Raises: ArgumentError if a length is no number of at least 0; DtypeError if the dtype holds no numbers;
+        MismatchError on every rank if shapes or dtypes differ.
         """
-        lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if not all(isinstance(length, (int, np.integer)) and length >= 0 for length in lengths):
             raise ArgumentError(f"shape should be lengths of at least 0, is {shape!r}")
         lengths = tuple(map(int, lengths))  # NumPy's numbers have other texts
-        kind = as_array(np.empty(0, dtype)).dtype
+        try:
+            asked = np.dtype(dtype)
+        except TypeError:
+            raise DtypeError(f"dtype should be one of NumPy's or ml_dtypes.bfloat16, is {dtype!r}") from None
+        kind = as_array(np.empty(0, asked)).dtype
         nbytes = math.prod(lengths) * kind.itemsize
 
         def steps(call: Call[Array]) -> Steps[Array]:

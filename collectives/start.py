@@ -35,7 +35,7 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
     Inside `run_threads` it returns the calling rank's communicator.
 
     Raises: WorldError if the world is not the one that the launcher promised; BackendError if the backend is unknown,
-    cannot be loaded, or is another than the one in use; ArgumentError if there is no such check.
+    cannot be loaded, or is another than the one in use; ArgumentError if there is no such check, or no such timeout.
     """
     simulated = simulation.current()
     if simulated is not None:
@@ -44,6 +44,8 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
         raise BackendError(f"backend should be one of {', '.join(_BACKENDS)}, is {backend!r}")
     if check not in _CHECKS:
         raise ArgumentError(f"check should be one of {', '.join(_CHECKS)}, is {check!r}")
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ArgumentError(f"timeout should be seconds above 0, is {timeout!r}")
     global _world
     with _lock:
         if _world is None:

@@ -300,7 +300,7 @@ def test_even_lengths_are_array_splits(total: int, size: int, expected: list[int
 
 def test_lengths_are_whole_numbers_one_a_rank() -> None:
     assert arrays.check_lengths((2, np.int64(0), 1), 3) == [2, 0, 1]
-    for bad in ([1, 2], [1, -1, 0], None, ["a", 1, 1]):
+    for bad in ([1, 2], [1, -1, 0], None, ["a", 1, 1], [1, 1.5, 1]):
         with pytest.raises(ArgumentError, match="lengths should be"):
             arrays.check_lengths(bad, 3)  # type: ignore[arg-type]
 

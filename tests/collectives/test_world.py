@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,12 @@ def test_a_backend_asked_for_by_name_never_falls_back() -> None:
         choose("single", World(engine="mpich", rank=0, size=2))
     with pytest.raises(collectives.BackendError, match="backend should be one of auto, single, mpi, nccl, is 'gloo'"):
         collectives.init("gloo")
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": 0}, {"timeout": -1.0}, {"timeout": "10"}, {"check": "never"}])
+def test_init_refuses_what_it_cannot_mean(wrong: dict[str, Any]) -> None:
+    with pytest.raises(collectives.ArgumentError, match=f"{next(iter(wrong))} should be"):
+        collectives.init(**wrong)
 
 
 def test_init_is_idempotent_and_a_world_of_one_imports_no_mpi() -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import Communicator
+from collectives import ArgumentError, Communicator, DtypeError
 from tests.collectives.contract.run import Run
 
 
@@ -99,6 +99,17 @@ class LifeContract:
                 inner.close()
             assert comm.all_reduce(np.ones(1)) == comm.size
             assert comm.split(None) is None
+
+        run(check)
+
+    def test_what_comm_empty_cannot_make(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            for shape in (-1, 2.5, (2, -1), None):
+                with pytest.raises(ArgumentError, match="shape should be lengths of at least 0"):
+                    comm.empty(shape)  # type: ignore[arg-type]
+            for dtype in ("nonsense", "U3", object):
+                with pytest.raises(DtypeError):
+                    comm.empty(2, dtype)
 
         run(check)
 
