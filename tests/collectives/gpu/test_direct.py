@@ -190,3 +190,13 @@ def test_the_contract_holds_over_a_real_mpi(
     done = run_job([*mpiexec, "-n", str(size), sys.executable, str(SCRIPT)], timeout=60, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("contract kept") == size
+
+
+@pytest.mark.mpi
+def test_a_trial_inside_a_job_is_no_rank_of_it(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str]
+) -> None:
+    script = SCRIPT.with_name("on_trial.py")
+    done = run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=60, env={"OPENBLAS_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "rank 0: proven", "rank 1: proven"]
