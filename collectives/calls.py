@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -155,9 +156,20 @@ class Calls:
         yield transport.all_gather(mine, texts.reshape(-1), [TEXT] * transport.size)
         return MismatchError(table(texts, ranks, self.rank, call.number))
 
-    def _check_root(self, root: int) -> None:
-        if not isinstance(root, int) or not 0 <= root < self.size:
-            raise ArgumentError(f"root should be a rank from 0 to {self.size - 1}, is {root!r}")
+    def _check_root(self, root: Any) -> int:
+        """The root as a plain number. Raises: ArgumentError if there is no such rank."""
+        return whole(root, 0, self.size - 1, "root should be a rank")
+
+
+def whole(number: Any, least: int, most: int, what: str) -> int:
+    """A whole number of any kind, NumPy's too, as Python's. Raises: ArgumentError if it is none, or out of bounds."""
+    try:
+        plain = operator.index(number)
+    except TypeError:
+        plain = least - 1
+    if not least <= plain <= most:
+        raise ArgumentError(f"{what} from {least} to {most}, is {number!r}")
+    return int(plain)
 
 
 def _unheard() -> None:

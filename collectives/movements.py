@@ -40,14 +40,14 @@ class Movements(Calls):
         """The root's x, on every rank: written into x elsewhere.
 
         x: (...), the same shape and dtype on every rank
-        Returns: x as an array
+        Returns: x
         Raises: ArgumentError if there is no such root, or x is read-only off the root.
         """
         if self._quick is not None and not async_op and type(x) is np.ndarray:
             y = self._quick.run("broadcast", x, root, None, None)
             if y is not LEFT:
                 return y
-        self._check_root(root)
+        root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).broadcast(x, root, async_op=async_op)
         array = as_array(x)
@@ -55,14 +55,14 @@ class Movements(Calls):
             writable(array, "x")
         shown = Header(agreed("broadcast", f"root {root}", array.dtype, array.shape))
 
-        def steps(call: Call[Array]) -> Steps[Array]:
+        def steps(call: Call[Any]) -> Steps[Any]:
             moved = contiguous(array)
             sent = as_bytes(moved)
             yield from self._meet(call, shown, sent if self.rank == root else None)
             yield self._transport.broadcast(sent, root)
             if moved is not array and self.rank != root:
                 np.copyto(array, moved)
-            return array
+            return x
 
         recipe = None
         if array is x:
@@ -88,7 +88,7 @@ class Movements(Calls):
             y = self._quick.run("gather", x, (root, lengths), out if self.rank == root else None, None)
             if y is not LEFT:
                 return y
-        self._check_root(root)
+        root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).gather(x, root, lengths=lengths, out=out, async_op=async_op)
         part, known = self._part(x, lengths)
@@ -156,7 +156,7 @@ class Movements(Calls):
                 y = self._quick.run("scatter", x, root, out, None) if type(x) is np.ndarray else LEFT
             if y is not LEFT:
                 return y
-        self._check_root(root)
+        root = self._check_root(root)
         near = x if is_device_array(x) else out  # off the root, out alone tells that the root's x is on a GPU
         if is_device_array(near):
             return self._device(near).scatter(x, root, lengths=lengths, out=out, async_op=async_op)

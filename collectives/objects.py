@@ -35,7 +35,7 @@ class Objects(Calls):
         Returns: the object itself on the root, a copy elsewhere
         Raises: ArgumentError if there is no such root; on every rank if o cannot be pickled.
         """
-        self._check_root(root)
+        root = self._check_root(root)
         length, mine = _pickled(o) if self.rank == root else (0, _NOTHING)
 
         header = Header(agreed("broadcast_object", f"root {root}", None, None))
@@ -58,7 +58,7 @@ class Objects(Calls):
         Returns: a list of `size` objects on the root, None elsewhere
         Raises: ArgumentError if there is no such root; on every rank if an object cannot be pickled.
         """
-        self._check_root(root)
+        root = self._check_root(root)
         length, mine = _pickled(o)
 
         header = Header(agreed("gather_object", f"root {root}", None, None))
@@ -101,7 +101,7 @@ class Objects(Calls):
         Raises: ArgumentError if there is no such root, or its list has another length; on every rank if an object
         cannot be pickled.
         """
-        self._check_root(root)
+        root = self._check_root(root)
         each: list[tuple[int, Array]] = [(0, _NOTHING)] * self.size
         if self.rank == root:
             if not isinstance(objects, Sequence) or len(objects) != self.size:

@@ -14,8 +14,7 @@ import numpy as np
 
 from collectives import header
 from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array
-from collectives.calls import Calls
-from collectives.errors import ArgumentError
+from collectives.calls import Calls, whole
 from collectives.family import Family
 from collectives.mail import Mail
 from collectives.progress import Call, Steps, Words, Work
@@ -46,7 +45,7 @@ class Pairs(Calls):
         Returns: None
         Raises: ArgumentError if there is no such rank or tag; PeerLeft if dst leaves without receiving it.
         """
-        self._check_letter(dst, "dst", tag)
+        dst, tag = self._check_letter(dst, "dst", tag)
         source = self._device(x).letter(x) if is_device_array(x) else as_array(x)
         moved = contiguous(source)
 
@@ -73,7 +72,7 @@ class Pairs(Calls):
         Raises: ArgumentError if there is no such rank or tag, or out does not fit, in which case the letter is lost;
         PeerLeft if src leaves without sending it.
         """
-        self._check_letter(src, "src", tag)
+        src, tag = self._check_letter(src, "src", tag)
         if is_device_array(out):
             door = self._device(out)
             if async_op:
@@ -118,11 +117,9 @@ class Pairs(Calls):
         self._mail.submit(call, line)
         return Work(call)
 
-    def _check_letter(self, peer: int, what: str, tag: int) -> None:
-        if not isinstance(peer, int) or not 0 <= peer < self.size:
-            raise ArgumentError(f"{what} should be a rank from 0 to {self.size - 1}, is {peer!r}")
-        if not isinstance(tag, int) or not 0 <= tag < TAGS:
-            raise ArgumentError(f"tag should be a number from 0 to {TAGS - 1}, is {tag!r}")
+    def _check_letter(self, peer: Any, what: str, tag: Any) -> tuple[int, int]:
+        rank = whole(peer, 0, self.size - 1, f"{what} should be a rank")
+        return rank, whole(tag, 0, TAGS - 1, "tag should be a number")
 
     def _line(self, src: int, dst: int, tag: int, end: str) -> str:
         return f"{self._transport.key} {src}>{dst} #{tag} {end}"

@@ -99,7 +99,7 @@ class Reductions(Calls):
             y = self._quick.run("reduce", x, (op, root), out if self.rank == root else None, scale)
             if y is not LEFT:
                 return y
-        self._check_root(root)
+        root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).reduce(x, op, root, scale=scale, out=out, async_op=async_op)
         source, given = as_array(x), op

@@ -110,6 +110,28 @@ class MovementsContract:
 
         run(check)
 
+    def test_a_root_is_a_whole_number_of_any_kind(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            last = comm.size - 1
+            for root in (np.int64(last), last, np.uint8(last)):  # not even the same kind on all ranks
+                x = np.array([comm.rank])
+                assert comm.broadcast(x, root if comm.rank else last) is x
+                assert x == last
+                total = comm.reduce(np.ones(1), root=root)
+                assert total == comm.size if comm.rank == last else total is None
+            with pytest.raises(collectives.ArgumentError, match="root should be a rank from 0"):
+                comm.gather(np.ones(1), root=0.0)
+
+        run(check)
+
+    def test_broadcast_gives_back_what_it_was_given(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            x = memoryview(bytearray(b"root" if comm.rank == 0 else b"...."))
+            assert comm.broadcast(x) is x
+            assert bytes(x) == b"root"
+
+        run(check)
+
     def test_roots_lengths_and_ops_that_do_not_exist(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             with pytest.raises(collectives.ArgumentError, match=f"root should be a rank from 0 to {comm.size - 1}"):
