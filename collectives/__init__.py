@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collectives.call import Work as Work
     from collectives.communicator import Communicator as Communicator
     from collectives.errors import ArgumentError as ArgumentError
     from collectives.errors import BackendError as BackendError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collectives.errors import NcclError as NcclError
     from collectives.errors import PeerLeft as PeerLeft
     from collectives.errors import WorldError as WorldError
-    from collectives.progress import Work as Work
     from collectives.reduction import ReduceOp as ReduceOp
     from collectives.simulation import run_threads as run_threads
     from collectives.start import init as init
@@ -43,7 +43,7 @@ _HOMES = {
     "NcclError": "errors",
     "PeerLeft": "errors",
     "ReduceOp": "reduction",
-    "Work": "progress",
+    "Work": "call",
     "WorldError": "errors",
     "__version__": "version",
     "init": "start",

@@ -11,10 +11,11 @@ import numpy as np
 from collectives._shared.hierarchy import HierarchicalTransport
 from collectives._shared.quick import Quick, Recipe
 from collectives._shared.transport import SharedTransport
+from collectives.call import Call, Steps, Words, Work
 from collectives.errors import ArgumentError, MismatchError
 from collectives.family import Family
 from collectives.meeting import TEXT, Header, Headers, differ, table, to_text
-from collectives.progress import Call, CallQueue, Steps, Words, Work
+from collectives.progress import CallQueue
 from collectives.reduction import Array
 from collectives.site import user_site
 from collectives.transport import Transport

@@ -17,13 +17,13 @@ from collectives._shared import takes
 from collectives._shared.quick import LEFT, Recipe
 from collectives._shared.setup import add_array, share, sharing
 from collectives.arrays import as_array, as_bytes
+from collectives.call import Call, Steps
 from collectives.errors import ArgumentError, DtypeError
 from collectives.family import Family
 from collectives.meeting import Header, agreed
 from collectives.movements import Movements
 from collectives.objects import Objects
 from collectives.pairs import Pairs
-from collectives.progress import Call, Steps
 from collectives.reduction import Array
 from collectives.reductions import Reductions
 from collectives.transport import Transport

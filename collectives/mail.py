@@ -11,8 +11,10 @@ import threading
 import time
 from typing import Any, TypeVar
 
-from collectives.progress import PAUSE, Call, CallQueue, Watch
+from collectives.call import Call
+from collectives.progress import CallQueue
 from collectives.transport import Transport
+from collectives.waiting import PAUSE, Watch
 
 T = TypeVar("T")
 

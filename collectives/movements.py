@@ -25,10 +25,10 @@ from collectives.arrays import (
     rows,
     writable,
 )
+from collectives.call import Call, Steps
 from collectives.calls import Calls, Lengths
 from collectives.errors import ArgumentError, MismatchError
 from collectives.meeting import ROWS, Header, Headers, agreed
-from collectives.progress import Call, Steps
 from collectives.reduction import Array
 from collectives.transport import Test
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import as_bytes
+from collectives.call import Call, Steps
 from collectives.calls import Calls
 from collectives.errors import ArgumentError
 from collectives.meeting import Header, agreed
-from collectives.progress import Call, Steps
 from collectives.reduction import Array
 
 _PROTOCOL = 5

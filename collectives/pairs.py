@@ -14,10 +14,10 @@ import numpy as np
 
 from collectives import header
 from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array
+from collectives.call import Call, Steps, Words, Work
 from collectives.calls import Calls, whole
 from collectives.family import Family
 from collectives.mail import Mail
-from collectives.progress import Call, Steps, Words, Work
 from collectives.reduction import Array
 from collectives.site import user_site
 from collectives.transport import LETTER, TAGS, Transport

@@ -1,132 +1,39 @@
-"""Progress: who drives a communicator's collectives to their end, in which order, and for how long.
+"""Progress: who drives a communicator's collectives to their end, and in which order.
 
-A collective is a generator that yields each step's test and returns its result, so that one description serves the
-calling thread and the helper thread alike. A synchronous call runs in the caller when nothing of its communicator is
-queued or in flight; everything else goes through one helper thread a communicator, one call after the other. Nothing
-here blocks inside a backend: a test is repeated until it is True, the time limit passes, Ctrl-C arrives or a rank turns
-out to have left.
+A synchronous call runs in the caller when nothing of its communicator is queued or in flight; everything else goes
+through one helper thread a communicator, one call after the other.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from collectives import departure, lateness
+from collectives.call import Call, Words, again
 from collectives.errors import (
     ArgumentError,
     CollectiveInterrupted,
     CollectivesError,
-    CollectiveTimeout,
     CommunicatorClosed,
     MismatchError,
-    PeerLeft,
 )
-from collectives.flight.recorder import DONE, FAILED, QUEUED, STARTED, Recorder, of_this_process
-from collectives.meeting import Headers
-from collectives.reduction import Array
-from collectives.site import Site, user_site
-from collectives.transport import Test, Transport
+from collectives.flight.recorder import FAILED, QUEUED, STARTED, of_this_process
+from collectives.site import Site
+from collectives.transport import Transport
+from collectives.waiting import walk
 
 T = TypeVar("T")
-Steps = Generator[Test, None, T]
-
-_SPIN = 20e-6  # s; a peer that is about to arrive is worth a short spin,
-_YIELD = 300e-6  # s; a later one gets this core whenever it can use it,
-PAUSE = 100e-6  # s; and one that is still later may be computing on it
-_LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
 
 # Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
 _IN_ORDER = (ArgumentError, MismatchError)
 
 # MPI cannot cancel a collective: what a broken call may still write into must live until the process ends.
 _never_freed: list[Any] = []
-
-
-class Words:
-    """A call's dtype, shape and options, put into words only when an error needs them."""
-
-    __slots__ = ("dtype", "more", "shape")
-
-    def __init__(self, x: Array | None, more: str) -> None:
-        self.dtype = None if x is None else x.dtype
-        self.shape = None if x is None else x.shape
-        self.more = more
-
-    def __str__(self) -> str:
-        array = "" if self.dtype is None else f"{self.dtype} {self.shape}"
-        return " ".join(part for part in (self.more, array) if part)
-
-
-class Call(Generic[T]):
-    """One collective on one rank: what it is called, its steps, and its outcome."""
-
-    __slots__ = (
-        "_finished",
-        "error",
-        "headers",
-        "line",
-        "look",
-        "name",
-        "number",
-        "peer",
-        "record",
-        "recorder",
-        "result",
-        "site",
-        "steps",
-        "test",
-        "timeout",
-        "what",
-    )
-
-    def __init__(self, name: str, what: Words, site: Site, timeout: float) -> None:
-        self.name = name
-        self.line: str | None = None  # under which a leaving rank tells how far it came; None: the communicator's key
-        self.peer: int | None = None  # the one rank that this call waits for; None: all of them
-        self.what = what
-        self.site = site
-        self.steps: Steps[T]
-        self.look: Callable[[Call[Any]], None] | None = None  # raises what has broken the communicator from elsewhere
-        self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
-        self.timeout = timeout
-        self.number = -1
-        self.record = -1  # its index in the flight record
-        self.recorder: Recorder | None = None
-        self.headers: Headers | None = None  # of all ranks, once they have met
-        self.result: T | None = None
-        self.error: BaseException | None = None
-        self._finished = threading.Event()
-
-    def __str__(self) -> str:
-        return f"{self.name} #{self.number} ({self.site}) {self.what}".rstrip()
-
-    def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Publishes the outcome to whoever waits."""
-        self.result, self.error = result, error
-        if self.recorder is not None:
-            self.recorder.end(self.record, DONE if error is None else FAILED)
-        self._finished.set()
-
-    def finished(self) -> bool:
-        """True once the outcome is known."""
-        return self._finished.is_set()
-
-    def join(self, timeout: float | None) -> bool:
-        """Waits for the outcome; False if it is not known after `timeout` seconds."""
-        return self._finished.wait(timeout)
-
-    def outcome(self) -> T:
-        """The result. Raises: the error that ended the call."""
-        if self.error is not None:
-            raise _again(self.error)
-        return self.result  # type: ignore[return-value]  # a finished call without an error has its result
 
 
 class _HandedOver(NamedTuple):
@@ -256,8 +163,8 @@ class CallQueue:
         self.recorder.start(call.record)
         try:
             if self._error is not None:
-                raise _again(self._error)
-            result = _walk(call, self._transport)
+                raise again(self._error)
+            result = walk(call, self._transport)
         except _IN_ORDER as error:
             call.finish(None, error)
             raise
@@ -314,7 +221,7 @@ class CallQueue:
             _never_freed.append(call)
             self._heard()
             assert self._error is not None
-            raise _again(self._error)
+            raise again(self._error)
 
     @property
     def broken(self) -> bool:
@@ -360,7 +267,7 @@ class CallQueue:
     def _admit(self, call: Call[Any]) -> None:
         if self._error is not None:
             self._heard()
-            raise _again(self._error)
+            raise again(self._error)
         if self.inside:
             raise CollectivesError(
                 f"rank {self._transport.rank}: {call.name} ({call.site}) was called in the middle of another call of "
@@ -426,110 +333,3 @@ def _interrupted(rank: int, what: str, error: BaseException) -> CollectiveInterr
     return CollectiveInterrupted(
         f"rank {rank}: {what} was interrupted ({type(error).__name__}); this communicator cannot go on"
     )
-
-
-def complete(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
-    """Takes steps that belong to no communicator yet to their end. Raises: CollectiveTimeout, PeerLeft."""
-    call: Call[T] = Call(name, Words(None, ""), user_site(), timeout)
-    call.steps, call.number = steps, 0
-    return _walk(call, transport)
-
-
-def _walk(call: Call[T], transport: Transport) -> T:
-    try:
-        while True:
-            call.test = test = next(call.steps)
-            if not test():
-                _wait(test, call, transport)
-    except StopIteration as end:
-        return end.value
-
-
-def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
-    start = time.monotonic()
-    while time.monotonic() - start < _SPIN:
-        if test():
-            return
-    while time.monotonic() - start < _YIELD:
-        os.sched_yield()
-        if test():
-            return
-    watch = Watch(test, call, transport, start)
-    while not test():
-        time.sleep(PAUSE)
-        watch.look_around()
-
-
-class Watch:
-    """Ends one wait, by an error, when its time is over or the rank it waits for has left."""
-
-    __slots__ = ("_call", "_look", "_start", "_test", "_transport")
-
-    def __init__(self, test: Test, call: Call[Any], transport: Transport, start: float) -> None:
-        self._test = test
-        self._call = call
-        self._transport = transport
-        self._start = start
-        self._look = start + _LOOK_AROUND
-
-    def look_around(self) -> None:
-        """Now and then looks who has left, what has broken, and at the time.
-
-        Raises: PeerLeft, CollectiveTimeout; what `break_off` was given.
-        """
-        now = time.monotonic()
-        if now < self._look:
-            return
-        self._look = now + _LOOK_AROUND
-        call, transport = self._call, self._transport
-        if call.look is not None:
-            call.look(call)
-        departures = transport.departures()
-        if call.peer is not None:
-            departures = {rank: left for rank, left in departures.items() if rank == call.peer}
-        if departures:
-            gone = departure.never_coming(departures, call.line or transport.key, call.number)
-            if gone and not self._test():
-                raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
-        if now - self._start > call.timeout:
-            missed = lateness.explain(transport, call)
-            raise CollectiveTimeout(
-                f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {missed}"
-            )
-
-
-def _again(error: BaseException) -> BaseException:
-    # A fresh exception: one instance raised at several places would collect all their tracebacks.
-    fresh = type(error)(*error.args)
-    fresh.__cause__ = error.__cause__
-    return fresh
-
-
-class Work(Generic[T]):
-    """A collective under way, as `async_op=True` returns it. It keeps its arrays alive.
-
-    Until `wait` returns, the arrays given to the collective must be neither changed nor, if they are written, read.
-    """
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Call[T]) -> None:
-        self._call = call
-
-    def done(self) -> bool:
-        """True once `wait` would return, or raise, at once."""
-        return self._call.finished()
-
-    def wait(self, timeout: float | None = None) -> T:
-        """The collective's result; may be called again.
-
-        timeout: seconds that this call waits at most; the collective's own time limit holds besides
-        Raises: CollectiveTimeout if it is not complete by then (a limit given here leaves the communicator usable);
-        whatever ended the collective.
-        """
-        if not self._call.join(timeout):
-            raise CollectiveTimeout(f"{self._call} was not complete after waiting {timeout:g} s; it goes on")
-        return self._call.outcome()
-
-    def __repr__(self) -> str:
-        return f"<Work {self._call}: {'done' if self.done() else 'under way'}>"

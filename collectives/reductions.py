@@ -21,10 +21,10 @@ from collectives.arrays import (
     is_device_array,
     writable,
 )
+from collectives.call import Call, Steps
 from collectives.calls import Calls, Scale
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.meeting import Header, agreed
-from collectives.progress import Call, Steps
 from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
 from collectives.transport import Finish, Test, then
 

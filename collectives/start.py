@@ -13,7 +13,7 @@ from collectives.errors import ArgumentError, BackendError
 from collectives.family import Family
 from collectives.flight.recorder import of_this_process
 from collectives.flight.sampler import Sampler
-from collectives.progress import complete
+from collectives.waiting import complete
 
 _BACKENDS = ("auto", "single", "mpi", "nccl")
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes

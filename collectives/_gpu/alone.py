@@ -7,7 +7,7 @@ from typing import Any
 
 from collectives._gpu.carrier import Rest
 from collectives._gpu.cuda import Cuda
-from collectives.progress import Steps
+from collectives.call import Steps
 from collectives.reduction import ReduceOp
 
 

@@ -25,9 +25,9 @@ from collectives._nccl.communicator import NcclCommunicator
 from collectives._nccl.issuer import Issuer
 from collectives._nccl.table import Nccl
 from collectives._nccl.watchdog import Watchdog
+from collectives.call import Call, Steps
 from collectives.errors import CollectivesError
 from collectives.flight.recorder import FAILED
-from collectives.progress import Call, Steps
 from collectives.reduction import ReduceOp, wire_op
 from collectives.transport import offsets
 

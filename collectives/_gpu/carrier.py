@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from collectives.progress import Steps
+from collectives.call import Steps
 from collectives.reduction import ReduceOp
 from collectives.transport import offsets
 

@@ -19,8 +19,8 @@ from collectives._gpu.staged import Staged
 from collectives._nccl import issuer, library
 from collectives._nccl.communicator import NcclCommunicator, unique_id
 from collectives._nccl.table import UNIQUE_ID_BYTES, Nccl
+from collectives.call import Steps
 from collectives.errors import BackendError, CollectivesError
-from collectives.progress import Steps
 from collectives.transport import Transport
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from collectives._gpu.by_nccl import ByNccl
 from collectives._gpu.letters import DeviceLetters
 from collectives._gpu.movements import DeviceMovements
 from collectives._gpu.reductions import DeviceReductions
+from collectives.call import Call, Steps, Words
 from collectives.calls import Calls
 from collectives.errors import BackendError, CollectivesError
-from collectives.progress import Call, Steps, Words
 from collectives.site import user_site
 from collectives.transport import Transport
 

@@ -24,7 +24,7 @@ from collectives._gpu.cuda import Cuda
 from collectives._shared.hierarchy import HierarchicalTransport
 from collectives._shared.transport import SharedTransport
 from collectives.arrays import as_bytes, even_lengths
-from collectives.progress import Steps
+from collectives.call import Steps
 from collectives.reduction import COMBINE, ReduceOp, wire_op
 from collectives.transport import TAGS, Transport, all_of
 

@@ -15,10 +15,10 @@ from collectives._gpu import choosing
 from collectives._gpu.carrier import Carrier
 from collectives._gpu.cuda import Cuda
 from collectives._gpu.passage import Custody, Passage
+from collectives.call import Call, Steps, Words, Work
 from collectives.calls import Calls
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.meeting import Header, Headers, agreed
-from collectives.progress import Call, Steps, Words, Work
 from collectives.site import user_site
 from collectives.transport import Transport
 

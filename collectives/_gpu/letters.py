@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from collectives._gpu.door import Desk
+from collectives.call import Work
 from collectives.errors import CollectiveTimeout
-from collectives.progress import PAUSE, Work
 from collectives.reduction import Array
+from collectives.waiting import PAUSE
 
 
 class DeviceLetters(Desk):

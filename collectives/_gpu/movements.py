@@ -12,10 +12,10 @@ from collectives._gpu.carrier import Carrier
 from collectives._gpu.door import Desk, overlap
 from collectives._gpu.passage import Passage
 from collectives.arrays import as_bytes, check_lengths, even_lengths, row_bytes, rows
+from collectives.call import Steps
 from collectives.calls import Lengths
 from collectives.errors import ArgumentError, MismatchError
 from collectives.meeting import ROWS, Headers
-from collectives.progress import Steps
 
 
 class DeviceMovements(Desk):

@@ -9,10 +9,10 @@ from collectives._gpu.carrier import Carrier, Rest
 from collectives._gpu.door import Desk, overlap
 from collectives._gpu.passage import Passage
 from collectives.arrays import check_lengths, even_lengths, flat
+from collectives.call import Steps
 from collectives.calls import Scale
 from collectives.errors import ArgumentError
 from collectives.meeting import Headers
-from collectives.progress import Steps
 from collectives.reduction import ReduceOp, check_scale, finish, wire_dtype
 
 

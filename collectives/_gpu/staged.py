@@ -21,7 +21,7 @@ import numpy as np
 from collectives._gpu.carrier import Rest
 from collectives._gpu.cuda import Cuda
 from collectives._gpu.rounds import Span, lengths, part_spans, spans
-from collectives.progress import Steps
+from collectives.call import Steps
 from collectives.reduction import Array, ReduceOp, wire_op
 from collectives.transport import Test, Transport, offsets
 

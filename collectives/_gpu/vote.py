@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from collectives.call import Steps
 from collectives.errors import BackendError
-from collectives.progress import Steps
 from collectives.reduction import Array
 from collectives.transport import Transport
 

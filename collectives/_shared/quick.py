@@ -21,9 +21,10 @@ from collectives._shared.board import SLOT, Board
 from collectives._shared.takes import Result, Shape, slot_arrays
 from collectives._shared.transport import SharedTransport, soon
 from collectives.arrays import flat
+from collectives.call import Call, Steps
 from collectives.flight.recorder import FAILED
 from collectives.meeting import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Header, Headers
-from collectives.progress import Call, CallQueue, Steps
+from collectives.progress import CallQueue
 from collectives.reduction import Array
 from collectives.transport import Test
 

@@ -17,7 +17,7 @@ from collectives._shared.board import Board, board_bytes
 from collectives._shared.hierarchy import HierarchicalTransport
 from collectives._shared.transport import SharedTransport
 from collectives._single import SingleTransport
-from collectives.progress import Steps
+from collectives.call import Steps
 from collectives.reduction import Array
 from collectives.transport import Test, Transport
 

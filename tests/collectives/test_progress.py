@@ -14,8 +14,8 @@ import pytest
 import collectives
 from collectives import Communicator
 from collectives._single import SingleTransport
+from collectives.call import Work
 from collectives.departure import Departure, describe, never_coming
-from collectives.progress import Work
 from collectives.transport import Test
 
 

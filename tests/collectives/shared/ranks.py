@@ -13,7 +13,7 @@ from collectives import Communicator
 from collectives._mpi import take_seat
 from collectives._shared.setup import share
 from collectives._threads import ThreadTransport
-from collectives.progress import complete
+from collectives.waiting import complete
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from collectives._mpi_transport import MPITransport
 from collectives._shared.hierarchy import HierarchicalTransport
 from collectives._shared.setup import share
 from collectives._shared.transport import SharedTransport
-from collectives.progress import complete
+from collectives.waiting import complete
 from tests.collectives.contract.run import Run
 from tests.collectives.shared.ranks import run_sharing
 from tests.collectives.test_contract import Contract, by_messages

@@ -1,0 +1,140 @@
+"""A collective under way: what it is called and with what, its steps, its outcome, and the user's hold on it.
+
+Its steps are a generator that yields each operation's test and returns the result, so that one description serves the
+calling thread and the helper thread alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from collectives.errors import (
+    CollectiveTimeout,
+)
+from collectives.flight.recorder import DONE, FAILED, Recorder
+from collectives.meeting import Headers
+from collectives.reduction import Array
+from collectives.site import Site
+from collectives.transport import Test
+
+T = TypeVar("T")
+Steps = Generator[Test, None, T]
+
+
+class Words:
+    """A call's dtype, shape and options, put into words only when an error needs them."""
+
+    __slots__ = ("dtype", "more", "shape")
+
+    def __init__(self, x: Array | None, more: str) -> None:
+        self.dtype = None if x is None else x.dtype
+        self.shape = None if x is None else x.shape
+        self.more = more
+
+    def __str__(self) -> str:
+        array = "" if self.dtype is None else f"{self.dtype} {self.shape}"
+        return " ".join(part for part in (self.more, array) if part)
+
+
+class Call(Generic[T]):
+    """One collective on one rank: what it is called, its steps, and its outcome."""
+
+    __slots__ = (
+        "_finished",
+        "error",
+        "headers",
+        "line",
+        "look",
+        "name",
+        "number",
+        "peer",
+        "record",
+        "recorder",
+        "result",
+        "site",
+        "steps",
+        "test",
+        "timeout",
+        "what",
+    )
+
+    def __init__(self, name: str, what: Words, site: Site, timeout: float) -> None:
+        self.name = name
+        self.line: str | None = None  # under which a leaving rank tells how far it came; None: the communicator's key
+        self.peer: int | None = None  # the one rank that this call waits for; None: all of them
+        self.what = what
+        self.site = site
+        self.steps: Steps[T]
+        self.look: Callable[[Call[Any]], None] | None = None  # raises what has broken the communicator from elsewhere
+        self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
+        self.timeout = timeout
+        self.number = -1
+        self.record = -1  # its index in the flight record
+        self.recorder: Recorder | None = None
+        self.headers: Headers | None = None  # of all ranks, once they have met
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self._finished = threading.Event()
+
+    def __str__(self) -> str:
+        return f"{self.name} #{self.number} ({self.site}) {self.what}".rstrip()
+
+    def finish(self, result: T | None, error: BaseException | None) -> None:
+        """Publishes the outcome to whoever waits."""
+        self.result, self.error = result, error
+        if self.recorder is not None:
+            self.recorder.end(self.record, DONE if error is None else FAILED)
+        self._finished.set()
+
+    def finished(self) -> bool:
+        """True once the outcome is known."""
+        return self._finished.is_set()
+
+    def join(self, timeout: float | None) -> bool:
+        """Waits for the outcome; False if it is not known after `timeout` seconds."""
+        return self._finished.wait(timeout)
+
+    def outcome(self) -> T:
+        """The result. Raises: the error that ended the call."""
+        if self.error is not None:
+            raise again(self.error)
+        return self.result  # type: ignore[return-value]  # a finished call without an error has its result
+
+
+class Work(Generic[T]):
+    """A collective under way, as `async_op=True` returns it. It keeps its arrays alive.
+
+    Until `wait` returns, the arrays given to the collective must be neither changed nor, if they are written, read.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call[T]) -> None:
+        self._call = call
+
+    def done(self) -> bool:
+        """True once `wait` would return, or raise, at once."""
+        return self._call.finished()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The collective's result; may be called again.
+
+        timeout: seconds that this call waits at most; the collective's own time limit holds besides
+        Raises: CollectiveTimeout if it is not complete by then (a limit given here leaves the communicator usable);
+        whatever ended the collective.
+        """
+        if not self._call.join(timeout):
+            raise CollectiveTimeout(f"{self._call} was not complete after waiting {timeout:g} s; it goes on")
+        return self._call.outcome()
+
+    def __repr__(self) -> str:
+        return f"<Work {self._call}: {'done' if self.done() else 'under way'}>"
+
+
+def again(error: BaseException) -> BaseException:
+    # A fresh exception: one instance raised at several places would collect all their tracebacks.
+    fresh = type(error)(*error.args)
+    fresh.__cause__ = error.__cause__
+    return fresh

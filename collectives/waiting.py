@@ -1,0 +1,97 @@
+"""Waiting: how long a rank spins, yields and sleeps until a step is complete, and what ends a wait that would not end.
+
+Nothing here blocks inside a backend: a test is repeated until it is True, the time limit passes, Ctrl-C arrives or a
+rank turns out to have left.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, TypeVar
+
+from collectives import departure, lateness
+from collectives.call import Call, Steps, Words
+from collectives.errors import (
+    CollectiveTimeout,
+    PeerLeft,
+)
+from collectives.site import user_site
+from collectives.transport import Test, Transport
+
+T = TypeVar("T")
+
+_SPIN = 20e-6  # s; a peer that is about to arrive is worth a short spin,
+_YIELD = 300e-6  # s; a later one gets this core whenever it can use it,
+PAUSE = 100e-6  # s; and one that is still later may be computing on it
+_LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
+
+
+def complete(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
+    """Takes steps that belong to no communicator yet to their end. Raises: CollectiveTimeout, PeerLeft."""
+    call: Call[T] = Call(name, Words(None, ""), user_site(), timeout)
+    call.steps, call.number = steps, 0
+    return walk(call, transport)
+
+
+def walk(call: Call[T], transport: Transport) -> T:
+    try:
+        while True:
+            call.test = test = next(call.steps)
+            if not test():
+                _wait(test, call, transport)
+    except StopIteration as end:
+        return end.value
+
+
+def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
+    start = time.monotonic()
+    while time.monotonic() - start < _SPIN:
+        if test():
+            return
+    while time.monotonic() - start < _YIELD:
+        os.sched_yield()
+        if test():
+            return
+    watch = Watch(test, call, transport, start)
+    while not test():
+        time.sleep(PAUSE)
+        watch.look_around()
+
+
+class Watch:
+    """Ends one wait, by an error, when its time is over or the rank it waits for has left."""
+
+    __slots__ = ("_call", "_look", "_start", "_test", "_transport")
+
+    def __init__(self, test: Test, call: Call[Any], transport: Transport, start: float) -> None:
+        self._test = test
+        self._call = call
+        self._transport = transport
+        self._start = start
+        self._look = start + _LOOK_AROUND
+
+    def look_around(self) -> None:
+        """Now and then looks who has left, what has broken, and at the time.
+
+        Raises: PeerLeft, CollectiveTimeout; what `break_off` was given.
+        """
+        now = time.monotonic()
+        if now < self._look:
+            return
+        self._look = now + _LOOK_AROUND
+        call, transport = self._call, self._transport
+        if call.look is not None:
+            call.look(call)
+        departures = transport.departures()
+        if call.peer is not None:
+            departures = {rank: left for rank, left in departures.items() if rank == call.peer}
+        if departures:
+            gone = departure.never_coming(departures, call.line or transport.key, call.number)
+            if gone and not self._test():
+                raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
+        if now - self._start > call.timeout:
+            missed = lateness.explain(transport, call)
+            raise CollectiveTimeout(
+                f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {missed}"
+            )
