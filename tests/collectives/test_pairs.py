@@ -114,9 +114,10 @@ def test_the_helper_thread_ends_with_its_communicator() -> None:
         for work in works:
             work.wait()
 
+    before = set(threading.enumerate())
     collectives.run_threads(check, size=2)
     deadline = time.monotonic() + 5
-    while any(thread.name.endswith("-mail") for thread in threading.enumerate()):
+    while any(thread.name.endswith("-mail") for thread in set(threading.enumerate()) - before):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
