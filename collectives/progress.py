@@ -165,11 +165,11 @@ class CallQueue:
             if self._error is not None:
                 raise again(self._error)
             result = walk(call, self._transport)
+        # Where in our own code an error was noticed tells the user nothing.
         except _IN_ORDER as error:
             call.finish(None, error)
-            raise
+            raise error.with_traceback(None) from error.__cause__
         except CollectivesError as error:
-            # Where in our own code it was noticed tells the user nothing.
             raise self._break(call, error).with_traceback(None) from None
         except Exception as error:
             raise self._break(call, error) from error
