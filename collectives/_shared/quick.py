@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives._shared.board import SLOT, Board
-from collectives._shared.takes import Result, Shape, slot_arrays
+from collectives._shared.takes import Result, slot_arrays
 from collectives._shared.transport import SharedTransport, soon
 from collectives.arrays import flat
 from collectives.call import Call, Steps
@@ -156,8 +156,13 @@ class _Prepared:
         self._scalable = recipe.wire is not None and recipe.wire.kind in "fc"
         self._begin = queue.recorder.begin
         self._given_up = self._signature = -1
-        self._shape: Shape | None = None
-        self._dtype: np.dtype[Any] | None = None
+        result = recipe.result(board, call.headers)
+        self._shape, self._dtype = result.shape, result.dtype
+        self._prepare(x, recipe, result)
+
+    def _prepare(self, x: Array | None, recipe: Recipe, result: Result) -> None:
+        """What each kind keeps besides."""
+        raise NotImplementedError
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
         """The result, or LEFT. Raises: what NumPy raises where warnings are errors."""
@@ -210,22 +215,11 @@ class _Small(_Prepared):
 
     __slots__ = ("_mine", "_take")
 
-    def __init__(
-        self,
-        transport: SharedTransport,
-        queue: CallQueue,
-        call: Call[Any],
-        code: CodeType,
-        x: Array | None,
-        recipe: Recipe,
-    ) -> None:
-        super().__init__(transport, queue, call, code, x, recipe)
-        assert call.headers is not None
+    def _prepare(self, x: Array | None, recipe: Recipe, result: Result) -> None:
         self._mine: Sequence[Array] | None = None
         if recipe.wire is not None and x is not None:
             self._mine = slot_arrays(self._board, self._board.me, recipe.wire, x.shape, self._header[3])
-        make, self._shape, self._dtype = recipe.result(self._board, call.headers)
-        self._take = make()
+        self._take = result.make()
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
         if (out is not None or scale is not None or self._writes) and not self._suits(x, out, scale):
@@ -233,10 +227,10 @@ class _Small(_Prepared):
         queue = self._queue
         index, half_way = -1, False
         with queue.lock:  # the others hold it for a moment only
+            if queue.occupied():  # or inside: a signal's handler calls in the middle of another call
+                return LEFT
+            queue.inside = True
             try:
-                if queue.occupied():
-                    return LEFT
-                queue.inside = True
                 # This is `_enlist`, written out here: a call in Python costs as much as a look at another rank.
                 board = self._board
                 if queue.recorder.given_up != self._given_up:
@@ -274,21 +268,10 @@ class _Large(_Prepared):
 
     __slots__ = ("_move", "_shown")
 
-    def __init__(
-        self,
-        transport: SharedTransport,
-        queue: CallQueue,
-        call: Call[Any],
-        code: CodeType,
-        x: Array | None,
-        recipe: Recipe,
-    ) -> None:
-        super().__init__(transport, queue, call, code, x, recipe)
-        assert call.headers is not None
+    def _prepare(self, x: Array | None, recipe: Recipe, result: Result) -> None:
         assert recipe.move is not None
         self._move = recipe.move
         self._shown = Header(self._header[0], self._header[1])
-        _, self._shape, self._dtype = recipe.result(self._board, call.headers)
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
         if not self._suits(x, out, scale) or (x is not None and not x.flags.c_contiguous):
@@ -298,10 +281,10 @@ class _Large(_Prepared):
         queue = self._queue
         index, half_way = -1, False
         with queue.lock:  # the others hold it for a moment only
+            if queue.occupied():  # or inside: a signal's handler calls in the middle of another call
+                return LEFT
+            queue.inside = True
             try:
-                if queue.occupied():
-                    return LEFT
-                queue.inside = True
                 index, transport = self._enlist(), self._transport
                 brought = None if self._header[2] < 0 else flat(x)
                 given = None if out is None else brought if out is x else flat(out)

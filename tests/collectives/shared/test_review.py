@@ -257,6 +257,18 @@ def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeyp
                 comm.barrier()
             comm.close()
 
+        def call() -> None:
+            for _ in range(2):  # from one place, where the call is prepared
+                with pytest.raises(CollectivesError, match=r"all_reduce .* in the middle of another call"):
+                    total()
+
+        def total() -> Any:
+            return comm.all_reduce(np.ones(1))
+
+        for turn in range(4):
+            if turn == 3:
+                handler[comm.rank] = call
+            assert total() == comm.size
         for turn in range(4):
             if turn == 3:
                 handler[comm.rank] = close
