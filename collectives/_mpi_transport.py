@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.account import Account
-from collectives.arrays import even_lengths
 from collectives.departure import Departure, among
+from collectives.lengths import even_lengths
 from collectives.meeting import HASH, WORDS, Header, Headers
 from collectives.reduction import Array, ReduceOp
 from collectives.transport import LETTER, TAGS, Finish, Test, all_of, offsets, then

@@ -10,8 +10,6 @@ would lose their masks; tensors that require grad, whose autograd would not see 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -189,22 +187,3 @@ def row_bytes(array: Array) -> int:
     for length in array.shape[1:]:
         count *= length
     return count * array.itemsize
-
-
-def check_lengths(lengths: Sequence[int], size: int) -> list[int]:
-    """One length a rank, along axis 0.
-
-    Raises: ArgumentError unless there are `size` whole numbers of at least 0.
-    """
-    try:
-        read = [operator.index(length) for length in lengths]  # int() would cut 4.5 down to 4
-    except (TypeError, ValueError):
-        raise ArgumentError(f"lengths should be whole numbers, one a rank, are {lengths!r}") from None
-    if len(read) != size or any(length < 0 for length in read):
-        raise ArgumentError(f"lengths should be {size} numbers of at least 0, one a rank, are {read}")
-    return read
-
-
-def even_lengths(total: int, size: int) -> list[int]:
-    """`np.array_split`'s rule: the first `total % size` ranks get one more. `even_lengths(7, 3) == [3, 2, 2]`"""
-    return [total // size + (rank < total % size) for rank in range(size)]

@@ -27,7 +27,6 @@ T = TypeVar("T")
 Scale = float | Callable[[], float] | None
 #: What a call does, step by step.
 Describe = Callable[[Call[T]], Steps[T]]
-Lengths = Sequence[int] | Literal["equal"] | None
 
 
 class Calls:

@@ -16,18 +16,17 @@ from collectives._shared.quick import LEFT, Recipe
 from collectives.arrays import (
     as_array,
     as_bytes,
-    check_lengths,
     check_out,
     contiguous,
-    even_lengths,
     is_device_array,
     row_bytes,
     rows,
     writable,
 )
 from collectives.call import Call, Steps
-from collectives.calls import Calls, Lengths
+from collectives.calls import Calls
 from collectives.errors import ArgumentError, MismatchError
+from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
 from collectives.meeting import ROWS, Header, Headers, agreed
 from collectives.reduction import Array
 from collectives.transport import Test
@@ -91,9 +90,10 @@ class Movements(Calls):
         root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).gather(x, root, lengths=lengths, out=out, async_op=async_op)
-        part, known = self._part(x, lengths)
+        part = rows(as_array(x))
+        known = joined_rows(len(part), lengths, self.rank, self.size)
         target = None if out is None or self.rank != root else as_array(out, "out")
-        more = f"root {root}{_given(lengths, known)}"
+        more = f"root {root}{in_words(lengths, known)}"
         shown = Header(agreed("gather", more, part.dtype, part.shape[1:]), len(part))
 
         def steps(call: Call[Any]) -> Steps[Any]:
@@ -122,9 +122,10 @@ class Movements(Calls):
                 return y
         if is_device_array(x):
             return self._device(x).all_gather(x, lengths=lengths, out=out, async_op=async_op)
-        part, known = self._part(x, lengths)
+        part = rows(as_array(x))
+        known = joined_rows(len(part), lengths, self.rank, self.size)
         target = None if out is None else as_array(out, "out")
-        more = _given(lengths, known).strip()
+        more = in_words(lengths, known).strip()
         shown = Header(agreed("all_gather", more, part.dtype, part.shape[1:]), len(part))
 
         def steps(call: Call[Any]) -> Steps[Any]:
@@ -163,9 +164,7 @@ class Movements(Calls):
         whole = _splittable(x, "scatter") if self.rank == root else None
         told = header.empty(self.size)
         if whole is not None:
-            counts = even_lengths(len(whole), self.size) if lengths is None else check_lengths(lengths, self.size)
-            if sum(counts) != len(whole):
-                raise ArgumentError(f"lengths {counts} add up to {sum(counts)}, x has {len(whole)} rows")
+            counts = split_rows(len(whole), lengths, self.size)
             told = header.encode(whole, counts)
         target = None if out is None else as_array(out, "out")
         # What the other ranks cannot know is dtype, shape and lengths: they stand at the head of what the root brings.
@@ -227,9 +226,9 @@ class Movements(Calls):
         if is_device_array(x):
             return self._device(x).all_to_all(x, lengths=lengths, out=out, async_op=async_op)
         whole = _splittable(x, "all_to_all")
-        sends, known = self._exchanges(whole, lengths)
+        sends, known = exchanged_rows(len(whole), lengths, self.rank, self.size)
         target = None if out is None else as_array(out, "out")
-        more = "" if known is None else _given(lengths, known).strip()
+        more = "" if known is None else in_words(lengths, known).strip()
         row = np.array(sends, np.int64)
         tables: list[list[list[int]]] = []  # once the ranks have told each other
         shown = Header(agreed("all_to_all", more, whole.dtype, whole.shape[1:]), zlib.crc32(row.tobytes()))
@@ -271,19 +270,6 @@ class Movements(Calls):
         if whole is x and lengths is None:
             recipe = Recipe(None, whole.dtype, result, move, as_bytes(row))
         return self._run("all_to_all", whole, steps, async_op, more, recipe)
-
-    def _part(self, x: Any, lengths: Lengths) -> tuple[Array, list[int] | None]:
-        part = rows(as_array(x))
-        if lengths is None:
-            return part, [len(part)] if self.size == 1 else None
-        if isinstance(lengths, str):
-            if lengths != "equal":
-                raise ArgumentError(f'lengths should be a list, "equal" or None, is {lengths!r}')
-            return part, [len(part)] * self.size
-        known = check_lengths(lengths, self.size)
-        if known[self.rank] != len(part):
-            raise ArgumentError(f"lengths[{self.rank}] is {known[self.rank]}, but x has {len(part)} rows on this rank")
-        return part, known
 
     def _joining(self, option: Hashable, part: Array, lengths: Lengths, root: int | None) -> Recipe | None:
         """The recipe of a gather. root: None if the result is wanted everywhere."""
@@ -334,43 +320,7 @@ class Movements(Calls):
         marks = np.empty(self.size, np.int64)
         yield self._transport.all_gather(as_bytes(mine), as_bytes(marks), [mine.nbytes] * self.size)
         if (marks != marks[0]).any():
-            table = ", ".join(f"rank {rank}: {mark:08x}" for rank, mark in enumerate(marks))
-            raise MismatchError(
-                f"rank {self.rank} brings rows of {part.dtype} {part.shape[1:]}; only the length along axis 0 may "
-                f"differ between ranks, and these fingerprints of dtype and row shape should be equal: {table}"
-            )
-
-    def _exchanges(self, whole: Array, lengths: Any) -> tuple[list[int], list[list[int]] | None]:
-        """The rows that this rank sends to each rank; the whole table if it is known already."""
-        n, size = len(whole), self.size
-        if isinstance(lengths, str):
-            if lengths != "equal":
-                raise ArgumentError(f'lengths should be a list, a table, "equal" or None, is {lengths!r}')
-            if n % size:
-                raise ArgumentError(f'lengths="equal" needs a multiple of {size} rows, x has {n} on rank {self.rank}')
-            return [n // size] * size, [[n // size] * size] * size
-        if lengths is None:
-            sends = even_lengths(n, size)
-        elif np.ndim(lengths) == 2:
-            table = [check_lengths(row, size) for row in lengths]
-            if len(table) != size:
-                raise ArgumentError(f"lengths should be a table of {size} rows, one a source, has {len(table)}")
-            return self._sum_up(table[self.rank], whole), table
-        else:
-            sends = self._sum_up(check_lengths(lengths, size), whole)
-        return sends, [sends] if size == 1 else None
-
-    def _sum_up(self, sends: list[int], whole: Array) -> list[int]:
-        if sum(sends) != len(whole):
-            raise ArgumentError(f"lengths {sends} add up to {sum(sends)}, x has {len(whole)} rows on rank {self.rank}")
-        return sends
-
-
-def _given(lengths: object, known: object) -> str:
-    """Lengths in words that are the same whatever kind of sequence, and of numbers, they are given as."""
-    if lengths is None:
-        return ""
-    return f" lengths {lengths if isinstance(lengths, str) else known}"
+            raise MismatchError(rows_differ(marks.tolist(), self.rank, f"{part.dtype} {part.shape[1:]}"))
 
 
 def _room(shape: tuple[int, ...], part: Array, target: Array | None) -> Array:

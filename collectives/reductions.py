@@ -13,10 +13,8 @@ from collectives._shared import takes
 from collectives._shared.quick import LEFT, Move, Recipe
 from collectives.arrays import (
     as_array,
-    check_lengths,
     check_out,
     contiguous,
-    even_lengths,
     flat,
     is_device_array,
     writable,
@@ -24,6 +22,7 @@ from collectives.arrays import (
 from collectives.call import Call, Steps
 from collectives.calls import Calls, Scale
 from collectives.errors import ArgumentError, CollectivesError
+from collectives.lengths import split_rows
 from collectives.meeting import Header, agreed
 from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
 from collectives.transport import Finish, Test, then
@@ -172,9 +171,7 @@ class Reductions(Calls):
         check_scale(source.dtype, scale)
         if source.ndim == 0:
             raise ArgumentError("reduce_scatter splits axis 0, and x is 0-d")
-        parts = even_lengths(len(source), self.size) if lengths is None else check_lengths(lengths, self.size)
-        if sum(parts) != len(source):
-            raise ArgumentError(f"lengths {parts} add up to {sum(parts)}, x has {len(source)} rows")
+        parts = split_rows(len(source), lengths, self.size)
         shape = (parts[self.rank], *source.shape[1:])
         target = None if out is None else check_out(out, shape, source.dtype)
         more = op.value if lengths is None else f"{op.value} lengths {parts}"

@@ -23,8 +23,9 @@ from collectives._gpu.carrier import Rest, parts_of
 from collectives._gpu.cuda import Cuda
 from collectives._shared.hierarchy import HierarchicalTransport
 from collectives._shared.transport import SharedTransport
-from collectives.arrays import as_bytes, even_lengths
+from collectives.arrays import as_bytes
 from collectives.call import Steps
+from collectives.lengths import even_lengths
 from collectives.reduction import COMBINE, ReduceOp, wire_op
 from collectives.transport import TAGS, Transport, all_of
 

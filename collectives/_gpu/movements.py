@@ -11,10 +11,10 @@ from collectives import header
 from collectives._gpu.carrier import Carrier
 from collectives._gpu.door import Desk, overlap
 from collectives._gpu.passage import Passage
-from collectives.arrays import as_bytes, check_lengths, even_lengths, row_bytes, rows
+from collectives.arrays import as_bytes, row_bytes, rows
 from collectives.call import Steps
-from collectives.calls import Lengths
 from collectives.errors import ArgumentError, MismatchError
+from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
 from collectives.meeting import ROWS, Headers
 
 
@@ -46,11 +46,11 @@ class DeviceMovements(Desk):
 
     def _gather(self, name: str, x: Any, root: int | None, lengths: Lengths, out: Any, async_op: bool) -> Any:
         part = rows(self._array(x))
-        known = self._known(part, lengths)
+        known = joined_rows(len(part), lengths, self.rank, self.size)
         passage = self._passage(part)
         mine = root is None or self.rank == root
         target = None if out is None or not mine else self._array(out, "out")
-        more = ("" if root is None else f"root {root}") + _given(lengths)
+        more = ("" if root is None else f"root {root}") + in_words(lengths, known)
         early = None
         if mine and known is not None:
             early = self._room(target, (sum(known), *part.shape[1:]), part, passage)
@@ -77,9 +77,7 @@ class DeviceMovements(Desk):
         whole = self._split(x, "scatter") if self.rank == root else None
         told = header.empty(self.size)
         if whole is not None:
-            counts = even_lengths(len(whole), self.size) if lengths is None else check_lengths(lengths, self.size)
-            if sum(counts) != len(whole):
-                raise ArgumentError(f"lengths {counts} add up to {sum(counts)}, x has {len(whole)} rows")
+            counts = split_rows(len(whole), lengths, self.size)
             told = header.encode(whole, counts)
         target = None if out is None else self._array(out, "out")
         passage = self._passage(whole)
@@ -98,7 +96,7 @@ class DeviceMovements(Desk):
 
     def all_to_all(self, x: Any, *, lengths: Any, out: Any = None, async_op: bool = False) -> Any:
         whole = self._split(x, "all_to_all")
-        sends, known = self._exchanges(whole, lengths)
+        sends, known = exchanged_rows(len(whole), lengths, self.rank, self.size)
         target = None if out is None else self._array(out, "out")
         passage = self._passage(whole)
 
@@ -111,45 +109,10 @@ class DeviceMovements(Desk):
             yield from carrier.all_to_all(sent, as_bytes(room), [[n * width for n in row] for row in table])
             return self._hand_out(room, target, out, carrier)
 
-        more = "" if known is None else _given(lengths if isinstance(lengths, str) else known).strip()
+        more = "" if known is None else in_words(lengths, known).strip()
         return self._run("all_to_all", whole, passage, body, async_op, more, whole.shape[1:])
 
     # Lengths ---------------------------------------------------------------------------------------------------------
-
-    def _known(self, part: Any, lengths: Lengths) -> list[int] | None:
-        if lengths is None:
-            return [len(part)] if self.size == 1 else None
-        if isinstance(lengths, str):
-            if lengths != "equal":
-                raise ArgumentError(f'lengths should be a list, "equal" or None, is {lengths!r}')
-            return [len(part)] * self.size
-        known = check_lengths(lengths, self.size)
-        if known[self.rank] != len(part):
-            raise ArgumentError(f"lengths[{self.rank}] is {known[self.rank]}, but x has {len(part)} rows on this rank")
-        return known
-
-    def _exchanges(self, whole: Any, lengths: Any) -> tuple[list[int], list[list[int]] | None]:
-        """The rows that this rank sends to each; the table of all ranks' rows, if it is known already."""
-        n, size = len(whole), self.size
-        if isinstance(lengths, str):
-            if lengths != "equal":
-                raise ArgumentError(f'lengths should be a list, a table, "equal" or None, is {lengths!r}')
-            if n % size:
-                raise ArgumentError(f'lengths="equal" needs a multiple of {size} rows, x has {n} on rank {self.rank}')
-            return [n // size] * size, [[n // size] * size for _ in range(size)]
-        table = None
-        if lengths is None:
-            sends = even_lengths(n, size)
-        elif np.ndim(lengths) == 2:
-            table = [check_lengths(row, size) for row in lengths]
-            if len(table) != size:
-                raise ArgumentError(f"lengths should be a table of {size} rows, one a source, has {len(table)}")
-            sends = table[self.rank]
-        else:
-            sends = check_lengths(lengths, size)
-        if sum(sends) != n:
-            raise ArgumentError(f"lengths {sends} add up to {sum(sends)}, x has {n} rows on rank {self.rank}")
-        return sends, [sends] if size == 1 else table
 
     def _lengths(self, part: Any, headers: Headers | None) -> Steps[list[int]]:
         """Every rank's number of rows: out of the headers, or exchanged where they were not."""
@@ -164,11 +127,7 @@ class DeviceMovements(Desk):
         told = np.empty((self.size, len(mine)), np.int64)
         yield self._transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
         if (told[:, 0] != told[0, 0]).any():
-            marks = ", ".join(f"rank {rank}: {mark:08x}" for rank, mark in enumerate(told[:, 0]))
-            raise MismatchError(
-                f"rank {self.rank} brings rows of {part.dtype} {part.shape[1:]}; only the length along axis 0 may "
-                f"differ between ranks, and these fingerprints of dtype and row shape should be equal: {marks}"
-            )
+            raise MismatchError(rows_differ(told[:, 0].tolist(), self.rank, f"{part.dtype} {part.shape[1:]}"))
         return told[:, 1:].tolist()
 
     # Arrays ----------------------------------------------------------------------------------------------------------
@@ -202,7 +161,3 @@ class DeviceMovements(Desk):
         if target is not whole:
             self._copy(self._out(target, whole.shape, whole.dtype), whole, carrier)
         return out
-
-
-def _given(lengths: object) -> str:
-    return "" if lengths is None else f" lengths {lengths}"

@@ -8,10 +8,11 @@ from typing import Any
 from collectives._gpu.carrier import Carrier, Rest
 from collectives._gpu.door import Desk, overlap
 from collectives._gpu.passage import Passage
-from collectives.arrays import check_lengths, even_lengths, flat
+from collectives.arrays import flat
 from collectives.call import Steps
 from collectives.calls import Scale
 from collectives.errors import ArgumentError
+from collectives.lengths import split_rows
 from collectives.meeting import Headers
 from collectives.reduction import ReduceOp, check_scale, finish, wire_dtype
 
@@ -68,9 +69,7 @@ class DeviceReductions(Desk):
         op, wire = _agreed(source, op, scale)
         if source.ndim == 0:
             raise ArgumentError("reduce_scatter splits axis 0, and x is 0-d")
-        parts = even_lengths(len(source), self.size) if lengths is None else check_lengths(lengths, self.size)
-        if sum(parts) != len(source):
-            raise ArgumentError(f"lengths {parts} add up to {sum(parts)}, x has {len(source)} rows")
+        parts = split_rows(len(source), lengths, self.size)
         passage = self._passage(source)
         result = self._result(out, None, source, (parts[self.rank], *source.shape[1:]), passage)
         width = source.size // max(len(source), 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collectives import Communicator, ReduceOp
-from collectives.arrays import check_lengths, even_lengths
 from collectives.errors import ArgumentError
+from collectives.lengths import check_lengths, even_lengths
 from ddp._tensor.core import Tensor
 from ddp.errors import GraphError
 from ddp.parallel.meeting import Array, Together

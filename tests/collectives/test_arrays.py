@@ -290,22 +290,6 @@ def test_a_scalar_cannot_take_a_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "size", "expected"),
-    [(7, 3, [3, 2, 2]), (0, 2, [0, 0]), (2, 4, [1, 1, 0, 0]), (8, 4, [2, 2, 2, 2]), (5, 1, [5])],
-)
-def test_even_lengths_are_array_splits(total: int, size: int, expected: list[int]) -> None:
-    assert arrays.even_lengths(total, size) == expected
-    assert [len(part) for part in np.array_split(np.arange(total), size)] == expected
-
-
-def test_lengths_are_whole_numbers_one_a_rank() -> None:
-    assert arrays.check_lengths((2, np.int64(0), 1), 3) == [2, 0, 1]
-    for bad in ([1, 2], [1, -1, 0], None, ["a", 1, 1], [1, 1.5, 1]):
-        with pytest.raises(ArgumentError, match="lengths should be"):
-            arrays.check_lengths(bad, 3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
     ("shape", "dtype", "expected"),
     [((4, 3), "f4", 12), ((0, 3), "f8", 24), ((5,), "i2", 2), ((2, 0), "f4", 0), ((3, 2), BFLOAT16, 4)],
 )
