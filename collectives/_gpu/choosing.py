@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +16,7 @@ from collectives._gpu.cuda import Cuda
 from collectives._gpu.staged import Staged
 from collectives._nccl import issuer, library
 from collectives._nccl.communicator import NcclCommunicator, unique_id
+from collectives._nccl.limit import aside
 from collectives._nccl.table import UNIQUE_ID_BYTES, Nccl
 from collectives.call import Steps
 from collectives.errors import BackendError, CollectivesError
@@ -74,7 +73,7 @@ def _distrust(cuda: Cuda | None, timeout: float) -> Steps[str]:
     if cuda is None:
         return "it has no GPU"
     index = cuda.index
-    tried = _in_a_thread(lambda: probe.verdict(index, min(probe.LIMIT, timeout / 2)))
+    tried = aside(lambda: probe.verdict(index, min(probe.LIMIT, timeout / 2)), "collectives-choice")
     yield tried.done
     return tried.result()
 
@@ -112,23 +111,10 @@ def _meet(
         rank, size = transport.rank, transport.size
         return NcclCommunicator.connect(nccl, told[1:].tobytes(), rank, size, timeout=timeout, enter=use)
 
-    met = _in_a_thread(connect)  # it waits for the other ranks
+    met = aside(connect, "collectives-choice")  # it waits for the other ranks
     yield met.done
     try:
         communicator = met.result()
     except CollectivesError as error:
         return None, str(error)
     return ByNccl(cuda, communicator, issuer.of_device(cuda.index, use), failed), ""
-
-
-def _in_a_thread(call: Callable[[], T]) -> Future[T]:
-    outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(call())
-        except BaseException as error:  # raised where it is waited for
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name="collectives-choice", daemon=True).start()
-    return outcome

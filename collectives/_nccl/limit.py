@@ -14,11 +14,8 @@ class StillRunning(Exception):
     """The call has not returned in time; its thread goes on, and its outcome is lost."""
 
 
-def within(seconds: float, call: Callable[[], T], name: str) -> T:
-    """What `call` returns or raises, if it does so in time; it runs in a daemon thread called `name`.
-
-    Raises: StillRunning after `seconds`.
-    """
+def aside(call: Callable[[], T], name: str) -> Future[T]:
+    """What `call` will have returned or raised; it runs in a daemon thread called `name`, which may be left behind."""
     outcome: Future[T] = Future()
 
     def run() -> None:
@@ -28,6 +25,15 @@ def within(seconds: float, call: Callable[[], T], name: str) -> T:
             outcome.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
+
+
+def within(seconds: float, call: Callable[[], T], name: str) -> T:
+    """What `call` returns or raises, if it does so in time; it runs in a daemon thread called `name`.
+
+    Raises: StillRunning after `seconds`.
+    """
+    outcome = aside(call, name)
     wait([outcome], timeout=seconds)
     if not outcome.done():
         raise StillRunning(name)

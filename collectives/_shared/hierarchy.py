@@ -11,14 +11,13 @@ are combined in rank order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from collectives._shared.above import Above
 from collectives._shared.rounds import Moves
 from collectives._shared.transport import Advance
-from collectives.account import Account
-from collectives.departure import Departure
 from collectives.meeting import Header, Headers
 from collectives.reduction import Array, ReduceOp
 from collectives.transport import Finish, Test, Transport, all_of, offsets
@@ -26,7 +25,7 @@ from collectives.transport import Finish, Test, Transport, all_of, offsets
 _NOTHING: Array = np.empty(0, np.uint8)
 
 
-class HierarchicalTransport:
+class HierarchicalTransport(Above):
     """The transport of ranks on several nodes, at least one of which has several.
 
     below: of all ranks; near: of the ranks of this node, in their order; leaders: of the nodes' first ranks, in the
@@ -34,22 +33,14 @@ class HierarchicalTransport:
     """
 
     def __init__(self, below: Transport, near: Transport, leaders: Transport | None, nodes: Sequence[int]) -> None:
+        super().__init__(below)
         self.near, self.leaders = near, leaders
-        self._below = below
         self._nodes = nodes
         self.neighbours = [rank for rank, node in enumerate(nodes) if node == below.node]
         self._place = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]  # each rank's number on its node
         self._by_node = sorted(range(below.size), key=lambda rank: nodes[rank])
-        self.name, self.key = below.name, below.key
-        self.rank, self.size = below.rank, below.size
-        self.local_rank, self.local_size, self.node = below.local_rank, below.local_size, below.node
         assert (near.rank, near.size) == (self.local_rank, self.local_size)
         assert (leaders is not None) == (near.rank == 0)
-
-    @property
-    def below(self) -> Transport:
-        """What it was set up over."""
-        return self._below
 
     # Meeting ---------------------------------------------------------------------------------------------------------
 
@@ -70,9 +61,6 @@ class HierarchicalTransport:
 
     def late(self) -> list[int]:
         return sorted({*self._below.late(), *(self.neighbours[rank] for rank in self.near.late())})
-
-    def accounts(self, ranks: Sequence[int]) -> Mapping[int, Account]:
-        return self._below.accounts(ranks)
 
     # In steps --------------------------------------------------------------------------------------------------------
 
@@ -164,22 +152,7 @@ class HierarchicalTransport:
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
         return self._below.all_to_all(x, out, table)
 
-    def send(self, x: Array, dst: int, tag: int) -> Test:
-        return self._below.send(x, dst, tag)
-
-    def recv(self, out: Array, src: int, tag: int) -> Test:
-        return self._below.recv(out, src, tag)
-
-    def duplicate(self, key: str) -> tuple[Transport, Test]:
-        return self._below.duplicate(key)
-
-    def split(self, members: Sequence[int] | None, key: str) -> tuple[Transport | None, Test]:
-        return self._below.split(members, key)
-
-    def departures(self) -> Mapping[int, Departure]:
-        return self._below.departures()
-
     def close(self) -> None:
         if self.leaders is not None:
             self.leaders.close()
-        self._below.close()
+        super().close()

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from collectives._shared import rounds
+from collectives._shared.above import Above
 from collectives._shared.arrays import NOWHERE, Place, SharedArrays
 from collectives._shared.board import SLOT, Board
-from collectives.account import Account
-from collectives.departure import Departure
 from collectives.meeting import IN, NBYTES, OUT, PREFIX, Header, Headers, differ
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import Finish, Test, Transport
@@ -65,27 +64,19 @@ def soon(wait: Callable[[], bool]) -> bool:
     return False
 
 
-class SharedTransport:
+class SharedTransport(Above):
     """The transport of ranks that all stand on one node.
 
     below: the transport of the same ranks that set this one up; board, shared: what the ranks of the node share
     """
 
     def __init__(self, below: Transport, board: Board, shared: SharedArrays) -> None:
-        self._below = below
+        super().__init__(below)
         self.board = board
         self.shared = shared
         self._headers: Headers | None = None
         self._announced = False  # the headers say what the next operation moves
         self._direct = False  # and it is read straight from the others' arrays
-        self.name, self.key = below.name, below.key
-        self.rank, self.size = below.rank, below.size
-        self.local_rank, self.local_size, self.node = below.local_rank, below.local_size, below.node
-
-    @property
-    def below(self) -> Transport:
-        """What it was set up over."""
-        return self._below
 
     # Meeting ---------------------------------------------------------------------------------------------------------
 
@@ -132,9 +123,6 @@ class SharedTransport:
 
     def late(self) -> list[int]:
         return self.board.missing()
-
-    def accounts(self, ranks: Sequence[int]) -> Mapping[int, Account]:
-        return self._below.accounts(ranks)
 
     def told(self, room: Array, root: int) -> Test:
         if self.rank != root:
@@ -232,26 +220,6 @@ class SharedTransport:
     def barrier(self) -> Test:
         self.board.advance()
         return self.board.advanced
-
-    def send(self, x: Array, dst: int, tag: int) -> Test:
-        return self._below.send(x, dst, tag)
-
-    def recv(self, out: Array, src: int, tag: int) -> Test:
-        return self._below.recv(out, src, tag)
-
-    # Below -----------------------------------------------------------------------------------------------------------
-
-    def duplicate(self, key: str) -> tuple[Transport, Test]:
-        return self._below.duplicate(key)
-
-    def split(self, members: Sequence[int] | None, key: str) -> tuple[Transport | None, Test]:
-        return self._below.split(members, key)
-
-    def departures(self) -> Mapping[int, Departure]:
-        return self._below.departures()
-
-    def close(self) -> None:
-        self._below.close()
 
     # Shared parts ----------------------------------------------------------------------------------------------------
 
