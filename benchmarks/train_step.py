@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,27 @@ import numpy as np  # noqa: E402  # it reads them when it is loaded
 Step = Callable[[], float]  # one step; returns the loss
 
 
-def train(t: Any, model: Any, optimizer: Any, x: Any, y: Any) -> Step:
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained. optimizer: makes one for a library and a model; x, y: a batch and what it should give."""
+
+    model: Any
+    optimizer: Callable[[Any, Any], Any]
+    x: Any
+    y: Any
+
+
+def loss_of(t: Any, model: Any, task: Task) -> Any:
+    out = model(task.x)
+    return t.nn.functional.cross_entropy(out.reshape(-1, out.shape[-1]), task.y)
+
+
+def train(t: Any, task: Task) -> Step:
+    optimizer = task.optimizer(t, task.model)
+
     def step() -> float:
         optimizer.zero_grad()
-        out = model(x)
-        loss = t.nn.functional.cross_entropy(out.reshape(-1, out.shape[-1]), y)
+        loss = loss_of(t, task.model, task)
         loss.backward()
         optimizer.step()
         return float(loss.detach())
@@ -46,20 +63,21 @@ def train(t: Any, model: Any, optimizer: Any, x: Any, y: Any) -> Step:
     return step
 
 
-def floats(t: Any, *shape: int) -> Any:
-    return t.from_numpy(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+def floats(t: Any, *shape: int, seed: int = 0) -> Any:
+    return t.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
-def integers(t: Any, high: int, *shape: int) -> Any:
-    return t.from_numpy(np.random.default_rng(1).integers(0, high, shape))
+def integers(t: Any, high: int, *shape: int, seed: int = 0) -> Any:
+    return t.from_numpy(np.random.default_rng(seed + 1).integers(0, high, shape))
 
 
-def mlp(t: Any, widths: tuple[int, ...], batch: int, optimizer: Callable[[Any, Any], Any]) -> Step:
+def mlp(t: Any, widths: tuple[int, ...], batch: int, optimizer: Callable[[Any, Any], Any], seed: int = 0) -> Task:
     layers: list[Any] = []
     for n, m in itertools.pairwise(widths):
         layers += [t.nn.Linear(n, m), t.nn.ReLU()]
     model = t.nn.Sequential(*layers[:-1])
-    return train(t, model, optimizer(t, model), floats(t, batch, widths[0]), integers(t, widths[-1], batch))
+    x, y = floats(t, batch, widths[0], seed=seed), integers(t, widths[-1], batch, seed=seed)
+    return Task(model=model, optimizer=optimizer, x=x, y=y)
 
 
 def sgd(t: Any, model: Any) -> Any:
@@ -70,16 +88,18 @@ def adamw(t: Any, model: Any) -> Any:
     return t.optim.AdamW(model.parameters(), lr=3e-4)
 
 
-def cnn(t: Any) -> Step:
+def cnn(t: Any, seed: int = 0) -> Task:
     nn = t.nn
     model = nn.Sequential(
         *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(1600, 128), nn.ReLU(), nn.Linear(128, 10)),
     )
-    return train(t, model, sgd(t, model), floats(t, 64, 1, 28, 28), integers(t, 10, 64))
+    x, y = floats(t, 64, 1, 28, 28, seed=seed), integers(t, 10, 64, seed=seed)
+    return Task(model=model, optimizer=sgd, x=x, y=y)
 
 
-def gpt(t: Any, vocabulary: int = 96, layers: int = 4, d: int = 128, heads: int = 4, length: int = 128) -> Step:
+def gpt(t: Any, seed: int = 0) -> Task:
+    vocabulary, layers, d, heads, length = 96, 4, 128, 4, 128
     nn, functional = t.nn, t.nn.functional
 
     class Block(nn.Module):  # type: ignore[misc]  # either library's
@@ -106,12 +126,11 @@ def gpt(t: Any, vocabulary: int = 96, layers: int = 4, d: int = 128, heads: int 
             x = self.tokens(x) + self.positions(t.arange(x.shape[1]))
             return self.head(self.norm(self.blocks(x)))
 
-    model = Model()
-    x, y = integers(t, vocabulary, 16, length), integers(t, vocabulary, 16 * length)
-    return train(t, model, adamw(t, model), x, y)
+    x, y = integers(t, vocabulary, 16, length, seed=seed), integers(t, vocabulary, 16 * length, seed=seed)
+    return Task(model=Model(), optimizer=adamw, x=x, y=y)
 
 
-STEPS: dict[str, tuple[str, float, Callable[[Any], Step]]] = {
+STEPS: dict[str, tuple[str, float, Callable[[Any], Task]]] = {
     "small": ("MLP 64-64-10, batch 32, SGD", 0.8, lambda t: mlp(t, (64, 64, 10), 32, sgd)),
     "mlp-sgd": ("MLP 784-1024-1024-10, batch 128, SGD", 1.0, lambda t: mlp(t, (784, 1024, 1024, 10), 128, sgd)),
     "mlp-adamw": ("MLP 784-1024-1024-10, batch 128, AdamW", 1.0, lambda t: mlp(t, (784, 1024, 1024, 10), 128, adamw)),
@@ -138,7 +157,8 @@ def seconds(step: Step, repeats: int) -> float:
 
 def serve(key: str, name: str) -> None:
     """A contestant: for each number on standard input, runs as many steps and prints the seconds of one."""
-    step = STEPS[key][2](library(name))
+    t = library(name)
+    step = train(t, STEPS[key][2](t))
     for line in sys.stdin:
         print(seconds(step, int(line)), flush=True)
 
@@ -200,7 +220,7 @@ def measure(key: str, name: str) -> None:
     x = found.ones(2, 2)
     float((x @ x).sum())  # the first product sets up the library's threads and buffers
     before = kilobytes("VmRSS")
-    step = STEPS[key][2](found)
+    step = train(found, STEPS[key][2](found))
     for _ in range(5):
         step()
     print(kilobytes("VmHWM") - before)
