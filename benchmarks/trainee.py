@@ -1,0 +1,331 @@
+"""One rank that trains when it is asked to, and says how long it took: for overlap.py, scaling.py, compression.py.
+
+    python -m benchmarks.trainee LIBRARY SOCKET ADDRESS RANK SIZE
+
+Each library has ranks of its own, as it has for its users, which stay for the whole run. Between its turns a rank
+waits in a read of SOCKET, where `troupe.py` asks it in lines of JSON, and it says how much of its core it took there
+nevertheless. Rank r has the r-th core of this machine to itself, with all its threads, and no other core.
+
+`ddp` finds its ranks as a job of its own does; PyTorch's use gloo, rank 0 at ADDRESS.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.train_step import STEPS, Task, cnn, gpt, loss_of, mlp, sgd
+
+SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")  # of a host of its own
+LIMIT = 120.0  # s
+MIB = 1 << 20
+Found = dict[str, Any]
+
+
+def wide(t: Any, batch: int, seed: int) -> Task:
+    """Six layers of 1024x1024: 24 MiB of gradients."""
+    return mlp(t, (1024,) * 7, batch, sgd, seed)
+
+
+TASKS: dict[str, tuple[str, Callable[[Any, int], Task]]] = {
+    "mlp-512": ("MLP of 6 layers of 1024, batch 512, SGD", lambda t, seed: wide(t, 512, seed)),
+    "mlp-1024": ("MLP of 6 layers of 1024, batch 1024, SGD", lambda t, seed: wide(t, 1024, seed)),
+    "gpt": (STEPS["gpt"][0], gpt),
+    "cnn": (STEPS["cnn"][0], cnn),
+    "tiny": ("MLP 64-64-10, batch 32, SGD", lambda t, seed: mlp(t, (64, 64, 10), 32, sgd, seed)),
+}
+
+
+class Ranks(Protocol):
+    """What a library's ranks have in common. t: the library."""
+
+    t: Any
+    rank: int
+    size: int
+    versions: dict[str, str]
+
+    def barrier(self) -> None: ...
+
+    def wrap(self, net: Any, options: dict[str, Any]) -> Any:
+        """The net under data parallelism."""
+
+    def plan(self, model: Any) -> list[list[int]] | None:
+        """Which parameters' gradients travel together, in the order of the buckets; None if the library hides it."""
+
+    def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
+        """A call that reduces float32 arrays of these lengths, one after the other, while nothing is computed."""
+
+
+class Ours:
+    """Ranks of `ddp`."""
+
+    def __init__(self) -> None:
+        import collectives
+        import ddp
+
+        self.t = ddp
+        self._comm = collectives.init(timeout=LIMIT)
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self._alone = self._comm.duplicate()
+        self.versions = {"numpy": np.__version__, "backend": self._comm.backend}
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def wrap(self, net: Any, options: dict[str, Any]) -> Any:
+        options = dict(options)
+        if "hook" in options:
+            options["comm_hook"] = our_hook(options.pop("hook"))
+        return self.t.DataParallel(net, self._comm, **options)
+
+    def plan(self, model: Any) -> list[list[int]] | None:
+        return [list(bucket) for bucket in model.plan]
+
+    def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
+        arrays = [self._alone.empty(length) for length in lengths]
+
+        def call() -> None:
+            works = [self._alone.all_reduce(x, "sum", scale=0.5, out=x, async_op=True) for x in arrays]
+            for work in works:
+                work.wait()
+
+        return call
+
+
+class Theirs:
+    """Ranks of PyTorch, with gloo."""
+
+    def __init__(self, address: str, rank: int, size: int, port: Callable[[int | None], int]) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        limit = datetime.timedelta(seconds=LIMIT)
+        store = None
+        if rank == 0:
+            store = dist.TCPStore(address, 0, size, is_master=True, wait_for_workers=False, timeout=limit)
+        number = port(store.port if store else None)
+        store = store or dist.TCPStore(address, number, size, is_master=False, timeout=limit)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+        self.t, self._dist = torch, dist
+        self.rank, self.size = rank, size
+        self.versions = {"torch": importlib.metadata.version("torch")}
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+
+    def wrap(self, net: Any, options: dict[str, Any]) -> Any:
+        return self.t.nn.parallel.DistributedDataParallel(net, **options)
+
+    def plan(self, model: Any) -> list[list[int]] | None:
+        return None
+
+    def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
+        tensors = [self.t.zeros(length) for length in lengths]
+
+        def call() -> None:
+            works = [self._dist.all_reduce(x, async_op=True) for x in tensors]
+            for work in works:
+                work.wait()
+
+        return call
+
+
+def our_hook(name: str) -> Any:
+    """`our_hook("powersgd:4")`: one of `comm_hooks`, with its rank or ratio if it has one."""
+    from ddp.parallel import comm_hooks
+
+    kind, _, number = name.partition(":")
+    if kind == "powersgd":
+        return comm_hooks.PowerSGD(rank=int(number or 1))
+    if kind == "topk":
+        return comm_hooks.TopK(ratio=float(number or 0.01))
+    return getattr(comm_hooks, kind)
+
+
+class Trained:
+    """One contestant: a net, wrapped or not, and its training."""
+
+    def __init__(self, ranks: Ranks, task: str, options: dict[str, Any] | None) -> None:
+        ranks.t.manual_seed(0)
+        self._t = ranks.t
+        self._task = TASKS[task][1](ranks.t, 1000 * ranks.rank)  # other samples on each rank
+        self._parameters = [p for p in self._task.model.parameters() if p.requires_grad]
+        self.model = self._task.model if options is None else ranks.wrap(self._task.model, options)
+        self._optimizer = self._task.optimizer(ranks.t, self.model)
+        self._ready = [0.0] * len(self._parameters)
+        self._noted = options is None
+        if self._noted:
+            for index, parameter in enumerate(self._parameters):
+                parameter.register_post_accumulate_grad_hook(self._note(index))
+
+    def sizes(self) -> list[int]:
+        """Elements of each parameter."""
+        return [int(np.prod(parameter.shape)) for parameter in self._parameters]
+
+    def steps(self, number: int) -> Found:
+        """Seconds of one step, its parts, and of the core's time.
+
+        ready: since backward began, of each gradient; of a bare net only
+        """
+        clock = time.perf_counter
+        forward, backward, update, ready = [], [], [], []
+        cpu, begin = time.process_time(), clock()
+        for _ in range(number):
+            start = clock()
+            self._optimizer.zero_grad()
+            loss = loss_of(self._t, self.model, self._task)
+            turned = clock()
+            loss.backward()
+            back = clock()
+            self._optimizer.step()
+            end = clock()
+            forward.append(turned - start)
+            backward.append(back - turned)
+            update.append(end - back)
+            ready.append([each - turned for each in self._ready])
+        return {
+            "step": (end - begin) / number,
+            "cpu": (time.process_time() - cpu) / number,
+            "forward": statistics.mean(forward),
+            "backward": statistics.mean(backward),
+            "gradients": statistics.mean(forward) + statistics.mean(backward),
+            "update": statistics.mean(update),
+            "ready": [statistics.mean(each) for each in zip(*ready, strict=True)] if self._noted else None,
+            "loss": float(loss.detach()),
+        }
+
+    def digest(self) -> str:
+        """The same for the same parameters, bit by bit."""
+        found = hashlib.sha256()
+        for parameter in self._parameters:
+            found.update(np.ascontiguousarray(parameter.detach().numpy()).tobytes())
+        return found.hexdigest()
+
+    def _note(self, index: int) -> Callable[[Any], None]:
+        def complete(_: Any) -> None:
+            self._ready[index] = time.perf_counter()
+
+        return complete
+
+
+class Trainee:
+    """Does what it is asked: each public method is a request, its arguments what comes with it."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._trained: dict[str, Trained] = {}
+        self._reductions: dict[tuple[int, ...], Callable[[], None]] = {}
+
+    def build(self, name: str, task: str, options: dict[str, Any] | None) -> Found:
+        """Makes a contestant, and has it do its first steps, after which its buckets stay as they are."""
+        made = self._trained[name] = Trained(self._ranks, task, options)
+        made.steps(3)
+        return {"sizes": made.sizes()}
+
+    def plan(self, name: str) -> Found:
+        """The buckets of a contestant, None if they cannot be known."""
+        return {"plan": self._ranks.plan(self._trained[name].model)}
+
+    def drop(self, name: str) -> Found:
+        """Lets go of a contestant."""
+        del self._trained[name]
+        return {}
+
+    def train(self, name: str, steps: int) -> Found:
+        """One step that is not timed, and `steps` that are."""
+        made = self._trained[name]
+        self._ranks.barrier()
+        made.steps(1)
+        self._ranks.barrier()
+        before = sent()
+        found = made.steps(steps)
+        after = sent()
+        return {**found, "sent": None if before is None or after is None else (after - before) / steps}
+
+    def reduce(self, lengths: list[int], times: int) -> Found:
+        """Seconds that the buckets take one after the other, with nothing computed meanwhile."""
+        key = tuple(lengths)
+        if key not in self._reductions:
+            self._reductions[key] = self._ranks.reduce(lengths)
+        call = self._reductions[key]
+        self._ranks.barrier()
+        call()
+        taken, cpu = [], time.process_time()
+        for _ in range(times):
+            self._ranks.barrier()
+            start = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - start)
+        return {"seconds": statistics.mean(taken), "cpu": (time.process_time() - cpu) / times}
+
+    def digest(self, name: str) -> Found:
+        """What is equal on all ranks if their parameters are."""
+        return {"digest": self._trained[name].digest()}
+
+
+def sent() -> int | None:
+    """Bytes that this host put on its wire so far; None on a host without one."""
+    return int(SENT.read_text()) if SENT.exists() else None
+
+
+def pin(rank: int) -> int:
+    """Leaves this process and all its threads one core, the rank's. Returns: which."""
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[rank % len(cores)]
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {core})
+    return core
+
+
+def main() -> None:
+    library, path, address, rank, size = sys.argv[1:]
+    stream = socket.socket(socket.AF_UNIX)
+    stream.connect(path)
+    lines = stream.makefile("rw")
+
+    def tell(found: Found) -> None:
+        lines.write(json.dumps(found) + "\n")
+        lines.flush()
+
+    def port(mine: int | None) -> int:
+        tell({"port": mine})
+        return int(json.loads(lines.readline())["port"])
+
+    ranks: Ranks = Ours() if library == "ddp" else Theirs(address, int(rank), int(size), port)
+    core = pin(ranks.rank)
+    trainee = Trainee(ranks)
+    tell({"rank": ranks.rank, "size": ranks.size, "core": core, "versions": ranks.versions})
+    while True:
+        cpu, start = time.process_time(), time.perf_counter()
+        try:
+            line = lines.readline()
+        except OSError:  # the benchmark ended in the middle of a turn
+            break
+        if not line:
+            break
+        idle = {"idle_cpu": time.process_time() - cpu, "idle": time.perf_counter() - start}
+        asked = json.loads(line)
+        try:
+            tell({**getattr(trainee, asked.pop("do"))(**asked), **idle})
+        except Exception:
+            tell({"error": traceback.format_exc()})
+    if library != "ddp":
+        ranks.t.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
