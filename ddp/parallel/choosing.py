@@ -105,8 +105,8 @@ def choose_buckets(
     Returns: the gradients' indices in the order in which they are ready, those of equal times from the last to the
     first, as backward makes them; `choose_buckets([4, 4, 4], [3, 2, 1], Link(alpha=0.0, beta=0.25)) == [[2], [1], [0]]`
 
-    Exact for one kind: of all ways to cut the order into buckets, none ends earlier by more than the tolerance (twice the
-    tolerance, where the very best one has more than 400 buckets). With more kinds it is a heuristic: the order is
+    Exact for one kind: of all ways to cut the order into buckets none ends earlier by more than the tolerance (twice
+    the tolerance, where the very best one has more than 400 buckets). With more kinds it is a heuristic: the order is
     cut as if all were alike, once at the latency of one bucket and once at that of one bucket a kind; each stretch
     becomes a bucket of each kind in it, those of the same kind are joined where that costs less than the tolerance, and
     the better plan is taken. The result depends on the arguments alone.
