@@ -129,6 +129,15 @@ class Work(Generic[T]):
             raise CollectiveTimeout(f"{self._call} was not complete after waiting {timeout:g} s; it goes on")
         return self._call.outcome()
 
+    def times(self) -> tuple[int, int, int] | None:
+        """When it was asked for, started and complete on this rank, in nanoseconds of `time.monotonic_ns()`; 0: not yet.
+
+        None where the flight record has forgotten it: over a thousand later calls have begun. On a GPU complete means
+        handed to the device.
+        """
+        call = self._call
+        return None if call.recorder is None else call.recorder.times(call.record)
+
     def __repr__(self) -> str:
         return f"<Work {self._call}: {'done' if self.done() else 'under way'}>"
 

@@ -119,6 +119,15 @@ class Recorder:
             words[first + 6] = monotonic_ns()
             words[first + 7] = index << STATE_BITS | state
 
+    def times(self, index: int) -> tuple[int, int, int] | None:
+        """When a call was entered, started and ended, in nanoseconds of CLOCK_MONOTONIC; 0: not yet.
+
+        None once CALLS others have begun since.
+        """
+        at = _FIRST_WORD + index % CALLS * _WORDS
+        found, _, _, _, called, started, ended, _ = self._words[at : at + _WORDS].tolist()
+        return (called, started, ended) if found == index == self._words[at] else None
+
     def intern(self, name: str, dtype: Hashable, shape: Hashable, more: str, file: str, line: int) -> int:
         """The number of a signature, for the `begin` that follows; do not keep it longer, for it may be given up.
 

@@ -15,7 +15,7 @@ class Slot:
     keeps it, so that a training loop allocates gradients once, unless it was lent: then somebody may still hold it.
     """
 
-    __slots__ = ("bound", "buffer", "dtype", "full", "lent", "shape", "xp")
+    __slots__ = ("bound", "buffer", "dtype", "full", "lent", "shape", "withheld", "xp")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
@@ -25,15 +25,17 @@ class Slot:
         self.full = False  # holds a gradient now
         self.bound = False
         self.lent = False  # the memory was handed out since it was made
+        self.withheld: str | None = None  # why nobody may take what was last written here for the gradient
 
     def accumulate(self, g: Array) -> None:
         """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
         if g is self.buffer:  # computed where it belongs: see `target`
             assert not self.full
-            self.full = True
+            self.full, self.withheld = True, None
         elif self.full:
             assert g.shape == self.shape, f"gradient of shape {g.shape} for a leaf of shape {self.shape}"
             self.xp.add(self.buffer, g, out=self.buffer, casting="same_kind")
+            self.withheld = None
         else:
             self.set(g)
 
@@ -51,7 +53,7 @@ class Slot:
         if self.buffer is None:
             self.buffer = self.xp.empty(self.shape, self.dtype)
         self.buffer[...] = array
-        self.full = True
+        self.full, self.withheld = True, None
 
     def clear(self) -> None:
         """Empties the slot; its memory stays for the next first write, unless somebody may hold it."""
@@ -66,6 +68,13 @@ class Slot:
         if self.full:
             buffer[...] = self.buffer
         self.buffer, self.bound, self.lent = buffer, True, False
+
+    def unbind(self) -> None:
+        """From now on the gradient lives in memory of its own; a live one is copied there."""
+        if self.bound:
+            assert self.buffer is not None
+            self.buffer = self.buffer.copy() if self.full else None
+            self.bound = self.lent = False
 
 
 class Watcher(Protocol):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 
 from ddp.errors import DtypeError, RangeError
 from ddp.nn._module import Module
+from ddp.nn._walking import registered
 
 L = TypeVar("L", bound="_Listed")
 
@@ -34,6 +35,7 @@ class _Listed(Module):
                 raise DtypeError(f"{type(self).__name__}: expected a Module, got {type(module).__name__}")
         self._modules.clear()
         self._modules.update((str(i), module) for i, module in enumerate(found))
+        registered()
 
     def __len__(self) -> int:
         return len(self._modules)

@@ -12,6 +12,7 @@ from ddp.nn import _state
 from ddp.nn._conversion import Convertible
 from ddp.nn._hooks import Hooked
 from ddp.nn._parameter import Buffer, Parameter
+from ddp.nn._walking import registered
 
 __all__ = ["Module", "Parameter"]
 
@@ -105,6 +106,7 @@ class Module(Convertible, Hooked):
                 cast("dict[str, Any]", part).pop(name, None)
         self._transient.discard(name)
         own[name] = value
+        registered()
 
     def _claim(self, name: str, own: Mapping[str, Any]) -> None:
         """Raises: ArgumentError if something else bears that name, which the part would hide, or be hidden by."""

@@ -13,6 +13,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Tree")
 
+_registrations = 0
+
+
+def registered() -> None:
+    """Some module has got a part."""
+    global _registrations
+    _registrations += 1
+
+
+def registrations() -> int:
+    """How often any module has got a part: while this stays, nobody needs to walk a tree to look for new ones."""
+    return _registrations
+
 
 class Tree:
     """What a module holds, and the walks over it."""

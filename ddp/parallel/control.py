@@ -1,7 +1,8 @@
 """The control message: what ranks must agree on, once for each synchronized backward.
 
 Nothing rides inside a gradient, because hooks may round, drop or shard one. The message is float64 and summed over the
-ranks; it is launched before the first bucket, so the total weight is known when the first sum is there.
+ranks; it is launched before the first bucket, so the total weight is known when the first sum is there. A sum can also
+carry what each rank has to say by itself: every rank writes into its own row, and zeros into the others'.
 """
 
 from __future__ import annotations
@@ -11,25 +12,68 @@ from typing import Any
 
 import numpy as np
 
+from collectives import Communicator, ReduceOp, Work
+
 Array = np.ndarray[Any, Any]
-_WEIGHT, _WEIGHTED, _USED = 0, 1, 2
+_WEIGHT, _WEIGHTED, _ABSENT, _USED = 0, 1, 2, 3
+NO_CHECKSUM = -1.0
 
 
 class ControlMessage:
-    """The message of one model.
+    """The message of one model; one is under way at a time.
 
-    array: (2 + parameters,) float64: the weight, whether a weight was given, and one used bit a parameter. After the
-    sum over ranks: the total weight, how many ranks gave one, and how many ranks used each parameter.
+    array: (3 + parameters + size * (1 + width),) float64: the weight, whether one was given, whether this rank has run
+    out of data, a used bit for each parameter; then a row for each rank: a checksum, and `width` marks of the timeline
     """
 
-    def __init__(self, parameters: int) -> None:
-        self.array: Array = np.zeros(_USED + parameters)
+    def __init__(self, comm: Communicator, parameters: int, width: int) -> None:
+        self._comm = comm
+        self._rows = _USED + parameters
+        self.array: Array = np.zeros(self._rows + comm.size * (1 + width))
+        self._table = self.array[self._rows :].reshape(comm.size, 1 + width)
+        self._work: Work[Any] | None = None
+        self.given = False  # this rank gave a weight
 
-    def fill(self, weight: float | None, used: Sequence[bool]) -> None:
-        """Writes what this rank has to say; a rank without a weight counts as 1."""
-        self.array[_WEIGHT] = 1.0 if weight is None else weight
-        self.array[_WEIGHTED] = weight is not None
-        self.array[_USED:] = used
+    def send(
+        self,
+        weight: float | None,
+        used: Sequence[bool],
+        checksum: float = NO_CHECKSUM,
+        marks: Array | None = None,
+        absent: bool = False,
+    ) -> None:
+        """Launches the message with what this rank has to say.
+
+        weight: None: no weight was given, which counts as 1
+        checksum: of the parameters, a whole number below 2^53; marks: (width,) of the timeline
+        absent: this rank only keeps the others company; its weight is counted as it is
+        """
+        array = self.array
+        array[self._rows :] = 0
+        array[_WEIGHT] = 1.0 if weight is None else weight
+        array[_WEIGHTED] = self.given = weight is not None and not absent
+        array[_ABSENT] = absent
+        array[_USED : self._rows] = used
+        row = self._table[self._comm.rank]
+        row[0] = checksum
+        if marks is not None:
+            row[1:] = marks
+        if self._comm.size > 1:
+            self._work = self._comm.all_reduce(array, ReduceOp.SUM, out=array, async_op=True)
+
+    def done(self) -> bool:
+        """True if it has arrived on this rank."""
+        return self._work is None or self._work.done()
+
+    def wait(self) -> None:
+        """Returns once it has arrived. Raises: what ended it."""
+        if self._work is not None:
+            self._work.wait()
+
+    def times(self) -> tuple[int, int] | None:
+        """When it was launched and when it arrived, in monotonic nanoseconds; None if that is not known."""
+        times = None if self._work is None else self._work.times()
+        return None if times is None else (times[0], times[2])
 
     def scale(self) -> float:
         """What makes of the sum of gradients their mean. Where nobody had any weight there is no gradient: 0."""
@@ -40,7 +84,19 @@ class ControlMessage:
         """How many ranks gave a weight."""
         return int(self.array[_WEIGHTED])
 
+    def absent_ranks(self) -> int:
+        """How many ranks have run out of data."""
+        return int(self.array[_ABSENT])
+
     def used(self) -> list[bool]:
         """Whether any rank used each parameter."""
-        flags: list[bool] = (self.array[_USED:] > 0).tolist()
+        flags: list[bool] = (self.array[_USED : self._rows] > 0).tolist()
         return flags
+
+    def checksums(self) -> Array:
+        """(size,) the ranks' checksums, NO_CHECKSUM where a rank took none."""
+        return self._table[:, 0]
+
+    def marks(self) -> Array:
+        """(size, width) the ranks' marks."""
+        return self._table[:, 1:]

@@ -6,11 +6,22 @@ al. 2020, arXiv:2006.15704, §3.2.3 and §4.2.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddp.errors import ParallelError
+from ddp.parallel.choosing import Forecast, Link
+
+_MIB = 1 << 20
 
 
 def plan_buckets(
-    nbytes: Sequence[int], cap: int, first: int | None = None, kinds: Sequence[Hashable] | None = None
+    nbytes: Sequence[int],
+    cap: int,
+    first: int | None = None,
+    kinds: Sequence[Hashable] | None = None,
+    order: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """Splits gradients into buckets, in the order in which the buckets are to be launched.
 
@@ -18,12 +29,15 @@ def plan_buckets(
     cap: bytes that a bucket holds at most; one gradient that is larger gets a bucket alone
     first: the cap of the first bucket; None: the same
     kinds: gradients of different kinds (dtypes) never share a bucket; None: all are alike
+    order: the gradients in the order in which they come; None: the last first
     Returns: the gradients' indices, every one once; `plan_buckets([4, 4, 8], cap=8) == [[2], [1, 0]]`
     """
     plan: list[list[int]] = []
     open_: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
-    for index in reversed(range(len(nbytes))):
+    order = list(reversed(range(len(nbytes)))) if order is None else order
+    turn = {index: turn for turn, index in enumerate(order)}
+    for index in order:
         kind = None if kinds is None else kinds[index]
         limit = first if first is not None and not plan else cap
         if kind in open_ and filled[kind] + nbytes[index] > limit:
@@ -32,5 +46,58 @@ def plan_buckets(
             open_[kind], filled[kind] = [], 0
         open_[kind].append(index)
         filled[kind] += nbytes[index]
-    # What is still open is complete when its last gradient is: the one of the lowest index.
-    return plan + sorted(open_.values(), key=lambda bucket: -bucket[-1])
+    # What is still open is complete when its last gradient is.
+    return plan + sorted(open_.values(), key=lambda bucket: turn[bucket[-1]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which gradients DataParallel reduces together, and in which order.
+
+    buckets: the parameters' names, bucket by bucket in launch order; nbytes: of each bucket
+    origin: where it comes from, in words
+    link, forecast: what a measured choice assumes of the wire, and what it promises; None elsewhere
+    """
+
+    buckets: tuple[tuple[str, ...], ...]
+    nbytes: tuple[int, ...]
+    origin: str
+    link: Link | None = None
+    forecast: Forecast | None = None
+
+    def state(self) -> dict[str, Any]:
+        """The plan as a JSON value, for a checkpoint: `DataParallel(net, plan=state)` pins it."""
+        return {"buckets": [list(bucket) for bucket in self.buckets], "nbytes": list(self.nbytes), "from": self.origin}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Plan:
+        """A plan from what `state` returned. Raises: ParallelError if it is nothing of the kind."""
+        try:
+            buckets = tuple(tuple(map(str, bucket)) for bucket in state["buckets"])
+            nbytes, origin = tuple(map(int, state["nbytes"])), str(state["from"])
+        except (KeyError, TypeError, ValueError):
+            raise ParallelError("plan: expected what `model.plan` or `model.plan.state()` gave") from None
+        if len(nbytes) != len(buckets) or not all(buckets):
+            raise ParallelError(f"plan: {len(buckets)} buckets with {len(nbytes)} sizes, or one that is empty")
+        return cls(buckets=buckets, nbytes=nbytes, origin=origin)
+
+    def __str__(self) -> str:
+        """A table: one line a bucket, in milliseconds after backward began where a forecast was made."""
+        count, total = len(self.buckets), sum(self.nbytes) / _MIB
+        lines = [f"{count} bucket{'' if count == 1 else 's'}, {total:.2f} MiB, {self.origin}"]
+        ahead = self.forecast
+        head = f"{'bucket':>6} {'MiB':>8} {'gradients':>9}"
+        lines.append(head + (f" {'launched':>9} {'done':>9}  ms" if ahead is not None else "") + "  first ... last")
+        for number, (names, nbytes) in enumerate(zip(self.buckets, self.nbytes, strict=True)):
+            line = f"{number:>6} {nbytes / _MIB:>8.2f} {len(names):>9}"
+            if ahead is not None:
+                line += f" {1e3 * ahead.launched[number]:>9.2f} {1e3 * ahead.done[number]:>9.2f}    "
+            lines.append(line + "  " + (names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"))
+        if ahead is not None:
+            lines.append(
+                f"predicted: backward {1e3 * ahead.backward:.2f} ms, all reduced after {1e3 * ahead.end:.2f} ms, "
+                f"{1e3 * ahead.exposed:.2f} ms of it exposed"
+            )
+        if self.link is not None and self.link.beta > 0:
+            lines.append(f"measured: {1e6 * self.link.alpha:.0f} us a call, {1e-6 / self.link.beta:.0f} MB/s reduced")
+        return "\n".join(lines)

@@ -7,94 +7,132 @@ bucket is launched when it is full and all before it in the plan have been launc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from time import monotonic_ns
 
-from collectives import Communicator, ReduceOp, Work
+import numpy as np
+
+from collectives import Communicator, ReduceOp
 from ddp._engine import Leaf
-from ddp._layout import FlatBuckets
+from ddp._layout import FlatBuckets, lay_out
+from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 from ddp.parallel import accumulation
 from ddp.parallel.control import ControlMessage
+from ddp.parallel.exchange import AllReduce, Alone, Buckets, Exchange
+from ddp.parallel.finite import FiniteCheck
+from ddp.parallel.naming import naming
+from ddp.parallel.plan import Plan
+from ddp.parallel.planning import Planner
+from ddp.parallel.timeline import Step, Timeline
+from ddp.parallel.tripwire import Tripwire
+from ddp.parallel.watch import DeviceWatch, HostWatch
 
 
 class Reducer:
     """The watcher of a model's leaves: see `ddp._engine.Watcher`.
 
-    names, leaves: of each parameter, in the model's order
-    buckets: their gradients' memory, to which the leaves' slots are bound
+    names, tensors: the parameters, in the model's order
     comm: a communicator on which nobody else calls
+    finite: None: gradients are not looked at
     """
 
-    def __init__(self, names: Sequence[str], leaves: Sequence[Leaf], buckets: FlatBuckets, comm: Communicator) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        tensors: Sequence[Tensor],
+        comm: Communicator,
+        planner: Planner,
+        timeline: Timeline,
+        tripwire: Tripwire,
+        finite: FiniteCheck | None,
+    ) -> None:
         self.sync = True
-        self._names = names
-        self._leaves = leaves
-        self._buckets = buckets
-        self._comm = comm
-        self._control = ControlMessage(len(leaves))
+        self.steps = 0  # synchronized backwards that have ended
+        self.names = names
+        self.leaves = [tensor._leaf for tensor in tensors]
+        self.comm = comm
+        self.exchange: Exchange = Alone() if comm.size == 1 else AllReduce(comm)
+        self.before: list[Callable[[], None]] = []  # called before a synchronized backward launches anything
+        self.timeline = timeline
+        self.planner = planner
+        self._tripwire = tripwire
+        self._finite = finite
+        self._xp = tensors[0].device.xp
+        self._watch = (HostWatch if self._xp is np else DeviceWatch)(len(names), self._xp)
+        self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
         self._accumulation = accumulation.Accumulation()
         self._begun = False  # the backward that runs now has reached a leaf
-        self._index = {leaf: index for index, leaf in enumerate(leaves)}
-        self._members = [buckets.layout.members(bucket) for bucket in range(len(buckets.buffers))]
-        self._reduced = [False] * len(leaves)  # the slot holds a gradient that is the same on all ranks
-        self._missing: list[int] = []  # for each bucket: how many of its gradients are not there yet
-        self._works: list[Work[Any]] = []
-        self._launched = 0
+        self._under_way = False  # something was launched that has not come back
         self._broken: BaseException | None = None
-        for leaf, view in zip(leaves, buckets.views, strict=True):
-            leaf.slot.bind(view)
+        self._reduced = [False] * len(names)  # the slot holds a gradient that is the same on all ranks
+        self._missing: list[int] = []  # for each bucket: how many of its gradients are not there yet
+        self._launched = 0
+        self._launches: list[int] = []  # when each bucket was complete, ns
+        self._started = 0  # when backward began, ns
+        self.forward: tuple[int, int] | None = None  # when the last forward began and ended, ns
+        for leaf in self.leaves:
             leaf.watcher = self
+        self._move(planner.begin([tensor.requires_grad for tensor in tensors]))
+
+    def set_exchange(self, exchange: Exchange) -> None:
+        """Has buckets reduced by this exchange from now on. Collective."""
+        self.exchange = exchange
+        exchange.follow(self.buckets)
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
         """A backward starts that will reach these leaves: the ranks are told, the others' slots are ready at once."""
-        self._begun, self._works = True, []
-        if self._broken is not None:
-            raise ParallelError(
-                f"an earlier backward failed half-way on this rank ({type(self._broken).__name__}: {self._broken}), so "
-                "ranks no longer agree on what was reduced: start again from a checkpoint"
-            )
+        self._begun = True
+        self._raise_if_broken()
         self._accumulate(leaves)
-        if not self.sync:
-            return
-        reached = {self._index[leaf] for leaf in leaves}
-        used = [index in reached or leaf.slot.full for index, leaf in enumerate(self._leaves)]
-        self._control.fill(self._accumulation.weight, used)
-        self._missing = [sum(index in reached for index in members) for members in self._members]
-        self._launched = 0
-        self._works = [self._all_reduce(self._control.array, None)]
-        self._launch()
+        if self.sync:
+            for each in self.before:
+                each()
+            reached = {self._index[leaf] for leaf in leaves}
+            used = [index in reached or leaf.slot.full for index, leaf in enumerate(self.leaves)]
+            self._start(reached, used, self._accumulation.weight)
 
     def ready(self, leaf: Leaf) -> None:
         """The leaf's gradient is complete in its slot."""
-        if self.sync:
-            bucket = self._buckets.layout.places[self._index[leaf]].bucket
+        if not self.sync:
+            return
+        index = self._index[leaf]
+        self._watch.ready(index)
+        bucket = self._bucket_of[index]
+        if bucket is not None:
             self._missing[bucket] -= 1
             assert self._missing[bucket] >= 0
-            self._launch()
+            if self._missing[bucket] == 0:
+                self._launch()
+        self.exchange.poll()
 
     def end(self) -> None:
         """Waits for the buckets; afterwards every slot holds the mean, or is empty where no rank used it."""
         if not self.sync:
             return
-        assert self._launched == len(self._members)
-        for work in self._works:
-            work.wait()
-        self._works = []
-        weighted = self._control.weighted_ranks()
-        mine = self._accumulation.weight is not None
+        computed = monotonic_ns()
+        assert self._launched == len(self.buckets.members)
+        with naming(f"backward {self.steps}"):
+            with naming("the control message, before any bucket"):
+                self._control.wait()
+            self.exchange.finish()
+        self._under_way = False
+        self._note(computed)
+        weight, given = self._accumulation.weight, self._control.given
         self._accumulation.clear()
-        if weighted not in (0, self._comm.size):
-            raise ParallelError(
-                f"rank {self._comm.rank} called {'model.backward(loss, weight=...)' if mine else 'loss.backward()'}, "
-                f"but {weighted} of {self._comm.size} ranks gave a weight: all ranks must call the same one"
-            )
-        for index, used in enumerate(self._control.used()):
-            self._leaves[index].slot.full = used
-            self._reduced[index] = used
+        self._check(weight is not None, given)
+        used = self._control.used()
+        self._reduce_unplaced(used)
+        for index, by_any in enumerate(used):
+            self.leaves[index].slot.full = by_any
+            self._reduced[index] = by_any
+        self.steps += 1
+        plan = self.planner.after(self._watch.seconds(), 1e-9 * (computed - self._started), used)
+        if plan is not None:
+            self._move(plan)
 
     def abandon(self, error: BaseException) -> None:
         """Backward raised: if something was launched it cannot be taken back, and the rest will not come."""
-        if self._works and self._broken is None:
+        if self._under_way and self._broken is None:
             self._broken = error
         self._accumulation.clear()
         self._begun = False
@@ -102,34 +140,133 @@ class Reducer:
     def take_part(self) -> None:
         """Joins the other ranks' backward with zeros if the one that just ran on this rank reached no leaf."""
         if not self._begun:
-            self.begin([])
-            self.end()
+            try:
+                self.begin([])
+                self.end()
+            except BaseException as error:
+                self.abandon(error)
+                raise
         self._begun = False
+
+    def shadow(self, weight: float) -> None:
+        """Takes part in a backward of the others without a gradient of this rank's own. weight: how much that counts"""
+        self._raise_if_broken()
+        for leaf in self.leaves:
+            leaf.slot.clear()
+        self._accumulation.clear()
+        self._tripwire.forget()
+        try:
+            self._start(set(), [False] * len(self.leaves), weight, absent=True)
+            self.end()
+        except BaseException as error:
+            self.abandon(error)
+            raise
 
     def release(self) -> None:
         """Lets go of the leaves: their gradients stay, and are reduced no more."""
-        for leaf in self._leaves:
+        for leaf in self.leaves:
             leaf.watcher = None
 
+    def _raise_if_broken(self) -> None:
+        if self._broken is not None:
+            raise ParallelError(
+                f"an earlier backward failed half-way on this rank ({type(self._broken).__name__}: {self._broken}), so "
+                "ranks no longer agree on what was reduced: start again from a checkpoint"
+            )
+
     def _accumulate(self, reached: Sequence[Leaf]) -> None:
-        full = [leaf.slot.full for leaf in self._leaves]
+        full = [leaf.slot.full for leaf in self.leaves]
         self._reduced = [was and still for was, still in zip(self._reduced, full, strict=True)]
         self._accumulation.add(reaches=bool(reached), empty=not any(full))
         if accumulation.given() and any(self._reduced):
-            name = self._names[self._reduced.index(True)]
+            name = self.names[self._reduced.index(True)]
             raise ParallelError(
                 f"backward with a weight would add to {name}.grad, which is already a mean over ranks: call "
                 "zero_grad() before it, or accumulate inside no_sync()"
             )
 
+    def _start(self, reached: set[int], used: Sequence[bool], weight: float | None, absent: bool = False) -> None:
+        buckets = self.buckets
+        self._started = monotonic_ns()
+        self._watch.begin()
+        checksum = self._tripwire.checksum(self.steps)
+        self._missing = [sum(self._placed[at] in reached for at in members) for members in buckets.members]
+        self._launched, self._launches = 0, []
+        self._under_way = True
+        self._control.send(weight, used, checksum, self.timeline.marks(), absent)
+        self.exchange.begin(self._control)
+        self._launch()
+
     def _launch(self) -> None:
-        while self._launched < len(self._members) and self._missing[self._launched] == 0:
+        buckets = self.buckets
+        while self._launched < len(buckets.members) and self._missing[self._launched] == 0:
             bucket = self._launched
-            for index in self._members[bucket]:
-                if not self._leaves[index].slot.full:
-                    self._buckets.views[index][...] = 0  # nothing from this rank; others may have something
-            self._works.append(self._all_reduce(self._buckets.buffers[bucket], self._control.scale))
+            for at in buckets.members[bucket]:
+                if not self.leaves[self._placed[at]].slot.full:
+                    buckets.memory.views[at][...] = 0  # nothing from this rank; others may have something
+                elif self._finite is not None:
+                    self._finite.look(self._placed[at], buckets.memory.views[at], self._xp)
+            self._launches.append(monotonic_ns())
+            self.exchange.launch(bucket)
             self._launched += 1
 
-    def _all_reduce(self, array: Any, scale: Callable[[], float] | None) -> Work[Any]:
-        return self._comm.all_reduce(array, ReduceOp.SUM, scale=scale, out=array, async_op=True)
+    def _note(self, computed: int) -> None:
+        self.timeline.hear(self._control.marks())
+        step = Step(
+            number=self.steps,
+            forward=self.forward,
+            begun=self._started,
+            computed=computed,
+            ended=monotonic_ns(),
+            control=self._control.times(),
+            ready=self._launches,
+            times=self.exchange.times(),
+        )
+        self.timeline.add(step)
+        self.forward = None
+
+    def _check(self, weighed: bool, given: bool) -> None:
+        """What the ranks told each other. Raises: ParallelError, on every rank alike."""
+        active = self.comm.size - self._control.absent_ranks()
+        weighted = self._control.weighted_ranks()
+        if weighted not in (0, active):
+            call = "model.backward(loss, weight=...)" if weighed else "loss.backward()"
+            mine = f"rank {self.comm.rank} called {call}, but " if given or weighed else ""
+            raise ParallelError(f"{mine}{weighted} of {active} ranks gave a weight: all ranks must call the same one")
+        self._tripwire.compare(self._control.checksums())
+        if self._finite is not None:
+            self._finite.finish(self.steps)
+
+    def _reduce_unplaced(self, used: Sequence[bool]) -> None:
+        """Reduces what some rank used and no bucket holds: it gets a place in the next plan."""
+        for index, leaf in enumerate(self.leaves):
+            if used[index] and self._bucket_of[index] is None:
+                if not leaf.slot.full:
+                    leaf.slot.set(self._xp.zeros(leaf.shape, leaf.dtype))
+                buffer = leaf.slot.buffer
+                with naming(f"backward {self.steps}: {self.names[index]}, which was frozen before"):
+                    self.comm.all_reduce(buffer, ReduceOp.SUM, scale=self._control.scale(), out=buffer)
+
+    def _move(self, plan: Plan) -> None:
+        """Lays out the plan's buckets, and moves gradients there. Collective."""
+        numbers = {name: number for number, name in enumerate(self.names)}
+        placed = sorted(numbers[name] for bucket in plan.buckets for name in bucket)
+        place = {index: at for at, index in enumerate(placed)}
+        members = tuple(tuple(place[numbers[name]] for name in bucket) for bucket in plan.buckets)
+        leaves = [self.leaves[index] for index in placed]
+        layout = lay_out(members, [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves])
+        # On the CPU the ranks of a node reduce their buckets where they lie.
+        zeros = self.comm.empty if self._xp is np else self._xp.zeros
+        memory = FlatBuckets(layout, zeros)
+        self.buckets = Buckets(memory=memory, names=tuple(self.names[index] for index in placed), members=members)
+        self._placed = placed
+        self._bucket_of: list[int | None] = [None] * len(self.leaves)
+        for at, index in enumerate(placed):
+            self.leaves[index].slot.bind(memory.views[at])
+            self._bucket_of[index] = layout.places[at].bucket
+        for index, bucket in enumerate(self._bucket_of):
+            if bucket is None:
+                self.leaves[index].slot.unbind()
+        self.timeline.follow(self.buckets)
+        self._control = ControlMessage(self.comm, len(self.leaves), self.timeline.width)
+        self.exchange.follow(self.buckets)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
 
 import collectives
-from ddp._layout import FlatBuckets, lay_out
+from ddp._engine import modes
 from ddp._tensor.core import Tensor
-from ddp.errors import ArgumentError, ParallelError
+from ddp.errors import ParallelError
 from ddp.nn import Module
+from ddp.parallel import join, settings, timeline
 from ddp.parallel.accumulation import weighing
 from ddp.parallel.agreement import Description, check_agreement
+from ddp.parallel.buffers import BufferSync
+from ddp.parallel.finite import FiniteCheck
 from ddp.parallel.frozen import Frozen
-from ddp.parallel.plan import plan_buckets
+from ddp.parallel.membership import Members
+from ddp.parallel.naming import naming
+from ddp.parallel.plan import Plan
+from ddp.parallel.planning import Planner
 from ddp.parallel.reducer import Reducer
-
-_MB = 1 << 20
+from ddp.parallel.transparent import keep_names
+from ddp.parallel.tripwire import Tripwire
 
 
 class DataParallel(Module):
@@ -28,18 +35,23 @@ class DataParallel(Module):
 
     module: the same on every rank: rank 0's parameters and buffers are broadcast to all
     comm: the ranks; None: `collectives.init()`. Reductions go over a duplicate of it.
-    bucket_cap_mb: MiB of gradients that are reduced together; first_bucket_mb: MiB of the first bucket, small so that
-    communication starts early
+    bucket_cap_mb: MiB of gradients that are reduced together; "auto": chosen from when gradients come and what the
+    wire costs. first_bucket_mb: MiB of the first bucket, small so that communication starts early
+    broadcast_buffers: before the first forward after a synchronized backward, buffers become rank 0's; "mean": the mean
+    of all ranks'; False: each rank keeps its own
+    comm_hook: how a bucket is reduced, see `ddp.parallel.comm_hooks`
+    plan: buckets to keep, `model.plan` of an earlier run, or its state(). On 3 ranks or more it decides the last bits
+    check_every: after so many steps ranks compare their parameters, 0: never; check_finite: infinity and NaN in a
+    gradient are an error that names the rank; it costs a pass over the gradients and a small call
+    ignored: PyTorch's device_ids, find_unused_parameters and static_graph, which change nothing
 
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. Parameters that
-    a backward does not reach need no flag: their grad is None where no rank used them.
+    a backward does not reach need no flag: their grad is None where no rank used them. Parameters may be frozen and
+    unfrozen at any time. `close()` gives the module back.
 
-    What requires grad when the module is wrapped is what is trained: a backward that reaches a parameter that was
-    frozen then raises. `close()` gives the module back.
-
-    Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, no parameter requires
-    grad, or the module is wrapped already.
+    Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, there is no parameter that
+    requires grad, or the module is wrapped already.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
@@ -48,13 +60,22 @@ class DataParallel(Module):
         module: Module,
         comm: collectives.Communicator | None = None,
         *,
-        bucket_cap_mb: float = 4.0,
+        bucket_cap_mb: float | str = "auto",
         first_bucket_mb: float = 1.0,
+        broadcast_buffers: bool | str = True,
+        comm_hook: Callable[[Any], Any] | None = None,
+        plan: Plan | Mapping[str, Any] | None = None,
+        check_every: int = 100,
+        check_finite: bool = False,
+        **ignored: Any,
     ) -> None:
         super().__init__()
+        cap, first = settings.caps(bucket_cap_mb, first_bucket_mb)
+        mode = settings.buffers_mode(broadcast_buffers)
+        every = settings.whole("check_every", check_every)
+        given = settings.given_plan(plan)
+        settings.warn_of(ignored, stacklevel=3)
         self.module = module
-        if not (bucket_cap_mb > 0 and first_bucket_mb > 0):
-            raise ArgumentError(f"buckets hold more than 0 MiB, not {bucket_cap_mb!r} and {first_bucket_mb!r}")
         comm = collectives.init() if comm is None else comm
         tensors = list(itertools.chain(module.named_parameters(), module.named_buffers()))
         for name, tensor in tensors:
@@ -63,29 +84,56 @@ class DataParallel(Module):
                     f"{name} is already part of a DataParallel: use that one, or call its close() first"
                 )
         check_agreement(comm, [_describe(name, tensor) for name, tensor in tensors])
-        trained = [(name, tensor) for name, tensor in tensors if tensor.requires_grad]
-        if not trained:
+        trainable = [(name, p) for name, p in module.named_parameters() if p.is_floating_point()]
+        if not any(p.requires_grad for _, p in trainable):
             raise ParallelError("no parameter of this module requires grad: there is nothing to reduce")
+        if len({p.device for _, p in trainable}) > 1:
+            raise ParallelError("the parameters of this module are on several devices: a rank has one")
         self.comm = comm.duplicate()
         for _, tensor in tensors:
             self.comm.broadcast(tensor._array, root=0)
-        leaves = [tensor._leaf for _, tensor in trained]
-        arrays = [tensor._array for _, tensor in trained]
-        dtypes = [array.dtype for array in arrays]
-        self.plan = plan_buckets(
-            [array.nbytes for array in arrays],
-            cap=int(bucket_cap_mb * _MB),
-            first=int(min(first_bucket_mb, bucket_cap_mb) * _MB),
-            kinds=dtypes,
+        names, params = [name for name, _ in trainable], [p for _, p in trainable]
+        planner = Planner(
+            self.comm,
+            names,
+            [p._array.nbytes for p in params],
+            [p._array.dtype for p in params],
+            cap=cap,
+            first=first,
+            given=given,
         )
-        layout = lay_out(self.plan, [array.shape for array in arrays], dtypes)
-        xp = trained[0][1].device.xp
-        # On the CPU the ranks of a node reduce their buckets where they lie.
-        buckets = FlatBuckets(layout, self.comm.empty if xp is np else xp.zeros)
-        self._reducer = Reducer([name for name, _ in trained], leaves, buckets, self.comm)
+        nodes = self.comm.all_gather(np.array([self.comm.node]), lengths="equal").tolist()
+        self._reducer = Reducer(
+            names,
+            params,
+            self.comm,
+            planner,
+            timeline.Timeline(self.comm.rank, self.comm.size, nodes),
+            Tripwire(self.comm, names, params, every),
+            FiniteCheck(self.comm, names) if check_finite else None,
+        )
+        self._hooked: Any = None
+        if comm_hook is not None:
+            from ddp.parallel.hooking import Hooked
+
+            self._hooked = Hooked(comm_hook, self.comm)
+            self._reducer.set_exchange(self._hooked)
+        watched = {id(p) for p in params}
         for name, tensor in tensors:
-            if not tensor.requires_grad:
+            if id(tensor) not in watched:
                 tensor._leaf.watcher = Frozen(name)
+        self._members = Members(module)
+        self._buffer_sync = None if mode is None else BufferSync(self.comm, list(module.buffers()), mode == "mean")
+        self._buffers_due = False
+        self._reducer.before.append(self._before_backward)
+        self._joining: join.Joining | None = None
+        self.shadows: list[Callable[[int], None]] = []  # what else a rank without data takes part in: sharded steps
+        keep_names(self)
+
+    @property
+    def plan(self) -> Plan:
+        """Which gradients are reduced together, in which order, and what is expected of it; prints as a table."""
+        return self._reducer.planner.plan
 
     def close(self) -> None:
         """Gives the module back: its backward is its own again, and it may be wrapped anew. Gradients stay."""
@@ -93,11 +141,22 @@ class DataParallel(Module):
         for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
             if isinstance(tensor._leaf.watcher, Frozen):
                 tensor._leaf.watcher = None
+        if self._hooked is not None:
+            self._hooked.close()
         self.comm.close()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns."""
-        return self.module(*args, **kwargs)
+        """What the module returns. In training it is preceded by the buffers' call, where they are due.
+
+        Raises: ParallelError if the module has other parameters than when it was wrapped.
+        """
+        self._members.check()
+        begun = monotonic_ns()
+        if self._buffers_due and self.training and modes.state.enabled:
+            self._sync_buffers()
+        result = self.module(*args, **kwargs)
+        self._reducer.forward = (begun, monotonic_ns())
+        return result
 
     def backward(self, loss_sum: Tensor, weight: float) -> None:
         """Backward of a sum over `weight` samples (or tokens); gradients become sum of gradients / sum of weights.
@@ -127,6 +186,87 @@ class DataParallel(Module):
             yield
         finally:
             self._reducer.sync = before
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+        *,
+        optimizers: Iterable[Any] = (),
+    ) -> Iterator[None]:
+        """Inside, ranks may make different numbers of steps: those that are through keep the others company.
+
+        All ranks enter and leave together; afterwards all have the model of the rank that made most steps.
+        divide_by_initial_world_size: a rank that is through counts as one with gradient zero in the mean of
+        `loss.backward()`; off: it does not count. With `model.backward(loss, weight=n)` its weight is 0 either way.
+        enable: off: nothing happens here. throw_on_early_termination: raise on all ranks when the first is through
+        optimizers: whose state shall be that rank's too: momenta and step counts have missed updates like the model
+
+        Raises: ParallelError inside if ranks do different things; EarlyStop, one of them, if that was asked for.
+        """
+        if not enable or self.comm.size == 1:
+            yield
+            return
+        if self._joining is not None:
+            raise ParallelError("join inside join: the inner one is of no use")
+        weight = 1.0 if divide_by_initial_world_size else 0.0
+        self._joining = joining = join.Joining(
+            self.comm,
+            {
+                join.FORWARD: self._buffers_of,
+                join.BACKWARD: lambda source: self._reducer.shadow(weight),
+                join.STEP: self._shadow_step,
+            },
+            throw_on_early_termination,
+        )
+        try:
+            yield
+            joining.keep_company()
+        finally:
+            self._joining = None
+        tensors = list(itertools.chain(self.module.parameters(), self.module.buffers()))
+        join.adopt(self.comm, joining.source, tensors, list(optimizers))
+        self._buffers_due = False
+
+    def announce_step(self) -> None:
+        """Says that this rank begins a step that ranks make together; costs nothing outside of `join`. Collective."""
+        if self._joining is not None:
+            self._joining.announce(join.STEP)
+
+    def stats(self) -> timeline.Stats:
+        """What the steps since the last `summary` did: compute, communication, which of it was hidden, who was late."""
+        return self._reducer.timeline.stats()
+
+    def summary(self) -> str:
+        """One line about the steps since the last summary, for the end of an epoch."""
+        return self._reducer.timeline.summary()
+
+    def _before_backward(self) -> None:
+        """Before a synchronized backward launches anything."""
+        if self._buffers_due:  # this rank made no forward, as with an empty batch; the others wait for it
+            self._sync_buffers()
+        if self._joining is not None:
+            self._joining.announce(join.BACKWARD)
+        self._buffers_due = self._buffer_sync is not None
+
+    def _sync_buffers(self) -> None:
+        source = 0
+        if self._joining is not None:
+            self._joining.announce(join.FORWARD)
+            source = self._joining.source
+        self._buffers_of(source)
+
+    def _buffers_of(self, source: int) -> None:
+        self._buffers_due = False
+        if self._buffer_sync is not None:
+            with naming("the buffers, before forward"):
+                self._buffer_sync.run(source)
+
+    def _shadow_step(self, source: int) -> None:
+        for shadow in self.shadows:
+            shadow(source)
 
 
 def _describe(name: str, tensor: Tensor) -> Description:

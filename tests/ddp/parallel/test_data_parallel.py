@@ -254,7 +254,9 @@ def test_the_first_bucket_is_launched_before_backward_has_finished() -> None:
     def rank(comm: Communicator) -> list[Any]:
         events: list[Any] = []
         model = DataParallel(make_net(), Recorder(comm, events), bucket_cap_mb=1e-4)
+        F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()  # makes the plan anew
         note_ready(model, events)
+        events.clear()
         F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
         return events
 
@@ -279,12 +281,14 @@ def test_buckets_launch_in_plan_order_though_ranks_become_ready_in_different_ord
         events: list[Any] = []
         ddp.manual_seed(0)
         model = DataParallel(Branches(), Recorder(comm, events), bucket_cap_mb=1e-5)
-        note_ready(model, events)
         order = "left right never" if comm.rank == 0 else "never right left"
+        model(ddp.from_numpy(x), order).sum().backward()
+        note_ready(model, events)
+        events.clear()
         model(ddp.from_numpy(x), order).sum().backward()
         ready = [event[1] for event in events if event[0] == "ready"]
         sizes = [event[1] for event in events if event[0] == "all_reduce"][1:]
-        return ready, sizes, [buffer.size for buffer in model._reducer._buckets.buffers]
+        return ready, sizes, [buffer.size for buffer in model._reducer.buckets.memory.buffers]
 
     (ready0, launched0, planned), (ready1, launched1, _) = collectives.run_threads(rank, 2)
     assert ready0 != ready1
@@ -299,10 +303,10 @@ def test_gradients_are_views_of_the_buckets() -> None:
         model = DataParallel(make_net(), comm)
         F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
         for p in model.parameters():
-            assert any(np.shares_memory(p.grad.numpy(), buffer) for buffer in model._reducer._buckets.buffers)
+            assert any(np.shares_memory(p.grad.numpy(), buffer) for buffer in model._reducer.buckets.memory.buffers)
         kept = next(iter(model.parameters()))
         kept.grad = ddp.ones_like(kept)  # an assigned array is copied in
-        assert any(np.shares_memory(kept.grad.numpy(), buffer) for buffer in model._reducer._buckets.buffers)
+        assert any(np.shares_memory(kept.grad.numpy(), buffer) for buffer in model._reducer.buckets.memory.buffers)
         assert_array_equal(kept.grad.numpy(), np.ones(kept.shape))
 
     collectives.run_threads(rank, 2)
@@ -477,25 +481,63 @@ def test_a_module_is_wrapped_once_and_given_back_by_close() -> None:
         assert_same(got, on_whole_batch(4))
 
 
-def test_a_parameter_that_was_frozen_at_the_start_is_not_trained_in_silence() -> None:
+def test_parameters_are_frozen_and_unfrozen_between_steps() -> None:
     x, t = data(4)
 
-    def rank(comm: Communicator) -> None:
+    def train(net: nn.Module, backward: Callable[[], None]) -> list[dict[str, np.ndarray]]:
+        found = []
+        for step in range(16):
+            net[0].bias.requires_grad_(step in (3, 5, 14))
+            net[2].weight.requires_grad_(step < 2 or step > 14)
+            net.zero_grad()
+            backward()
+            found.append(grads(net))
+        return found
+
+    def rank(comm: Communicator) -> Any:
         net = make_net()
         net[0].bias.requires_grad_(False)
         model = DataParallel(net, comm)
-        model.backward(loss_sum(model, x, t), weight=4)
-        assert net[0].bias.grad is None
-        net[0].bias.requires_grad_(True)
-        net.zero_grad()
-        with pytest.raises(ParallelError, match=r"0\.bias did not require grad when the model was wrapped"):
-            model.backward(loss_sum(model, x, t), weight=4)
-        model.close()
-        model = DataParallel(net, comm)
-        model.backward(loss_sum(model, x, t), weight=4)
-        assert net[0].bias.grad is not None
+        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
+        planned = []
 
-    collectives.run_threads(rank, 2)
+        def backward() -> None:
+            model.backward(loss_sum(model, x[mine], t[mine]), weight=2)
+            planned.append({name for bucket in model.plan.buckets for name in bucket})
+
+        return train(net, backward), planned
+
+    alone = make_net()
+    expected = train(alone, lambda: F.cross_entropy(alone(ddp.from_numpy(x)), ddp.from_numpy(t)).backward())
+    for got, planned in collectives.run_threads(rank, 2):
+        for mine, theirs in zip(got, expected, strict=True):
+            assert_same(mine, theirs)
+        assert "0.bias" not in planned[2]  # frozen when it was wrapped: not a byte of it is reduced
+        assert "0.bias" in planned[3]  # and given a place when it is first used,
+        assert "0.bias" in planned[13]  # which it keeps
+        assert "2.weight" in planned[10]
+        assert "2.weight" not in planned[11]  # unused ten times in a row: it loses its place,
+        assert "2.weight" in planned[15]  # until it is used again
+
+
+def test_a_parameter_unfrozen_and_used_on_one_rank_is_reduced_on_all() -> None:
+    x, _ = data(4)
+
+    def rank(comm: Communicator) -> Any:
+        ddp.manual_seed(0)
+        net = Branches()
+        net.right.requires_grad_(False)
+        model = DataParallel(net, comm)
+        net.right.requires_grad_(True)
+        model(ddp.from_numpy(x), "left" if comm.rank == 0 else "left right").sum().backward()
+        return grads(net)
+
+    ddp.manual_seed(0)
+    alone = Branches()
+    alone(ddp.from_numpy(x), "left right").sum().backward()
+    first, second = collectives.run_threads(rank, 2)
+    assert_same(first, second)
+    assert_allclose(first["right.weight"], grads(alone)["right.weight"] / 2, atol=1e-14)
 
 
 def test_a_read_only_buffer_is_a_difference_that_all_ranks_hear_of() -> None:

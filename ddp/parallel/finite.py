@@ -1,0 +1,40 @@
+"""NaN in one rank's gradient is NaN in every rank's after the sum: this check says where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from collectives import Communicator
+from ddp.errors import ParallelError
+
+Array = Any
+
+
+class FiniteCheck:
+    """Looks at each gradient before it is reduced; costs a pass over it, and one small call when backward ends."""
+
+    def __init__(self, comm: Communicator, names: Sequence[str]) -> None:
+        self._comm = comm
+        self._names = names
+        self._found: list[tuple[int, Array]] = []
+
+    def look(self, index: int, gradient: Array, xp: Any) -> None:
+        """Looks at this rank's gradient of one parameter, without waiting for a device."""
+        self._found.append((index, xp.isfinite(gradient).all()))
+
+    def finish(self, step: int) -> None:
+        """Has the ranks tell each other. Collective.
+
+        Raises: ParallelError on every rank, with the first such parameter of each rank.
+        """
+        first = next((index for index, all_finite in self._found if not bool(all_finite)), -1)
+        self._found = []
+        firsts = self._comm.all_gather(np.array([first]), lengths="equal").tolist()
+        bad = [f"{self._names[index]} on rank {rank}" for rank, index in enumerate(firsts) if index >= 0]
+        if bad:
+            raise ParallelError(
+                f"step {step}: infinity or NaN in the gradient of {', '.join(bad)}, before it was reduced"
+            )

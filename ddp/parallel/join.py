@@ -1,0 +1,91 @@
+"""Uneven numbers of steps: a rank that has run out of data keeps the others company until all have.
+
+Inside `model.join()` each thing that ranks do together (the buffers' call before a forward, a synchronized backward,
+the step of a sharded optimizer) is announced by one small call. A rank that has left its loop announces that it has
+nothing of its own, and takes part in whatever the others announced: with zeros in a backward. When all have left, the
+model is made that of the rank that came last, since the others have missed updates.
+
+Outside of `join` nothing is announced, and nothing costs anything. Source of the interface: PyTorch's
+`DistributedDataParallel.join`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from collectives import Communicator, ReduceOp
+from ddp._tensor.core import Tensor
+from ddp.errors import ParallelError
+from ddp.parallel.naming import naming
+
+FORWARD, BACKWARD, STEP = "forward", "backward", "step"
+_KINDS = (FORWARD, BACKWARD, STEP)
+
+
+class EarlyStop(ParallelError):
+    """A rank has run out of data, and `join(throw_on_early_termination=True)` asked to hear of it."""
+
+
+class Joining:
+    """One `with model.join()` on this rank.
+
+    actions: what a rank without data does in each kind of thing that others announce; it is given the lowest rank that
+    still has data
+    throw: raise on all ranks as soon as one has run out
+    """
+
+    def __init__(self, comm: Communicator, actions: Mapping[str, Callable[[int], None]], throw: bool) -> None:
+        self._comm = comm
+        self._actions = actions
+        self._throw = throw
+        self.source = 0  # the lowest rank that still had data, at the last announcement
+
+    def announce(self, kind: str) -> None:
+        """This rank is about to do such a thing. Collective.
+
+        Raises: EarlyStop on every rank if one has run out and that was asked for; ParallelError if others do another.
+        """
+        self._meet(kind)
+
+    def keep_company(self) -> None:
+        """Takes part in what the others do until all have run out of data. Raises: as `announce`."""
+        while (kind := self._meet(None)) is not None:
+            self._actions[kind](self.source)
+
+    def _meet(self, mine: str | None) -> str | None:
+        """What is done next; None if all ranks have run out."""
+        size, rank = self._comm.size, self._comm.rank
+        message = np.zeros(len(_KINDS) + size)
+        if mine is not None:
+            message[_KINDS.index(mine)] = message[len(_KINDS) + rank] = 1
+        with naming(f"join: waiting for what the others do next{'' if mine is None else f' (here: {mine})'}"):
+            self._comm.all_reduce(message, ReduceOp.SUM, out=message)
+        done, active = message[: len(_KINDS)], np.flatnonzero(message[len(_KINDS) :]).tolist()
+        if not active:
+            return None
+        self.source = active[0]
+        if self._throw and len(active) < size:
+            gone = sorted({*range(size)} - {*active})
+            raise EarlyStop(
+                f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} ran out of data, rank "
+                f"{active[0]} has more: join(throw_on_early_termination=True) ends here on every rank"
+            )
+        kinds = [kind for kind, count in zip(_KINDS, done, strict=True) if count]
+        if len(kinds) > 1:
+            raise ParallelError(f"inside join, some ranks begin a {kinds[0]} and others a {kinds[1]}")
+        return kinds[0]
+
+
+def adopt(comm: Communicator, source: int, tensors: Sequence[Tensor], optimizers: Sequence[Any]) -> None:
+    """Makes parameters, buffers and optimizers those of the rank `source`. Collective."""
+    with naming("join: the model of the last rank"):
+        for tensor in tensors:
+            comm.broadcast(tensor._array, source)
+            tensor._version.count += 1
+        for optimizer in optimizers:
+            theirs = comm.broadcast_object(optimizer.state_dict() if comm.rank == source else None, source)
+            if comm.rank != source:
+                optimizer.load_state_dict(theirs)

@@ -1,0 +1,66 @@
+"""What DataParallel is asked for, checked at the border."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from ddp.errors import ArgumentError
+from ddp.parallel.plan import Plan
+
+_MIB = 1 << 20
+#: Arguments of PyTorch's DistributedDataParallel that change nothing here, and why.
+IGNORED = {
+    "device_ids": "parameters stay on the device that they are on",
+    "output_device": "results stay on the device that they are on",
+    "find_unused_parameters": "unused parameters are always found, at no cost",
+    "static_graph": "the graph may change at every step, at no cost",
+    "gradient_as_bucket_view": "gradients always are views of buckets",
+}
+
+
+def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
+    """Bytes that a bucket holds, None for automatic, and the first one.
+
+    Raises: ArgumentError unless they are more than 0 MiB, or "auto".
+    """
+    sizes = [first_bucket_mb] if bucket_cap_mb == "auto" else [bucket_cap_mb, first_bucket_mb]
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, (int, float)) or not size > 0:
+            given = f"{bucket_cap_mb!r} and {first_bucket_mb!r}"
+            raise ArgumentError(f'buckets hold more than 0 MiB, or "auto" for the cap; got {given}')
+    if isinstance(bucket_cap_mb, str):
+        return None, int(first_bucket_mb * _MIB)
+    return int(bucket_cap_mb * _MIB), int(min(first_bucket_mb, bucket_cap_mb) * _MIB)
+
+
+def given_plan(plan: Plan | Mapping[str, Any] | None) -> Plan | None:
+    """The plan to keep, also from its state. Raises: ParallelError."""
+    return plan if plan is None or isinstance(plan, Plan) else Plan.from_state(plan)
+
+
+def buffers_mode(broadcast_buffers: bool | str) -> str | None:
+    """ "broadcast", "mean", or None. Raises: ArgumentError."""
+    if broadcast_buffers is True or broadcast_buffers is False:
+        return "broadcast" if broadcast_buffers else None
+    if broadcast_buffers != "mean":
+        raise ArgumentError(f'broadcast_buffers is True, False or "mean", got {broadcast_buffers!r}')
+    return "mean"
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number of at least 0. Raises: ArgumentError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ArgumentError(f"{name} is a whole number of at least 0, got {value!r}")
+    return value
+
+
+def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
+    """One warning for all arguments that change nothing. Raises: TypeError for any that PyTorch has not either."""
+    unknown = [name for name in ignored if name not in IGNORED]
+    if unknown:
+        raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}")
+    asked = [f"{name} ({IGNORED[name]})" for name, value in ignored.items() if value not in (None, False)]
+    if asked:
+        warnings.warn(f"DataParallel needs no {', '.join(asked)}", UserWarning, stacklevel=stacklevel)
