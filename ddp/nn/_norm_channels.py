@@ -71,7 +71,9 @@ class _ChannelNorm(Module):
         )
 
 
-class _BatchNorm(_ChannelNorm):
+class BatchNorm(_ChannelNorm):
+    """What the layers of the name have in common."""
+
     def __init__(
         self,
         num_features: int,
@@ -89,11 +91,7 @@ class _BatchNorm(_ChannelNorm):
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, ...), normalised by its own statistics in training or where none are kept."""
         self._check(input)
-        momentum = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                momentum = 1 / self.num_batches_tracked.item()
+        momentum = self._moved() if self.training else 0.0
         own = self.training or self.running_mean is None
         keep = not own or (self.training and self.track_running_stats)
         return functional.batch_norm(
@@ -107,8 +105,17 @@ class _BatchNorm(_ChannelNorm):
             self.eps,
         )
 
+    def _moved(self) -> float:
+        """Counts one more batch; how far running statistics move towards its own."""
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1 / self.num_batches_tracked.item()
+        return momentum
 
-class BatchNorm1d(_BatchNorm):
+
+class BatchNorm1d(BatchNorm):
     """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C) or (N, C, L).
 
     weight, bias: (C,). In training, running_mean and running_var move towards the batch's by `momentum` (None: they
@@ -121,7 +128,7 @@ class BatchNorm1d(_BatchNorm):
     ranks = (2, 3)
 
 
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(BatchNorm):
     """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C, H, W).
 
     weight, bias: (C,). Statistics and errors are those of BatchNorm1d.

@@ -7,7 +7,7 @@ row. A layout says which rows are normalised together: that is all in which the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single
@@ -18,7 +18,40 @@ from ddp.ops.norm_rows import NEEDED, dots, is_far, kind_of, largest, tiles
 Tell = Callable[[Array, Array, int], None]
 
 
-class _Batch:
+class Layout:
+    """Which rows are normalised together.
+
+    matrix: (N, C); positions: the length of a row; count: over how many elements a statistic is taken, at least 1
+    """
+
+    meets = False  # whether backward asks `collect` even where no gradient of x is wanted: others wait there
+    matrix: tuple[int, ...]
+    positions: int
+    count: int
+
+    def statistics(self, xp: Any, x: Array) -> tuple[Array, Array]:
+        """The means, and the biased variances. x: (N * C, positions)."""
+        first, second = self.moments(xp, x, None)
+        mean = first / self.count
+        var = second / self.count - mean * mean
+        if is_far(xp, mean, var):
+            var = self.moments(xp, x, mean)[1] / self.count
+        return mean, var
+
+    def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
+        """Statistics: the sums of x, and of the squares of x, or of x - shift. x: (N * C, positions)."""
+        raise NotImplementedError
+
+    def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
+        """The statistics of sums of rows, (N, C) each."""
+        raise NotImplementedError
+
+    def spread(self, xp: Any, statistic: Array) -> Array:
+        """A statistic as what broadcasts against (N, C)."""
+        raise NotImplementedError
+
+
+class Batch(Layout):
     """A channel of all samples is normalised together: statistics are (C,)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -27,20 +60,17 @@ class _Batch:
         self.count = max(shape[0] * self.positions, 1)
 
     def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
-        """Statistics: the sums of x, and of the squares of x, or of x - shift. x: (N * C, positions)."""
         first, second = _sums(xp, x, None, None if shift is None else _per_row(xp, self, shift))
-        return self.collect(first.reshape(self.matrix)), self.collect(second.reshape(self.matrix))
+        return first.reshape(self.matrix).sum(axis=0), second.reshape(self.matrix).sum(axis=0)
 
-    def collect(self, sums: Array) -> Array:
-        """The statistic of sums of rows, (N, C)."""
-        return sums.sum(axis=0)
+    def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
+        return [each.sum(axis=0) for each in sums]
 
     def spread(self, xp: Any, statistic: Array) -> Array:
-        """A statistic as what broadcasts against (N, C)."""
         return statistic
 
 
-class _Groups:
+class _Groups(Layout):
     """The channels of a group of one sample are normalised together: statistics are (N, groups)."""
 
     def __init__(self, shape: tuple[int, ...], groups: int) -> None:
@@ -50,17 +80,14 @@ class _Groups:
         self.count = max(self.members * self.positions, 1)
 
     def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
-        """Statistics: the sums of x, and of the squares of x, or of x - shift. x: (N * C, positions)."""
         sets = x.reshape(self.matrix[0] * self.groups, self.members * self.positions)
         first, second = _sums(xp, sets, None, None if shift is None else shift.reshape(-1))
         return first.reshape(-1, self.groups), second.reshape(-1, self.groups)
 
-    def collect(self, sums: Array) -> Array:
-        """The statistic of sums of rows, (N, C)."""
-        return sums.reshape(-1, self.groups, self.members).sum(axis=2)
+    def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
+        return [each.reshape(-1, self.groups, self.members).sum(axis=2) for each in sums]
 
     def spread(self, xp: Any, statistic: Array) -> Array:
-        """A statistic as what broadcasts against (N, C)."""
         return xp.repeat(statistic, self.members, axis=1)
 
 
@@ -90,12 +117,12 @@ def _sums_by_tiles(xp: Any, x: Array, y: Array | None, shift: Array | None) -> t
     return first, second
 
 
-def _per_row(xp: Any, layout: Any, values: Array) -> Array:
+def _per_row(xp: Any, layout: Layout, values: Array) -> Array:
     """What broadcasts against (N, C), as one number a row."""
     return xp.broadcast_to(values, layout.matrix).reshape(-1)
 
 
-def _matrix(xp: Any, layout: Any, x: Array, *values: Array) -> Iterator[tuple[slice, list[Array]]] | None:
+def _matrix(xp: Any, layout: Layout, x: Array, *values: Array) -> Iterator[tuple[slice, list[Array]]] | None:
     """Tiles of samples with the values of each element, where rows are short: all samples are a matrix of long rows.
 
     None where rows are long, or where values differ from sample to sample. x: (N * C, positions); values broadcast
@@ -112,12 +139,12 @@ def _matrix(xp: Any, layout: Any, x: Array, *values: Array) -> Iterator[tuple[sl
     )
 
 
-def _draw(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
+def _draw(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array) -> Array:
     """x*scale + shift. x: (N * C, positions); scale, shift broadcast against (N, C)."""
     return LINES[xp.__name__](xp, layout, x, scale, shift)
 
 
-def _draw_by_tiles(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
+def _draw_by_tiles(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array) -> Array:
     rows, n = x.shape
     out = xp.empty(x.shape, x.dtype)
     short = _matrix(xp, layout, x, scale, shift)
@@ -137,12 +164,12 @@ def _draw_by_tiles(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -
     return out
 
 
-def _draw_plane(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
+def _draw_plane(xp: Any, layout: Layout, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     """x*a + y*s + c. x, y: (N * C, positions); a, s, c broadcast against (N, C)."""
     return PLANES[xp.__name__](xp, layout, x, a, y, s, c)
 
 
-def _draw_plane_by_tiles(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
+def _draw_plane_by_tiles(xp: Any, layout: Layout, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     rows, n = x.shape
     out = xp.empty(x.shape, x.dtype)
     short = _matrix(xp, layout, x, a, s, c)
@@ -167,11 +194,11 @@ def _sums_by_kernel(xp: Any, x: Array, y: Array | None, shift: Array | None) -> 
     return _sums_by_tiles(xp, x, y, shift) if x.shape[1] == 1 else normalizing.pair_sums(xp, x, y, shift)
 
 
-def _draw_by_kernel(xp: Any, layout: Any, x: Array, scale: Array, shift: Array) -> Array:
+def _draw_by_kernel(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array) -> Array:
     return normalizing.line(xp, x, _per_row(xp, layout, scale), _per_row(xp, layout, shift))
 
 
-def _draw_plane_by_kernel(xp: Any, layout: Any, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
+def _draw_plane_by_kernel(xp: Any, layout: Layout, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     a, s, c = (_per_row(xp, layout, values) for values in (a, s, c))
     return normalizing.plane(xp, x, a, y, s, c)
 
@@ -185,16 +212,12 @@ PLANES = {"numpy": _draw_plane_by_tiles, "cupy": _draw_plane_by_kernel}
 # with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over samples and positions;
 # where m and r are given, fixed:  dx = r*g*w
 def _forward(
-    xp: Any, x: Array, w: Array | None, b: Array | None, layout: Any, eps: float, tell: Tell | None
+    xp: Any, x: Array, w: Array | None, b: Array | None, layout: Layout, eps: float, tell: Tell | None
 ) -> tuple[Array, Any]:
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = single(x, w, b)
     x = x.reshape(math.prod(layout.matrix), layout.positions)
-    first, second = layout.moments(xp, x, None)
-    mean = first / layout.count
-    var = second / layout.count - mean * mean
-    if is_far(xp, mean, var):
-        var = layout.moments(xp, x, mean)[1] / layout.count
+    mean, var = layout.statistics(xp, x)
     if tell is not None:
         tell(mean, var, layout.count)
     rstd = 1 / xp.sqrt(var + eps)
@@ -202,7 +225,7 @@ def _forward(
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, False)
 
 
-def _line(xp: Any, layout: Any, mean: Array, rstd: Array, w: Array | None, b: Array | None) -> tuple[Array, Array]:
+def _line(xp: Any, layout: Layout, mean: Array, rstd: Array, w: Array | None, b: Array | None) -> tuple[Array, Array]:
     """The factor and the summand of (x - mean)*rstd*w + b."""
     scale = layout.spread(xp, rstd) if w is None else layout.spread(xp, rstd) * w
     shift = layout.spread(xp, mean) * scale
@@ -230,7 +253,7 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
         across -= m * along  # sum g*(x - m)
     dw = (across * r).sum(axis=0).astype(kind, copy=False) if needs[1] else None
     db = along.sum(axis=0).astype(kind, copy=False) if needs[2] else None
-    if not needs[0]:
+    if not (needs[0] or layout.meets):
         return None, dw, db
     scale = r if w is None else r * w
     if fixed:
@@ -238,20 +261,30 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
     else:
         if w is not None:
             along, across = along * w, across * w
-        slope = layout.collect(across) * (rstd * rstd * rstd / -layout.count)
-        shift = layout.collect(along) * (rstd / -layout.count) - mean * slope
+        along, across = layout.collect(xp, along, across)
+        if not needs[0]:
+            return None, dw, db
+        slope = across * (rstd * rstd * rstd / -layout.count)
+        shift = along * (rstd / -layout.count) - mean * slope
         dx = _draw_plane(xp, layout, g, scale, x, layout.spread(xp, slope), layout.spread(xp, shift))
     return dx.reshape(shape).astype(dtype, copy=False), dw, db
 
 
 def _batch_norm(
-    xp: Any, x: Array, w: Array | None, b: Array | None, eps: float, tell: Tell | None
+    xp: Any,
+    x: Array,
+    w: Array | None,
+    b: Array | None,
+    eps: float,
+    tell: Tell | None,
+    layout: Batch | None = None,
 ) -> tuple[Array, Any]:
     """x: (N, C, ...); w, b: (C,).
 
     tell: called with the means and the biased variances, (C,), and the number of elements each was taken over.
+    layout: None: the samples of x are the whole batch
     """
-    return _forward(xp, x, w, b, _Batch(x.shape), eps, tell)
+    return _forward(xp, x, w, b, Batch(x.shape) if layout is None else layout, eps, tell)
 
 
 batch_norm = Op("batch_norm", _batch_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
@@ -276,7 +309,7 @@ def _channel_affine(
     """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b, mean, var = single(x, w, b, mean, var)
-    layout = _Batch(shape)
+    layout = Batch(shape)
     x = x.reshape(math.prod(layout.matrix), layout.positions)
     mean, rstd = mean.astype(x.dtype), (1 / xp.sqrt(var + eps)).astype(x.dtype)
     out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))

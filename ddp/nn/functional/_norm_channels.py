@@ -13,7 +13,7 @@ from ddp.nn.functional._norm import affine_dtype
 from ddp.ops import norm_channels
 
 
-def _check(name: str, input: Tensor, *per_channel: Tensor | None) -> None:
+def check_channels(name: str, input: Tensor, *per_channel: Tensor | None) -> None:
     """Raises: ShapeError unless input is (N, C, ...) and the others are (C,)."""
     if input.ndim < 2:
         raise ShapeError(f"{name}: input {input.shape}: expected (N, C, ...)")
@@ -42,7 +42,7 @@ def batch_norm(
     Raises: ShapeError, also for one value a channel in training; DtypeError; ArgumentError without running statistics
     out of training. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """
-    _check("batch_norm", input, running_mean, running_var, weight, bias)
+    check_channels("batch_norm", input, running_mean, running_var, weight, bias)
     affine_dtype("batch_norm", input, weight, bias)
     if not training:
         if running_mean is None or running_var is None:
@@ -51,11 +51,11 @@ def batch_norm(
         return apply(norm_channels.channel_affine, (input, weight, bias), eps=eps, **where)
     if input.numel() == input.shape[1]:
         raise ShapeError(f"batch_norm: input {input.shape} has one value a channel: training needs more")
-    tell = _tell(running_mean, running_var, momentum)
+    tell = moving(running_mean, running_var, momentum)
     return apply(norm_channels.batch_norm, (input, weight, bias), eps=eps, tell=tell)
 
 
-def _tell(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
+def moving(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
     """What moves running statistics: called with means, biased variances, (C,) or (N, C), and what each was taken over.
 
     One number a sample is averaged over samples. None if there is nothing to move.
@@ -82,7 +82,7 @@ def group_norm(
     weight, bias: (C,). Raises: ShapeError, also for one value a group; ArgumentError unless num_groups divides C;
     DtypeError. Source: Wu and He 2018, arXiv:1803.08494.
     """
-    _check("group_norm", input, weight, bias)
+    check_channels("group_norm", input, weight, bias)
     affine_dtype("group_norm", input, weight, bias)
     channels = input.shape[1]
     if num_groups < 1 or channels % num_groups:
@@ -112,9 +112,9 @@ def instance_norm(
     """
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    _check("instance_norm", input, running_mean, running_var, weight, bias)
+    check_channels("instance_norm", input, running_mean, running_var, weight, bias)
     affine_dtype("instance_norm", input, weight, bias)
     if math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"instance_norm: input {input.shape} has one position: its own statistics need more")
-    tell = _tell(running_mean, running_var, momentum)
+    tell = moving(running_mean, running_var, momentum)
     return apply(norm_channels.group_norm, (input, weight, bias), groups=input.shape[1], eps=eps, tell=tell)
