@@ -1,0 +1,253 @@
+"""SyncBatchNorm: BatchNorm over the batches of all ranks, as if they were one.
+
+A few samples a rank make poor statistics. So the ranks tell each other count, mean and sum of squared deviations of
+each channel, in forward, and two sums of the gradient, in backward. That is one collective each; what else they have
+to agree on (does any rank want a gradient, how many samples are there) rides in the first.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from numpy import errstate
+
+import collectives
+from collectives import Communicator
+from ddp._engine import Meeting, Node, Version, modes
+from ddp._tensor.base import left_behind, wrap
+from ddp._tensor.core import Tensor
+from ddp.errors import DeviceError, GraphError, ShapeError
+from ddp.nn import Module
+from ddp.nn._norm_channels import BatchNorm
+from ddp.nn.functional._norm import affine_dtype
+from ddp.nn.functional._norm_channels import check_channels, moving
+from ddp.ops._op import BFLOAT16
+from ddp.ops.norm_channels import Batch, batch_norm
+from ddp.parallel.meeting import Array, Together
+
+_NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # what a rank tells: its grad mode, and whether its input requires grad
+
+
+class SyncBatchNorm(BatchNorm):
+    """Mean 0 and variance 1 for each channel over the batches of all ranks, then weight and bias. input: (N, C, ...).
+
+    weight, bias: (C,); eps, momentum, affine, track_running_stats: as in BatchNorm1d
+    comm: the ranks; None: `collectives.init()`. Calls go over a duplicate of it, see `ddp.parallel`.
+
+    In training every rank has to call it, also with an empty batch and under `no_grad`, and if the input requires grad
+    on one rank, the result does on all, which then have to run backward from it. Batches may differ in all but their
+    channels. Running statistics come out the same on every rank; their variance is the unbiased one of the whole batch.
+    Gradients are those of the sum of all ranks' losses; weight and bias get this rank's part of theirs, as any
+    parameter, and DataParallel adds the parts up.
+
+    In evaluation nothing is called, nor on one rank: there it is BatchNorm. In forward the host reads what the ranks
+    told each other, for which on a GPU it has to wait.
+
+    Raises, when called: ShapeError on every rank if the whole batch has one value a channel; GraphError on every rank
+    if some are under `no_grad` where the input of another requires grad; ShapeError, DtypeError, DeviceError on this
+    rank for an input that does not fit.
+    Source: arXiv:1502.03167; statistics are joined by Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        comm: Communicator | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        self.comm = comm
+
+    def _check(self, input: Tensor) -> None:
+        """Raises: ShapeError unless the input is (N, num_features, ...)."""
+        if input.ndim < 2 or input.shape[1] != self.num_features:
+            raise ShapeError(f"SyncBatchNorm: expected (N, {self.num_features}, ...), got shape {input.shape}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, ...), normalised by the statistics of all ranks' inputs in training. Collective in training."""
+        if not self.training:
+            return super().forward(input)
+        comm = collectives.init() if self.comm is None else self.comm
+        if comm.size == 1:
+            return super().forward(input)
+        call = Together("SyncBatchNorm", input, comm)
+        self._check(input)
+        inputs = (input, self.weight, self.bias)
+        _check_together(inputs)
+        layout = WholeBatch(call, _mode(input))
+        op = batch_norm.widened if call.array.dtype is BFLOAT16 else batch_norm
+        arrays = [None if x is None else x._array for x in inputs]
+        with errstate(all="ignore"):  # infinities and nan are values
+            out, residual = op.forward(call.xp, *arrays, eps=self.eps, tell=self._keep, layout=layout)
+        result = wrap(out, input.device)
+        _record(result, inputs, op, residual, layout.meets)
+        return result
+
+    def _keep(self, mean: Array, var: Array, count: int) -> None:
+        """Moves the running statistics."""
+        momentum = self._moved()
+        if self.track_running_stats:
+            tell = moving(self.running_mean, self.running_var, momentum)
+            if tell is not None:
+                tell(mean, var, count)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        # A copy of the layer speaks to the same ranks; a communicator has no copy.
+        memo[id(self.comm)] = self.comm
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: Module, comm: Communicator | None = None) -> Module:
+        """As the function of that name; PyTorch has it here."""
+        return convert_sync_batchnorm(module, comm)
+
+
+def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> Module:
+    """Puts a SyncBatchNorm in the place of every BatchNorm, subclasses too; returns `module`, or what replaces it.
+
+    comm: that of the new layers. These have the parameters and buffers of the old ones, the same objects: an optimizer
+    or a DataParallel made before goes on with them. Their hooks and training mode stay, too. A layer that stands in
+    several places still does.
+    """
+    made: dict[BatchNorm, SyncBatchNorm] = {}
+
+    def replaced(part: Module) -> Module:
+        if not isinstance(part, BatchNorm) or isinstance(part, SyncBatchNorm):
+            return part
+        if part not in made:
+            made[part] = _synchronized(part, comm)
+        return made[part]
+
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if child is not None:
+                parent._modules[name] = replaced(child)
+    return replaced(module)
+
+
+def _synchronized(layer: BatchNorm, comm: Communicator | None) -> SyncBatchNorm:
+    """Another layer of the same parts, hooks and settings."""
+    new = SyncBatchNorm.__new__(SyncBatchNorm)
+    parts = {name: copy.copy(layer.__dict__[name]) for name in ("_parameters", "_buffers", "_modules", "_transient")}
+    new.__dict__.update(layer.__dict__, **parts)
+    new.comm = comm
+    return new
+
+
+class WholeBatch(Batch):
+    """The layout of a batch that lies on all ranks: a channel of all samples of all of them is normalised together."""
+
+    def __init__(self, call: Together, mode: int) -> None:
+        super().__init__(call.array.shape)
+        self._comm = call.comm
+        self._mode = mode
+
+    # Of the whole batch, of n_s elements with mean m_s and squared deviations q_s on rank s:
+    # n = sum n_s, m = sum n_s*m_s / n, q = sum (q_s + n_s*(m_s - m)^2)
+    def statistics(self, xp: Any, x: Array) -> tuple[Array, Array]:
+        """The means, and the biased variances, the same on every rank. x: (N * C, positions). Collective."""
+        mean, var = super().statistics(xp, x)
+        channels = len(mean)
+        told = xp.empty(2 + 2 * channels, "float64")  # float64, as it counts exactly, and whatever the ranks compute in
+        told[0], told[1] = self._mode, x.size // max(channels, 1)
+        told[2 : 2 + channels] = mean
+        told[2 + channels :] = var
+        table = self._comm.all_gather(told, lengths="equal").reshape(self._comm.size, -1)
+        modes_there, counts = table[:, :2].T.tolist()
+        self.meets = _WANTS in modes_there
+        if self.meets and _NO_GRAD in modes_there:
+            raise GraphError(_differ(modes_there))
+        total = int(sum(counts))
+        if total == 1:
+            raise ShapeError(
+                f"SyncBatchNorm: the batches of all {len(counts)} ranks together have one value a channel, on rank "
+                f"{counts.index(1)}: training needs more"
+            )
+        self.count = max(total, 1)
+        here, means, variances = table[:, 1:2], table[:, 2 : 2 + channels], table[:, 2 + channels :]
+        mean = (here * means).sum(axis=0) / self.count
+        apart = means - mean
+        var = (here * (variances + apart * apart)).sum(axis=0) / self.count
+        return mean.astype(x.dtype), var.astype(x.dtype)
+
+    def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
+        """The statistics of sums of rows, over all ranks. Collective."""
+        total = self._comm.all_reduce(xp.stack(super().collect(xp, *sums)).astype("float64"))
+        return list(total.astype(sums[0].dtype))
+
+
+def _mode(input: Tensor) -> int:
+    if not modes.state.enabled:
+        return _NO_GRAD
+    return _WANTS if input.requires_grad else _GRAD
+
+
+def _differ(modes_there: list[float]) -> str:
+    wanting, without = (
+        ", ".join(str(rank) for rank, mode in enumerate(modes_there) if mode == which) for which in (_WANTS, _NO_GRAD)
+    )
+    return (
+        f"SyncBatchNorm: the input requires grad on rank {wanting}, and rank {without} is under no_grad, where it "
+        "would miss the backward that all ranks have to run: call it in the same grad mode on every rank"
+    )
+
+
+def _check_together(inputs: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
+    """What `apply` asks of tensors that meet in an op. Raises: ShapeError, DtypeError, DeviceError, InplaceError."""
+    input, *affine = inputs
+    check_channels("SyncBatchNorm", input, *affine)
+    affine_dtype("SyncBatchNorm", input, *affine)
+    for x in affine:
+        if x is not None and x.device is not input.device:
+            raise DeviceError(f"SyncBatchNorm: one tensor is on {input.device}, another on {x.device}")
+        if x is not None and modes.state.enabled and x._epoch != x._version.epoch and x._epoch >= 0:
+            raise left_behind("SyncBatchNorm", x)
+
+
+class _Backward:
+    """The op as the engine sees it."""
+
+    name = "sync_batch_norm"
+    saves = batch_norm.saves
+    into = False
+
+    def __init__(self, op: Any) -> None:
+        self._op = op
+
+    def backward(self, xp: Any, g: Array | None, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:
+        if g is None:  # the others meet all the same
+            g = xp.zeros_like(saved[self.saves.index("x")])
+        gradients: Sequence[Any] = self._op.backward(xp, g, needs, saved, residual)
+        return gradients
+
+
+def _record(result: Tensor, inputs: Sequence[Tensor | None], op: Any, residual: Any, meets: bool) -> None:
+    """The node of `result`, where a gradient is wanted here or, if `meets`, anywhere."""
+    edges = tuple([None if x is None else x._edge for x in inputs])
+    needs = tuple([edge is not None for edge in edges])
+    if not (modes.state.enabled and (meets or any(needs))):
+        return
+    saved: list[Array | None] = []
+    versions: list[tuple[Version, int, int]] = []
+    # The gradient that comes here counts for the inputs of other ranks, whatever is wanted on this one.
+    for position in batch_norm.plan((True, True, True) if meets else needs):
+        x = None if position is None else inputs[position]
+        if x is not None:
+            versions.append((x._version, x._version.count, len(saved)))
+        saved.append(None if x is None else x._array)
+    kind = Meeting if meets else Node
+    node = kind(_Backward(op), result.device.xp, edges, needs, tuple(saved), versions, residual)
+    result._edge = node
+    for observer in modes.state.observers:
+        observer(node)

@@ -1,0 +1,603 @@
+"""SyncBatchNorm on n ranks equals BatchNorm on the whole batch: values, every gradient, running statistics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import DtypeError, GraphError, ShapeError, VersionError
+from ddp.nn import functional as F
+from ddp.parallel import DataParallel, all_reduce
+from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+
+C = 3
+SHARDS = [[6], [3, 3], [5, 1], [1, 1], [1, 1, 1], [4, 0, 2], [0, 2], [2, 0, 0, 3], [0, 1, 1, 0], [3, 2, 4, 1]]
+RESTS = [(), (5,), (3, 4), (2, 3, 2), (20, 30)]  # of the shape, behind (N, C); long rows take another way
+
+
+class Recorder:
+    """A communicator that notes the calls made on it and on its duplicates."""
+
+    def __init__(self, comm: Communicator, calls: list[str]) -> None:
+        self._comm, self._calls = comm, calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **options: Any) -> Any:
+            self._calls.append(name)
+            return found(*args, **options)
+
+        return call
+
+    def duplicate(self) -> Recorder:
+        return Recorder(self._comm.duplicate(), self._calls)
+
+
+def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:
+    return collectives.run_threads(fn, size, timeout=20)
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def part(shards: Sequence[int], rank: int) -> slice:
+    first = sum(shards[:rank])
+    return slice(first, first + shards[rank])
+
+
+def started(layer: Any) -> Any:
+    """`layer` in float64, its weight and bias neither 1 nor 0."""
+    layer = layer.double()
+    with ddp.no_grad():
+        for i, p in enumerate(layer.parameters()):
+            p.copy_(ddp.tensor(numbers(*p.shape, seed=10 + i)))
+    return layer
+
+
+def loss_of(y: ddp.Tensor, rank: int, factors: np.ndarray) -> ddp.Tensor:
+    """Another function on each rank, so that no mistake in whose gradient counts where can hide."""
+    return (y.sin() * ddp.tensor(factors) + y * y * (rank + 1)).sum()
+
+
+def alone(layer: Any, x: np.ndarray, shards: Sequence[int], steps: int = 1) -> dict[str, np.ndarray]:
+    """BatchNorm of the whole batch, and the gradients of the sum of all ranks' losses, by one process."""
+    for _ in range(steps):
+        whole = ddp.tensor(x, requires_grad=True)
+        y = layer(whole.reshape(*x.shape[:2], -1) if x.ndim > 2 else whole).reshape(*x.shape)
+        factors = numbers(*x.shape, seed=1)
+        losses = [
+            loss_of(y[part(shards, rank)], rank, factors[part(shards, rank)]) for rank, n in enumerate(shards) if n
+        ]
+        ddp.stack(losses).sum().backward()
+    return {"y": y.detach().numpy(), "x": whole.grad.numpy(), **state(layer)}
+
+
+def state(layer: Any) -> dict[str, np.ndarray]:
+    gradients = {name: p.grad.numpy() for name, p in layer.named_parameters() if p.grad is not None}
+    return {**gradients, **{name: buffer.numpy() for name, buffer in layer.named_buffers()}}
+
+
+def together(make: Callable[[Communicator], Any], x: np.ndarray, shards: Sequence[int], steps: int = 1) -> Any:
+    """The same by the ranks, their parts joined: gradients of weight and bias are added up as DataParallel does."""
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        layer = make(comm)
+        rows = part(shards, comm.rank)
+        for _ in range(steps):
+            mine = ddp.tensor(x[rows], requires_grad=True)
+            y = layer(mine)
+            loss_of(y, comm.rank, numbers(*x.shape, seed=1)[rows]).backward()
+        assert mine.grad is not None
+        return {"y": y.detach().numpy(), "x": mine.grad.numpy(), **state(layer)}
+
+    ranks = on_ranks(rank, len(shards))
+    joined = {}
+    for name in ranks[0]:
+        values = [each[name] for each in ranks]
+        if name in ("y", "x"):
+            joined[name] = np.concatenate(values)
+        elif name in ("weight", "bias"):
+            joined[name] = np.sum(values, axis=0)
+        else:
+            for value in values:
+                assert_array_equal(value, values[0], err_msg=f"{name} is not the same on all ranks")
+            joined[name] = values[0]
+    return joined
+
+
+def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float = 1e-12) -> None:
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+# Numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", RESTS, ids=str)
+@pytest.mark.parametrize("shards", SHARDS, ids=str)
+def test_any_split_of_the_batch_gives_what_one_process_does(shards: list[int], rest: tuple[int, ...]) -> None:
+    x = numbers(sum(shards), C, *rest) * np.array([2.0, 1.0, 0.1]).reshape(C, *[1] * len(rest)) + 0.3
+    expected = alone(started(nn.BatchNorm1d(C)), x, shards)
+    assert_same(together(lambda comm: started(SyncBatchNorm(C, comm=comm)), x, shards), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"affine": False},
+        {"bias": False},
+        {"momentum": None},
+        {"momentum": 0.4, "eps": 0.1},
+        {"track_running_stats": False},
+    ],
+    ids=str,
+)
+def test_every_option_over_several_steps(options: dict[str, Any]) -> None:
+    shards, x = [2, 0, 3], numbers(5, C, 4)
+    expected = alone(started(nn.BatchNorm1d(C, **options)), x, shards, steps=3)
+    assert_same(together(lambda comm: started(SyncBatchNorm(C, comm=comm, **options)), x, shards, steps=3), expected)
+
+
+def test_running_statistics_stand_still_once_they_are_not_tracked() -> None:
+    shards, x = [2, 3], numbers(5, C, 4)
+
+    def stopped(layer: Any) -> Any:
+        layer.track_running_stats = False
+        return layer
+
+    expected = alone(stopped(started(nn.BatchNorm1d(C))), x, shards)
+    assert_array_equal(expected["running_mean"], np.zeros(C))
+    assert_same(together(lambda comm: stopped(started(SyncBatchNorm(C, comm=comm))), x, shards), expected)
+
+
+def test_random_batches(count: Callable[[int, int], int]) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(count(20, 500)):
+        shards = rng.integers(0, 4, rng.integers(1, 5)).tolist()
+        rest = tuple(rng.integers(1, 5, rng.integers(0, 4)).tolist())
+        if sum(shards) * int(np.prod(rest)) < 2:
+            continue
+        options = {
+            "affine": bool(rng.integers(2)),
+            "momentum": [None, 0.1, 0.7][rng.integers(3)],
+            "track_running_stats": bool(rng.integers(2)),
+        }
+        x = rng.normal(size=(sum(shards), C, *rest)) * rng.uniform(0.5, 3) + rng.normal() * rng.choice([0, 1, 100])
+        expected = alone(started(nn.BatchNorm1d(C, **options)), x, shards, steps=2)
+        got = together(lambda comm, how=options: started(SyncBatchNorm(C, comm=comm, **how)), x, shards, steps=2)
+        assert_same(got, expected, tolerance=1e-10)
+
+
+def test_agrees_with_pytorch_on_the_whole_batch() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    shards, x = [1, 4, 0, 2], numbers(7, C, 5, 4)
+    theirs = torch.nn.BatchNorm2d(C).double()
+    for i, p in enumerate(theirs.parameters()):
+        p.data = torch.tensor(numbers(*p.shape, seed=10 + i))
+    whole = torch.tensor(x, requires_grad=True)
+    y = theirs(whole)
+    factors = torch.tensor(numbers(*x.shape, seed=1))
+    sum(
+        (y[part(shards, r)].sin() * factors[part(shards, r)] + y[part(shards, r)] ** 2 * (r + 1)).sum()
+        for r in range(len(shards))
+    ).backward()
+    expected = {"y": y.detach().numpy(), "x": whole.grad.numpy()}
+    expected |= {name: p.grad.numpy() for name, p in theirs.named_parameters()}
+    expected |= {name: buffer.numpy() for name, buffer in theirs.named_buffers()}
+    assert_same(together(lambda comm: started(SyncBatchNorm(C, comm=comm)), x, shards), expected)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_statistics_far_from_zero_and_ranks_far_from_each_other_lose_no_digits(offset: float) -> None:
+    shards = [3, 5, 1]
+    x = numbers(9, C, 4) + offset
+    x[part(shards, 0)] += 1000
+    layer = lambda comm: SyncBatchNorm(C, momentum=1.0, affine=False, comm=comm).double()  # noqa: E731
+    got = together(layer, x, shards)
+    mean = x.mean((0, 2), keepdims=True)
+    assert_allclose(got["running_var"], ((x - mean) ** 2).mean((0, 2)) * 36 / 35, rtol=1e-11)
+    assert_allclose(got["y"], (x - mean) / np.sqrt(((x - mean) ** 2).mean((0, 2), keepdims=True) + 1e-5), atol=1e-8)
+    small = on_ranks(  # in float32 E[x^2] - E[x]^2 would leave nothing of this variance
+        lambda comm: (
+            SyncBatchNorm(C, momentum=1.0, comm=comm)(
+                ddp.tensor((numbers(9, C, 4) + 3000.0)[part(shards, comm.rank)].astype(np.float32))
+            )
+            .detach()
+            .numpy()
+        ),
+        3,
+    )
+    assert_allclose(np.concatenate(small).var((0, 2)), np.ones(C), rtol=1e-3)
+
+
+@pytest.mark.parametrize("weights", ["float32", "half"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_types_are_normalised_in_float32(dtype: str, weights: str) -> None:
+    shards, x = [3, 1], numbers(4, C, 8)
+    kind = getattr(ddp, "float32" if weights == "float32" else dtype)
+
+    def run(layer: Any, rows: slice) -> list[np.ndarray]:
+        mine = ddp.tensor(x[rows]).to(dtype=dtype).requires_grad_()
+        y = layer(mine)
+        assert y.dtype == dtype
+        (y.float() * ddp.tensor(numbers(*x.shape, seed=1)[rows].astype(np.float32))).sum().backward()
+        assert mine.grad is not None
+        assert mine.grad.dtype == dtype
+        assert layer.weight.grad.dtype == kind
+        return [np.array(v.detach().float().tolist()) for v in (y, mine.grad, layer.weight.grad, layer.running_var)]
+
+    whole = run(nn.BatchNorm1d(C).to(dtype=kind), slice(None))
+    ranks = on_ranks(lambda comm: run(SyncBatchNorm(C, comm=comm).to(dtype=kind), part(shards, comm.rank)))
+    step = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
+    for i, how in enumerate((np.concatenate, np.concatenate, sum, lambda both: both[1])):
+        assert_allclose(how([each[i] for each in ranks]), whole[i], rtol=2 * step, atol=8 * step)
+
+
+# Whose gradient ---------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Two normalised layers, then one per sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ddp.manual_seed(0)
+        self.conv, self.first = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)
+        self.linear, self.second = nn.Linear(4 * 4 * 4, 5), nn.BatchNorm1d(5)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        x = self.first(self.conv(x)).relu()
+        return self.out(self.second(self.linear(x.flatten(1))).tanh())
+
+
+IMAGES, LABELS = numbers(8, 2, 6, 6), np.random.default_rng(3).integers(0, 3, 8)
+
+
+def trained_alone() -> dict[str, np.ndarray]:
+    net = Net().double()
+    for _ in range(2):
+        net.zero_grad()
+        F.cross_entropy(net(ddp.tensor(IMAGES)), ddp.tensor(LABELS)).backward()
+    return state(net)
+
+
+@pytest.mark.parametrize("shards", [[8], [4, 4], [5, 3], [7, 1], [5, 0, 3], [1, 2, 4, 1]], ids=str)
+def test_data_parallel_with_weights_equals_one_process_on_the_whole_batch(shards: list[int]) -> None:
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        net = convert_sync_batchnorm(Net().double(), comm)
+        model = DataParallel(net, comm, bucket_cap_mb=1e-4)
+        rows = part(shards, comm.rank)
+        for _ in range(2):
+            model.zero_grad()
+            loss = F.cross_entropy(model(ddp.tensor(IMAGES[rows])), ddp.tensor(LABELS[rows]), reduction="sum")
+            model.backward(loss, weight=shards[comm.rank])
+        return state(net)
+
+    expected = trained_alone()
+    for got in on_ranks(rank, len(shards)):
+        assert_same(got, expected)
+
+
+def test_data_parallel_without_weights_averages_over_equal_batches() -> None:
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        net = convert_sync_batchnorm(Net().double(), comm)
+        model = DataParallel(net, comm)
+        for _ in range(2):
+            model.zero_grad()
+            F.cross_entropy(model(ddp.tensor(IMAGES[comm.rank :: 2])), ddp.tensor(LABELS[comm.rank :: 2])).backward()
+        return state(net)
+
+    expected = trained_alone()
+    for got in on_ranks(rank):
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("wanting", [[True, False], [False, True], [True, False, False, True]], ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_rank_whose_input_is_frozen_takes_part_in_the_gradient_of_others(wanting: list[bool], affine: bool) -> None:
+    shards = [2, 1, 0, 3][: len(wanting)]
+    x = numbers(sum(shards), C, 4)
+
+    def rank(comm: Communicator) -> tuple[bool, np.ndarray | None, np.ndarray | None]:
+        rows = part(shards, comm.rank)
+        layer = started(SyncBatchNorm(C, affine=affine, comm=comm))
+        mine = ddp.tensor(x[rows], requires_grad=wanting[comm.rank])
+        if affine and comm.rank == 0:
+            layer.requires_grad_(False)
+        y = layer(mine)
+        loss_of(y, comm.rank, numbers(*x.shape, seed=1)[rows]).backward()
+        gradients = [None if each is None or each.grad is None else each.grad.numpy() for each in (mine, layer.weight)]
+        return y.requires_grad, gradients[0], gradients[1]
+
+    expected = alone(started(nn.BatchNorm1d(C, affine=affine)), x, shards)["x"]
+    for at, (requires_grad, gradient, weight) in enumerate(on_ranks(rank, len(shards))):
+        assert requires_grad
+        assert (weight is not None) == (affine and at != 0)
+        if wanting[at]:
+            assert_allclose(gradient, expected[part(shards, at)], rtol=1e-12, atol=1e-12)
+        else:
+            assert gradient is None
+
+
+class Mute(ddp.autograd.Function):
+    """The identity, without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: ddp.Tensor) -> ddp.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: ddp.Tensor) -> Any:
+        return None
+
+
+def test_a_rank_that_no_gradient_comes_to_meets_the_others() -> None:
+    shards, x = [3, 2], numbers(5, C)
+
+    def rank(comm: Communicator) -> np.ndarray:
+        mine = ddp.tensor(x[part(shards, comm.rank)], requires_grad=True)
+        y = SyncBatchNorm(C, comm=comm).double()(mine)
+        (Mute.apply(y) if comm.rank else y**3).sum().backward()
+        assert mine.grad is not None
+        return mine.grad.numpy()
+
+    whole = ddp.tensor(x, requires_grad=True)
+    (nn.BatchNorm1d(C).double()(whole)[:3] ** 3).sum().backward()
+    assert whole.grad is not None
+    assert_allclose(np.concatenate(on_ranks(rank)), whole.grad.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_checkpointed_region_gives_the_same_gradients() -> None:
+    def rank(comm: Communicator, checkpointed: bool) -> dict[str, np.ndarray]:
+        net = convert_sync_batchnorm(Net().double(), comm)
+        x = ddp.tensor(IMAGES[: comm.rank + 1], requires_grad=True)
+        y = ddp.autograd.checkpoint(net, x) if checkpointed else net(x)
+        (y**2).sum().backward()
+        assert x.grad is not None
+        return {"x": x.grad.numpy(), **{name: p.grad.numpy() for name, p in net.named_parameters()}}
+
+    plain, again = (on_ranks(lambda comm, how=how: rank(comm, how), 3) for how in (False, True))
+    for got, expected in zip(again, plain, strict=True):
+        assert_same(got, expected, tolerance=0)
+
+
+def test_a_retained_graph_runs_again_and_a_changed_input_is_noticed() -> None:
+    def rank(comm: Communicator) -> None:
+        x = ddp.tensor(numbers(2, C, seed=comm.rank), requires_grad=True)
+        kept = x * 1
+        loss = (SyncBatchNorm(C, comm=comm).double()(kept) ** 3).sum()
+        loss.backward(retain_graph=True)
+        assert x.grad is not None
+        first = x.grad.numpy().copy()
+        loss.backward(retain_graph=True)
+        assert_allclose(x.grad.numpy(), 2 * first, rtol=1e-15)
+        with ddp.no_grad():
+            kept.mul_(2)
+        with pytest.raises(VersionError, match="sync_batch_norm: backward reads 'x'"):
+            loss.backward()
+
+    on_ranks(rank)
+
+
+# What is called ---------------------------------------------------------------------------------------------------
+
+
+def calls_of(fn: Callable[[Any], None], size: int = 3) -> list[str]:
+    """The calls that `fn(comm)` makes, the same on every rank, after the duplicate is there."""
+
+    def rank(comm: Communicator) -> list[str]:
+        calls: list[str] = []
+        seen: Any = Recorder(comm, calls)
+        all_reduce(ddp.ones(1), comm=seen)  # makes the duplicate
+        del calls[:]
+        fn(seen)
+        return calls
+
+    ranks = on_ranks(rank, size)
+    assert ranks == [ranks[0]] * size
+    return ranks[0]
+
+
+def test_one_call_forward_and_one_backward_and_none_that_nobody_needs() -> None:
+    def train(comm: Any, requires_grad: bool = True, layers: int = 1) -> None:
+        net = nn.Sequential(*(SyncBatchNorm(C, comm=comm) for _ in range(layers)))
+        net(ddp.ones(2, C, requires_grad=requires_grad)).sum().backward()
+
+    def without_gradient(comm: Any) -> None:
+        with ddp.no_grad():
+            SyncBatchNorm(C, comm=comm)(ddp.ones(2, C, requires_grad=True))
+
+    def evaluate(comm: Any) -> None:
+        for kept in (True, False):
+            layer = SyncBatchNorm(C, comm=comm, track_running_stats=kept).eval()
+            layer(ddp.ones(comm.rank + 2, C, requires_grad=True)).sum().backward()
+
+    assert calls_of(train) == ["all_gather", "all_reduce"]
+    assert calls_of(lambda comm: train(comm, layers=2)) == ["all_gather"] * 2 + ["all_reduce"] * 2
+    assert calls_of(lambda comm: train(comm, requires_grad=False)) == ["all_gather"]  # weight and bias: a local sum
+    assert calls_of(without_gradient) == ["all_gather"]
+    assert calls_of(evaluate) == []
+    assert calls_of(train, size=1) == []
+
+
+def test_no_grad_in_training_still_synchronises() -> None:
+    x = numbers(5, C)
+
+    def rank(comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
+        layer = SyncBatchNorm(C, comm=comm).double()
+        with ddp.no_grad():
+            y = layer(ddp.tensor(x[part((2, 3), comm.rank)], requires_grad=True))
+        assert not y.requires_grad
+        return y.numpy(), layer.running_mean.numpy()
+
+    (a, mean), (b, _) = on_ranks(rank)
+    layer = nn.BatchNorm1d(C).double()
+    assert_allclose(np.concatenate([a, b]), layer(ddp.tensor(x)).detach().numpy(), atol=1e-13)
+    assert_allclose(mean, layer.running_mean.numpy(), atol=1e-15)
+
+
+def test_evaluation_is_that_of_batch_norm() -> None:
+    layer = SyncBatchNorm(C).eval()
+    plain = nn.BatchNorm1d(C).eval()
+    with ddp.no_grad():
+        for each in (layer, plain):
+            each.running_mean.fill_(0.5)
+            each.running_var.fill_(2.0)
+    x = ddp.tensor(numbers(4, C))
+    assert_array_equal(layer.double()(x).detach().numpy(), plain.double()(x).detach().numpy())
+
+
+def test_the_world_is_the_default() -> None:
+    def rank(comm: Communicator) -> np.ndarray:
+        layer = SyncBatchNorm(2, momentum=1.0)
+        layer(ddp.full((1, 2), float(comm.rank)))
+        return layer.running_mean.numpy()
+
+    for mean in on_ranks(rank, 3):
+        assert_allclose(mean, [1.0, 1.0])
+
+
+# Conversion -------------------------------------------------------------------------------------------------------
+
+
+def test_conversion_replaces_every_batch_norm_and_keeps_what_it_holds() -> None:
+    tied = nn.BatchNorm1d(4)
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.BatchNorm2d(2, eps=0.1, momentum=None),
+        nn.ModuleDict({"a": nn.BatchNorm1d(3, affine=False), "b": nn.Sequential(tied, nn.GroupNorm(1, 4))}),
+        nn.InstanceNorm2d(2),
+        tied,
+    )
+    net[1].eval()
+    seen: list[Any] = []
+    net[1].register_forward_hook(lambda module, inputs, output: seen.append(module))
+    before = {name: (id(p), p._leaf) for name, p in net.named_parameters()}
+    buffers = {name: id(b) for name, b in net.named_buffers()}
+    old, comm = net[1], collectives.init("single")
+    assert convert_sync_batchnorm(net, comm) is net
+    assert {name: (id(p), p._leaf) for name, p in net.named_parameters()} == before
+    assert {name: id(b) for name, b in net.named_buffers()} == buffers
+    new = [net[1], net[2]["a"], net[2]["b"][0], net[4]]
+    assert [type(each) for each in new] == [SyncBatchNorm] * 4
+    assert all(each.comm is comm for each in new)
+    assert new[2] is new[3]
+    assert [(each.eps, each.momentum, each.affine, each.training) for each in new[:2]] == [
+        (0.1, None, True, False),
+        (1e-5, 0.1, False, True),
+    ]
+    net[1](ddp.ones(1, 2, 1, 1))
+    assert seen == [net[1]]
+    assert isinstance(net[3], nn.InstanceNorm2d)
+    assert isinstance(old, nn.BatchNorm2d)  # the old layer is as it was
+    assert old.weight is net[1].weight
+    net[1].weight = None
+    assert old.weight is not None
+    assert convert_sync_batchnorm(net) is net
+    assert net[1] is new[0]  # once converted, it stays
+
+
+def test_conversion_of_a_layer_itself() -> None:
+    layer = nn.BatchNorm2d(2).eval()
+    for convert in (convert_sync_batchnorm, SyncBatchNorm.convert_sync_batchnorm):
+        new = convert(layer)
+        assert isinstance(new, SyncBatchNorm)
+        assert new.weight is layer.weight
+        assert new.running_var is layer.running_var
+        assert not new.training
+        new.train()
+        assert not layer.training
+    linear = nn.Linear(2, 2)
+    assert convert_sync_batchnorm(linear) is linear
+
+
+def test_state_dicts_of_both_kinds_are_the_same() -> None:
+    plain, synchronized = nn.Sequential(started(nn.BatchNorm1d(C))), nn.Sequential(SyncBatchNorm(C).double())
+    plain(ddp.tensor(numbers(4, C)))
+    assert list(plain.state_dict()) == list(synchronized.state_dict())
+    synchronized.load_state_dict(plain.state_dict())
+    back = nn.Sequential(nn.BatchNorm1d(C).double())
+    back.load_state_dict(synchronized.state_dict())
+    for name, value in plain.state_dict().items():
+        assert_array_equal(back.state_dict()[name].numpy(), value.numpy(), err_msg=name)
+
+
+def test_a_copy_speaks_to_the_same_ranks() -> None:
+    def rank(comm: Communicator) -> None:
+        net = nn.Sequential(nn.Linear(2, C), SyncBatchNorm(C, comm=comm))
+        twin = copy.deepcopy(net)
+        assert twin[1].comm is comm
+        assert twin[1].weight is not net[1].weight
+        twin(ddp.ones(1, 2))
+        assert twin[1].num_batches_tracked.item() == 1
+        assert net[1].num_batches_tracked.item() == 0
+
+    on_ranks(rank)
+
+
+def test_it_prints_as_in_pytorch() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    assert repr(SyncBatchNorm(3, momentum=None)) == repr(torch.nn.SyncBatchNorm(3, momentum=None))
+
+
+# Errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [[1, 0], [0, 0, 1]], ids=str)
+def test_one_value_a_channel_in_all_is_an_error_on_every_rank(shards: list[int]) -> None:
+    def rank(comm: Communicator) -> None:
+        layer = SyncBatchNorm(C, comm=comm)
+        text = f"all {comm.size} ranks together have one value a channel, on rank {shards.index(1)}"
+        with pytest.raises(ShapeError, match=text):
+            layer(ddp.ones(shards[comm.rank], C, 1))
+        assert layer.num_batches_tracked.item() == 0
+        layer(ddp.ones(1, C))  # and everybody goes on
+
+    on_ranks(rank, len(shards))
+
+
+def test_a_rank_under_no_grad_among_others_is_an_error_on_every_rank() -> None:
+    def rank(comm: Communicator) -> None:
+        layer = SyncBatchNorm(C, comm=comm)
+        x = ddp.ones(2, C, requires_grad=True)
+        with (
+            ddp.set_grad_enabled(comm.rank != 1),
+            pytest.raises(GraphError, match="requires grad on rank 0, 2, and rank 1 is under no_grad"),
+        ):
+            layer(x)
+        with ddp.set_grad_enabled(comm.rank != 1):
+            layer(x.detach())  # where nobody goes back through the input, nobody misses it
+
+    on_ranks(rank, 3)
+
+
+def test_what_does_not_fit_is_named_before_anything_is_called() -> None:
+    def run(comm: Any) -> None:
+        layer = SyncBatchNorm(C, comm=comm)
+        with pytest.raises(ShapeError, match=r"SyncBatchNorm: expected \(N, 3, ...\), got shape \(2, 4\)"):
+            layer(ddp.ones(2, 4))
+        with pytest.raises(ShapeError, match=r"got shape \(3,\)"):
+            layer(ddp.ones(3))
+        with pytest.raises(DtypeError, match="SyncBatchNorm: expected a tensor, got ndarray"):
+            layer(np.ones((2, C)))
+        with pytest.raises(DtypeError, match="weight or bias float32"):
+            layer(ddp.ones(2, C, dtype=ddp.float64))
+        with pytest.raises(DtypeError, match="expected a floating input"):
+            layer(ddp.ones(2, C, dtype=ddp.int64))
+
+    assert calls_of(run) == []
