@@ -33,6 +33,7 @@ class Planner:
 
     names, nbytes, kinds: of each parameter, in model order; kinds never share a bucket
     cap: bytes of a bucket, None: chosen by measurement; first: bytes of the first one; given: a plan to keep
+    xp: the array module of the gradients
     """
 
     def __init__(
@@ -45,13 +46,14 @@ class Planner:
         cap: int | None,
         first: int,
         given: Plan | None = None,
+        xp: Any = np,
     ) -> None:
         self.plan: Plan
         self.placed: list[bool] = []  # the parameter has a place in a bucket
         self._comm = comm
         self._names, self._nbytes, self._kinds = list(names), list(nbytes), list(kinds)
         self._numbers = {name: number for number, name in enumerate(names)}
-        self._cap, self._first, self._given = cap, first, given
+        self._cap, self._first, self._given, self._xp = cap, first, given, xp
         self._link: Link | None = None
         self._steps = 0
         self._idle = [0] * len(names)
@@ -109,7 +111,7 @@ class Planner:
             told = np.append(np.nan_to_num(self._ready, nan=-1.0), self._backward)
             latest = self._comm.all_reduce(told, ReduceOp.MAX)
             if self._cap is None and self._link is None:
-                self._link = measure(self._comm, sum(self._nbytes))
+                self._link = measure(self._comm, sum(self._nbytes), self._xp)
             mine = None
             if self._comm.rank == 0:
                 mine = self._decide(np.where(latest[:-1] < 0, np.nan, latest[:-1]), float(latest[-1]), moved)
@@ -125,15 +127,17 @@ class Planner:
         order = [index for index in arrival_order(own) if self.placed[index]]
         if self._cap is not None or self._link is None:
             return self._plan(self._by_cap(order), "in the order in which gradients came")
-        # A bucket waits for the slowest rank, and a gradient for those before it.
-        times = np.maximum.accumulate(np.nan_to_num(latest[order], nan=0.0)).tolist()
+        # A bucket waits for the slowest rank, and a gradient for those before it. Numbered from the last to the first, so
+        # that of two that came at once the first stays the first.
+        order.reverse()
+        times = np.maximum.accumulate(np.nan_to_num(latest[order[::-1]], nan=0.0))[::-1].tolist()
         nbytes, kinds = [self._nbytes[index] for index in order], [self._kinds[index] for index in order]
         chosen = choose_buckets(nbytes, times, self._link, kinds, _LAUNCH)
-        ahead = forecast(chosen, nbytes, times, self._link, backward)
+        ahead = forecast(chosen, nbytes, times, self._link, backward, _LAUNCH)
         if self._steps > 1 and not moved:
             place = {self._names[index]: at for at, index in enumerate(order)}
             kept = [[place[name] for name in bucket] for bucket in self.plan.buckets]
-            before = forecast(kept, nbytes, times, self._link, backward)
+            before = forecast(kept, nbytes, times, self._link, backward, _LAUNCH)
             if ahead.end > _BETTER * before.end:
                 chosen, ahead = kept, before
         buckets = [[order[at] for at in bucket] for bucket in chosen]

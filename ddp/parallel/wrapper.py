@@ -101,6 +101,7 @@ class DataParallel(Module):
             cap=cap,
             first=first,
             given=given,
+            xp=params[0].device.xp,
         )
         nodes = self.comm.all_gather(np.array([self.comm.node]), lengths="equal").tolist()
         self._reducer = Reducer(
