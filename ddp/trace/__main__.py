@@ -1,0 +1,25 @@
+"""`python -m ddp.trace DIR`: merges the parts that ranks have left there."""
+
+from __future__ import annotations
+
+import sys
+
+from ddp.errors import ArgumentError
+from ddp.trace.merging import merge
+
+
+def main(args: list[str]) -> int:
+    """The command; returns its exit code: 0, 1 if there is nothing to merge, 2 for wrong use."""
+    if len(args) != 1 or args[0].startswith("-"):
+        print("usage: python -m ddp.trace DIR    merges the parts of a trace in DIR", file=sys.stderr)
+        return 2
+    try:
+        print(merge(args[0]))
+    except (ArgumentError, OSError) as error:
+        print(f"ddp.trace: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
