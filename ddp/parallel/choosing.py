@@ -10,6 +10,7 @@ Source: Shi et al. 2019, MG-WFBP, arXiv:1811.11141, §4 (the model of the cost; 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ TOLERANCE = 0.005
 # What a joined bucket ends later than its last member did is then less than a slice, and such delays do not add up:
 # the next bucket either waits for its gradients anyway, or hands on the delay that it was handed.
 _MOST = round(2 / TOLERANCE)
+
+_TICK = 1e-12  # s; nothing takes less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,26 +134,30 @@ def choose_buckets(
 
 
 def fit_link(samples: Sequence[tuple[int, float]]) -> Link:
-    """The cost alpha + beta * n that fits measured all-reduces best, alpha and beta at least 0.
+    """The cost alpha + beta * n that fits measured all-reduces, alpha and beta at least 0.
 
     samples: (bytes, seconds), at least one; several of the same size count as one, the fastest: what disturbs a
-    measurement makes it longer. The line is that of least absolute relative error, which a single wrong size does not
-    move; where sizes do not tell latency from bandwidth (there is one size only), all is bandwidth.
+    measurement makes it longer
+
+    The line passes through the largest size, which is most like a bucket and, as it takes longest, is disturbed least;
+    and through the smaller one that makes the sum of |log(line / measured)| over all sizes least. So latency shows
+    though times differ a thousandfold, and no single one of the small sizes moves it. Where sizes do not tell latency
+    from bandwidth (there is one only), all is bandwidth.
     """
     assert samples, "at least one all-reduce was measured"
     fastest: dict[int, float] = {}
     for size, seconds in samples:
         fastest[size] = min(seconds, fastest.get(size, seconds))
-    points = [(size, max(seconds, 1e-12)) for size, seconds in sorted(fastest.items())]
-    # Some line of least absolute error passes through two of the points, or through one where alpha or beta is 0.
-    lines = [(0.0, seconds / size) for size, seconds in points if size > 0]
-    lines += [(seconds, 0.0) for _, seconds in points]
-    for (small, fast), (large, slow) in itertools.combinations(points, 2):
-        beta = (slow - fast) / (large - small)
-        lines.append((fast - beta * small, beta))
+    points = [(size, max(seconds, _TICK)) for size, seconds in sorted(fastest.items())]
+    *others, (largest, longest) = points
+    lines = [(0.0, longest / largest)] if largest > 0 else []
+    lines.append((longest, 0.0))
+    for size, seconds in others:
+        beta = (longest - seconds) / (largest - size)
+        lines.append((seconds - beta * size, beta))
 
     def error(line: tuple[float, float]) -> float:
-        return sum(abs((line[0] + line[1] * size) / seconds - 1) for size, seconds in points)
+        return sum(abs(math.log(max(line[0] + line[1] * size, _TICK) / seconds)) for size, seconds in points)
 
     alpha, beta = min((line for line in lines if min(line) >= 0), key=error)
     return Link(alpha=alpha, beta=beta)

@@ -14,9 +14,9 @@ import numpy as np
 from collectives import Communicator, ReduceOp
 from ddp.parallel.choosing import Link, fit_link
 
-_SMALLEST, _LEAST, _LARGEST = 1 << 12, 1 << 16, 1 << 22  # bytes; up to _LEAST at any rate, or latency is all one sees
+_SMALLEST, _LEAST, _LARGEST = 1 << 12, 1 << 16, 1 << 24  # bytes; up to _LEAST at any rate, or latency is all one sees
 _GROWTH = 4
-_REPEATS = 3
+_REPEATS, _REPEATS_SMALL = 3, 10  # up to _LEAST they cost next to nothing, and it is short times that are disturbed
 _LONG = 0.01  # s; the next size would take _GROWTH times as long
 
 
@@ -24,11 +24,11 @@ def measure(comm: Communicator, most: int, xp: Any = np) -> Link:
     """The cost of an all-reduce over `comm`, the same on every rank. Collective.
 
     comm: nobody else calls on it meanwhile; one rank: costs nothing, and nothing is called
-    most: bytes of the largest all-reduce that is of interest; more than 4 MiB are not tried
+    most: bytes of the largest all-reduce that is of interest; more than 16 MiB are not tried
     xp: the array module of what will be reduced
 
-    Float32 arrays of 4 KiB, 16 KiB, ... are summed as the reducer does it, through the communicator's helper, each size
-    three times. It ends after a size of more than 10 ms, so that it takes about 0.15 s on a wire of 1 Gbit/s.
+    Float32 arrays of 4 KiB, 16 KiB, ... are summed as the reducer does it, through the communicator's helper, and of
+    each size the fastest counts. It ends after a size of more than 10 ms: at 1 Gbit/s it takes about 0.15 s.
     """
     if comm.size == 1:
         return Link(alpha=0.0, beta=0.0)
@@ -42,7 +42,7 @@ def measure(comm: Communicator, most: int, xp: Any = np) -> Link:
     samples = []
     for size in sizes:
         array = memory[: size // memory.itemsize]
-        fastest = np.array([min(_seconds(comm, array) for _ in range(_REPEATS))])
+        fastest = np.array([min(_seconds(comm, array) for _ in range(_REPEATS_SMALL if size <= _LEAST else _REPEATS))])
         agreed = float(comm.all_reduce(fastest, ReduceOp.MAX)[0])
         samples.append((size, agreed))
         if agreed > _LONG:
