@@ -4,7 +4,7 @@ Every bucket costs the wire a latency, so few are good; but a bucket waits for t
 ones start late, and what is sent after backward has ended is time that nothing hides. Given each gradient's ready time
 and the cost alpha + beta * n of an all-reduce of n bytes, the plan that ends first is found exactly.
 
-Source: Shi et al. 2019, MG-WFBP, arXiv:1811.11141, §4 (the model of the cost; there gradients are merged greedily).
+The model of the cost is that of Shi et al. 2019, MG-WFBP, arXiv:1811.11141.
 """
 
 from __future__ import annotations
