@@ -1,15 +1,24 @@
-"""Ranks that wrap different models must hear so at once, by name, and not from a hang or a wrong sum later."""
+"""Ranks that wrap different models must hear so at once, by name, and not from a hang or a wrong sum later.
+
+Names, shapes and dtypes must be the same on all ranks. Values need not be: rank 0's are taken, which is said where
+others had different ones, and whether they really arrived is looked at.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from collectives import Communicator
+from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
+from ddp.parallel.tripwire import bit_sum
+
+_log = logging.getLogger("ddp.parallel")
 
 #: name, shape, dtype, requires_grad, writeable
 Description = tuple[str, list[int], str, bool, bool]
@@ -32,6 +41,44 @@ def check_agreement(comm: Communicator, mine: Sequence[Description]) -> None:
         everyones.append([tuple(each) for each in json.loads(joined[at : at + length])])
         at += length
     raise ParallelError(f"ranks wrap different models: {first_difference(everyones)}")
+
+
+def agree_on_values(comm: Communicator, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+    """Gives every rank rank 0's values. Collective.
+
+    Rank 0 logs, at level INFO, which ranks had others before: models that were made from different seeds, or of which
+    only one was loaded from a file.
+
+    Raises: ParallelError on every rank if they are not the same afterwards.
+    """
+    if comm.size == 1:
+        return
+    before = _differing(comm, tensors)
+    for tensor in tensors:
+        comm.broadcast(tensor._array, root=0)
+    after = _differing(comm, tensors)
+    if after.any():
+        name, ranks = names[int(after.any(axis=0).argmax())], np.flatnonzero(after.any(axis=1)).tolist()
+        raise ParallelError(
+            f"rank 0's {name} did not arrive as it was sent on rank {', '.join(map(str, ranks))}: memory or network of "
+            "that machine is at fault"
+        )
+    if before.any() and comm.rank == 0:
+        ranks, count = np.flatnonzero(before.any(axis=1)).tolist(), int(before.any(axis=0).sum())
+        _log.info(
+            "rank %s had other values than rank 0 in %d of %d parameters and buffers; rank 0's are used",
+            ", ".join(map(str, ranks)),
+            count,
+            len(tensors),
+        )
+
+
+def _differing(comm: Communicator, tensors: Sequence[Tensor]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    """(size, tensors): where a rank's values are not rank 0's, as far as the sum of their bits tells."""
+    sums = np.array([int(bit_sum(tensor._array, tensor.device.xp)) for tensor in tensors], np.uint64)
+    table = comm.all_gather(sums, lengths="equal").reshape(comm.size, -1)
+    differing: np.ndarray[tuple[int, int], np.dtype[np.bool_]] = table != table[0]
+    return differing
 
 
 def first_difference(everyones: Sequence[Sequence[Description]]) -> str:

@@ -127,8 +127,8 @@ class Planner:
         order = [index for index in arrival_order(own) if self.placed[index]]
         if self._cap is not None or self._link is None:
             return self._plan(self._by_cap(order), "in the order in which gradients came")
-        # A bucket waits for the slowest rank, and a gradient for those before it. Numbered from the last to the first, so
-        # that of two that came at once the first stays the first.
+        # A bucket waits for the slowest rank, and a gradient for those before it. Numbered from the last to the first,
+        # so that of two that came at once the first stays the first.
         order.reverse()
         times = np.maximum.accumulate(np.nan_to_num(latest[order[::-1]], nan=0.0))[::-1].tolist()
         nbytes, kinds = [self._nbytes[index] for index in order], [self._kinds[index] for index in order]

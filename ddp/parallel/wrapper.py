@@ -17,7 +17,7 @@ from ddp.errors import ParallelError
 from ddp.nn import Module
 from ddp.parallel import join, settings, timeline
 from ddp.parallel.accumulation import weighing
-from ddp.parallel.agreement import Description, check_agreement
+from ddp.parallel.agreement import Description, agree_on_values, check_agreement
 from ddp.parallel.buffers import BufferSync
 from ddp.parallel.finite import FiniteCheck
 from ddp.parallel.frozen import Frozen
@@ -90,8 +90,7 @@ class DataParallel(Module):
         if len({p.device for _, p in trainable}) > 1:
             raise ParallelError("the parameters of this module are on several devices: a rank has one")
         self.comm = comm.duplicate()
-        for _, tensor in tensors:
-            self.comm.broadcast(tensor._array, root=0)
+        agree_on_values(self.comm, [name for name, _ in tensors], [tensor for _, tensor in tensors])
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         planner = Planner(
             self.comm,

@@ -325,6 +325,37 @@ def test_parameters_and_buffers_start_as_rank_0s() -> None:
     assert_array_equal(first[-1], np.zeros(2))
 
 
+def test_ranks_that_began_with_other_values_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ddp.parallel")
+    collectives.run_threads(lambda comm: DataParallel(make_net(), comm) and None, 2)
+    assert not caplog.records
+    collectives.run_threads(lambda comm: DataParallel(make_net(seed=comm.rank // 2), comm) and None, 3)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "rank 2 had other values than rank 0 in 6 of 6 parameters and buffers; rank 0's are used"
+    )
+
+
+def test_values_that_do_not_arrive_are_an_error_on_every_rank() -> None:
+    class Flipping(Recorder):
+        """On rank 1 a bit of whatever is broadcast changes on the way."""
+
+        def duplicate(self) -> Recorder:
+            return Flipping(self._comm.duplicate(), self.events)
+
+        def broadcast(self, x: Any, root: int = 0) -> Any:
+            self._comm.broadcast(x, root)
+            if self._comm.rank == 1:
+                x.reshape(-1).view(np.uint8)[0] ^= 1
+            return x
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ParallelError, match=r"0\.weight did not arrive as it was sent on rank 1"):
+            DataParallel(make_net(), Flipping(comm, []))
+
+    collectives.run_threads(rank, 3)
+
+
 class Named(nn.Module):
     """A module of given parameters."""
 
