@@ -58,7 +58,11 @@ Rounds = dict[str, list[float]]  # what was measured → seconds, one number a r
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What is promised. possible: what a step at the limit would measure; None: nobody can say, or was not there."""
+    """What is promised.
+
+    measured: None if somebody was not there; possible: what a step at the limit would measure, None where that says
+    nothing
+    """
 
     what: str
     wanted: str
@@ -90,8 +94,8 @@ def measure(task: str, rounds: int, steps: int, ours: Troupe, theirs: Troupe | N
             plans[name] = plan
     turns = [(ours, BARE), *((ours, name) for name in plans)]
     if theirs is not None:
-        for name, options in {BARE: None, **THEIRS}.items():
-            theirs.ask("build", name=name, task=task, options=options)
+        for name in (BARE, *THEIRS):
+            theirs.ask("build", name=name, task=task, options=THEIRS.get(name))
             turns.append((theirs, name))
     lengths = {name: [sum(sizes[index] for index in bucket) for bucket in plan] for name, plan in plans.items()}
     found: dict[str, Any] = {
@@ -123,34 +127,14 @@ def measure(task: str, rounds: int, steps: int, ours: Troupe, theirs: Troupe | N
                 last = ours.slowest("reduce", lengths=lengths[name][-1:], times=steps)
                 parts[name] |= {"alone": alone["seconds"], "alone cpu": alone["cpu"], "last": last["seconds"]}
         bare = found["ours"][BARE]
-        for name, each in parts.items():
-            note(found["ours"][name], each)
-            note(
-                found["ours"][name],
-                {
-                    "limit": limit(
-                        bare["gradients"][-1], bare["forward"][-1], each["first"], each["alone"], each["last"]
-                    )
-                },
-            )
-    check(ours, theirs, [*plans])
+        for name, part in parts.items():
+            least = limit(bare["gradients"][-1], bare["forward"][-1], part["first"], part["alone"], part["last"])
+            note(found["ours"][name], {**part, "limit": least})
     for troupe, name in turns:
+        if troupe.agree(name) != (name != BARE):  # ranks have different samples
+            raise SystemExit(f"{troupe.library}, {name}: gradients were {'not ' if name != BARE else ''}reduced")
         troupe.ask("drop", name=name)
     return found
-
-
-def check(ours: Troupe, theirs: Troupe | None, names: Sequence[str]) -> None:
-    """Raises: SystemExit if a contestant's ranks have different parameters after their steps, so did something else.
-
-    Ranks have different samples: those that trained alone must have.
-    """
-    for troupe, trained in ((ours, names), (theirs, THEIRS)):
-        for name in (BARE, *trained) if troupe is not None else ():
-            same = len({each["digest"] for each in troupe.ask("digest", name=name)}) == 1
-            if same != (name != BARE):
-                raise SystemExit(
-                    f"{troupe.library}, {name}: ranks have {'the same' if same else 'different'} parameters"
-                )
 
 
 def best(side: dict[str, Rounds], without: Sequence[str]) -> str:
@@ -212,7 +196,8 @@ def show(found: dict[str, Any]) -> None:
             )
             print("".join(ms(row, key) for key in ("first", "alone", "last", "cpu", "alone cpu")) + buckets + sent)
     print(f"forward alone {ms(bare, 'forward').strip()}, update alone {ms(bare, 'update').strip()}", end="; ")
-    print("cpu: what a step takes of the rank's core, alone cpu: what communication alone takes of it")
+    print("cpu, alone cpu: what a step and what communication alone take of the rank's core")
+    print(f"of the time of bare steps, neighbours took {1 - 1 / over(bare['step'], bare['cpu']):.1%}")
 
 
 def show_goals(found: Sequence[Goal]) -> None:

@@ -305,7 +305,7 @@ def main() -> None:
         tell({"port": mine})
         return int(json.loads(lines.readline())["port"])
 
-    ranks: Ranks = Ours() if library == "ddp" else Theirs(address, int(rank), int(size), port)
+    ranks: Ranks = Theirs(address, int(rank), int(size), port) if library == "torch" else Ours()
     core = pin(ranks.rank)
     trainee = Trainee(ranks)
     tell({"rank": ranks.rank, "size": ranks.size, "core": core, "versions": ranks.versions})

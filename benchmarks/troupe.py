@@ -74,6 +74,10 @@ class Troupe:
             if isinstance(value, (int, float))
         }
 
+    def agree(self, name: str) -> bool:
+        """True if a contestant has the same parameters on all ranks, bit by bit: its gradients were reduced."""
+        return len({each["digest"] for each in self.ask("digest", name=name)}) == 1
+
     def idle(self) -> float:
         """The share of its core that a rank takes between its turns, while others have theirs."""
         waits = [each for answers in self.turns for each in answers if each["idle"] > 0.5]
