@@ -15,6 +15,8 @@ from typing import NamedTuple
 KEEPER = "DDP_KEEPER"
 #: Set by the keeper to the file descriptor on which its rank reports, one JSON object a line.
 REPORT = "DDP_REPORT_FD"
+#: Set by `ddp-launch --trace`, or by the user: the folder in which every rank leaves its part of a trace.
+TRACE = "DDP_TRACE"
 
 
 class World(NamedTuple):  # not a dataclass, whose import would cost every keeper as much as all the rest

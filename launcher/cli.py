@@ -20,8 +20,9 @@ failure explained, nothing left behind.
 
   -n N           number of ranks (1)
   -m MODULE      run a module, as `python -m` does
-  --config FILE  a job in TOML: [launch] has n, script or module, grace; [args] goes to the script
+  --config FILE  a job in TOML: [launch] has n, script or module, grace, trace; [args] goes to the script
   --grace S      seconds between asking the ranks to end (Ctrl-C, SIGTERM) and killing them ({GRACE:g})
+  --trace DIR    what every rank did in each step, on one clock: DIR/trace.json, for ui.perfetto.dev, and a picture
   --version      print the version
   --help         print this
 
@@ -31,7 +32,7 @@ Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it;
 """
 
 _FLAGS = ("--help", "-h", "--version")
-_VALUED = ("-n", "-m", "--config", "--grace")
+_VALUED = ("-n", "-m", "--config", "--grace", "--trace")
 _SWEEP_LIMIT = 1.0
 
 
@@ -104,6 +105,8 @@ def parse(argv: Sequence[str]) -> Job:
         settings["n"] = _number("-n", options["-n"], int, "a whole number of ranks")
     if "--grace" in options:
         settings["grace"] = _number("--grace", options["--grace"], float, "a number of seconds")
+    if "--trace" in options:
+        settings["trace"] = options["--trace"]
     configured = settings.pop("args", ())
     assert isinstance(configured, tuple)
     return Job(**settings, args=(*configured, *rest))  # type: ignore[arg-type]  # checked above and in launcher.config

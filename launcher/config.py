@@ -4,6 +4,7 @@
 n = 2
 script = "train.py"    # from the folder of this file
 grace = 5.0
+trace = "trace"        # a folder, from the folder of this file
 
 [args]                 # handed to the script
 lr = 0.1               # --lr 0.1
@@ -30,7 +31,9 @@ _LAUNCH: dict[str, tuple[tuple[type, ...], str]] = {
     "script": ((str,), "a path"),
     "module": ((str,), "a module's name"),
     "grace": ((int, float), "a number of seconds"),
+    "trace": ((str,), "a folder"),
 }
+_PATHS = ("script", "trace")
 
 
 def load(path: str) -> dict[str, object]:
@@ -73,7 +76,7 @@ def settings(document: dict[str, Any], folder: str) -> dict[str, object]:
         kinds, what = _LAUNCH[key]
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise UsageError(f"{key} should be {what}, not {value!r}")
-        found[key] = os.path.join(folder, str(value)) if key == "script" else value
+        found[key] = os.path.join(folder, str(value)) if key in _PATHS and value else value
     return found
 
 

@@ -23,6 +23,7 @@ class Job:
     n: number of ranks
     grace: seconds between asking the ranks to end and killing them
     start_limit: seconds within which every rank must have started
+    trace: folder for a trace of what all ranks did, made if it is not there; None: none
     prefix: lines bear their rank in front, if there is more than one; False if only rank 0 speaks, in lines and a bar
 
     Raises: UsageError if no such job can exist.
@@ -34,6 +35,7 @@ class Job:
     n: int = 1
     grace: float = GRACE
     start_limit: float = 60.0
+    trace: str | None = None
     prefix: bool = True
 
     def __post_init__(self) -> None:
@@ -43,6 +45,8 @@ class Job:
             raise UsageError(f"the grace must be a number of seconds, zero or more, not {self.grace}")
         if self.script is not None and self.module is not None:
             raise UsageError(f"give a script or a module, not both: {self.script} and -m {self.module}")
+        if self.trace == "":
+            raise UsageError("the trace needs a folder")
         if self.module == "" or (self.script is None and self.module is None):
             raise UsageError("no script to run: ddp-launch [-n N] SCRIPT ARGS... (ddp-launch --help shows more)")
         if self.script is not None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from collectives.world import TRACE
 from launcher import engine
 from launcher.console import BACKLOG, Console
 from launcher.guard import Guard
@@ -60,12 +61,28 @@ def launch(job: Job) -> int:
     Raises: UsageError if no MPI is there to start more than one rank.
     """
     fill_standard_streams()
+    environ = dict(os.environ)
+    if job.trace is not None:
+        from launcher import tracing  # here, because few jobs want it
+
+        environ[TRACE] = tracing.prepare(job.trace)
     with SignalPipe() as wakeup:
-        watch = _Watch(job, wakeup)
+        watch = _Watch(job, wakeup, environ)
         try:
-            return watch.run()
+            code = watch.run()
         finally:
             watch.close()
+    if job.trace is not None:
+        _say(tracing.merge(environ[TRACE]))
+    return code
+
+
+def _say(text: str) -> None:
+    """Says something when the console is closed."""
+    try:
+        print(f"ddp-launch: {text}", file=sys.stderr)
+    except OSError:
+        pass  # nobody reads it
 
 
 class _Rank:
@@ -91,7 +108,7 @@ class _Rank:
 class _Watch:
     """One run of a job."""
 
-    def __init__(self, job: Job, wakeup: int, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, job: Job, wakeup: int, environ: Mapping[str, str]) -> None:
         self.job = job
         self.wakeup = wakeup
         self.console = Console(job.n, prefix=job.prefix)

@@ -12,9 +12,9 @@ from ddp.trace.arrivals import Arrival
 from ddp.trace.typical import TypicalStep
 
 _RANKS = 6  # as many as are legible
-_LANES = 12  # of buckets, under each rank; more take turns
+_LANES = 12  # of buckets, under each rank; more share the room that these have
 _MS = 1e-6
-_COMPUTE, _LANE, _THIN, _GAP = 1.0, 0.42, 0.32, 0.9  # heights
+_COMPUTE, _LANE, _GAP = 1.0, 0.42, 0.9  # heights
 _LEGIBLE = 0.07  # of the picture's width: a bar that holds its name
 _COLORS = {
     "forward": "#4c78a8",
@@ -40,8 +40,9 @@ def draw(step: TypicalStep, path: Path) -> None:
     shown = shown_ranks(step)
     zero = min(before.ended for before in step.befores)
     end = max(each.ended for each in step.steps) - zero
-    lanes = min(_LANES, max(len(step.steps[place].ready) for place in shown))
-    height = _COMPUTE + lanes * _LANE + _GAP
+    buckets = max(len(step.steps[place].ready) for place in shown)
+    room = min(_LANES, buckets) * _LANE
+    height = _COMPUTE + room + _GAP
     # A figure of its own, not pyplot's: the program that we are part of may be drawing, too.
     figure = Figure(figsize=(12.0, min(16.0, 2.6 + 0.52 * height * len(shown))), layout="constrained")
     FigureCanvasAgg(figure)
@@ -49,9 +50,9 @@ def draw(step: TypicalStep, path: Path) -> None:
     ticks: list[tuple[float, str]] = []
     for number, place in enumerate(shown):
         top = -number * height
-        row = _Row(panel, top, zero, end, lanes)
+        row = _Row(panel, top, zero, end, room / max(1, buckets))
         row.draw(step.befores[place].ended, step.steps[place], step.last, step.ranks[place])
-        ticks += [(top, f"rank {step.ranks[place]}  compute"), (top - _COMPUTE / 2 - lanes * _LANE / 2, "buckets")]
+        ticks += [(top, f"rank {step.ranks[place]}  compute"), (top - (_COMPUTE + room) / 2, "buckets")]
     panel.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
     panel.tick_params(axis="y", length=0)
     panel.set_ylim(-len(shown) * height + _GAP, _COMPUTE)
@@ -98,14 +99,15 @@ def title(step: TypicalStep) -> str:
 
 
 class _Row:
-    """One rank. top: the middle of its compute bar; zero, length: the time at the left, and how much is shown, in ns"""
+    """One rank. top: the middle of its compute bar; zero, length: the time at the left, and how much is shown, in ns;
+    lane: the height that a bucket has"""
 
-    def __init__(self, panel: Any, top: float, zero: int, length: int, lanes: int) -> None:
+    def __init__(self, panel: Any, top: float, zero: int, length: int, lane: float) -> None:
         self._panel = panel
         self._top = top
         self._zero = zero
         self._length = length
-        self._lanes = lanes
+        self._lane = lane
 
     def draw(self, ended: int, step: Step, last: Sequence[Arrival], rank: int) -> None:
         """ended: when this rank's step before did; last: the last rank at each bucket, if that is known"""
@@ -116,12 +118,17 @@ class _Row:
         self._bar("loss", max(end, begin), step.begun)
         self._bar("backward", step.begun, step.computed)
         self._bar("wait for communication", step.computed, step.ended)
-        bottom = self._top - _COMPUTE / 2 - self._lanes * _LANE
-        at = [(step.computed - self._zero) * _MS] * 2
-        self._panel.plot(at, [self._top + _COMPUTE / 2, bottom], "k--", linewidth=0.9, alpha=0.7)
+        bottom = self._top - _COMPUTE / 2 - self._lane * len(step.ready)
+        self._panel.plot(
+            [(step.computed - self._zero) * _MS] * 2,
+            [self._top + _COMPUTE / 2, bottom],
+            "k--",
+            linewidth=0.9,
+            alpha=0.7,
+        )
         free = step.begun
         for bucket, (ready, times) in enumerate(zip(step.ready, step.times, strict=True)):
-            lane = self._top - _COMPUTE / 2 - (bucket % self._lanes + 0.55) * _LANE
+            lane, thick = self._top - _COMPUTE / 2 - (bucket + 0.55) * self._lane, 0.75 * self._lane
             if times is not None:
                 launched, done = times
                 met = launched
@@ -129,15 +136,16 @@ class _Row:
                     met = min(max(last[bucket].at, launched), done)
                 moved = min(max(met, free), done)
                 split = min(max(step.computed, moved), done)
-                self._bar("bucket waits for a late rank", launched, met, lane, _THIN)
-                self._bar("bucket waits for the one before", met, moved, lane, _THIN)
-                self._bar("bucket, hidden behind backward", moved, split, lane, _THIN)
-                self._bar("bucket, exposed", split, done, lane, _THIN)
+                self._bar("bucket waits for a late rank", launched, met, lane, thick)
+                self._bar("bucket waits for the one before", met, moved, lane, thick)
+                self._bar("bucket, hidden behind backward", moved, split, lane, thick)
+                self._bar("bucket, exposed", split, done, lane, thick)
                 label = f"{bucket}: {step.contents.nbytes[bucket] / (1 << 20):.1f} MiB"
                 at = ((done - self._zero) * _MS, lane)
-                self._panel.annotate(label, at, (3, 0), textcoords="offset points", va="center", fontsize=7)
+                if self._lane > _LANE / 2:
+                    self._panel.annotate(label, at, (3, 0), textcoords="offset points", va="center", fontsize=7)
                 free = max(free, done)
-            self._panel.plot([(ready - self._zero) * _MS], [lane], "k|", markersize=7)
+            self._panel.plot([(ready - self._zero) * _MS], [lane], "k|", markersize=16 * self._lane)
 
     def _bar(self, name: str, begin: int, end: int, middle: float | None = None, height: float = _COMPUTE) -> None:
         if end > begin:

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from collectives.world import TRACE
 from ddp.errors import ArgumentError
 from ddp.parallel.timeline.steps import Contents, Step
 
 if TYPE_CHECKING:
     from ddp.parallel.timeline.timeline import Timeline
 
-VARIABLE = "DDP_TRACE"
 FORMAT = "ddp-trace 1"
 SUFFIX = ".steps.json"
 _KEPT = 1000
@@ -114,7 +114,7 @@ def opened(timeline: Timeline) -> None:
     """A model was wrapped. The first one starts what DDP_TRACE asks for; raises ArgumentError if that cannot be."""
     global _asked
     with _lock:
-        folder, first, _asked = os.environ.get(VARIABLE, ""), not _asked, True
+        folder, first, _asked = os.environ.get(TRACE, ""), not _asked, True
     if first and folder:
         mine, me = start(folder), os.getpid()
         # A child that this process forks is not the rank.
