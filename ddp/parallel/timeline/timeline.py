@@ -48,6 +48,7 @@ class Timeline:
         self._pending: list[Entry] = []  # not added up yet
         self._ended = 0
         self._sums = Sums(rank, size)
+        recorder.opened(self)
 
     def follow(self, buckets: Buckets) -> None:
         """The buckets are these from the next backward on."""
