@@ -22,16 +22,20 @@ The calls go over a duplicate of `comm` (None: `collectives.init()`), made at th
 """
 
 from ddp.parallel.movements import all_gather, all_to_all, broadcast, gather, scatter
-from ddp.parallel.plan import plan_buckets
+from ddp.parallel.plan import Plan, plan_buckets
 from ddp.parallel.reductions import all_reduce, reduce, reduce_scatter
+from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from ddp.parallel.wrapper import DataParallel
 
 __all__ = [
     "DataParallel",
+    "Plan",
+    "SyncBatchNorm",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "broadcast",
+    "convert_sync_batchnorm",
     "gather",
     "plan_buckets",
     "reduce",
