@@ -14,7 +14,7 @@ from numpy import errstate
 
 from ddp._device import device, place
 from ddp._engine import Joint, Leaf, Node, Version, modes, ports
-from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, InplaceError, ShapeError
+from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
 from ddp.ops._op import BFLOAT16
 
 if TYPE_CHECKING:
@@ -83,12 +83,15 @@ class TensorBase:
         """The gradient: None if there is none, else a tensor of this shape that shares the slot's memory.
 
         Assigning a tensor copies it in; None empties the slot. Raises: ShapeError, DtypeError, DeviceError if the
-        assigned tensor is unlike this one.
+        assigned tensor is unlike this one; ParallelError where ranks hold it in parts, as under ZeroOptimizer.
         """
         if self._end is None or not self._end.slot.full:
             return None
-        buffer = self._end.slot.buffer
-        self._end.slot.lent = True
+        slot = self._end.slot
+        if slot.withheld is not None:
+            raise ParallelError(slot.withheld)
+        buffer = slot.buffer
+        slot.lent = True
         if self._grad is None or self._grad._array is not buffer:
             self._grad = wrap(buffer, self._device)
         return self._grad
@@ -278,7 +281,10 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
     """Empties the gradient of `x`, or with `set_to_none` off fills it with zeros if there is one."""
     if set_to_none:
         x.grad = None
-    elif x.grad is not None:
+        return
+    if x._end is not None:
+        x._end.slot.withheld = None  # zeros are the same everywhere
+    if x.grad is not None:
         x.grad.zero_()
 
 

@@ -75,7 +75,9 @@ class GradScaler:
             return
         if id(optimizer) in self._found:
             raise GraphError("unscale_: these gradients are unscaled already; update() comes first")
-        self._found[id(optimizer)] = _unscale(optimizer, 1 / self._scale)
+        own = getattr(optimizer, "unscale_gradients", None)  # of one that holds gradients in parts
+        factor = 1 / self._scale
+        self._found[id(optimizer)] = _unscale(optimizer, factor) if own is None else own(factor)
 
     def step(self, optimizer: Optimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
         """optimizer.step(), unless a gradient is infinite or nan; unscales first where that has not been done.

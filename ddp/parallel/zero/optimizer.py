@@ -1,0 +1,227 @@
+"""`ZeroOptimizer`: every rank keeps the optimizer's state of its own part of the parameters, and updates that part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy import errstate
+
+from ddp._engine import enable_grad
+from ddp._tensor.base import wrap
+from ddp._tensor.core import Tensor
+from ddp.errors import ArgumentError, DtypeError, ParallelError
+from ddp.optim import Optimizer
+from ddp.optim._optimizer import Closure, Group, Params, _adopted
+from ddp.parallel.exchange import AllReduce, Alone
+from ddp.parallel.wrapper import DataParallel
+from ddp.parallel.zero.clipping import any_infinite, norm_dtype, scale_parts, total_norm
+from ddp.parallel.zero.scattering import ReduceScatter
+from ddp.parallel.zero.sharding import Sharding
+
+
+class ZeroOptimizer(Optimizer):
+    """An optimizer whose state is sharded over the ranks of a DataParallel: ZeRO, stage 1.
+
+    model: its gradients are reduce-scattered from now on, each rank gets the mean of its own part
+    optimizer_class: any of `ddp.optim`, or one of your own whose update treats each element alone, and which keeps what
+    it remembers in `self.state[p]`: it is given flat pieces of parameters
+    params: the model's parameters, each that requires grad once, or groups of them; None: all
+    defaults: the settings of optimizer_class
+
+    Use it like that optimizer: schedulers, GradScaler, closures and `state_dict()` work. Where collectives add in the
+    same order its numbers are the same, bit for bit. All ranks make the same calls: `step`, `clip_grad_norm_` and
+    `state_dict` are collective. Gradients cannot be read, since no rank has whole ones: `param.grad` raises, and
+    clipping is `zero.clip_grad_norm_`. Parameters move into flat memory; views of them made before are left behind.
+
+    Raises: DtypeError if the class is no optimizer; ArgumentError for parameters that are not the model's, or are
+    missing; ParallelError if the model has a communication hook or a ZeroOptimizer already.
+    Source: Rajbhandari et al. 2020, arXiv:1910.02054, §5.1.
+    """
+
+    _sealed = False  # the groups are complete
+
+    def __init__(
+        self, model: DataParallel, optimizer_class: type[Optimizer], params: Params | None = None, **defaults: Any
+    ) -> None:
+        if not isinstance(model, DataParallel):
+            raise DtypeError(f"ZeroOptimizer: expected a DataParallel, got {type(model).__name__}")
+        if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
+            raise DtypeError(f"ZeroOptimizer: expected a class of optimizers, got {optimizer_class!r}")
+        reducer = model._reducer
+        if not isinstance(reducer.exchange, AllReduce | Alone):
+            has = "ZeroOptimizer" if isinstance(reducer.exchange, ReduceScatter) else "communication hook"
+            raise ParallelError(
+                f"ZeroOptimizer: this model has a {has}, and its gradients are reduced in one way: call model.close() "
+                "and wrap the module anew"
+            )
+        by_leaf = {p._leaf: p for p in model.module.parameters()}
+        named = dict(zip(reducer.names, [by_leaf[leaf] for leaf in reducer.leaves], strict=True))
+        whole = optimizer_class(list(named.values()) if params is None else params, **defaults)
+        super().__init__([_with_names(group) for group in whole.param_groups], whole.defaults)
+        self._sealed = True
+        self._model, self._comm, self._kind = model, reducer.comm, optimizer_class
+        self._names = {id(p): name for name, p in named.items()}
+        self._sharding = Sharding(optimizer_class, defaults, self.param_groups, named, self._comm)
+        self._check_params(named)
+        self._scaled = False  # gradients are no longer what the buckets add up to: they were clipped, or unscaled
+        reducer.before.insert(0, self._before_backward)
+        model.shadows.append(self._shadow)
+        reducer.set_exchange(ReduceScatter(self._comm, reducer.leaves, self._sharding.follow))
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("(", f"({self._kind.__name__}, ", 1)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Raises: ArgumentError once the optimizer is made."""
+        if self._sealed:
+            raise ArgumentError(
+                "ZeroOptimizer: groups are given when it is made; frozen parameters may be among them, and are trained "
+                "once they require grad"
+            )
+        super().add_param_group(param_group)
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Updates this rank's part of the parameters, and gathers the other ranks'. Collective.
+
+        While the parameters of a bucket are gathered the next bucket is updated. A parameter whose grad is None is not
+        touched; it must be None on all ranks, as backward leaves it.
+
+        closure: computes the loss and its gradients anew; step returns what it returns
+
+        Raises: ParallelError if a gradient was added up inside `no_sync()` alone, or assigned.
+        """
+        loss = None
+        if closure is not None:
+            with enable_grad():
+                loss = closure()
+        self._check_reduced("step")
+        self._announce("step")
+        self._sharding.step()
+        return loss
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
+        """Scales the gradients so that their norm, taken together as one vector, is at most `max_norm`. Collective.
+
+        Returns the norm that they had, 0-d, the same on every rank. It takes one small call, and adds up in another
+        order than `nn.utils.clip_grad_norm_`, so that the last bits may differ.
+        norm_type: a number, or inf
+
+        Raises: ArgumentError for a norm that is infinite or nan, if asked to; nothing has changed then. ParallelError
+        for gradients that have not been reduced.
+        """
+        self._check_reduced("clip_grad_norm_")
+        self._announce("clip", max_norm, norm_type, error_if_nonfinite)
+        return self._clip(max_norm, norm_type, error_if_nonfinite)
+
+    def unscale_gradients(self, factor: float) -> bool:
+        """Multiplies the gradients by `factor`, for GradScaler. Collective.
+
+        Returns whether one of them, on any rank, is infinite or nan.
+
+        Raises: ParallelError for gradients that have not been reduced.
+        """
+        self._check_reduced("unscale_")
+        self._announce("unscale", factor)
+        return self._unscale(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `optimizer_class` over the same parameters would give, on every rank. Collective.
+
+        Each rank holds the whole state while it keeps the result.
+        """
+        return {**super().state_dict(), "state": self._sharding.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over settings, and this rank's part of the state. All ranks load the same.
+
+        state_dict: of a ZeroOptimizer of any number of ranks, or of `optimizer_class`, or PyTorch's of that name with
+        NumPy arrays
+
+        Raises: StateDictError if groups or shapes are not those of this optimizer.
+        """
+        super().load_state_dict({**state_dict, "state": {}} if "state" in state_dict else state_dict)
+        saved = state_dict["state"]
+        given = [number for group in state_dict["param_groups"] for number in group["params"]]
+        self._sharding.put_state({own: saved[theirs] for own, theirs in enumerate(given) if theirs in saved}, _adopted)
+
+    @errstate(all="ignore")
+    def _clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
+        parts, params, p = self._sharding.gradients(), self._sharding.params, float(norm_type)
+        where = params[0].device
+        dtype = norm_dtype([each._array.dtype for each in params if each._leaf.slot.full])
+        total = where.xp.asarray(total_norm(parts, p, self._comm, where.xp), dtype)
+        if error_if_nonfinite and not where.xp.isfinite(total):
+            raise ArgumentError(
+                f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
+                "pass error_if_nonfinite=False to scale by it nevertheless"
+            )
+        scale = where.xp.minimum(float(max_norm) / (total + 1e-6), 1.0)
+        if where.type != "cpu" or not scale >= 1:  # asking a GPU would wait for it
+            scale_parts(parts, scale, where.xp)
+            self._scaled = True
+        return wrap(total, where)
+
+    @errstate(all="ignore")
+    def _unscale(self, factor: float) -> bool:
+        parts, xp = self._sharding.gradients(), self._sharding.params[0].device.xp
+        found = any_infinite(parts, self._comm, xp)
+        scale_parts(parts, factor, xp)
+        self._scaled = True
+        return found
+
+    def _announce(self, *call: Any) -> None:
+        """Inside `join`, tells the ranks without data what follows, and with which settings."""
+        if self._model._joining is not None:
+            self._model.announce_step()
+            settings = [{name: group[name] for name in group if name != "params"} for group in self.param_groups]
+            self._comm.broadcast_object((call, settings), self._model._joining.source)
+
+    def _shadow(self, source: int) -> None:
+        """On a rank without data: does what the others do. source: one of them"""
+        (name, *arguments), settings = self._comm.broadcast_object(None, source)
+        for group, theirs in zip(self.param_groups, settings, strict=True):
+            group.update(theirs)
+        calls: dict[str, Callable[..., Any]] = {
+            "step": self._sharding.step,
+            "clip": self._clip,
+            "unscale": self._unscale,
+        }
+        calls[name](*arguments)
+
+    def _check_params(self, named: Mapping[str, Tensor]) -> None:
+        for p in self._sharding.params:
+            if id(p) not in self._names:
+                raise ArgumentError(f"ZeroOptimizer: a tensor of shape {p.shape} is no parameter of the model")
+        given = {id(p) for p in self._sharding.params}
+        missing = [name for name, p in named.items() if p.requires_grad and id(p) not in given]
+        if missing:
+            raise ArgumentError(
+                f"ZeroOptimizer: {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''} would not be trained: "
+                "give every parameter that requires grad, or freeze it"
+            )
+
+    def _check_reduced(self, call: str) -> None:
+        for p in self._sharding.params:
+            slot = p._leaf.slot
+            if slot.full and slot.withheld is None:
+                raise ParallelError(
+                    f"ZeroOptimizer.{call}: the gradient of {self._names[id(p)]} has not been reduced: it was added up "
+                    "inside no_sync(), assigned, or is older than this optimizer. A synchronized backward comes first"
+                )
+
+    def _before_backward(self) -> None:
+        if self._scaled:
+            for p in self._sharding.params:
+                if p._leaf.slot.full and p._leaf.slot.withheld is not None:
+                    raise ParallelError(
+                        f"backward would add to the gradient of {self._names[id(p)]}, of which ZeroOptimizer has "
+                        "scaled the mean alone: call zero_grad() after the step, or accumulate inside no_sync() first"
+                    )
+            self._scaled = False
+
+
+def _with_names(group: Group) -> Group:
+    """The group as it is given to an optimizer, its parameters with their names if they have any."""
+    names = group.get("param_names")
+    return {**group, "params": group["params"] if names is None else list(zip(names, group["params"], strict=True))}
