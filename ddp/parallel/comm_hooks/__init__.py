@@ -1,0 +1,50 @@
+"""Communication hooks: what becomes of a bucket of gradients instead of an all-reduce, when the network is slow.
+
+    hook                bytes on the wire, for n gradients in float32    the mean is
+    allreduce           4n                                               exact; what DataParallel does without a hook
+    bf16, fp16          2n                                               rounded to 8, 11 bits, summed in float32
+    PowerSGD(r)         4r(rows + columns) of each matrix                approximated by matrices of rank r
+    TopK(ratio)         8 * ratio * n * ranks                            the largest entries of each rank
+
+What PowerSGD and TopK leave out is not lost: each rank remembers it and adds it to its next gradient. Such a hook has a
+state, so each model gets an object of its own, and `state_dict()` of it belongs into a checkpoint, on every rank.
+
+    model = ddp.DataParallel(net, comm_hook=ddp.parallel.comm_hooks.PowerSGD(matrix_approximation_rank=2))
+
+A hook of one's own is a function of a `GradBucket`:
+
+    def halved(bucket):                   # returns a Work that leaves the mean in the buffer
+        half = 0.5 * bucket.scale
+        return bucket.comm.all_reduce(bucket.buffer, scale=half, out=bucket.buffer, async_op=True)
+
+or a generator, where something is left to do with what came. It yields each Work that it waits for, and is sent its
+result when that is there; meanwhile backward goes on. (Never call `wait()` in a hook, nor a collective without
+`async_op=True`: backward would stand still, and nothing be hidden behind it.)
+
+    def median(bucket):                   # of the ranks' gradients, which one bad rank does not spoil
+        ranks = bucket.comm.size
+        mine = bucket.buffer * (bucket.scale * ranks)
+        everyones = yield bucket.comm.all_gather(mine[None], lengths="equal", async_op=True)
+        bucket.buffer[...] = np.median(everyones, axis=0)
+
+    median.phases = 1                     # how often it yields at most; 1 need not be said
+
+- `bucket.buffer` (n,) holds this rank's SUM of gradients, `bucket.scale` what makes of the sum over ranks the mean: 1 /
+  size after `loss.backward()`, 1 / total weight after `model.backward(loss, weight=n)`. It may change at every step.
+- `bucket.comm` is another communicator after each yield, one for each phase. All ranks must make the same calls in the
+  same phases for the same bucket; which buckets are under way besides need not concern a hook.
+- `bucket.names`, `bucket.gradients` (views of the buffer) say whose gradients these are. Plans change after the first
+  step: state is kept by name, not by `bucket.index`.
+- A Work keeps its arrays alive, and until it is done they must not be changed.
+- Arrays are NumPy's, or CuPy's with the hook on a stream of its own; nothing in it should make the host wait.
+
+An error in a hook is raised by backward, with the bucket's parameters in its message.
+"""
+
+from ddp.parallel.comm_hooks.low_rank import PowerSGD
+from ddp.parallel.comm_hooks.plain import allreduce
+from ddp.parallel.comm_hooks.rounding import bf16, fp16
+from ddp.parallel.comm_hooks.sparse import TopK
+from ddp.parallel.hooking import GradBucket
+
+__all__ = ["GradBucket", "PowerSGD", "TopK", "allreduce", "bf16", "fp16"]

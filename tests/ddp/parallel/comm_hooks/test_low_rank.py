@@ -1,0 +1,255 @@
+"""PowerSGD: exact at full rank, what it leaves out comes later, and it computes what PyTorch's computes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import ddp
+from ddp.errors import ArgumentError, DtypeError, ParallelError, StateDictError
+from ddp.parallel.comm_hooks import PowerSGD
+from tests.ddp.parallel.comm_hooks.driving import drive, mean, random_steps
+
+SHAPES = {"conv": (6, 3, 2, 2), "bias": (6,), "tall": (20, 8), "wide": (8, 30), "scalar": ()}
+PLAN = [["scalar", "wide"], ["tall", "bias", "conv"]]
+
+
+def left_out(hooks: list[Any], name: str) -> np.ndarray:
+    """What all ranks together still remember."""
+    return sum(hook.state_dict()["errors"][name].numpy() for hook in hooks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_at_full_rank_it_is_the_mean(ranks: int) -> None:
+    steps = random_steps(3, ranks, SHAPES)
+    scales = [0.5, 1 / 7, 3.0]
+    became, hooks, _ = drive(lambda: PowerSGD(100, start_iter=0, min_compression_rate=0), steps, scales, PLAN)
+    for got, everyones, scale in zip(became, steps, scales, strict=True):
+        for name, exact in mean(everyones, scale).items():
+            assert_allclose(got[name], exact, rtol=0, atol=1e-12)
+    for name in ("conv", "tall", "wide"):
+        assert_allclose(left_out(hooks, name), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("warm_start", [True, False])
+def test_nothing_is_lost_while_the_scale_changes(ranks: int, warm_start: bool) -> None:
+    """The sum of what came out and what is remembered is the sum of the means."""
+    steps = random_steps(12, ranks, SHAPES)
+    scales = list(np.random.default_rng(1).uniform(0.001, 5, 12))
+    became, hooks, _ = drive(lambda: PowerSGD(2, start_iter=2, warm_start=warm_start), steps, scales, PLAN)
+    means = [mean(everyones, scale) for everyones, scale in zip(steps, scales, strict=True)]
+    assert set(hooks[0].state_dict()["errors"]) == {"tall", "wide"}
+    for name in SHAPES:
+        put_in, came_out = sum(m[name] for m in means), sum(got[name] for got in became)
+        if name in ("tall", "wide"):
+            assert np.abs(put_in - came_out).max() > 0.1
+            came_out = came_out + left_out(hooks, name)
+        assert_allclose(came_out, put_in, rtol=0, atol=1e-11)
+
+
+def test_the_first_steps_are_exact_and_what_is_not_worth_it_always_is() -> None:
+    steps = random_steps(3, 2, SHAPES)
+    became, _, calls = drive(lambda: PowerSGD(1, start_iter=2), steps, [0.5] * 3, PLAN)
+    for number, (got, everyones) in enumerate(zip(became, steps, strict=True)):
+        for name, exact in mean(everyones, 0.5).items():
+            if number < 2 or name in ("bias", "scalar"):
+                assert_allclose(got[name], exact, rtol=0, atol=1e-15)
+            elif name != "conv":
+                assert np.linalg.matrix_rank(got[name].reshape(len(got[name]), -1)) == 1
+    assert [name for name, _ in calls] == ["all_reduce"] * (2 + 2 + 4)
+    wide, tall = (8 + 1, 30), (20 + 6 + 6, 8 + 12)  # P and what is exact, Q; the conv is 6 x 12, worth it at rank 1
+    assert sorted(n / 8 for _, n in calls[4:]) == sorted([*wide, *tall])
+
+
+def test_a_gradient_that_stays_is_found_by_warm_start() -> None:
+    """Subspace iteration goes on from step to step, and ends at the best approximation there is."""
+    rng = np.random.default_rng(3)
+    u, _ = np.linalg.qr(rng.standard_normal((30, 30)))
+    v, _ = np.linalg.qr(rng.standard_normal((20, 20)))
+    matrix = (u[:, :20] * 0.7 ** np.arange(20)) @ v
+    best = np.sqrt((0.49 ** np.arange(2, 20)).sum())
+    steps = [[{"w": matrix}]] * 15
+
+    def errors(warm_start: bool) -> list[float]:
+        def make() -> PowerSGD:
+            return PowerSGD(2, 0, warm_start=warm_start, use_error_feedback=False)
+
+        return [float(np.linalg.norm(got["w"] - matrix)) for got in drive(make, steps, [1.0] * 15)[0]]
+
+    warm, cold = errors(True), errors(False)
+    assert warm[0] > 1.05 * best
+    assert warm[-1] < 1.001 * best
+    assert min(cold) > 1.01 * best
+
+
+def test_error_feedback_makes_rank_one_steps_arrive_at_the_gradient() -> None:
+    """The mean of many steps' outputs on one gradient comes to it like 1 / steps; without feedback it never does."""
+    matrix = {"w": np.random.default_rng(0).standard_normal((16, 12))}
+    size = np.linalg.norm(matrix["w"])
+
+    def far(count: int, feedback: bool) -> float:
+        def make() -> PowerSGD:
+            return PowerSGD(1, 0, use_error_feedback=feedback)
+
+        became, _, _ = drive(make, [[matrix]] * count, [1.0] * count)
+        return float(np.linalg.norm(sum(got["w"] for got in became) / count - matrix["w"]) / size)
+
+    assert far(10, True) > far(40, True) > far(160, True)
+    assert far(160, True) < 0.1
+    assert far(160, False) > 0.5
+
+
+def test_the_numbers_do_not_depend_on_the_plan() -> None:
+    steps, scales = random_steps(3, 2, SHAPES), [0.5, 0.1, 2.0]
+    apart = [[name] for name in SHAPES]
+    one, _, _ = drive(lambda: PowerSGD(2, 0, min_compression_rate=1), steps, scales, [list(SHAPES)])
+    many, _, _ = drive(lambda: PowerSGD(2, 0, min_compression_rate=1), steps, scales, apart)
+    for a, b in zip(one, many, strict=True):
+        for name in SHAPES:
+            assert_allclose(a[name], b[name], rtol=0, atol=1e-12)
+
+
+def test_the_random_start_depends_on_seed_and_name() -> None:
+    g = np.random.default_rng(0).standard_normal((20, 20))
+    steps = [[{"a": g, "b": g}]]
+    first = drive(lambda: PowerSGD(1, 0), steps, [1.0])[0][0]
+    again = drive(lambda: PowerSGD(1, 0), steps, [1.0])[0][0]
+    other = drive(lambda: PowerSGD(1, 0, seed=1), steps, [1.0])[0][0]
+    assert_array_equal(first["a"], again["a"])
+    assert np.abs(first["a"] - first["b"]).max() > 0.01
+    assert np.abs(first["a"] - other["a"]).max() > 0.01
+
+
+def test_a_matrix_without_a_gradient_comes_back() -> None:
+    """Its P and Q are zero then, and a product with zero would stay zero for ever."""
+    some = np.random.default_rng(0).standard_normal((20, 10))
+    steps = [[{"w": some}], [{"w": np.zeros_like(some)}], *[[{"w": some}]] * 20]
+    became, _, _ = drive(lambda: PowerSGD(2, 0, use_error_feedback=False), steps, [1.0] * 22)
+    assert_array_equal(became[1]["w"], 0)
+    assert np.linalg.norm(became[-1]["w"] - some) < 1.01 * np.linalg.norm(became[0]["w"] - some)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_step_that_overflowed_leaves_nothing_behind(bad: float) -> None:
+    steps = random_steps(5, 2, {"w": (20, 10)})
+    steps[1][0]["w"][3, 4] = bad
+    became, hooks, _ = drive(lambda: PowerSGD(2, 0), steps, [0.5] * 5)
+    assert not np.isfinite(became[1]["w"]).all()  # so that whoever scales the loss sees it
+    for got in became[2:]:
+        assert np.isfinite(got["w"]).all()
+        assert np.abs(got["w"]).max() > 0.1
+    after = sum(mean(everyones, 0.5)["w"] for everyones in steps[2:])
+    assert_allclose(sum(got["w"] for got in became[2:]) + left_out(hooks, "w"), after, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_other_dtypes(dtype: Any) -> None:
+    steps = random_steps(2, 2, SHAPES, dtype)
+    became, hooks, _ = drive(lambda: PowerSGD(100, 0, min_compression_rate=0), steps, [0.5] * 2, PLAN)
+    for got, everyones in zip(became, steps, strict=True):
+        for name, exact in mean(everyones, 0.5).items():
+            assert got[name].dtype == dtype
+            assert_allclose(got[name].astype(np.float64), exact, rtol=0, atol=8 * ml_dtypes.finfo(dtype).eps)
+    assert hooks[0].state_dict()["errors"]["wide"].dtype == ddp.float32
+
+
+def test_its_state_is_saved_and_goes_on(tmp_path: Any) -> None:
+    steps, scales = random_steps(6, 2, SHAPES), [0.5, 0.1, 2.0, 1.0, 0.3, 0.2]
+    whole, _, _ = drive(lambda: PowerSGD(1, 1), steps, scales, PLAN)
+    _, before, _ = drive(lambda: PowerSGD(1, 1), steps[:3], scales[:3], PLAN)
+    states = []
+    for rank, hook in enumerate(before):
+        ddp.save(hook.state_dict(), tmp_path / f"hook-{rank}.safetensors")
+        states.append(ddp.load(tmp_path / f"hook-{rank}.safetensors"))
+    # Another plan, too: state goes by name. Which rank has which errors does not matter to the sum.
+    made: list[PowerSGD] = []
+
+    def resumed() -> PowerSGD:
+        made.append(hook := PowerSGD(1, 1))
+        hook.load_state_dict(states[len(made) - 1])
+        return hook
+
+    rest, _, _ = drive(resumed, steps[3:], scales[3:], [list(SHAPES)])
+    for a, b in zip(rest, whole[3:], strict=True):
+        for name in SHAPES:
+            assert_allclose(a[name], b[name], rtol=0, atol=1e-12)
+
+
+def test_what_it_refuses() -> None:
+    for arguments in ({"matrix_approximation_rank": 0}, {"start_iter": -1}, {"min_compression_rate": -1}, {"seed": -1}):
+        with pytest.raises(ArgumentError, match="PowerSGD"):
+            PowerSGD(**arguments)
+    with pytest.raises(StateDictError, match="queries"):
+        PowerSGD().load_state_dict({"steps": 3})
+    with pytest.raises(DtypeError, match="complex128"):
+        drive(lambda: PowerSGD(1, 0), [[{"w": np.zeros((9, 9), complex)}]], [1.0])
+
+
+def test_one_hook_for_two_models_is_an_error() -> None:
+    hook = PowerSGD(1, 0)
+    drive(lambda: hook, [[{"w": np.ones((9, 9))}]], [1.0])
+    with pytest.raises(ParallelError, match=r"\(9, 9\) for w.*a hook of its own"):
+        drive(lambda: hook, [[{"w": np.ones((10, 9))}]], [1.0])
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_it_computes_what_pytorch_computes(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is linear, so one rank of PyTorch with the mean is as many ranks of ours with its parts."""
+    torch = pytest.importorskip("torch")
+    dist = pytest.importorskip("torch.distributed")
+    theirs = pytest.importorskip("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+
+    def all_reduce(tensor: Any, **_: Any) -> Any:  # of one rank
+        future = torch.futures.Future()
+        future.set_result([tensor])
+        return SimpleNamespace(get_future=lambda: future)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    shapes = {"a": (12, 9), "b": (7,), "c": (10, 16)}
+    count, alone = 5, SimpleNamespace(size=lambda: 1)
+    state = theirs.PowerSGDState(alone, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1)
+    state.iter = 2
+    steps, scales = random_steps(count, ranks, shapes), [0.5, 0.1, 2.0, 1.0, 0.3]
+    draws = np.random.RandomState()
+    draws.set_state(state.rng.get_state())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(draws.randint(1_000_000_000))
+        queries = {
+            name: torch.randn(1, shapes[name][1], min(rank, *shapes[name]), dtype=torch.float64)[0].numpy()
+            for name in ("a", "c")
+        }
+
+    expected = []
+    for everyones, scale in zip(steps, scales, strict=True):
+        exact = {name: torch.from_numpy(g) for name, g in mean(everyones, scale).items()}
+        flat = torch.cat([g.reshape(-1) for g in exact.values()])
+        bucket = SimpleNamespace(
+            buffer=lambda flat=flat: flat,
+            index=lambda: 0,
+            is_last=lambda: True,
+            gradients=lambda flat=flat: [
+                part.view(shape) for part, shape in zip(flat.split([108, 7, 160]), shapes.values(), strict=True)
+            ],
+        )
+        theirs.powerSGD_hook(state, bucket).wait()
+        expected.append([g.numpy().copy() for g in bucket.gradients()])
+
+    def ours() -> PowerSGD:
+        hook = PowerSGD(rank, 0, min_compression_rate=1)
+        hook.load_state_dict({"steps": 0, "queries": queries, "errors": {}})
+        return hook
+
+    became, hooks, _ = drive(ours, steps, scales)
+    for got, wanted in zip(became, expected, strict=True):
+        for mine, other in zip(got.values(), wanted, strict=True):
+            assert_allclose(mine, other, rtol=0, atol=1e-10)
+    error = state.error_dict[0].numpy()
+    assert_allclose(left_out(hooks, "a").reshape(-1), error[:108], rtol=0, atol=1e-10)
+    assert_allclose(left_out(hooks, "c").reshape(-1), error[115:], rtol=0, atol=1e-10)

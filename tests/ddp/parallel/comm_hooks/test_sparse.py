@@ -1,0 +1,146 @@
+"""TopK: the largest entries and only these are sent, ties in one order, and the others come later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+import ddp
+from ddp.errors import ArgumentError, DtypeError, StateDictError
+from ddp.parallel.comm_hooks import TopK
+from ddp.parallel.comm_hooks.sparse import largest
+from tests.ddp.parallel.comm_hooks.driving import drive, mean, random_steps
+
+SHAPES = {"weight": (20, 15), "bias": (7,), "one": ()}
+PLAN = [["one", "weight"], ["bias"]]
+
+
+def test_the_table_of_the_largest() -> None:
+    assert largest(np.array([1.0, -3, 2, 0]), 2).tolist() == [1, 2]
+    assert largest(np.array([1.0, -1, 1, -1, 1]), 3).tolist() == [0, 1, 2]  # of equal ones the first
+    assert largest(np.array([0.0, -0.0, 0]), 2).tolist() == [0, 1]
+    assert largest(np.array([5.0, np.inf, np.nan, -np.nan, 1]), 3).tolist() == [1, 2, 3]
+    assert largest(np.array([1.0, 2]), 2).tolist() == [0, 1]
+    assert largest(np.array([]), 0).tolist() == []
+    assert largest(np.array([1e-45, 1, 3e-45], np.float32), 2).tolist() == [1, 2]
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, -2.5, 1e-30, np.inf]), max_size=200), st.data())
+@settings(deadline=None)
+def test_the_largest_of_any_numbers(numbers: list[float], data: st.DataObject) -> None:
+    count = data.draw(st.integers(min(1, len(numbers)), len(numbers)))
+    expected = sorted(sorted(range(len(numbers)), key=lambda i: (-abs(numbers[i]), i))[:count])
+    for dtype in (np.float32, np.float64):
+        assert largest(np.array(numbers, dtype), count).tolist() == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_rank_sends_its_largest_entries(ranks: int) -> None:
+    steps = random_steps(1, ranks, SHAPES)
+    became, _, calls = drive(lambda: TopK(0.1), steps, [0.5], PLAN)
+    for name, count in {"weight": 30, "bias": 1, "one": 1}.items():
+        expected = np.zeros(steps[0][0][name].size)
+        for g in steps[0]:
+            flat = g[name].reshape(-1)
+            chosen = np.argsort(-np.abs(flat))[:count]
+            expected[chosen] += 0.5 * flat[chosen]
+        assert_allclose(became[0][name].reshape(-1), expected, rtol=0, atol=1e-15)
+    each = 8 + 4  # a float64 and its place
+    assert calls == [("all_gather", (ranks - 1) * 31 * each), ("all_gather", (ranks - 1) * each)]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_nothing_is_lost_while_the_scale_changes(ranks: int) -> None:
+    steps = random_steps(12, ranks, SHAPES)
+    scales = list(np.random.default_rng(1).uniform(0.001, 5, 12))
+    became, hooks, _ = drive(lambda: TopK(0.05), steps, scales, PLAN)
+    for name in SHAPES:
+        put_in = sum(mean(everyones, scale)[name] for everyones, scale in zip(steps, scales, strict=True))
+        came_out = sum(got[name] for got in became)
+        left = sum(hook.state_dict()["errors"][name].numpy() for hook in hooks)
+        assert_allclose(came_out + left, put_in, rtol=0, atol=1e-12)
+        assert name == "one" or np.abs(left).max() > 0
+
+
+def test_what_is_small_comes_when_it_has_grown() -> None:
+    g = {"w": np.array([1.0, 0.3, 0.01])}
+    became, _, _ = drive(lambda: TopK(0.3), [[g]] * 6, [1.0] * 6)
+    assert [int(np.flatnonzero(got["w"])[0]) for got in became] == [0, 0, 0, 1, 0, 0]
+    assert_allclose(became[3]["w"][1], 1.2)
+    without, _, _ = drive(lambda: TopK(0.3, use_error_feedback=False), [[g]] * 6, [1.0] * 6)
+    for got in without:
+        assert_array_equal(got["w"], [1, 0, 0])
+
+
+def test_at_ratio_one_it_is_the_mean() -> None:
+    steps = random_steps(2, 3, SHAPES)
+    became, _, _ = drive(lambda: TopK(1.0), steps, [1 / 3, 2.0], PLAN)
+    for got, everyones, scale in zip(became, steps, [1 / 3, 2.0], strict=True):
+        for name, exact in mean(everyones, scale).items():
+            assert_allclose(got[name], exact, rtol=0, atol=1e-14)
+
+
+def test_the_numbers_do_not_depend_on_the_plan() -> None:
+    steps = random_steps(3, 2, SHAPES)
+    one, _, _ = drive(lambda: TopK(0.1), steps, [0.5] * 3, [list(SHAPES)])
+    many, _, _ = drive(lambda: TopK(0.1), steps, [0.5] * 3, [[name] for name in SHAPES])
+    for a, b in zip(one, many, strict=True):
+        for name in SHAPES:
+            assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_other_dtypes(dtype: Any) -> None:
+    steps = random_steps(1, 2, SHAPES, dtype)
+    became, hooks, calls = drive(lambda: TopK(1.0), steps, [0.5])
+    for name, exact in mean(steps[0], 0.5).items():
+        assert became[0][name].dtype == dtype
+        assert_allclose(became[0][name].astype(np.float64), exact, rtol=0, atol=4 * ml_dtypes.finfo(dtype).eps)
+        assert hooks[0].state_dict()["errors"][name].dtype == ddp.float32
+    assert calls == [("all_gather", (300 + 7 + 1) * 8)]
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_step_that_overflowed_leaves_nothing_behind(bad: float) -> None:
+    steps = random_steps(30, 2, {"w": (10,)})
+    steps[1][0]["w"][3:6] = bad
+    became, _, _ = drive(lambda: TopK(0.1), steps, [0.5] * 30)
+    assert not np.isfinite(became[1]["w"]).all()
+    for got in became[2:]:
+        assert np.isfinite(got["w"]).all()
+    assert all(sum(np.abs(got["w"]) for got in became[2:]) > 0)
+
+
+def test_its_state_is_saved_and_goes_on(tmp_path: Any) -> None:
+    steps, scales = random_steps(6, 1, SHAPES), [0.5, 0.1, 2.0, 1.0, 0.3, 0.2]
+    whole, _, _ = drive(lambda: TopK(0.1), steps, scales, PLAN)
+    _, [before], _ = drive(lambda: TopK(0.1), steps[:3], scales[:3], PLAN)
+    ddp.save(before.state_dict(), tmp_path / "hook.safetensors")
+    resumed = TopK(0.1)
+    resumed.load_state_dict(ddp.load(tmp_path / "hook.safetensors"))
+    rest, _, _ = drive(lambda: resumed, steps[3:], scales[3:])
+    for a, b in zip(rest, whole[3:], strict=True):
+        for name in SHAPES:
+            assert_array_equal(a[name], b[name])
+
+
+def test_what_it_refuses() -> None:
+    for ratio in (0, -1, 1.5, float("nan")):
+        with pytest.raises(ArgumentError, match="ratio"):
+            TopK(ratio)
+    with pytest.raises(StateDictError, match="errors"):
+        TopK().load_state_dict({"steps": 3})
+    with pytest.raises(DtypeError, match="complex128"):
+        drive(TopK, [[{"w": np.zeros((9, 9), complex)}]], [1.0])
+
+
+def test_a_parameter_of_nothing() -> None:
+    became, _, _ = drive(TopK, [[{"w": np.zeros((0, 3)), "v": np.ones(2)}] * 2], [1.0])
+    assert became[0]["w"].shape == (0, 3)
+    assert_array_equal(became[0]["v"], [2, 0])

@@ -1,0 +1,485 @@
+"""Hooked: one order of calls on every rank, nothing waited for before the end, and errors that name the bucket."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import collectives
+from collectives import Communicator, Work
+from collectives.errors import CollectiveTimeout, CommunicatorClosed, MismatchError
+from ddp.errors import ArgumentError, DtypeError, ParallelError
+from ddp.parallel.exchange import Buckets
+from ddp.parallel.hooking import GradBucket, Hooked
+from ddp.parallel.lane import DeviceLane, HostLane, lane_of
+from tests.ddp.parallel.comm_hooks.driving import Control, buckets_of, step
+
+NAMES = [f"layer{index}" for index in range(6)]
+PLAN = [[name] for name in NAMES]
+
+
+def gradients(value: float = 1.0) -> dict[str, np.ndarray]:
+    return {name: np.full((2, index + 1), value) for index, name in enumerate(NAMES)}
+
+
+def begun(hook: Any, comm: Communicator, plan: Any = PLAN, scale: float = 1.0) -> tuple[Hooked, Buckets, Control]:
+    """An exchange in the middle of a backward, with no bucket launched yet."""
+    exchange, buckets, control = Hooked(hook, comm), buckets_of(gradients(), plan), Control(scale)
+    exchange.follow(buckets)
+    exchange.begin(control)
+    return exchange, buckets, control
+
+
+def three_rounds(bucket: GradBucket) -> Iterator[Any]:
+    """The mean, in three calls."""
+    share = bucket.buffer * bucket.scale
+    low = yield bucket.comm.all_reduce(share[::2].copy(), async_op=True)
+    high = yield bucket.comm.all_reduce(share[1::2].copy(), async_op=True)
+    bucket.buffer[::2], bucket.buffer[1::2] = low, high
+    total = yield bucket.comm.all_reduce(bucket.buffer.sum(keepdims=True), async_op=True)
+    assert total.shape == (1,)
+
+
+three_rounds.phases = 3  # type: ignore[attr-defined]
+
+
+class Late(Work[Any]):
+    """A Work that is done some time after it is."""
+
+    def __init__(self, work: Work[Any], seconds: float) -> None:
+        self._work = work
+        self._due = time.monotonic() + seconds
+
+    def done(self) -> bool:
+        return time.monotonic() > self._due and self._work.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        assert self.done(), "waited for inside backward"
+        return self._work.wait(timeout)
+
+    def times(self) -> None:
+        return None
+
+
+class Delaying:
+    """A communicator whose works end at random times, another order on each rank; it notes who calls what."""
+
+    def __init__(self, comm: Communicator, seconds: Callable[[], float], calls: list[Any], key: str = "") -> None:
+        self._comm = comm
+        self._seconds = seconds
+        self.calls = calls
+        self.key = key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def duplicate(self) -> Delaying:
+        self.key += "+"
+        return Delaying(self._comm.duplicate(), self._seconds, self.calls, self.key)
+
+    def all_reduce(self, x: Any, **kwargs: Any) -> Any:
+        self.calls.append((self.key, x.shape))
+        return Late(self._comm.all_reduce(x, **kwargs), self._seconds())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_calls_are_made_in_one_order_whatever_ends_first(size: int) -> None:
+    def rank(comm: Communicator) -> tuple[list[Any], Any, Any]:
+        chance = random.Random(comm.rank)
+        delaying = Delaying(comm, lambda: chance.choice([0, 0, 0.003]), [])
+        exchange = Hooked(three_rounds, delaying)
+        buckets = buckets_of(gradients(), PLAN)
+        exchange.follow(buckets)
+        for _ in range(5):
+            became = step(exchange, buckets, gradients(comm.rank + 1), 0.5)
+        for name, g in gradients(sum(range(1, size + 1)) / 2).items():
+            assert_array_equal(became[name], g)
+        by_phase = {key: [shape for k, shape in delaying.calls if k == key] for key in ("+", "++", "+++")}
+        return delaying.calls, by_phase, exchange.times()
+
+    ranks = collectives.run_threads(rank, size)
+    expected = [[(-(-b // 2),) for b in lengths()], [(b // 2,) for b in lengths()], [(1,)] * len(PLAN)]
+    for calls, by_phase, times in ranks:
+        assert list(by_phase.values()) == [shapes * 5 for shapes in expected]
+        assert len(calls) == 15 * len(PLAN)
+        assert all(0 < launched <= done for launched, done in times)
+    assert size == 1 or ranks[0][0] != ranks[1][0]  # the phases interleave as they will
+
+
+def lengths() -> list[int]:
+    return [len(buffer) for buffer in buckets_of(gradients(), PLAN).memory.buffers]
+
+
+def test_nothing_waits_before_the_end_and_later_rounds_go_on_in_between() -> None:
+    """The second rank comes late: until then the first one's calls all return, with only first rounds made."""
+    first_is_through = threading.Event()
+
+    def rank(comm: Communicator) -> None:
+        noting = Delaying(comm, lambda: 0, [])
+        exchange, buckets, _ = begun(three_rounds, noting)
+        if comm.rank == 1:
+            assert first_is_through.wait(30)
+        for index, buffer in enumerate(buckets.memory.buffers):
+            buffer[:] = 1
+            exchange.launch(index)
+            exchange.poll()
+        if comm.rank == 0:
+            assert [key for key, _ in noting.calls] == ["+"] * len(PLAN)
+            first_is_through.set()
+            deadline = time.monotonic() + 30
+            while len(noting.calls) < 3 * len(PLAN):
+                exchange.poll()
+                assert time.monotonic() < deadline
+        exchange.finish()
+        assert {buffer.max() for buffer in buckets.memory.buffers} == {2}
+
+    collectives.run_threads(rank, 2)
+
+
+def test_no_hook_runs_before_the_control_message_is_there() -> None:
+    seen: list[tuple[int, float]] = []
+
+    def hook(bucket: GradBucket) -> None:
+        seen.append((bucket.index, bucket.scale))
+
+    def rank(comm: Communicator) -> None:
+        exchange, _, control = begun(hook, comm, scale=0.125)
+        control.arrived = False
+        exchange.launch(0)
+        exchange.launch(1)
+        exchange.poll()
+        assert seen == []
+        control.arrived = True
+        exchange.poll()
+        assert seen == [(0, 0.125), (1, 0.125)]
+        exchange.launch(2)
+        assert len(seen) == 3
+        exchange.finish()
+
+    collectives.run_threads(rank, 1)
+
+
+def test_what_a_bucket_says() -> None:
+    buckets: list[GradBucket] = []
+
+    def rank(comm: Communicator) -> None:
+        exchange, memory, _ = begun(buckets.append, comm, [NAMES[3:], NAMES[:3]], 0.25)
+        for index in range(2):
+            exchange.launch(index)
+        exchange.finish()
+        for bucket, buffer, names in zip(buckets, memory.memory.buffers, [NAMES[3:], NAMES[:3]], strict=True):
+            assert bucket.buffer is buffer
+            assert (bucket.count, bucket.names, bucket.scale) == (2, tuple(names), 0.25)
+            assert [g.shape for g in bucket.gradients] == [gradients()[name].shape for name in names]
+            bucket.gradients[-1][...] = 7
+            assert (buffer == 7).any()
+        assert [bucket.index for bucket in buckets] == [0, 1]
+
+    collectives.run_threads(rank, 1)
+
+
+def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
+    def work(bucket: GradBucket) -> Any:
+        return bucket.comm.all_reduce(bucket.buffer, out=bucket.buffer, async_op=True)
+
+    def part(bucket: GradBucket) -> Any:
+        return bucket.comm.all_reduce(bucket.gradients[0], out=bucket.gradients[0], async_op=True)
+
+    def at_once(bucket: GradBucket) -> None:
+        bucket.comm.all_reduce(bucket.buffer, out=bucket.buffer)
+
+    def nothing_yielded(bucket: GradBucket) -> Any:
+        bucket.buffer *= 2
+        return
+        yield
+
+    def sometimes(bucket: GradBucket) -> Any:
+        yield bucket.comm.all_reduce(bucket.buffer, out=bucket.buffer, async_op=True)
+        if bucket.index % 2:
+            yield bucket.comm.barrier(async_op=True)
+
+    sometimes.phases = 2  # type: ignore[attr-defined]
+
+    def rank(comm: Communicator) -> None:
+        for hook in (work, part, at_once, nothing_yielded, sometimes):
+            exchange = Hooked(hook, comm)
+            buckets = buckets_of(gradients(), PLAN)
+            exchange.follow(buckets)
+            for _ in range(2):
+                for g in step(exchange, buckets, gradients(), 1.0).values():
+                    assert (g == 2).all(), hook
+            assert None not in exchange.times()
+            exchange.close()
+
+    collectives.run_threads(rank, 2)
+
+
+def test_another_plan_may_follow() -> None:
+    def rank(comm: Communicator) -> None:
+        exchange = Hooked(three_rounds, comm)
+        for plan in (PLAN, [NAMES[::-1]], [NAMES[2:], NAMES[:2]]):
+            buckets = buckets_of(gradients(), plan)
+            exchange.follow(buckets)
+            for g in step(exchange, buckets, gradients(), 0.5).values():
+                assert (g == 1).all()
+
+    collectives.run_threads(rank, 2)
+
+
+def broken_hooks() -> list[Any]:
+    def raises(bucket: GradBucket) -> None:
+        raise ZeroDivisionError("of mine")
+
+    def raises_later(bucket: GradBucket) -> Any:
+        yield bucket.comm.barrier(async_op=True)
+        raise KeyError("later")
+
+    def returns_an_array(bucket: GradBucket) -> Any:
+        return bucket.comm.all_reduce(bucket.buffer)
+
+    def forgets_out(bucket: GradBucket) -> Any:
+        return bucket.comm.all_reduce(bucket.buffer, async_op=True)
+
+    def returns_a_barrier(bucket: GradBucket) -> Any:
+        return bucket.comm.barrier(async_op=True)
+
+    def yields_an_array(bucket: GradBucket) -> Any:
+        yield bucket.comm.all_reduce(bucket.buffer)
+
+    def yields_nothing(bucket: GradBucket) -> Any:
+        yield
+
+    async def asynchronous(bucket: GradBucket) -> None:
+        pass
+
+    def a_phase_too_many(bucket: GradBucket) -> Any:
+        yield bucket.comm.barrier(async_op=True)
+        yield bucket.comm.barrier(async_op=True)
+
+    def keeps_its_comm(bucket: GradBucket) -> Any:
+        comm = bucket.comm
+        yield comm.barrier(async_op=True)
+        yield comm.barrier(async_op=True)
+
+    return [
+        (raises, ParallelError, "ZeroDivisionError: of mine"),
+        (raises_later, ParallelError, "KeyError: 'later'"),
+        (returns_an_array, DtypeError, "it returned ndarray, should be a Work"),
+        (forgets_out, ParallelError, "out=bucket.buffer"),
+        (returns_a_barrier, ParallelError, "out=bucket.buffer"),
+        (yields_an_array, DtypeError, "it yielded ndarray, should be a Work: call collectives with async_op=True"),
+        (yields_nothing, DtypeError, "it yielded NoneType"),
+        (asynchronous, DtypeError, "it returned coroutine"),
+        (a_phase_too_many, ParallelError, "after 1 yields, but says that it has 1 phases"),
+        (keeps_its_comm, ParallelError, r"yields more often than it has phases \(1\)"),
+    ]
+
+
+@pytest.mark.parametrize(("hook", "error", "message"), broken_hooks(), ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_errors_name_hook_and_bucket(hook: Any, error: type[Exception], message: str) -> None:
+    def rank(comm: Communicator) -> None:
+        exchange, _, _ = begun(hook, comm, [NAMES])
+
+        def run() -> None:
+            exchange.launch(0)
+            exchange.finish()
+
+        where = rf"^rank \d: communication hook {hook.__name__} on bucket 0 of 1 \(layer0, layer1, ..., layer5\): "
+        with pytest.raises(error, match=where + f".*{message}"):
+            run()
+
+    collectives.run_threads(rank, 2)
+
+
+def test_errors_of_collectives_keep_their_type() -> None:
+    def hook(bucket: GradBucket) -> Any:
+        return bucket.comm.all_reduce(bucket.buffer[: 1 + bucket.comm.rank], async_op=True)
+
+    def rank(comm: Communicator) -> None:
+        exchange, _, _ = begun(hook, comm)
+        exchange.launch(0)
+        with pytest.raises(
+            MismatchError, match=r"(?s)^communication hook hook on bucket 0 of 6 \(layer0\): rank .*all_reduce"
+        ):
+            exchange.finish()
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_rank_that_does_not_come_is_a_timeout_that_names_the_bucket() -> None:
+    def hook(bucket: GradBucket) -> Any:
+        yield bucket.comm.barrier(async_op=True)
+
+    other_has_waited = threading.Event()
+
+    def rank(comm: Communicator) -> None:
+        exchange, _, _ = begun(hook, comm)
+        exchange.launch(0)
+        if comm.rank == 1:
+            exchange.finish()
+            assert other_has_waited.wait(30)
+            return
+        exchange.launch(1)
+        try:
+            with pytest.raises(
+                CollectiveTimeout,
+                match=r"^communication hook hook on bucket 1 of 6 \(layer1\): rank 0: barrier #1.*Rank 1",
+            ):
+                exchange.finish()
+        finally:
+            other_has_waited.set()
+
+    def limited(comm: Communicator) -> None:
+        comm.timeout = 0.3  # duplicates have it too
+        rank(comm)
+
+    collectives.run_threads(limited, 2)
+
+
+def test_infinities_are_values_here() -> None:
+    def hook(bucket: GradBucket) -> None:
+        bucket.buffer[...] = bucket.buffer * 1e300 * 1e300
+        bucket.buffer -= bucket.buffer
+
+    def rank(comm: Communicator) -> None:
+        exchange, buckets, _ = begun(hook, comm)
+        buckets.memory.buffers[0][:] = 1
+        exchange.launch(0)
+        exchange.finish()
+        assert np.isnan(buckets.memory.buffers[0]).all()
+
+    collectives.run_threads(rank, 1)
+
+
+def test_ranks_have_to_bring_the_same_hook() -> None:
+    def one(bucket: GradBucket) -> None: ...
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ParallelError, match=r"same comm_hook.*rank 0: one, 1; rank 1: three_rounds, 3"):
+            Hooked(three_rounds if comm.rank else one, comm)
+
+    collectives.run_threads(rank, 2)
+
+
+@pytest.mark.parametrize("phases", [0, -1, 1.5, "2", None])
+def test_phases_that_are_none(phases: Any) -> None:
+    def hook(bucket: GradBucket) -> None: ...
+
+    hook.phases = phases  # type: ignore[attr-defined]
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ArgumentError, match="phases should be how often it yields"):
+            Hooked(hook, comm)
+        with pytest.raises(ArgumentError, match="function of a GradBucket, is 'fp16'"):
+            Hooked("fp16", comm)  # type: ignore[arg-type]
+
+    collectives.run_threads(rank, 1)
+
+
+def test_it_gives_its_communicators_back() -> None:
+    def rank(comm: Communicator) -> None:
+        taken: list[Communicator] = []
+
+        def hook(bucket: GradBucket) -> None:
+            taken.append(bucket.comm)
+
+        exchange, _, _ = begun(hook, comm)
+        exchange.launch(0)
+        exchange.finish()
+        exchange.close()
+        exchange.close()
+        assert taken[0] is not comm
+        with pytest.raises(CommunicatorClosed):
+            taken[0].barrier()
+        comm.barrier()
+
+    collectives.run_threads(rank, 2)
+
+
+class Streams:
+    """What of CuPy a lane uses, noting what waits for what and what runs where."""
+
+    def __init__(self) -> None:
+        self.cuda = self
+        self.notes: list[str] = []
+        self.current = FakeStream(self, "backward")
+
+    def Stream(self, non_blocking: bool) -> FakeStream:
+        assert non_blocking  # or the default stream's kernels would wait for the lane's
+        return FakeStream(self, "lane")
+
+    def Event(self, block: bool, disable_timing: bool) -> FakeEvent:
+        assert not block
+        assert disable_timing
+        return FakeEvent()
+
+    def get_current_stream(self) -> FakeStream:
+        return self.current
+
+    def compute(self, what: str) -> None:
+        self.notes.append(f"{what} on {self.current.name}")
+
+
+class FakeStream:
+    def __init__(self, streams: Streams, name: str) -> None:
+        self.streams = streams
+        self.name = name
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.streams.notes.append(f"{self.name} waits for {event.behind}")
+
+    def __enter__(self) -> None:
+        self.before, self.streams.current = self.streams.current, self
+
+    def __exit__(self, *_: Any) -> None:
+        self.streams.current = self.before
+
+
+class FakeEvent:
+    def record(self, stream: FakeStream) -> None:
+        on_it = [note for note in stream.streams.notes if note.endswith(f"on {stream.name}")]
+        self.behind = on_it[-1] if on_it else "nothing"
+
+
+def test_on_a_gpu_a_hook_computes_beside_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the bucket's own kernels, not behind those of older layers; and the optimizer behind the hook."""
+    streams = Streams()
+
+    def hook(bucket: GradBucket) -> Any:
+        streams.compute("hook")
+        yield bucket.comm.barrier(async_op=True)
+        streams.compute("rest of it")
+
+    def rank(comm: Communicator) -> None:
+        exchange, _, control = begun(hook, comm)
+        monkeypatch.setattr(exchange, "_lane", lane_of(streams))
+        control.arrived = False
+        streams.compute("bucket")
+        exchange.launch(0)
+        streams.compute("older layers")
+        exchange.finish()
+        streams.compute("optimizer")
+
+    collectives.run_threads(rank, 1)
+    assert streams.notes == [
+        "bucket on backward",
+        "older layers on backward",
+        "lane waits for bucket on backward",
+        "hook on lane",
+        "rest of it on lane",
+        "backward waits for rest of it on lane",
+        "optimizer on backward",
+    ]
+
+
+def test_host_arrays_need_no_lane() -> None:
+    assert isinstance(lane_of(np), HostLane)
+    assert isinstance(lane_of(Streams()), DeviceLane)
