@@ -271,4 +271,5 @@ class DataParallel(Module):
 
 def _describe(name: str, tensor: Tensor) -> Description:
     array = tensor._array
-    return name, list(array.shape), str(array.dtype), bool(tensor.requires_grad), bool(array.flags.writeable)
+    writeable = bool(getattr(array.flags, "writeable", True))  # CuPy's arrays always are, and have no such flag
+    return name, list(array.shape), str(array.dtype), bool(tensor.requires_grad), writeable
