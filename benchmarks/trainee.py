@@ -31,6 +31,7 @@ from benchmarks.train_step import STEPS, Task, cnn, gpt, loss_of, mlp, sgd
 
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")  # of a host of its own
 LIMIT = 120.0  # s
+FIRST = 6  # steps, in which buckets are planned anew; ours for the last time after the fourth
 MIB = 1 << 20
 Found = dict[str, Any]
 
@@ -62,8 +63,8 @@ class Ranks(Protocol):
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
         """The net under data parallelism."""
 
-    def plan(self, model: Any) -> list[list[int]] | None:
-        """Which parameters' gradients travel together, in the order of the buckets; None if the library hides it."""
+    def plan(self, model: Any) -> list[list[str]] | None:
+        """Whose gradients travel together, in the order of the buckets; None if the library hides it."""
 
     def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
         """A call that reduces float32 arrays of these lengths, one after the other, while nothing is computed."""
@@ -77,22 +78,22 @@ class Ours:
         import ddp
 
         self.t = ddp
-        self._comm = collectives.init(timeout=LIMIT)
-        self.rank, self.size = self._comm.rank, self._comm.size
-        self._alone = self._comm.duplicate()
-        self.versions = {"numpy": np.__version__, "backend": self._comm.backend}
+        self.comm = collectives.init(timeout=LIMIT)
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self._alone = self.comm.duplicate()
+        self.versions = {"numpy": np.__version__, "backend": self.comm.backend}
 
     def barrier(self) -> None:
-        self._comm.barrier()
+        self.comm.barrier()
 
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
         options = dict(options)
         if "hook" in options:
             options["comm_hook"] = our_hook(options.pop("hook"))
-        return self.t.DataParallel(net, self._comm, **options)
+        return self.t.DataParallel(net, self.comm, **options)
 
-    def plan(self, model: Any) -> list[list[int]] | None:
-        return [list(bucket) for bucket in model.plan]
+    def plan(self, model: Any) -> list[list[str]] | None:
+        return [list(bucket) for bucket in model.plan.buckets]
 
     def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
         arrays = [self._alone.empty(length) for length in lengths]
@@ -130,7 +131,7 @@ class Theirs:
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
         return self.t.nn.parallel.DistributedDataParallel(net, **options)
 
-    def plan(self, model: Any) -> list[list[int]] | None:
+    def plan(self, model: Any) -> list[list[str]] | None:
         return None
 
     def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
@@ -144,16 +145,43 @@ class Theirs:
         return call
 
 
-def our_hook(name: str) -> Any:
-    """`our_hook("powersgd:4")`: one of `comm_hooks`, with its rank or ratio if it has one."""
+def our_hook(name: str | None) -> Any:
+    """`our_hook("powersgd:4")`: one of `comm_hooks`, with its rank or ratio if it has one; None: no hook."""
+    if name is None:
+        return None
     from ddp.parallel import comm_hooks
 
     kind, _, number = name.partition(":")
     if kind == "powersgd":
-        return comm_hooks.PowerSGD(rank=int(number or 1))
+        return comm_hooks.PowerSGD(int(number or 1))
     if kind == "topk":
-        return comm_hooks.TopK(ratio=float(number or 0.01))
+        return comm_hooks.TopK(float(number or 0.01))
     return getattr(comm_hooks, kind)
+
+
+def digits(comm: Any, hook: str | None, epochs: int, seed: int) -> Found:
+    """Trains the net of examples/train_digits.py with a hook.
+
+    Returns: how many test images it gets right, of how many
+    """
+    import ddp
+    from ddp.nn.functional import cross_entropy
+    from examples import train_digits
+
+    ddp.manual_seed(seed)
+    images, labels, test_images, test_labels = train_digits.load_digits(seed, "float32")
+    model = ddp.DataParallel(train_digits.make_net("float32"), comm, comm_hook=our_hook(hook))
+    optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(epochs):
+        for batch in train_digits.batches(len(images), 64, seed, epoch):
+            mine = np.array_split(batch, comm.size)[comm.rank]
+            loss = cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
+            optimizer.zero_grad()
+            model.backward(loss, weight=len(mine))
+            optimizer.step()
+    right = train_digits.count_right(model, test_images, test_labels, comm)
+    model.close()
+    return {"right": right, "of": len(test_labels)}
 
 
 class Trained:
@@ -163,7 +191,8 @@ class Trained:
         ranks.t.manual_seed(0)
         self._t = ranks.t
         self._task = TASKS[task][1](ranks.t, 1000 * ranks.rank)  # other samples on each rank
-        self._parameters = [p for p in self._task.model.parameters() if p.requires_grad]
+        named = dict(self._task.model.named_parameters())
+        self.names, self._parameters = [*named], [*named.values()]
         self.model = self._task.model if options is None else ranks.wrap(self._task.model, options)
         self._optimizer = self._task.optimizer(ranks.t, self.model)
         self._ready = [0.0] * len(self._parameters)
@@ -233,12 +262,14 @@ class Trainee:
     def build(self, name: str, task: str, options: dict[str, Any] | None) -> Found:
         """Makes a contestant, and has it do its first steps, after which its buckets stay as they are."""
         made = self._trained[name] = Trained(self._ranks, task, options)
-        made.steps(3)
+        made.steps(FIRST)
         return {"sizes": made.sizes()}
 
     def plan(self, name: str) -> Found:
-        """The buckets of a contestant, None if they cannot be known."""
-        return {"plan": self._ranks.plan(self._trained[name].model)}
+        """The buckets of a contestant, as numbers of its parameters; None if they cannot be known."""
+        made = self._trained[name]
+        plan = self._ranks.plan(made.model)
+        return {"plan": plan and [[made.names.index(each) for each in bucket] for bucket in plan]}
 
     def drop(self, name: str) -> Found:
         """Lets go of a contestant."""
@@ -271,6 +302,11 @@ class Trainee:
             call()
             taken.append(time.perf_counter() - start)
         return {"seconds": statistics.mean(taken), "cpu": (time.process_time() - cpu) / times}
+
+    def digits(self, hook: str | None, epochs: int, seed: int) -> Found:
+        """The accuracy that a hook leaves."""
+        assert isinstance(self._ranks, Ours)
+        return digits(self._ranks.comm, hook, epochs, seed)
 
     def digest(self, name: str) -> Found:
         """What is equal on all ranks if their parameters are."""
