@@ -24,7 +24,7 @@ _NOTICED = 20_000  # ns; who comes later than the others by less was not waited 
 def chrome_events(parts: Sequence[Part]) -> list[Event]:
     """All events of these parts. Times are microseconds after the first of them."""
     steps = [step for part in parts for model in part.models for step in model]
-    zero = min((min(step.begun, *(step.forward or ())) for step in steps), default=0)
+    zero = min((min((step.begun, *(step.forward or ()))) for step in steps), default=0)
     last = {model: arrivals(parts, model) for model in range(max((len(part.models) for part in parts), default=0))}
     events: list[Event] = []
     for part in parts:
@@ -113,14 +113,7 @@ def _communicating(rank: int, row: int, step: Step, last: Sequence[Arrival]) -> 
         if last:
             late = last[bucket]
             args |= {"last rank": late.rank, "later than the others by ms": late.after / 1e6}
-        yield {
-            "ph": "i",
-            "ts": ready,
-            "s": "t",
-            "name": f"bucket {bucket} ready",
-            "args": {"step": step.number},
-            **place,
-        }
+        yield {"ph": "i", "ts": ready, "s": "t", "name": f"bucket {bucket} ready", "args": args, **place}
         if times is None:
             continue
         launched, done = times

@@ -11,6 +11,7 @@ from pathlib import Path
 from ddp.errors import ArgumentError
 from ddp.trace.events import chrome_events
 from ddp.trace.parts import Part, read_parts
+from ddp.trace.picture import draw
 from ddp.trace.typical import typical_step
 
 TRACE, PICTURE = "trace.json", "step.png"
@@ -81,8 +82,7 @@ def _draw(parts: Sequence[Part], path: Path) -> str:
     if step is None:
         return "no picture, for it takes two steps"
     try:
-        from ddp.trace.picture import draw
+        draw(step, path)
     except ImportError:
         return "no picture of a step, for matplotlib is not installed (pip install matplotlib)"
-    draw(step, path)
     return ""

@@ -140,7 +140,7 @@ class _Row:
                 self._bar("bucket waits for the one before", met, moved, lane, thick)
                 self._bar("bucket, hidden behind backward", moved, split, lane, thick)
                 self._bar("bucket, exposed", split, done, lane, thick)
-                label = f"{bucket}: {step.contents.nbytes[bucket] / (1 << 20):.1f} MiB"
+                label = f"{bucket}: {size_text(step.contents.nbytes[bucket])}"
                 at = ((done - self._zero) * _MS, lane)
                 if self._lane > _LANE / 2:
                     self._panel.annotate(label, at, (3, 0), textcoords="offset points", va="center", fontsize=7)
@@ -153,7 +153,7 @@ class _Row:
             where = ((begin - self._zero) * _MS, (end - begin) * _MS)
             self._panel.broken_barh([where], (at - height / 2, height), label=name, **_style(name))
             if middle is None and end - begin > _LEGIBLE * self._length:
-                text = f"{name.partition(':')[0]}\n{where[1]:.1f} ms"
+                text = f"{name.split()[0].rstrip(':')}\n{where[1]:.1f} ms"
                 white = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
                 self._panel.text(sum(where) - where[1] / 2, at, text, ha="center", va="center", fontsize=8, bbox=white)
 
@@ -162,6 +162,14 @@ def _style(name: str) -> dict[str, Any]:
     edge = {"hatch": _HATCHED[name], "edgecolor": "#555555"} if name in _HATCHED else {"edgecolor": "none"}
     face = "#f7c6c6" if name == "wait for communication" else _COLORS[name]
     return {"facecolor": face, "linewidth": 0.4, **edge}
+
+
+def size_text(nbytes: int) -> str:
+    """`size_text(1 << 20) == "1.0 MiB"`"""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.1f} {name}"
+    return f"{nbytes} B"
 
 
 def _covered(spans: Sequence[tuple[int, int]]) -> int:

@@ -80,7 +80,8 @@ class Sums:
         if entries[0].table is not None and self._size > 1 and self.contents.nbytes:
             tables = np.stack([entry.table for entry in entries if entry.table is not None])  # all, for they are alike
             tables = np.where(tables == 0, np.nan, tables - (offsets - offsets[self._rank])[None, :, None])
-            length = ended - np.where(np.isnan(since), begun, since)
+            # Of a period's first step only the part from forward on is known.
+            length = ended - np.fmin(np.fmin(since, forward[:, 0]), begun)
             behind = self._hear(steps, tables, times[:, :, 1], length, computed, ended)
         launched, done = times[:, :, 0], times[:, :, 1]
         communication, hidden = union(launched, done), union(launched, np.minimum(done, computed[:, None]))

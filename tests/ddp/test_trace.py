@@ -1,0 +1,369 @@
+"""Traces: parts written by each rank, merged on one clock, as events and as a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+import ddp
+import ddp.trace
+from ddp import nn
+from ddp.errors import ArgumentError
+from ddp.parallel.timeline import Contents, Step, Timeline, recorder
+from ddp.trace.arrivals import Arrival, arrivals
+from ddp.trace.events import chrome_events
+from ddp.trace.merging import complete, merge
+from ddp.trace.parts import Part, newest, read_parts
+from ddp.trace.picture import shown_ranks, size_text, title
+from ddp.trace.typical import TypicalStep, typical_step
+
+MS = 1_000_000
+CONTENTS = Contents(names=(("out",), ("first", "second")), nbytes=(1 << 20, 2 << 20))
+
+
+def make_step(number: int, late: int = 0, clock: int = 0, **changes: Any) -> Step:
+    """A step of 100 ms; late: ms that this rank takes longer before forward; clock: ns that its clock is ahead."""
+    at, end = (100 * number + late) * MS + clock, (100 * number + 100) * MS + clock
+    step = Step(
+        number=number,
+        forward=(at + 20 * MS, at + 49 * MS),
+        begun=at + 50 * MS,
+        computed=at + 90 * MS,
+        ended=end,
+        control=(at + 50 * MS, at + 55 * MS),
+        ready=[at + 60 * MS, at + 89 * MS],
+        times=[(at + 61 * MS, end - 20 * MS), (at + 90 * MS, end - MS)],
+        contents=CONTENTS,
+    )
+    for name, value in changes.items():
+        setattr(step, name, value)
+    return step
+
+
+def make_part(rank: int, *models: list[Step], size: int = 2, started: float = 0.0, written: float = 10.0) -> Part:
+    models = models or ([make_step(number, late=5 * rank) for number in range(5)],)
+    return Part(rank=rank, size=size, host="here", started=started, written=written, models=tuple(map(tuple, models)))
+
+
+def assert_valid(events: list[dict[str, Any]]) -> None:
+    """Every event has what viewers need; slices of a row lie in each other or apart; arrows begin and end in slices."""
+    rows: dict[Any, list[tuple[int, int]]] = {}
+    for event in events:
+        assert {"ph", "ts", "pid", "tid", "name"} <= event.keys()
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            begin, length = round(1000 * event["ts"]), round(1000 * event["dur"])  # ns, as they were
+            rows.setdefault((event["pid"], event["tid"]), []).append((begin, begin + length))
+    for spans in rows.values():
+        open_: list[int] = []
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_ and open_[-1] <= begin:
+                open_.pop()
+            assert not open_ or end <= open_[-1]
+            open_.append(end)
+    for event in events:
+        if event["ph"] in "sf":
+            at = round(1000 * event["ts"])
+            assert any(begin <= at <= end for begin, end in rows[event["pid"], event["tid"]]), event
+    begun = {event["id"] for event in events if event["ph"] == "s"}
+    assert begun == {event["id"] for event in events if event["ph"] == "f"}
+
+
+def slices(events: list[dict[str, Any]], rank: int, row: str) -> list[tuple[str, float, float]]:
+    """Name, begin and duration in ms of the slices in the row of that name."""
+    tids = {
+        event["tid"]
+        for event in events
+        if event["name"] == "thread_name" and event["pid"] == rank and event["args"]["name"] == row
+    }
+    assert len(tids) == 1
+    found = [event for event in events if event["ph"] == "X" and event["pid"] == rank and event["tid"] in tids]
+    return [(event["name"], event["ts"] / 1000, event["dur"] / 1000) for event in found]
+
+
+def test_the_events_of_two_ranks() -> None:
+    events = chrome_events([make_part(0), make_part(1)])
+    assert_valid(events)
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {0: "rank 0 (here)", 1: "rank 1 (here)"}
+    # Time 0 is the first forward of all.
+    assert slices(events, 0, "compute")[:7] == [
+        ("forward", 0, 29),
+        ("loss", 29, 1),
+        ("backward", 30, 40),
+        ("wait for communication", 70, 10),
+        ("other: data, optimizer, logging", 80, 20),
+        ("forward", 100, 29),
+        ("loss", 129, 1),
+    ]
+    assert slices(events, 1, "compute")[:1] == [("forward", 5, 29)]
+    assert slices(events, 0, "control message")[0] == ("control message", 30, 5)
+    assert slices(events, 0, "bucket 0")[:2] == [("bucket 0", 41, 19), ("waiting for rank 1", 41, 4)]
+    assert slices(events, 1, "bucket 0")[0] == ("bucket 0", 46, 14)
+    bucket = next(event for event in events if event["name"] == "bucket 1" and event["ph"] == "X")
+    assert bucket["args"] == {
+        "step": 0,
+        "MiB": 2.0,
+        "parameters": ["first", "second"],
+        "last rank": 1,
+        "later than the others by ms": 5.0,
+    }
+    ready = [event["ts"] / 1000 for event in events if event["ph"] == "i" and event["pid"] == 0]
+    assert ready[:2] == [40, 69]
+
+
+def test_steps_that_know_less() -> None:
+    bare = [make_step(0, forward=None, control=None, times=[None, None]), make_step(1, forward=None)]
+    # This forward began before the backward before it had ended, as with two losses of one model.
+    early = make_step(2, forward=(190 * MS, 230 * MS))
+    before = make_step(3, forward=(260 * MS, 280 * MS))
+    events = chrome_events([make_part(0, [*bare, early, before], size=1)])
+    assert_valid(events)
+    assert [name for name, _, _ in slices(events, 0, "compute")] == [
+        *("backward", "wait for communication"),
+        *("other: data, optimizer, logging", "backward", "wait for communication"),
+        *("forward", "loss", "backward", "wait for communication"),
+        *("loss", "backward", "wait for communication"),
+    ]
+
+
+def test_models_have_rows_of_their_own() -> None:
+    steps = [make_step(number) for number in range(2)]
+    events = chrome_events([make_part(0, steps, steps, size=1)])
+    assert_valid(events)
+    assert len(slices(events, 0, "model 0: compute")) == 9
+    assert slices(events, 0, "model 0: compute") == slices(events, 0, "model 1: compute")
+
+
+def test_the_last_to_arrive() -> None:
+    parts = [make_part(0), make_part(1)]
+    late = {
+        number: [Arrival(rank=1, at=(100 * number + at) * MS, after=5 * MS) for at in (65, 94)] for number in range(5)
+    }
+    assert arrivals(parts, 0) == late
+    short = make_part(1, [make_step(3), make_step(9)])
+    assert set(arrivals([parts[0], short], 0)) == {3}
+    assert arrivals(parts[:1], 0) == {}  # rank 1 left no part: who knows
+
+
+def test_the_typical_step_is_of_median_length() -> None:
+    assert typical_step([make_part(0, [make_step(0)])]) is None
+    assert typical_step([make_part(0, [])]) is None
+    steps = [make_step(number) for number in range(9)]
+    for place, longer in ((5, 30), (6, 2), (7, 50)):  # the lengths are 130, 72, 148, 50 then
+        steps[place].ended += longer * MS
+    step = typical_step([make_part(0, steps), make_part(1)])
+    assert step is not None
+    assert (step.number, step.of) == (4, 5)  # rank 1 has recorded five
+    alone = typical_step([make_part(0, steps, size=1)])
+    assert alone is not None
+    assert (alone.number, alone.of, alone.length, alone.last) == (4, 9, 100 * MS, ())
+
+
+def test_the_title_says_the_numbers() -> None:
+    step = typical_step([make_part(0), make_part(1)])
+    assert step is not None
+    assert title(step).splitlines() == [
+        "Step 4, typical of 5: 100.0 ms. Rank 0: 68 % of 28.0 ms communication hidden behind backward, 10.0 ms exposed",
+        "last to complete its gradients: rank 1, 5.0 ms after the others",
+    ]
+    bare = TypicalStep(
+        number=1, of=2, ranks=(0,), befores=(make_step(0),), steps=(make_step(1, times=[None, None]),), last=()
+    )
+    assert title(bare) == "Step 1, typical of 2: 100.0 ms. Rank 0: 10.0 ms exposed"
+    assert [size_text(nbytes) for nbytes in (40, 1 << 10, 3 << 19)] == ["40 B", "1.0 KiB", "1.5 MiB"]
+
+
+def test_of_many_ranks_the_late_ones_are_drawn() -> None:
+    step = TypicalStep(
+        number=1,
+        of=2,
+        ranks=tuple(range(20)),
+        befores=(make_step(0),) * 20,
+        steps=(make_step(1),) * 20,
+        last=(Arrival(rank=17, at=0, after=0), Arrival(rank=9, at=0, after=0)),
+    )
+    assert shown_ranks(step) == [0, 1, 2, 3, 9, 17]
+
+
+@pytest.fixture
+def _nothing_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("DDP_TRACE", raising=False)
+    yield
+    assert not recorder._active
+
+
+class Buckets:
+    """What `Timeline.follow` reads."""
+
+    def __init__(self) -> None:
+        self.names, self.members = ("out", "first", "second"), ((0,), (1, 2))
+        self.memory = self
+        self.buffers = [np.zeros(1 << 20, np.uint8), np.zeros(2 << 20, np.uint8)]
+
+
+def record(folder: Path, size: int = 2, steps: int = 80, ahead: int = 0) -> None:
+    """What `size` ranks leave there, each on a node of its own, whose clock is `ahead` ns of the one before."""
+    started = recorder.start(str(folder))
+    timelines = [Timeline(rank, size, range(size)) for rank in range(size)]
+    for timeline in timelines:
+        timeline.follow(Buckets())  # type: ignore[arg-type]  # all that it reads
+    for number in range(steps):
+        rows = [timeline.marks() for timeline in timelines]
+        for timeline in timelines:
+            timeline.hear(np.array(rows))
+            step = make_step(number, late=4 * timeline.rank, clock=ahead * timeline.rank)
+            assert step.control is not None
+            step.control = (step.control[0], (100 * number + 70) * MS + ahead * timeline.rank)
+            timeline.add(step)
+    recorder.stop(started)
+
+
+@pytest.mark.usefixtures("_nothing_asked")
+def test_parts_of_shifted_clocks_are_merged_on_one(tmp_path: Path) -> None:
+    record(tmp_path, ahead=10**15)
+    parts = read_parts(tmp_path)
+    assert [(part.rank, part.size) for part in parts] == [(0, 2), (1, 2)]
+    for part in parts:
+        assert list(part.models[0]) == [make_step(number, late=4 * part.rank, control=step.control)
+                                        for number, step in enumerate(part.models[0])]  # fmt: skip
+    assert complete(tmp_path)
+    merged = merge(tmp_path)
+    assert (merged.ranks, merged.steps, merged.missing, merged.no_picture) == (2, 80, (), "")
+    assert str(merged) == (
+        f"trace of 2 ranks, 80 steps: {tmp_path}/trace.json (open it at ui.perfetto.dev), {tmp_path}/step.png"
+    )
+    assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"
+    document = json.loads((tmp_path / "trace.json").read_text())
+    assert_valid(document["traceEvents"])
+    assert slices(document["traceEvents"], 1, "compute")[0] == ("forward", 4, 29)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("rank-0.steps.json", "rank-1.steps.json", "step.png", "trace.json")
+    ]
+
+
+@pytest.mark.usefixtures("_nothing_asked")
+def test_a_dead_ranks_part_may_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ddp.trace.__main__ import main
+
+    assert main([str(tmp_path)]) == 1
+    assert "no rank has written a part" in capsys.readouterr().err
+    assert main([]) == main(["--help"]) == 2
+    assert "usage" in capsys.readouterr().err
+    record(tmp_path, size=3)
+    (tmp_path / "rank-1.steps.json").unlink()
+    assert not complete(tmp_path)
+    assert main([str(tmp_path)]) == 0
+    assert "trace of 2 ranks, 80 steps" in (said := capsys.readouterr().out)
+    assert said.endswith("; rank 1 left no part\n")
+    (tmp_path / "rank-0.steps.json").write_text('{"format":"another"}')
+    assert main([str(tmp_path)]) == 1
+    assert "rank-0.steps.json is no part of a trace that this version can read" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_asked")
+def test_without_matplotlib_there_is_a_trace_and_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path)
+    (tmp_path / "step.png").write_text("of an earlier trace")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert str(merge(tmp_path)).endswith(
+        "; no picture of a step, for matplotlib is not installed (pip install matplotlib)"
+    )
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == [
+        *("rank-0.steps.json", "rank-1.steps.json", "trace.json")
+    ]
+
+
+def test_parts_of_an_older_job_are_not_taken() -> None:
+    def part(rank: int, started: float, written: float, size: int = 2) -> Part:
+        return make_part(rank, [], size=size, started=started, written=written)
+
+    now = [part(0, 100, 120), part(1, 103, 119)]
+    assert newest(now) == now
+    assert newest([part(1, 50, 90), now[0]]) == [now[0]]
+    assert newest([*now, part(2, 101, 119, size=3)]) == now
+
+
+@pytest.mark.usefixtures("_nothing_asked")
+def test_recording_real_ranks(tmp_path: Path) -> None:
+    def train(rank: int) -> list[list[float]]:
+        ddp.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        model = ddp.DataParallel(net, bucket_cap_mb=0.0001)
+        for step in range(4):
+            x = ddp.from_numpy(np.full((2, 4), 1.0 + step, np.float32))
+            model(x).sum().backward()
+        assert model.stats().steps == 4
+        grads = [p.grad.numpy().ravel().tolist() for p in net.parameters()]
+        model.close()
+        return grads
+
+    plain = collectives.run_threads(lambda comm: train(comm.rank), 2)
+    with ddp.trace.recording(tmp_path):
+        with pytest.raises(ArgumentError, match=f"recorded to {tmp_path} already"):
+            ddp.trace.start(tmp_path)
+        assert collectives.run_threads(lambda comm: train(comm.rank), 2) == plain
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert_valid(events)
+    for rank in range(2):
+        names = [name for name, _, _ in slices(events, rank, "compute")]
+        assert [names.count(name) for name in ("forward", "backward", "wait for communication")] == [4, 4, 4]
+    assert {tuple(event["args"]["parameters"]) for event in events if event["ph"] == "i"} >= {("2.weight",)}
+    assert (tmp_path / "step.png").exists()
+    with pytest.raises(ArgumentError, match="no trace is being recorded"):
+        ddp.trace.stop()
+
+
+@pytest.mark.usefixtures("_nothing_asked")
+def test_recording_ends_when_the_block_raises(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), ddp.trace.recording(tmp_path / "new" / "folder"):
+        raise ZeroDivisionError
+    assert list((tmp_path / "new" / "folder").iterdir()) == []  # no model was wrapped
+    with ddp.trace.recording(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="cannot be made: File exists"):
+        ddp.trace.start(tmp_path / "file")
+    with pytest.raises(ArgumentError, match="cannot be made: Not a directory"):
+        ddp.trace.start(tmp_path / "file" / "below")
+    with ddp.trace.recording(tmp_path):
+        pass
+
+
+@pytest.mark.usefixtures("_nothing_asked")
+def test_only_the_latest_steps_are_kept(tmp_path: Path) -> None:
+    record(tmp_path, size=1, steps=1100)
+    (part,) = read_parts(tmp_path)
+    assert [part.models[0][place].number for place in (0, -1)] == [100, 1099]
+
+
+def test_the_environment_asks_for_a_trace(tmp_path: Path, run_job: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, ddp\n"
+        "model = ddp.DataParallel(ddp.nn.Linear(2, 1))\n"
+        "for _ in range(3): model(ddp.ones(4, 2)).sum().backward()\n"
+        "sys.exit(7)\n"
+    )
+    trace = tmp_path / "trace"
+    done: subprocess.CompletedProcess[str] = run_job([sys.executable, script], env={"DDP_TRACE": str(trace)})
+    assert (done.returncode, done.stderr) == (7, "")
+    assert os.listdir(trace) == ["rank-0.steps.json"]
+    done = run_job([sys.executable, "-m", "ddp.trace", trace])
+    assert done.stdout.startswith("trace of 1 rank, 3 steps: ")
+    (tmp_path / "file").touch()
+    done = run_job([sys.executable, script], env={"DDP_TRACE": str(tmp_path / "file")})
+    assert "ArgumentError: the trace's folder" in done.stderr

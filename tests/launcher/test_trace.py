@@ -1,0 +1,126 @@
+"""`--trace`: the ranks hear where to write, and what they wrote is merged when the job has ended, however it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import cli, config, tracing
+from launcher.job import Job, UsageError
+
+LAUNCH = [sys.executable, "-m", "launcher"]
+TRAIN = """
+import numpy as np
+import ddp
+model = ddp.DataParallel(ddp.nn.Linear(3, 2))
+for step in range(5):
+    model(ddp.from_numpy(np.ones((4, 3), np.float32))).sum().backward()
+"""
+
+
+def test_the_words() -> None:
+    here = __file__
+    assert cli.parse(["--trace", "t", "-n", "2", here]) == Job(script=here, n=2, trace="t")
+    assert cli.parse(["--trace=t", here, "--trace", "mine"]) == Job(script=here, trace="t", args=("--trace", "mine"))
+    with pytest.raises(UsageError, match="the trace needs a folder"):
+        cli.parse(["--trace=", here])
+
+
+def test_a_job_file_counts_its_paths_from_its_folder() -> None:
+    document = {"launch": {"script": "train.py", "trace": "out"}}
+    assert config.settings(document, "/job") == {"script": "/job/train.py", "trace": "/job/out", "args": ()}
+    with pytest.raises(UsageError, match="trace should be a folder, not 3"):
+        config.settings({"launch": {"trace": 3}}, "")
+
+
+def test_the_folder_is_made_and_an_earlier_trace_in_it_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert tracing.prepare(str(folder)) == str(folder)
+    for name in (
+        "rank-0.steps.json",
+        "rank-11.steps.json",
+        "trace.json",
+        "step.png",
+        "notes.json",
+        "rank-x.steps.json",
+    ):
+        (folder / name).touch()
+    tracing.prepare(str(folder))
+    assert sorted(os.listdir(folder)) == ["notes.json", "rank-x.steps.json"]
+
+
+def test_a_folder_that_cannot_be_is_wrong_use(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "train.py").touch()
+    done = run_job([*LAUNCH, "--trace", tmp_path / "file" / "below", tmp_path / "train.py"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"ddp-launch: the trace's folder {tmp_path}/file/below cannot be used: Not a directory\n"
+
+
+def test_a_rank_of_one(ddp_launch: Any, tmp_path: Path) -> None:
+    done = ddp_launch("os.chdir('/')\n" + TRAIN, n=1, options=("--trace", "here"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == (
+        f"ddp-launch: trace of 1 rank, 5 steps: {tmp_path}/here/trace.json (open it at ui.perfetto.dev), "
+        f"{tmp_path}/here/step.png\n"
+    )
+
+
+def test_a_script_without_a_model_leaves_no_trace(ddp_launch: Any, tmp_path: Path) -> None:
+    # A module of the user's does not take the place of ours.
+    (tmp_path / "ddp.py").write_text("raise SystemExit('the wrong ddp')")
+    done = ddp_launch("pass", n=1, options=("--trace", "t"), cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"ddp-launch: ddp.trace: there is no trace in {tmp_path}/t")
+
+
+@pytest.mark.mpi
+def test_two_ranks_on_one_clock(ddp_launch: Any, tmp_path: Path) -> None:
+    done = ddp_launch(TRAIN, n=2, options=("--trace", str(tmp_path / "t")))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("ddp-launch: trace of 2 ranks, 5 steps: ")
+    events = json.loads((tmp_path / "t" / "trace.json").read_text())["traceEvents"]
+    backward = {
+        (event["pid"], event["args"]["step"]): (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event["ph"] == "X" and event["name"] == "backward"
+    }
+    assert len(backward) == 10
+    # A bucket is done when all ranks have launched it: on one clock, no rank is done before the other has launched.
+    buckets: dict[int, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X" and event["name"] == "bucket 0":
+            buckets.setdefault(event["args"]["step"], []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(buckets) == 5
+    for spans in buckets.values():
+        assert len(spans) == 2
+        assert max(begin for begin, _ in spans) <= min(end for _, end in spans)
+
+
+@pytest.mark.mpi
+def test_a_rank_that_dies_leaves_no_part_and_the_others_are_merged(ddp_launch: Any, tmp_path: Path) -> None:
+    # By then the other has come to its end, and waits there.
+    body = TRAIN + "if rank == 1: time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)\n"
+    done = ddp_launch(body, n=2, options=("--trace", str(tmp_path / "t"), "--grace", "5"))
+    assert done.returncode == 137
+    lines = done.stderr.splitlines()
+    assert "rank 1" in lines[-2]
+    assert "killed by SIGKILL" in lines[-2]
+    assert lines[-1].startswith("ddp-launch: trace of 1 rank, 5 steps: ")
+    assert lines[-1].endswith("; rank 1 left no part")
+
+
+@pytest.mark.mpi
+def test_a_rank_that_raises_leaves_its_part(ddp_launch: Any, tmp_path: Path) -> None:
+    body = TRAIN + "if rank == 1: raise ValueError('no')\nmodel(ddp.ones(4, 3)).sum().backward()\n"
+    done = ddp_launch(body, n=2, options=("--trace", str(tmp_path / "t"), "--grace", "5"))
+    assert done.returncode == 1
+    assert "rank-1.steps.json" in os.listdir(tmp_path / "t")
+    lines = done.stderr.splitlines()
+    assert lines[-2].endswith("raised ValueError: no")
+    assert lines[-1].startswith("ddp-launch: trace of ")
