@@ -32,7 +32,8 @@ class ZeroOptimizer(Optimizer):
     Use it like that optimizer: schedulers, GradScaler, closures and `state_dict()` work. Where collectives add in the
     same order its numbers are the same, bit for bit. All ranks make the same calls: `step`, `clip_grad_norm_` and
     `state_dict` are collective. Gradients cannot be read, since no rank has whole ones: `param.grad` raises, and
-    clipping is `zero.clip_grad_norm_`. Parameters move into flat memory; views of them made before are left behind.
+    clipping is `zero.clip_grad_norm_`. Parameters lie in flat memory, and move when the plan of buckets changes, as it
+    does in the first backwards: a view (`p.detach()`) that was made before is left behind.
 
     Raises: DtypeError if the class is no optimizer; ArgumentError for parameters that are not the model's, or are
     missing; ParallelError if the model has a communication hook or a ZeroOptimizer already.

@@ -1,0 +1,408 @@
+"""A sharded optimizer's numbers are the unsharded one's, bit for bit: ranks of threads add in one order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import optim
+from ddp.amp import GradScaler
+from ddp.nn import functional as F
+from ddp.nn.utils import clip_grad_norm_
+from ddp.optim import lr_scheduler
+from ddp.parallel.zero import ZeroOptimizer
+from tests.ddp.parallel.zero.training import (
+    OPTIMIZERS,
+    Arrays,
+    assert_equal,
+    backward,
+    batch,
+    optimizer_of,
+    replan,
+    train,
+    values,
+    wrapped,
+)
+
+IDS = [f"{kind.__name__}-{len(settings)}" for kind, settings in OPTIMIZERS]
+
+
+@pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS, ids=IDS)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_optimizer_over_plans_that_change(kind: Any, settings: dict[str, Any], size: int) -> None:
+    def run(sharded: bool) -> list[Arrays]:
+        def rank(comm: Communicator) -> Arrays:
+            model = wrapped(comm, seed=comm.rank)
+            optimizer = optimizer_of(model, sharded, kind, **settings)
+
+            def between(step: int) -> None:
+                if step in (3, 5):  # state and gradients are there, and move to other ranks
+                    replan(model, step)
+
+            return train(model, optimizer, range(7), between)
+
+        return collectives.run_threads(rank, size)
+
+    expected = run(sharded=False)
+    for got in run(sharded=True):
+        assert_equal(got, expected[0])
+
+
+def test_all_optimizers_are_tested() -> None:
+    public = {getattr(optim, name) for name in optim.__all__}
+    classes = {each for each in public if isinstance(each, type) and issubclass(each, optim.Optimizer)}
+    assert {kind for kind, _ in OPTIMIZERS} == classes - {optim.Optimizer}
+
+
+def test_groups_with_settings_and_names_of_their_own_under_a_schedule() -> None:
+    def run(sharded: bool) -> list[tuple[Arrays, Any]]:
+        def rank(comm: Communicator) -> tuple[Arrays, Any]:
+            model = wrapped(comm)
+            named = list(model.module.named_parameters())
+            groups = [
+                {"params": [(n, p) for n, p in named if n.endswith("bias")], "lr": 0.05, "weight_decay": 0.0},
+                {"params": [(n, p) for n, p in named if not n.endswith("bias")], "lr": ddp.tensor(0.02)},
+            ]
+            if sharded:
+                optimizer: optim.Optimizer = ZeroOptimizer(model, optim.AdamW, groups, weight_decay=0.1)
+            else:
+                optimizer = optim.AdamW(groups, weight_decay=0.1)
+            schedule = lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)
+            for step in range(6):
+                train(model, optimizer, [step])
+                schedule.step()
+            return values(model), optimizer.state_dict()["param_groups"]
+
+        return collectives.run_threads(rank, 2)
+
+    (expected, groups), *_ = run(sharded=False)
+    for got, theirs in run(sharded=True):
+        assert_equal(got, expected)
+        assert theirs == groups
+
+
+def test_a_parameter_unfrozen_later_and_one_frozen_meanwhile() -> None:
+    def run(sharded: bool) -> list[Arrays]:
+        def rank(comm: Communicator) -> Arrays:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
+            train(model, optimizer, range(3))
+            model.module.frozen.requires_grad_()
+            model.module.first.weight.requires_grad_(False)
+            train(model, optimizer, range(3, 6))
+            model.module.first.weight.requires_grad_()
+            return train(model, optimizer, range(6, 9))
+
+        return collectives.run_threads(rank, 3)
+
+    expected = run(sharded=False)
+    assert (expected[0]["frozen"] != 1).any()
+    for got in run(sharded=True):
+        assert_equal(got, expected[0])
+
+
+def test_a_parameter_that_loses_its_place_keeps_its_state() -> None:
+    """Nobody uses `sometimes` for long, so no bucket holds it; then it is used again, and its momenta go on."""
+
+    def run(sharded: bool) -> list[Any]:
+        def rank(comm: Communicator) -> Any:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
+            placed = []
+            for step in range(16):
+                optimizer.zero_grad()
+                backward(model, step, sometimes=step in (0, 1, 14, 15))
+                optimizer.step()
+                placed.append("sometimes" in model._reducer.buckets.names)
+                if step == 12:
+                    resting = optimizer.state_dict()["state"]
+                    number = [name for name, _ in model.module.named_parameters()].index("sometimes")
+                    assert resting[number]["step"].item() == 2
+            return placed, values(model)
+
+        return collectives.run_threads(rank, 3)
+
+    expected = run(sharded=False)
+    assert expected[0][0] == [True] * 11 + [False] * 3 + [True] * 2
+    for placed, got in run(sharded=True):
+        assert placed == expected[0][0]
+        assert_equal(got, expected[0][1])
+
+
+def test_accumulation_inside_no_sync_and_over_repeated_backwards() -> None:
+    def run(sharded: bool) -> list[Arrays]:
+        def rank(comm: Communicator) -> Arrays:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.SGD, lr=0.1, momentum=0.9)
+            for step in range(3):
+                optimizer.zero_grad()
+                with model.no_sync():
+                    backward(model, 10 + step, sometimes=comm.rank == 1)
+                backward(model, 20 + step)
+                optimizer.step()
+                backward(model, 30 + step)  # adds to the gradients that are there
+                optimizer.step()
+                optimizer.step()  # the same gradients once more
+            return values(model)
+
+        return collectives.run_threads(rank, 2)
+
+    expected = run(sharded=False)
+    for got in run(sharded=True):
+        for name in got:  # sums of sums, in another order
+            assert_allclose(got[name], expected[0][name], rtol=2e-2 if name == "scale" else 1e-4, atol=1e-6)
+
+
+def test_weighted_backwards_where_one_rank_has_nothing() -> None:
+    def run(sharded: bool) -> list[Arrays]:
+        def rank(comm: Communicator) -> Arrays:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
+            for step in range(3):
+                optimizer.zero_grad()
+                x, t = batch(step, comm.rank, 3)
+                n = 0 if comm.rank == 1 else len(x)
+                model.backward(F.cross_entropy(model(x[:n]), t[:n], reduction="sum"), weight=n)
+                optimizer.step()
+            return values(model)
+
+        return collectives.run_threads(rank, 3)
+
+    expected = run(sharded=False)
+    for got in run(sharded=True):
+        assert_equal(got, expected[0])
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_of_optimizer_and_model(set_to_none: bool) -> None:
+    def run(sharded: bool) -> list[Arrays]:
+        def rank(comm: Communicator) -> Arrays:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
+            for step in range(4):
+                (optimizer if step % 2 else model).zero_grad(set_to_none=set_to_none)
+                backward(model, step, sometimes=step == 0)
+                optimizer.step()
+            return values(model)
+
+        return collectives.run_threads(rank, 2)
+
+    expected = run(sharded=False)
+    for got in run(sharded=True):
+        assert_equal(got, expected[0])
+
+
+def test_a_closure_and_hooks() -> None:
+    def rank(comm: Communicator) -> Any:
+        results = []
+        for sharded in (False, True):
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.SGD, lr=0.1)
+            seen: list[str] = []
+            optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append("before"))
+            optimizer.register_step_post_hook(lambda *_, seen=seen: seen.append("after"))
+
+            def closure(model: Any = model, optimizer: Any = optimizer) -> ddp.Tensor:
+                optimizer.zero_grad()
+                x, t = batch(0, comm.rank, comm.size)
+                loss = F.cross_entropy(model(x), t)
+                loss.backward()
+                return loss
+
+            with ddp.no_grad():
+                losses = [optimizer.step(closure).item() for _ in range(3)]
+            results.append((losses, seen, values(model)))
+        return results
+
+    for plain, sharded in collectives.run_threads(rank, 2):
+        assert sharded[:2] == plain[:2]
+        assert plain[1] == ["before", "after"] * 3
+        assert_equal(sharded[2], plain[2])
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, float("inf")])
+@pytest.mark.parametrize("max_norm", [0.05, 1e6])
+def test_clipping_by_the_global_norm(norm_type: float, max_norm: float) -> None:
+    def run(sharded: bool) -> list[Any]:
+        def rank(comm: Communicator) -> Any:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.SGD, lr=0.1, momentum=0.9)
+            norms = []
+            for step in range(3):
+                optimizer.zero_grad()
+                backward(model, step, sometimes=step == 1)
+                if isinstance(optimizer, ZeroOptimizer):
+                    norm = optimizer.clip_grad_norm_(max_norm, norm_type)
+                else:
+                    norm = clip_grad_norm_(model.parameters(), max_norm, norm_type)
+                norms.append((norm.item(), norm.dtype, norm.shape))
+                optimizer.step()
+            return norms, values(model)
+
+        return collectives.run_threads(rank, 3)
+
+    expected, weights = run(sharded=False)[0]
+    for norms, got in run(sharded=True):
+        for norm, theirs in zip(norms, expected, strict=True):
+            assert norm[0] == pytest.approx(theirs[0], rel=1e-5)
+            assert norm[1:] == theirs[1:]
+        for name in got:
+            tolerance = 1e-2 if name == "scale" else 1e-5
+            assert_allclose(got[name], weights[name], rtol=tolerance, atol=1e-6, err_msg=name)
+
+
+def test_clipping_of_a_norm_that_is_not_finite() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        assert zero.clip_grad_norm_(1.0).item() == 0  # no gradient is there
+        x, t = batch(0, comm.rank, comm.size)
+        (F.cross_entropy(model(x), t) * (float("nan") if comm.rank == 1 else 1.0)).backward()
+        before = values(model)
+        with pytest.raises(ddp.errors.ArgumentError, match="total norm of order inf is nan"):
+            zero.clip_grad_norm_(1.0, float("inf"), error_if_nonfinite=True)
+        assert np.isnan(zero.clip_grad_norm_(1.0, float("inf")).item())
+        assert_equal(values(model), before)
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_grad_scaler_leaves_out_the_same_steps_on_all_ranks() -> None:
+    def run(sharded: bool) -> list[Any]:
+        def rank(comm: Communicator) -> Any:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
+            scaler = GradScaler(init_scale=1024.0, growth_interval=2)
+            scales = []
+            for step in range(6):
+                optimizer.zero_grad()
+                x, t = batch(step, comm.rank, comm.size)
+                loss = scaler.scale(F.cross_entropy(model(x), t))
+                if step == 3 and comm.rank == 0:
+                    loss = loss * float("inf")
+                loss.backward()
+                if step % 2:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                scales.append(scaler.get_scale())
+            return scales, values(model)
+
+        return collectives.run_threads(rank, 3)
+
+    expected = run(sharded=False)
+    assert expected[0][0] == [1024, 2048, 2048, 1024, 1024, 2048]
+    for scales, got in run(sharded=True):
+        assert scales == expected[0][0]
+        assert_equal(got, expected[0][1])
+
+
+def test_an_infinity_in_one_rank_s_part_is_found_on_all() -> None:
+    def rank(comm: Communicator) -> bool:
+        model = wrapped(comm)
+        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        backward(model, 0)
+        if comm.rank == 2:  # only this rank holds that element
+            next(part for part in zero._sharding.gradients() if part.size)[0] = np.inf
+        return zero.unscale_gradients(0.5)
+
+    assert collectives.run_threads(rank, 3) == [True] * 3
+
+
+class Naive(optim.Optimizer):
+    """As many write their own: it makes new arrays, and remembers a whole tensor, a count and a number."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @ddp.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state.update(mean=ddp.zeros_like(p), count=0, rate=ddp.tensor(1.0))
+                state["count"] += 1
+                state["rate"] = state["rate"] * 0.9
+                state["mean"] = state["mean"] * 0.5 + p.grad * 0.5
+                p.data = p.data - group["lr"] * state["rate"].to(p.dtype) * state["mean"] / state["count"]
+
+
+def test_an_optimizer_of_one_s_own() -> None:
+    def rank(comm: Communicator) -> None:
+        results = []
+        for sharded in (False, True):
+            model = wrapped(comm)
+            if not sharded:
+                # A wrapped parameter takes no new array: the plain one trains the bare net, alone.
+                model.close()
+                net, plain = model.module, Naive(model.module.parameters())
+                for step in range(4):
+                    plain.zero_grad()
+                    x, t = batch(step, 0, 1)
+                    F.cross_entropy(net(x), t).backward()
+                    plain.step()
+                results.append((values(model), plain.state_dict()))
+            else:
+                zero = ZeroOptimizer(model, Naive)
+                for step in range(4):
+                    zero.zero_grad()
+                    x, t = batch(step, 0, 1)  # every rank the whole batch: the mean is that of one
+                    F.cross_entropy(model(x), t).backward()
+                    if step == 2:
+                        replan(model, 3)
+                    zero.step()
+                results.append((values(model), zero.state_dict()))
+        (expected, theirs), (got, state) = results
+        for name in got:
+            assert_allclose(got[name], expected[name], rtol=1e-2 if name == "scale" else 1e-5, atol=1e-6, err_msg=name)
+        assert sorted(state["state"]) == sorted(theirs["state"])
+        for number, entry in theirs["state"].items():
+            assert list(entry) == list(state["state"][number])
+            assert entry["count"] == state["state"][number]["count"] == 4
+            assert entry["mean"].shape == state["state"][number]["mean"].shape
+            assert_array_equal(entry["rate"].numpy(), state["state"][number]["rate"].numpy())
+
+    collectives.run_threads(rank, 2)
+
+
+def test_values_written_into_parameters_between_steps_count() -> None:
+    def run(sharded: bool) -> list[Arrays]:
+        def rank(comm: Communicator) -> Arrays:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
+            train(model, optimizer, range(2))
+            with ddp.no_grad():
+                model.module.first.weight.mul_(0.5)
+            state = {name: value * 0.75 for name, value in model.module.second.state_dict().items()}
+            model.module.second.load_state_dict(state)
+            return train(model, optimizer, range(2, 4))
+
+        return collectives.run_threads(rank, 2)
+
+    expected = run(sharded=False)
+    for got in run(sharded=True):
+        assert_equal(got, expected[0])
+
+
+def test_a_backward_over_values_that_a_step_changed_raises() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        x, t = batch(0, comm.rank, comm.size)
+        loss = F.cross_entropy(model(x), t)
+        loss.backward(retain_graph=True)
+        zero.step()
+        zero.zero_grad()
+        with pytest.raises(ddp.errors.VersionError):
+            loss.backward()
+
+    collectives.run_threads(rank, 1)

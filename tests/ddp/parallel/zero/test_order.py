@@ -1,0 +1,299 @@
+"""When the collectives of a step begin, how many there are, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn, optim
+from ddp.errors import ArgumentError, DtypeError, ParallelError
+from ddp.nn.utils import clip_grad_norm_
+from ddp.parallel import DataParallel
+from ddp.parallel.zero import ZeroOptimizer
+from ddp.parallel.zero.partial import Partial
+from tests.ddp.parallel.zero.training import Net, backward, batch, train, values, wrapped
+
+COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_gather_object", "broadcast_object"]
+
+
+class Recorder:
+    """A communicator that notes each collective."""
+
+    def __init__(self, comm: Communicator, events: list[str]) -> None:
+        self._comm = comm
+        self.events = events
+
+    def duplicate(self) -> Recorder:
+        return Recorder(self._comm.duplicate(), self.events)
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._comm, name)
+        if name not in COLLECTIVES:
+            return call
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.events.append(name)
+            return call(*args, **kwargs)
+
+        return noted
+
+
+def recorded(comm: Communicator) -> tuple[DataParallel, ZeroOptimizer, list[str]]:
+    """A model that has made a step, and the events of those that follow."""
+    events: list[str] = []
+    model: Any = DataParallel(
+        Net(),
+        Recorder(comm, events),
+        bucket_cap_mb=0.002,
+        first_bucket_mb=0.001,
+        broadcast_buffers=False,
+        check_every=0,
+    )
+    zero = ZeroOptimizer(model, optim.Adam, lr=0.1)
+    train(model, zero, range(2))
+    zero.zero_grad()
+    events.clear()
+    return model, zero, events
+
+
+def test_a_step_is_one_control_message_and_two_collectives_a_bucket() -> None:
+    def rank(comm: Communicator) -> None:
+        model, zero, events = recorded(comm)
+        buckets = len(model._reducer.buckets.members)
+        assert buckets >= 3
+        backward(model, 0, sometimes=True)
+        assert events == ["all_reduce", *["reduce_scatter"] * buckets]
+        events.clear()
+        zero.step()
+        assert events == ["all_gather"] * buckets
+        events.clear()
+        zero.clip_grad_norm_(1.0)
+        assert events == ["all_gather"]
+
+    collectives.run_threads(rank, 2)
+
+
+def test_buckets_leave_while_backward_computes_and_come_back_while_the_next_is_updated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: dict[int, list[str]] = {}
+    update = Partial.update
+
+    def noted_update(self: Partial) -> None:
+        noted[id(self)].append("update")
+        update(self)
+
+    monkeypatch.setattr(Partial, "update", noted_update)
+
+    def rank(comm: Communicator) -> None:
+        events: list[str] = []
+        with pytest.MonkeyPatch.context():
+            model: Any = DataParallel(
+                Net(), Recorder(comm, events), bucket_cap_mb=0.002, first_bucket_mb=0.001, broadcast_buffers=False
+            )
+            zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+            zero._sharding.step = follow(zero, zero._sharding.step, events, noted)  # type: ignore[method-assign]
+            train(model, zero, range(2))
+            zero.zero_grad()
+            model.module.first.weight.register_post_accumulate_grad_hook(lambda p: events.append("last gradient"))
+            events.clear()
+            backward(model, 0)
+            last = events.index("last gradient")
+            buckets = len(model._reducer.buckets.members)
+            assert 2 <= events[:last].count("reduce_scatter") < events.count("reduce_scatter") == buckets
+            events.clear()
+            zero.step()
+        # A bucket that no gradient reached is not gathered, but an optimizer may have to begin its state.
+        assert events[:4] == ["update", "all_gather", "update", "all_gather"]
+        assert events.count("update") == buckets
+
+    collectives.run_threads(rank, 2)
+
+
+def follow(
+    zero: ZeroOptimizer, step: Callable[[], None], events: list[str], noted: dict[int, list[str]]
+) -> Callable[[], None]:
+    """Has the updates of this rank noted among its other events."""
+
+    def followed() -> None:
+        noted.update({id(part): events for part in zero._sharding._parts})
+        step()
+
+    return followed
+
+
+def test_a_bucket_without_a_gradient_is_not_gathered() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(40, 40), nn.Linear(40, 40)
+
+        def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+            return self.a(x).sum()
+
+    def rank(comm: Communicator) -> None:
+        events: list[str] = []
+        model: Any = DataParallel(Two(), Recorder(comm, events), bucket_cap_mb=0.007, first_bucket_mb=0.007)
+        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        model(ddp.ones(2, 40)).backward()
+        events.clear()
+        zero.step()
+        assert events == ["all_gather"]
+
+    collectives.run_threads(rank, 2)
+
+
+def test_the_times_of_buckets_are_known() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        train(model, zero, range(2))
+        times = model._reducer.exchange.times()
+        assert len(times) == len(model._reducer.buckets.members)
+        for each in times:
+            assert each is not None
+            assert 0 < each[0] <= each[1]
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_gradient_in_parts_cannot_be_read() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        weight = model.module.first.weight
+        assert weight.grad is None
+        with model.no_sync():
+            backward(model, 0)
+        assert weight.grad is not None  # this rank's own sum
+        backward(model, 1)
+        assert model.module.never.grad is None
+        with pytest.raises(ParallelError, match=r"zero\.clip_grad_norm_\(max_norm\)"):
+            _ = weight.grad
+        with pytest.raises(ParallelError, match=r"zero\.clip_grad_norm_\(max_norm\)"):
+            clip_grad_norm_(model.parameters(), 1.0)
+        zero.step()
+        zero.zero_grad()
+        assert weight.grad is None
+
+    collectives.run_threads(rank, 2)
+
+
+def test_gradients_that_were_not_reduced_are_refused() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        backward(model, 0)
+        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        with pytest.raises(ParallelError, match=r"step: the gradient of scale has not been reduced"):
+            zero.step()
+        zero.zero_grad()
+        before = values(model)
+        with model.no_sync():
+            backward(model, 0)
+        with pytest.raises(ParallelError, match="no_sync"):
+            zero.clip_grad_norm_(1.0)
+        zero.zero_grad()
+        backward(model, 0)
+        model.module.scalar.grad = ddp.tensor(1.0)
+        with pytest.raises(ParallelError, match="the gradient of scalar has not been reduced"):
+            zero.step()
+        assert all((values(model)[name] == value).all() for name, value in before.items())
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_backward_onto_clipped_gradients_is_refused_before_anything_is_sent() -> None:
+    def rank(comm: Communicator) -> None:
+        model, zero, events = recorded(comm)
+        backward(model, 0)
+        zero.clip_grad_norm_(1e-3)
+        events.clear()
+        with pytest.raises(ParallelError, match=r"backward would add to the gradient of scale.*zero_grad\(\)"):
+            backward(model, 1)
+        assert events == []
+        zero.zero_grad()
+        backward(model, 1)
+        zero.step()
+
+    collectives.run_threads(rank, 2)
+
+
+def test_parameters_are_the_model_s_each_once() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        params = list(model.module.parameters())
+        trained = [p for p in params if p.requires_grad]
+        with pytest.raises(ArgumentError, match=r"sometimes, never, empty, scalar, \.\.\. would not be"):
+            ZeroOptimizer(model, optim.SGD, params[:1])
+        with pytest.raises(ArgumentError, match=r"a tensor of shape \(2,\) is no parameter of the model"):
+            ZeroOptimizer(model, optim.SGD, [*params, ddp.ones(2, requires_grad=True)])
+        with pytest.raises(ArgumentError, match="named twice"):
+            ZeroOptimizer(model, optim.SGD, [{"params": trained}, {"params": trained[:1]}])
+        with pytest.raises(ArgumentError, match="lr"):
+            ZeroOptimizer(model, optim.SGD, lr=-1.0)
+        with pytest.raises(DtypeError, match="expected a DataParallel, got Net"):
+            ZeroOptimizer(model.module, optim.SGD)  # type: ignore[arg-type]
+        with pytest.raises(DtypeError, match="expected a class of optimizers"):
+            ZeroOptimizer(model, nn.Linear)  # type: ignore[arg-type]
+        backward(model, 0)  # nothing has happened to the model
+        assert model.module.first.weight.grad is not None
+        zero = ZeroOptimizer(model, optim.SGD, trained, lr=0.5)
+        assert repr(zero).startswith("ZeroOptimizer(SGD, lr=0.5")
+        with pytest.raises(ArgumentError, match="groups are given when it is made"):
+            zero.add_param_group({"params": [model.module.frozen]})
+        with pytest.raises(ParallelError, match="has a ZeroOptimizer"):
+            ZeroOptimizer(model, optim.SGD)
+
+    collectives.run_threads(rank, 1)
+
+
+def test_parameters_stay_what_they_were_and_views_follow_them_while_the_plan_stays() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        before = {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.module.named_parameters()}
+        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        train(model, zero, range(2))
+        view = model.module.second.bias.detach()
+        then = view.clone()
+        train(model, zero, range(2, 4))
+        assert (view == model.module.second.bias.detach()).all()
+        assert (view != then).any()
+        assert {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.module.named_parameters()} == before
+        assert all(p.is_leaf and p.is_contiguous() for p in model.module.parameters())
+
+    collectives.run_threads(rank, 2)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_rank_without_data_takes_part_in_the_steps_of_the_others(clip: bool) -> None:
+    def run(sharded: bool) -> list[Any]:
+        def rank(comm: Communicator) -> Any:
+            model = wrapped(comm)
+            kind = optim.Adam
+            optimizer = ZeroOptimizer(model, kind, lr=0.01) if sharded else kind(model.parameters(), lr=0.01)
+            schedule = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+            with model.join(optimizers=() if sharded else [optimizer]):
+                for step in range(2 + 2 * comm.rank):
+                    optimizer.zero_grad()
+                    x, t = batch(step, comm.rank, 3)
+                    nn.functional.cross_entropy(model(x), t).backward()
+                    if clip:
+                        if isinstance(optimizer, ZeroOptimizer):
+                            optimizer.clip_grad_norm_(1e-3)
+                        else:
+                            clip_grad_norm_(model.parameters(), 1e-3)
+                    optimizer.step()
+                    schedule.step()
+            return values(model)
+
+        return collectives.run_threads(rank, 3)
+
+    expected = run(sharded=False)
+    for got in run(sharded=True):
+        for name in got:
+            assert got[name] == pytest.approx(expected[0][name], rel=1e-2 if name == "scale" else 1e-4, abs=1e-6), name

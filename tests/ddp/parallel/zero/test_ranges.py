@@ -1,0 +1,47 @@
+"""Which rank owns what, as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp._layout import Place
+from ddp.parallel.zero.ranges import Piece, cut_range, split_bucket
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "lengths"),
+    [
+        (96, 3, [32, 32, 32]),
+        (96, 1, [96]),
+        (100, 3, [32, 32, 36]),
+        (16, 3, [0, 0, 16]),
+        (5, 2, [0, 5]),
+        (0, 2, [0, 0]),
+    ],
+)
+def test_a_bucket_is_split_in_whole_cache_lines(length: int, size: int, lengths: list[int]) -> None:
+    assert split_bucket(length, 16, size) == lengths
+
+
+def place(start: int, stop: int) -> Place:
+    return Place(bucket=0, start=start, stop=stop, shape=(stop - start,))
+
+
+def test_a_range_cuts_through_gradients() -> None:
+    places = [(7, place(0, 20)), (3, place(32, 40)), (5, place(48, 48)), (4, place(48, 60))]
+    assert cut_range(places, 0, 16) == [Piece(7, 0, 16, 0), Piece(5, 0, 0, 0)]
+    assert cut_range(places, 16, 48) == [Piece(7, 16, 20, 0), Piece(3, 0, 8, 16)]
+    assert cut_range(places, 48, 64) == [Piece(4, 0, 12, 0)]
+    assert cut_range(places, 20, 32) == []
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_ranges_hold_every_element_once(size: int) -> None:
+    places = [(0, place(0, 70)), (1, place(80, 81)), (2, place(96, 200))]
+    lengths = split_bucket(208, 16, size)
+    held: list[tuple[int, int]] = []
+    first = 0
+    for length in lengths:
+        held += [(p.number, i) for p in cut_range(places, first, first + length) for i in range(p.start, p.stop)]
+        first += length
+    assert held == [(number, i) for number, each in places for i in range(each.stop - each.start)]

@@ -1,0 +1,257 @@
+"""State in parts and state as a whole are one format: it moves between numbers of ranks, and to the plain optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn, optim
+from ddp.errors import StateDictError
+from ddp.optim import lr_scheduler
+from ddp.parallel import DataParallel
+from ddp.parallel.zero import ZeroOptimizer
+from ddp.parallel.zero.moving import Told, agree
+from tests.ddp.parallel.zero.training import (
+    OPTIMIZERS,
+    arrays,
+    assert_equal,
+    assert_same_state,
+    backward,
+    batch,
+    optimizer_of,
+    replan,
+    train,
+    values,
+    wrapped,
+)
+
+IDS = [f"{kind.__name__}-{len(settings)}" for kind, settings in OPTIMIZERS]
+
+
+@pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS, ids=IDS)
+def test_the_state_dict_is_that_of_the_plain_optimizer(kind: Any, settings: dict[str, Any]) -> None:
+    def run(sharded: bool) -> list[dict[str, Any]]:
+        def rank(comm: Communicator) -> dict[str, Any]:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, kind, **settings)
+            lr_scheduler.StepLR(optimizer, 5)
+            train(model, optimizer, range(3))
+            return optimizer.state_dict()
+
+        return collectives.run_threads(rank, 3)
+
+    expected = run(sharded=False)[0]
+    if kind is optim.Adagrad:  # it begins at once for all; without a bucket that waits for the first gradient
+        names = [name for name, _ in wrapped_names()]
+        del expected["state"][names.index("frozen")]
+    for got in run(sharded=True):
+        assert_same_state(got, expected)
+
+
+def wrapped_names() -> list[tuple[str, Any]]:
+    return collectives.run_threads(lambda comm: list(wrapped(comm).module.named_parameters()), 1)[0]
+
+
+@pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS, ids=IDS)
+def test_training_goes_on_at_2_3_1_ranks_and_unsharded(kind: Any, settings: dict[str, Any]) -> None:
+    """Every rank trains on the whole batch, so that a step is the same whatever the number of ranks."""
+
+    def stage(sharded: bool, steps: range, carried: Any) -> Any:
+        def rank(comm: Communicator) -> Any:
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, kind, **settings)
+            if carried is not None:
+                model.module.load_state_dict(carried[0])
+                optimizer.load_state_dict(carried[1])
+            for step in steps:
+                optimizer.zero_grad()
+                x, t = batch(step, 0, 1)
+                # One rank has the whole gradient, the others none: sums of it are exact.
+                n = len(x) if comm.rank == 0 else 0
+                loss = nn.functional.cross_entropy(model(x[:n], sometimes=step % 2 == 0), t[:n], reduction="sum")
+                model.backward(loss, weight=n)
+                optimizer.step()
+            return model.module.state_dict(), optimizer.state_dict()
+
+        return rank
+
+    def go(size: int, sharded: bool, steps: range, carried: Any = None) -> Any:
+        results = collectives.run_threads(stage(sharded, steps, carried), size)
+        for net, state in results[1:]:
+            assert_equal(arrays(net), arrays(results[0][0]))
+            assert_same_state(state, results[0][1])
+        return results[0]
+
+    expected = go(1, False, range(8))
+    got = go(2, True, range(2))
+    got = go(3, True, range(2, 4), got)
+    got = go(1, True, range(4, 5), got)
+    got = go(1, False, range(5, 6), got)
+    got = go(4, True, range(6, 8), got)
+    assert_equal(arrays(got[0]), arrays(expected[0]))
+    if kind is optim.Adagrad:
+        expected[1]["state"] = {n: e for n, e in expected[1]["state"].items() if n in got[1]["state"]}
+    assert_same_state(got[1], expected[1])
+
+
+def test_before_the_first_step_the_state_is_empty() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        zero = ZeroOptimizer(model, optim.Adam, lr=0.25)
+        empty = zero.state_dict()
+        assert empty == optim.Adam(model.module.parameters(), lr=0.25).state_dict()
+        train(model, zero, range(2))
+        zero.param_groups[0]["lr"] = 0.5
+        zero.load_state_dict(empty)
+        assert zero.state_dict() == empty
+
+    collectives.run_threads(rank, 2)
+
+
+def test_state_of_pytorch_loads() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    weight = np.linspace(-1, 1, 60, dtype=np.float32).reshape(12, 5)
+    gradients = [np.sin(np.arange(60, dtype=np.float32) + step).reshape(12, 5) for step in range(4)]
+    theirs = torch.nn.Parameter(torch.tensor(weight))
+    adam = torch.optim.Adam([theirs], lr=0.1)
+
+    def their_steps(part: list[Any]) -> None:
+        for g in part:
+            theirs.grad = torch.tensor(g)
+            adam.step()
+
+    their_steps(gradients[:2])
+    saved = adam.state_dict()
+    saved["state"] = {0: {name: value.numpy().copy() for name, value in saved["state"][0].items()}}
+    halfway = theirs.detach().numpy().copy()
+    their_steps(gradients[2:])
+
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(ddp.from_numpy(halfway.copy()))
+
+        def forward(self, g: ddp.Tensor) -> ddp.Tensor:
+            return (self.weight * g).sum()
+
+    def rank(comm: Communicator) -> np.ndarray[Any, Any]:
+        model = DataParallel(Linear(), comm)
+        zero = ZeroOptimizer(model, optim.Adam, lr=0.5)
+        zero.load_state_dict(saved)
+        for g in gradients[2:]:
+            zero.zero_grad()
+            model(ddp.from_numpy(g)).backward()
+            zero.step()
+        return model.module.weight.detach().numpy()
+
+    for got in collectives.run_threads(rank, 3):
+        np.testing.assert_allclose(got, theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_each_rank_holds_its_part_of_the_state() -> None:
+    def rank(comm: Communicator) -> tuple[int, int, int]:
+        model = wrapped(comm)
+        zero = ZeroOptimizer(model, optim.Adam, lr=0.1)
+        train(model, zero, range(3))
+        replan(model, 2)
+        train(model, zero, range(3, 5))
+        held = sum(memory.nbytes for memory in state_memory(zero))
+        whole = sum(
+            value.nbytes
+            for entry in zero.state_dict()["state"].values()
+            for name, value in entry.items()
+            if name != "step"
+        )
+        return held, whole, len(model._reducer.buckets.members)
+
+    for size in (1, 2, 4):
+        results = collectives.run_threads(rank, size)
+        _, whole, buckets = results[0]
+        line, states = 64, 2
+        assert sum(held for held, _, _ in results) >= whole
+        for held, _, _ in results:
+            # Besides, ranges begin on cache lines, and so do gradients inside a bucket: there are 11 of them.
+            assert held <= whole / size + states * line * (buckets + 11)
+
+
+def state_memory(zero: ZeroOptimizer) -> list[np.ndarray[Any, Any]]:
+    """The arrays that own the memory of this rank's state, each once."""
+    owners = {}
+    for part in zero._sharding._parts:
+        for entry in part.holding().entries:
+            for name, value in entry.items():
+                if name != "step":
+                    owner = value._array if value._array.base is None else value._array.base
+                    owners[id(owner)] = owner
+    return list(owners.values())
+
+
+def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        zero = ZeroOptimizer(model, optim.Adam, lr=0.1)
+        train(model, zero, range(2))
+        before = zero.state_dict()
+        wrong = zero.state_dict()
+        wrong["state"][0] = {**wrong["state"][0], "exp_avg": ddp.zeros(22)}
+        for state in (wrong, {"state": {}}, {"state": {}, "param_groups": []}):
+            with pytest.raises(StateDictError):
+                zero.load_state_dict(state)
+        with pytest.raises(StateDictError, match=r"state 'exp_avg' of shape \(22,\) for scale of shape \(23,\)"):
+            zero.load_state_dict(wrong)
+        assert_same_state(zero.state_dict(), before)
+
+    collectives.run_threads(rank, 1)
+
+
+def test_what_is_saved_does_not_change_with_training() -> None:
+    def rank(comm: Communicator) -> None:
+        model = wrapped(comm)
+        zero = ZeroOptimizer(model, optim.Adam, lr=0.1)
+        train(model, zero, range(2))
+        saved = zero.state_dict()
+        net = {name: value.clone() for name, value in model.module.state_dict().items()}
+        train(model, zero, range(2, 4))
+        other = wrapped(comm)
+        again = ZeroOptimizer(other, optim.Adam, lr=0.1)
+        other.module.load_state_dict(net)
+        again.load_state_dict(saved)
+        assert_equal(train(other, again, range(2, 4)), values(model))
+
+    collectives.run_threads(rank, 2)
+
+
+def test_ranks_agree_on_what_is_cut() -> None:
+    """A piece of one element cannot tell a state of one element from its part of one; the others can."""
+    constant = Told(value=np.ones(1), in_tensor=True)
+    part = Told(dtype=np.dtype(np.float32))
+    assert agree([{3: {"a": part, "b": part}}, {3: {"a": constant, "b": part}, 1: {"c": part}}]) == {
+        1: {"c": part},
+        3: {"a": constant, "b": part},
+    }
+    assert list(agree([{3: {"a": part}}, {1: {"a": part}}])) == [1, 3]
+
+
+def test_a_backward_after_loading_and_before_is_the_same() -> None:
+    """Loading between backward and step keeps the gradients."""
+
+    def rank(comm: Communicator) -> None:
+        results = []
+        for sharded in (False, True):
+            model = wrapped(comm)
+            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.1)
+            train(model, optimizer, range(2))
+            state = optimizer.state_dict()
+            optimizer.zero_grad()
+            backward(model, 2)
+            optimizer.load_state_dict(state)
+            optimizer.step()
+            results.append(values(model))
+        assert_equal(results[1], results[0])
+
+    collectives.run_threads(rank, 2)
