@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,64 +27,12 @@ from ddp._device import device_of
 from ddp.errors import ArgumentError, DdpError, DtypeError, ParallelError
 from ddp.parallel.control import ControlMessage
 from ddp.parallel.exchange import Buckets, Times
+from ddp.parallel.grad_bucket import GradBucket, Hook, Steps
 from ddp.parallel.lane import Lane, lane_of
 from ddp.parallel.naming import naming
 
 Array = Any  # numpy.ndarray or cupy.ndarray
-Steps = Generator[Work[Any], Any, None]
 _PAUSE = 50e-6  # s; between two looks at what is under way, once backward has nothing else to do
-
-
-class GradBucket:
-    """A bucket as a communication hook gets it. Not to be kept beyond the hook's end.
-
-    index, count: its number, in the order in which buckets go, and how many there are
-    buffer: (n,) this rank's gradients, summed over its samples; what the hook leaves there becomes `param.grad`. The
-    gradients lie in it with gaps of zeros between them.
-    names: of its parameters, the same strings in every plan; gradients: views of the buffer, each in its own shape
-    scale: the mean over ranks is the sum of all ranks' buffers times this; the same on all ranks
-    """
-
-    __slots__ = ("_comms", "_phase", "buffer", "count", "gradients", "index", "names", "scale")
-
-    def __init__(
-        self,
-        *,
-        index: int,
-        count: int,
-        buffer: Array,
-        names: Sequence[str],
-        gradients: Sequence[Array],
-        scale: float,
-        comms: Sequence[Communicator],
-    ) -> None:
-        self.index = index
-        self.count = count
-        self.buffer = buffer
-        self.names = tuple(names)
-        self.gradients = tuple(gradients)
-        self.scale = scale
-        self._comms = comms
-        self._phase = 0
-
-    @property
-    def comm(self) -> Communicator:
-        """The communicator of the phase that the hook is in: another one after each `yield`.
-
-        Raises: ParallelError if the hook has gone through as many phases as it declares.
-        """
-        if self._phase == len(self._comms):
-            raise ParallelError(
-                f"the hook asks for a communicator after {self._phase} yields, but says that it has "
-                f"{len(self._comms)} phases: set its attribute phases to how often it yields"
-            )
-        return self._comms[self._phase]
-
-
-#: Called once for each bucket. Returns a Work that leaves the mean in `bucket.buffer`; or is a generator that yields a
-#: Work of `bucket.comm`, is sent its result, and has left the mean there when it ends; or None: it is there already.
-#: Its attribute `phases`, 1 if it has none, says how often a generator yields at most.
-Hook = Callable[[GradBucket], "Work[Any] | Steps | None"]
 
 
 class _Run:
@@ -105,18 +53,20 @@ class Hooked:
 
     hook: what `Hook` says; an object of it belongs to one model
     comm: duplicated once for each phase. Collective.
+    names: of all parameters that the control message speaks of
 
     Raises: ArgumentError for a hook that cannot be called, or a number of phases that is none; ParallelError if the
     ranks bring different hooks.
     """
 
-    def __init__(self, hook: Hook, comm: Communicator) -> None:
+    def __init__(self, hook: Hook, comm: Communicator, names: Sequence[str]) -> None:
         if not callable(hook):
             raise ArgumentError(f"comm_hook should be a function of a GradBucket, is {hook!r:.60}")
         self.hook = hook
         self._phases = _phases(hook)
         self._name = str(getattr(hook, "__name__", type(hook).__name__))
         self._rank = comm.rank
+        self._names = tuple(names)
         everyones = comm.all_gather_object((self._name, self._phases))
         if len(set(everyones)) > 1:
             listed = "; ".join(f"rank {rank}: {name}, {phases}" for rank, (name, phases) in enumerate(everyones))
@@ -125,6 +75,7 @@ class Hooked:
         self._runs: list[_Run] = []
         self._next = [0] * (self._phases + 1)  # for each phase, and the end: which bucket comes to it next
         self._scale: float | None = None  # None until the control message has arrived
+        self._used: dict[str, bool] = {}
         self._control: ControlMessage
         self._buckets: Buckets
         self._lane: Lane
@@ -170,6 +121,7 @@ class Hooked:
                 return False
             self._control.wait()  # raises what ended it
             self._scale = self._control.scale()
+            self._used = dict(zip(self._names, self._control.used(), strict=True))
         moved = False
         # Infinities and NaN are values here: whoever scales a loss looks for them afterwards.
         with np.errstate(all="ignore"):
@@ -200,12 +152,14 @@ class Hooked:
         memory, members = self._buckets.memory, self._buckets.members[index]
         assert self._scale is not None
         run = self._runs[index]
+        names = [self._buckets.names[each] for each in members]
         run.bucket = GradBucket(
             index=index,
             count=len(self._buckets.members),
             buffer=memory.buffers[index],
-            names=[self._buckets.names[each] for each in members],
+            names=names,
             gradients=[memory.views[each] for each in members],
+            used=[self._used[name] for name in names],
             scale=self._scale,
             comms=self._comms,
         )

@@ -116,7 +116,7 @@ class DataParallel(Module):
         if comm_hook is not None:
             from ddp.parallel.hooking import Hooked
 
-            self._hooked = Hooked(comm_hook, self.comm)
+            self._hooked = Hooked(comm_hook, self.comm, names)
             self._reducer.set_exchange(self._hooked)
         watched = {id(p) for p in params}
         for name, tensor in tensors:
@@ -152,7 +152,8 @@ class DataParallel(Module):
         """
         self._members.check()
         begun = monotonic_ns()
-        if self._buffers_due and self.training and modes.state.enabled:
+        # A checkpointed region runs again inside backward: there the buffers are what they were.
+        if self._buffers_due and self.training and modes.state.enabled and not self._reducer.running:
             self._sync_buffers()
         result = self.module(*args, **kwargs)
         self._reducer.forward = (begun, monotonic_ns())
@@ -167,12 +168,11 @@ class DataParallel(Module):
         Raises: ParallelError if gradients of an earlier synchronized backward are still there, if other ranks call
         `loss.backward()` instead, or if the weight is negative. A loss that reaches no parameter takes part with zeros.
         """
-        if not weight >= 0:
+        if not 0 <= weight < float("inf"):
             raise ParallelError(f"weight should be a number of samples, at least 0, is {weight!r}")
-        with weighing(float(weight)):
+        with weighing(float(weight)), self._reducer.taking_part():
             if loss_sum.requires_grad:
                 loss_sum.backward()
-            self._reducer.take_part()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -33,8 +33,8 @@ result when that is there; meanwhile backward goes on. (Never call `wait()` in a
   size after `loss.backward()`, 1 / total weight after `model.backward(loss, weight=n)`. It may change at every step.
 - `bucket.comm` is another communicator after each yield, one for each phase. All ranks must make the same calls in the
   same phases for the same bucket; which buckets are under way besides need not concern a hook.
-- `bucket.names`, `bucket.gradients` (views of the buffer) say whose gradients these are. Plans change after the first
-  step: state is kept by name, not by `bucket.index`.
+- `bucket.names`, `bucket.gradients` (views of the buffer) say whose gradients these are, `bucket.used` whether any rank
+  used them in this step. Plans change after the first step: state is kept by name, not by `bucket.index`.
 - A Work keeps its arrays alive, and until it is done they must not be changed.
 - Arrays are NumPy's, or CuPy's with the hook on a stream of its own; nothing in it should make the host wait.
 
@@ -45,6 +45,6 @@ from ddp.parallel.comm_hooks.low_rank import PowerSGD
 from ddp.parallel.comm_hooks.plain import allreduce
 from ddp.parallel.comm_hooks.rounding import bf16, fp16
 from ddp.parallel.comm_hooks.sparse import TopK
-from ddp.parallel.hooking import GradBucket
+from ddp.parallel.grad_bucket import GradBucket
 
 __all__ = ["GradBucket", "PowerSGD", "TopK", "allreduce", "bf16", "fp16"]

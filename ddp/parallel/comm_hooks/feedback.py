@@ -10,7 +10,8 @@ the step's mean is m_r = scale * buffer, and
 
     sum over steps of the gradients + sum over ranks of e_r = sum over steps of the true means
 
-whatever the scales were, to rounding. Memory: one array as large as the gradients, in float32 for 16-bit ones.
+whatever the scales were, to rounding. A parameter that no rank uses in a step takes no gradient then, so nothing of
+what is left of it counts as sent. Memory: one array as large as the gradients, in float32 for 16-bit ones.
 
 Source: Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, arXiv:1901.09847.
 """

@@ -31,7 +31,7 @@ import numpy as np
 from ddp._device import device_of, place
 from ddp.errors import ArgumentError, StateDictError
 from ddp.parallel.comm_hooks.feedback import Residuals, arrays, tensors, working_dtype
-from ddp.parallel.hooking import GradBucket, Steps
+from ddp.parallel.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
@@ -88,6 +88,7 @@ class PowerSGD:
         xp = device_of(bucket.buffer).xp
         pairs = list(zip(bucket.names, bucket.gradients, strict=True))
         thin = [(name, g, rank) for name, g in pairs if (rank := self.rank_of(g.shape)) is not None]
+        taken = dict(zip(bucket.names, bucket.used, strict=True))  # by the optimizer
         exact = [g for _, g in pairs if self.rank_of(g.shape) is None]
         dtype = working_dtype(bucket.buffer)
         mine = [self._residuals.add(name, g, bucket.scale).reshape(len(g), -1) for name, g, _ in thin]
@@ -115,7 +116,7 @@ class PowerSGD:
         _, sums = _joined([query.shape for query in queries], dtype, lambda length, dtype: total)
         for (name, gradient, _), m, basis, part, query in zip(thin, mine, bases, parts, sums, strict=True):
             gradient[...] = (basis @ query.T).reshape(gradient.shape)
-            if self.use_error_feedback:
+            if self.use_error_feedback and taken[name]:
                 m -= basis @ part.T
             if self.warm_start:
                 self._queries[name] = xp.nan_to_num(query, nan=0.0, posinf=0.0, neginf=0.0)

@@ -22,7 +22,7 @@ import numpy as np
 from ddp._device import device_of
 from ddp.errors import ArgumentError, StateDictError
 from ddp.parallel.comm_hooks.feedback import Residuals, working_dtype
-from ddp.parallel.hooking import GradBucket, Steps
+from ddp.parallel.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 _PLACE = np.dtype(np.int32)  # of an entry in its parameter
@@ -53,12 +53,13 @@ class TopK:
         xp = device_of(bucket.buffer).xp
         dtype = working_dtype(bucket.buffer)
         places, values = [], []
-        for name, gradient in zip(bucket.names, bucket.gradients, strict=True):
+        for name, gradient, taken in zip(bucket.names, bucket.gradients, bucket.used, strict=True):
             mine = self._residuals.add(name, gradient, bucket.scale).reshape(-1)
             chosen = largest(mine, self.count(mine.size))
             places.append(chosen)
             values.append(mine[chosen])
-            mine[chosen] = 0
+            if taken:
+                mine[chosen] = 0
         counts = [len(each) for each in places]
         cut = sum(counts) * _PLACE.itemsize
         message = xp.concatenate(

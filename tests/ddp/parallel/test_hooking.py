@@ -17,12 +17,14 @@ from collectives import Communicator, Work
 from collectives.errors import CollectiveTimeout, CommunicatorClosed, MismatchError
 from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.parallel.exchange import Buckets
-from ddp.parallel.hooking import GradBucket, Hooked
+from ddp.parallel.grad_bucket import GradBucket
+from ddp.parallel.hooking import Hooked
 from ddp.parallel.lane import DeviceLane, HostLane, lane_of
 from tests.ddp.parallel.comm_hooks.driving import Control, buckets_of, step
 
 NAMES = [f"layer{index}" for index in range(6)]
 PLAN = [[name] for name in NAMES]
+USED = [True, False, True, True, True, True]
 
 
 def gradients(value: float = 1.0) -> dict[str, np.ndarray]:
@@ -31,7 +33,7 @@ def gradients(value: float = 1.0) -> dict[str, np.ndarray]:
 
 def begun(hook: Any, comm: Communicator, plan: Any = PLAN, scale: float = 1.0) -> tuple[Hooked, Buckets, Control]:
     """An exchange in the middle of a backward, with no bucket launched yet."""
-    exchange, buckets, control = Hooked(hook, comm), buckets_of(gradients(), plan), Control(scale)
+    exchange, buckets, control = Hooked(hook, comm, NAMES), buckets_of(gradients(), plan), Control(scale, USED)
     exchange.follow(buckets)
     exchange.begin(control)
     return exchange, buckets, control
@@ -94,7 +96,7 @@ def test_calls_are_made_in_one_order_whatever_ends_first(size: int) -> None:
     def rank(comm: Communicator) -> tuple[list[Any], Any, Any]:
         chance = random.Random(comm.rank)
         delaying = Delaying(comm, lambda: chance.choice([0, 0, 0.003]), [])
-        exchange = Hooked(three_rounds, delaying)
+        exchange = Hooked(three_rounds, delaying, NAMES)
         buckets = buckets_of(gradients(), PLAN)
         exchange.follow(buckets)
         for _ in range(5):
@@ -177,6 +179,7 @@ def test_what_a_bucket_says() -> None:
         for bucket, buffer, names in zip(buckets, memory.memory.buffers, [NAMES[3:], NAMES[:3]], strict=True):
             assert bucket.buffer is buffer
             assert (bucket.count, bucket.names, bucket.scale) == (2, tuple(names), 0.25)
+            assert bucket.used == tuple(name != "layer1" for name in names)
             assert [g.shape for g in bucket.gradients] == [gradients()[name].shape for name in names]
             bucket.gradients[-1][...] = 7
             assert (buffer == 7).any()
@@ -209,7 +212,7 @@ def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
 
     def rank(comm: Communicator) -> None:
         for hook in (work, part, at_once, nothing_yielded, sometimes):
-            exchange = Hooked(hook, comm)
+            exchange = Hooked(hook, comm, NAMES)
             buckets = buckets_of(gradients(), PLAN)
             exchange.follow(buckets)
             for _ in range(2):
@@ -223,7 +226,7 @@ def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
 
 def test_another_plan_may_follow() -> None:
     def rank(comm: Communicator) -> None:
-        exchange = Hooked(three_rounds, comm)
+        exchange = Hooked(three_rounds, comm, NAMES)
         for plan in (PLAN, [NAMES[::-1]], [NAMES[2:], NAMES[:2]]):
             buckets = buckets_of(gradients(), plan)
             exchange.follow(buckets)
@@ -364,7 +367,7 @@ def test_ranks_have_to_bring_the_same_hook() -> None:
 
     def rank(comm: Communicator) -> None:
         with pytest.raises(ParallelError, match=r"same comm_hook.*rank 0: one, 1; rank 1: three_rounds, 3"):
-            Hooked(three_rounds if comm.rank else one, comm)
+            Hooked(three_rounds if comm.rank else one, comm, NAMES)
 
     collectives.run_threads(rank, 2)
 
@@ -377,9 +380,9 @@ def test_phases_that_are_none(phases: Any) -> None:
 
     def rank(comm: Communicator) -> None:
         with pytest.raises(ArgumentError, match="phases should be how often it yields"):
-            Hooked(hook, comm)
+            Hooked(hook, comm, NAMES)
         with pytest.raises(ArgumentError, match="function of a GradBucket, is 'fp16'"):
-            Hooked("fp16", comm)  # type: ignore[arg-type]
+            Hooked("fp16", comm, NAMES)  # type: ignore[arg-type]
 
     collectives.run_threads(rank, 1)
 

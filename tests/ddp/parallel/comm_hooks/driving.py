@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ Gradients = Mapping[str, Array]
 class Control:
     """A control message that is there, or comes when it is told to."""
 
-    def __init__(self, scale: float, arrived: bool = True) -> None:
+    def __init__(self, scale: float, used: Sequence[bool], arrived: bool = True) -> None:
         self._scale = scale
+        self._used = used
         self.arrived = arrived
 
     def done(self) -> bool:
@@ -33,6 +34,10 @@ class Control:
     def scale(self) -> float:
         assert self.arrived
         return self._scale
+
+    def used(self) -> Sequence[bool]:
+        assert self.arrived
+        return self._used
 
 
 class Counting:
@@ -70,9 +75,11 @@ def buckets_of(gradients: Gradients, plan: Sequence[Sequence[str]]) -> Buckets:
     return Buckets(memory=FlatBuckets(layout, np.zeros), names=names, members=members)
 
 
-def step(exchange: Hooked, buckets: Buckets, gradients: Gradients, scale: float) -> dict[str, Array]:
+def step(
+    exchange: Hooked, buckets: Buckets, gradients: Gradients, scale: float, unused: Collection[str] = ()
+) -> dict[str, Array]:
     """One backward: these gradients become ready bucket by bucket. Returns what the hook made of them."""
-    exchange.begin(Control(scale))
+    exchange.begin(Control(scale, [name not in unused for name in buckets.names]))
     for index, members in enumerate(buckets.members):
         for member in members:
             buckets.memory.views[member][...] = gradients[buckets.names[member]]
@@ -87,10 +94,11 @@ def drive(
     steps: Sequence[Sequence[Gradients]],
     scales: Sequence[float],
     plan: Sequence[Sequence[str]] | None = None,
+    unused: Mapping[int, Collection[str]] | None = None,
 ) -> tuple[list[dict[str, Array]], list[Any], list[tuple[str, float]]]:
     """Several backwards.
 
-    steps: for each, every rank's gradients; scales: of each
+    steps: for each, every rank's gradients; scales: of each; unused: parameters that no rank used, by step
     Returns: of each step what became of the gradients, which must be the same bits on all ranks; every rank's hook;
     rank 0's calls and their bytes
     """
@@ -99,10 +107,11 @@ def drive(
         first = steps[0][comm.rank]
         buckets = buckets_of(first, plan or [list(reversed(first))])
         hook, counting = make_hook(), Counting(comm)
-        exchange = Hooked(hook, counting)
+        exchange = Hooked(hook, counting, list(first))
         exchange.follow(buckets)
         became = [
-            step(exchange, buckets, everyones[comm.rank], scale) for everyones, scale in zip(steps, scales, strict=True)
+            step(exchange, buckets, everyones[comm.rank], scale, (unused or {}).get(number, ()))
+            for number, (everyones, scale) in enumerate(zip(steps, scales, strict=True))
         ]
         exchange.close()
         return became, hook, counting.calls

@@ -135,6 +135,18 @@ def test_a_matrix_without_a_gradient_comes_back() -> None:
     assert np.linalg.norm(became[-1]["w"] - some) < 1.01 * np.linalg.norm(became[0]["w"] - some)
 
 
+def test_what_no_rank_used_keeps_its_error() -> None:
+    """Its gradient of that step is not taken, so what the hook made of it was not sent."""
+    steps = random_steps(4, 2, {"w": (20, 10)})
+    for rank in steps[2]:
+        rank["w"][...] = 0
+    became, hooks, _ = drive(lambda: PowerSGD(2, 0), steps, [0.5] * 4, unused={2: ["w"]})
+    taken = became[0]["w"] + became[1]["w"] + became[3]["w"]
+    put_in = sum(mean(everyones, 0.5)["w"] for everyones in steps)
+    left = sum(hook.state_dict()["errors"]["w"].numpy() for hook in hooks)
+    assert_allclose(taken + left, put_in, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_step_that_overflowed_leaves_nothing_behind(bad: float) -> None:
     steps = random_steps(5, 2, {"w": (20, 10)})
