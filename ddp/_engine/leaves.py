@@ -15,7 +15,7 @@ class Slot:
     keeps it, so that a training loop allocates gradients once, unless it was lent: then somebody may still hold it.
     """
 
-    __slots__ = ("bound", "buffer", "dtype", "full", "lent", "shape", "withheld", "xp")
+    __slots__ = ("bound", "buffer", "dtype", "full", "lent", "shape", "withheld", "xp", "zeroed")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
@@ -26,16 +26,17 @@ class Slot:
         self.bound = False
         self.lent = False  # the memory was handed out since it was made
         self.withheld: str | None = None  # why nobody may take what was last written here for the gradient
+        self.zeroed = False  # what it holds was thrown away, and zeros were put there
 
     def accumulate(self, g: Array) -> None:
         """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
         if g is self.buffer:  # computed where it belongs: see `target`
             assert not self.full
-            self.full, self.withheld = True, None
+            self.full, self.withheld, self.zeroed = True, None, False
         elif self.full:
             assert g.shape == self.shape, f"gradient of shape {g.shape} for a leaf of shape {self.shape}"
             self.xp.add(self.buffer, g, out=self.buffer, casting="same_kind")
-            self.withheld = None
+            self.withheld, self.zeroed = None, False
         else:
             self.set(g)
 
@@ -53,7 +54,7 @@ class Slot:
         if self.buffer is None:
             self.buffer = self.xp.empty(self.shape, self.dtype)
         self.buffer[...] = array
-        self.full, self.withheld = True, None
+        self.full, self.withheld, self.zeroed = True, None, False
 
     def clear(self) -> None:
         """Empties the slot; its memory stays for the next first write, unless somebody may hold it."""

@@ -286,6 +286,7 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
         x._end.slot.withheld = None  # zeros are the same everywhere
     if x.grad is not None:
         x.grad.zero_()
+        x._leaf.slot.zeroed = True
 
 
 def borrowed(array: Array, *readers: Any) -> Array:

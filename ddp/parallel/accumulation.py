@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ddp.errors import ParallelError
 
@@ -30,42 +31,36 @@ def weighing(weight: float) -> Iterator[None]:
         _running.weight = before
 
 
+@dataclass(frozen=True, kw_only=True)
 class Accumulation:
     """The backwards whose gradients lie in one model's slots and have not been reduced.
 
-    weight: the sum of their weights, None if they had none
+    weight: the sum of their weights, None if they had none; passes: how many they are; reached: one filled a slot
     """
 
-    def __init__(self) -> None:
-        self.weight: float | None = None
-        self._passes = 0
-        self._reached = False
+    weight: float | None = None
+    passes: int = 0
+    reached: bool = False
 
-    def add(self, reaches: bool, empty: bool) -> None:
-        """Counts the backward that starts now, with its weight.
+    def add(self, given: float | None, reaches: bool, empty: bool) -> Accumulation:
+        """These, and the backward that starts now.
 
-        reaches: it will fill a slot; empty: no slot is full, so what earlier backwards left there was thrown away
+        given: its weight; reaches: it will fill a slot; empty: no slot is full, so what earlier ones left there was
+        thrown away
 
         Raises: ParallelError if it has a weight and the others have none, or the other way round.
         """
-        if self._reached and empty:
-            self.clear()
-        given = _running.weight
-        if self._passes > 0 and (given is None) != (self.weight is None):
+        if self.reached and empty:
+            return Accumulation().add(given, reaches, empty)
+        if self.passes > 0 and (given is None) != (self.weight is None):
             raise ParallelError(
                 "backward with and without a weight cannot be accumulated together: use "
                 "model.backward(loss, weight=...) for all of them, or for none"
             )
-        if given is not None:
-            self.weight = (self.weight or 0.0) + given
-        self._passes += 1
-        self._reached |= reaches
-
-    def clear(self) -> None:
-        """Their gradients have been reduced, or thrown away."""
-        self.weight, self._passes, self._reached = None, 0, False
+        weight = None if given is None else (self.weight or 0.0) + given
+        return Accumulation(weight=weight, passes=self.passes + 1, reached=self.reached or reaches)
 
 
-def given() -> bool:
-    """True if the backward that runs in this thread has a weight."""
-    return _running.weight is not None
+def given() -> float | None:
+    """The weight of the backward that runs in this thread, None if it has none."""
+    return _running.weight

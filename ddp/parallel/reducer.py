@@ -6,7 +6,8 @@ bucket is launched when it is full and all before it in the plan have been launc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic_ns
 
 import numpy as np
@@ -61,7 +62,9 @@ class Reducer:
         self._watch = (HostWatch if self._xp is np else DeviceWatch)(len(names), self._xp)
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
         self._accumulation = accumulation.Accumulation()
-        self._begun = False  # the backward that runs now has reached a leaf
+        self._before: accumulation.Accumulation | None = None  # what it was before the backward that runs now
+        self.running = False  # a backward of this model runs now
+        self._taken = False  # the last backward reached a leaf
         self._under_way = False  # something was launched that has not come back
         self._broken: BaseException | None = None
         self._reduced = [False] * len(names)  # the slot holds a gradient that is the same on all ranks
@@ -80,9 +83,18 @@ class Reducer:
         exchange.follow(self.buckets)
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
-        """A backward starts that will reach these leaves: the ranks are told, the others' slots are ready at once."""
-        self._begun = True
+        """A backward starts that will reach these leaves: the ranks are told, the others' slots are ready at once.
+
+        Raises: ParallelError if an earlier one failed half-way or is still running, or its weight fits no other.
+        """
         self._raise_if_broken()
+        if self.running:
+            raise ParallelError(
+                "a backward of this model was started while another one runs, from a hook or a second thread: the "
+                "buckets of the first are already under way"
+            )
+        self.running = self._taken = True
+        self._before = self._accumulation
         self._accumulate(leaves)
         if self.sync:
             for each in self.before:
@@ -108,6 +120,7 @@ class Reducer:
     def end(self) -> None:
         """Waits for the buckets; afterwards every slot holds the mean, or is empty where no rank used it."""
         if not self.sync:
+            self.running = False
             return
         computed = monotonic_ns()
         assert self._launched == len(self.buckets.members)
@@ -115,15 +128,15 @@ class Reducer:
             with naming("the control message, before any bucket"):
                 self._control.wait()
             self.exchange.finish()
-        self._under_way = False
+        self._under_way = self.running = False
         self._note(computed)
         weight, given = self._accumulation.weight, self._control.given
-        self._accumulation.clear()
+        self._accumulation = self._before = accumulation.Accumulation()
         self._check(weight is not None, given)
         used = self._control.used()
         self._reduce_unplaced(used)
         for index, by_any in enumerate(used):
-            self.leaves[index].slot.full = by_any
+            self.leaves[index].slot.full, self.leaves[index].slot.zeroed = by_any, False
             self._reduced[index] = by_any
         self.steps += 1
         plan = self.planner.after(self._watch.seconds(), 1e-9 * (computed - self._started), used)
@@ -131,41 +144,49 @@ class Reducer:
             self._move(plan)
 
     def abandon(self, error: BaseException) -> None:
-        """Backward raised: if something was launched it cannot be taken back, and the rest will not come."""
+        """Backward raised: if something was launched it cannot be taken back, and the rest will not come.
+
+        Else it does not count, and the backwards before it still do.
+        """
         if self._under_way and self._broken is None:
             self._broken = error
-        self._accumulation.clear()
-        self._begun = False
+        if self._before is not None:
+            self._accumulation, self._before = self._before, None
+        self.running = False
 
-    def take_part(self) -> None:
-        """Joins the other ranks' backward with zeros if the one that just ran on this rank reached no leaf."""
-        if not self._begun:
+    @contextlib.contextmanager
+    def taking_part(self) -> Iterator[None]:
+        """Joins the other ranks' backward with zeros if the one that runs inside reaches no leaf on this rank."""
+        self._taken = False
+        yield
+        if not self._taken:
             try:
                 self.begin([])
                 self.end()
             except BaseException as error:
                 self.abandon(error)
                 raise
-        self._begun = False
 
     def shadow(self, weight: float) -> None:
         """Takes part in a backward of the others without a gradient of this rank's own. weight: how much that counts"""
         self._raise_if_broken()
         for leaf in self.leaves:
             leaf.slot.clear()
-        self._accumulation.clear()
+        self._accumulation = accumulation.Accumulation()
         self._tripwire.forget()
         try:
             self._start(set(), [False] * len(self.leaves), weight, absent=True)
+            self._tripwire.forget()
             self.end()
         except BaseException as error:
             self.abandon(error)
             raise
 
     def release(self) -> None:
-        """Lets go of the leaves: their gradients stay, and are reduced no more."""
+        """Lets go of the leaves: their gradients stay, in memory of their own, and are reduced no more."""
         for leaf in self.leaves:
             leaf.watcher = None
+            leaf.slot.unbind()
 
     def _raise_if_broken(self) -> None:
         if self._broken is not None:
@@ -175,10 +196,11 @@ class Reducer:
             )
 
     def _accumulate(self, reached: Sequence[Leaf]) -> None:
-        full = [leaf.slot.full for leaf in self.leaves]
+        full = [leaf.slot.full and not leaf.slot.zeroed for leaf in self.leaves]
         self._reduced = [was and still for was, still in zip(self._reduced, full, strict=True)]
-        self._accumulation.add(reaches=bool(reached), empty=not any(full))
-        if accumulation.given() and any(self._reduced):
+        given = accumulation.given()
+        self._accumulation = self._accumulation.add(given, reaches=bool(reached), empty=not any(full))
+        if given is not None and any(self._reduced):
             name = self.names[self._reduced.index(True)]
             raise ParallelError(
                 f"backward with a weight would add to {name}.grad, which is already a mean over ranks: call "
