@@ -13,10 +13,12 @@ import sys
 
 from launcher.job import UsageError
 
-# What an earlier trace has left, all of it made by `ddp.trace`: else a rank that dies would seem to have left a part.
+# What an earlier trace has left, all of it made by `ddp.tracing`: else a rank that dies would seem to have left a part.
 _OLD = re.compile(r"rank-\d+\.steps\.json|trace\.json|step\.png")
 _LIMIT = 120.0  # seconds
-_MERGE = "import sys; sys.path[0] = sys.argv.pop(1); from ddp.trace.__main__ import main; sys.exit(main(sys.argv[1:]))"
+_MERGE = (
+    "import sys; sys.path[0] = sys.argv.pop(1); from ddp.tracing.__main__ import main; sys.exit(main(sys.argv[1:]))"
+)
 
 
 def prepare(folder: str) -> str:
@@ -42,7 +44,7 @@ def merge(folder: str) -> str:
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     # Not `-m`: no module in the user's working folder may take the place of ours.
     command = [sys.executable, "-c", _MERGE, here, folder]
-    later = f"python -m ddp.trace {folder}"
+    later = f"python -m ddp.tracing {folder}"
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_LIMIT, text=True, errors="replace"

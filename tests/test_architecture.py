@@ -32,7 +32,7 @@ FLOORS = {
     "ddp.linalg": 4,
     "ddp.return_types": 4,
     "ddp.parallel": 5,
-    "ddp.trace": 6,
+    "ddp.tracing": 6,
     "examples": 7,
     "benchmarks": 7,
 }
@@ -51,7 +51,7 @@ HEAVY = {
     "cupy": ("ddp._device", "collectives._gpu.cuda", "collectives._nccl.library", "launcher.bench.device"),
     "pynccl": ("collectives._nccl.library",),
     "torch": ("launcher.bench.gloo",),
-    "matplotlib": ("ddp.trace.picture", "launcher.bench.plot"),
+    "matplotlib": ("ddp.tracing.picture", "launcher.bench.plot"),
 }
 
 

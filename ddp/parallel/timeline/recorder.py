@@ -1,6 +1,6 @@
 """What a trace is made of: the steps of all models in this process, kept in memory and written when recording stops.
 
-Each rank writes a part of its own, `rank-0.steps.json` and so on; `ddp.trace` merges them. Nothing is written while
+Each rank writes a part of its own, `rank-0.steps.json` and so on; `ddp.tracing` merges them. Nothing is written while
 training runs, which would show in the trace, and memory is bounded: the latest 1,000 steps of each model are kept. A
 rank that is killed leaves no part.
 

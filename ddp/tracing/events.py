@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddp.parallel.timeline import Step
-from ddp.trace.arrivals import Arrival, arrivals
-from ddp.trace.parts import Part
+from ddp.tracing.arrivals import Arrival, arrivals
+from ddp.tracing.parts import Part
 
 Event = dict[str, Any]
 _MIB = 1 << 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ddp.parallel.timeline import Step
-from ddp.trace.parts import Part
+from ddp.tracing.parts import Part
 
 
 @dataclass(frozen=True, kw_only=True)

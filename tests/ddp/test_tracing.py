@@ -15,16 +15,16 @@ import pytest
 
 import collectives
 import ddp
-import ddp.trace
+import ddp.tracing
 from ddp import nn
 from ddp.errors import ArgumentError
 from ddp.parallel.timeline import Contents, Step, Timeline, recorder
-from ddp.trace.arrivals import Arrival, arrivals
-from ddp.trace.events import chrome_events
-from ddp.trace.merging import complete, merge
-from ddp.trace.parts import Part, newest, read_parts
-from ddp.trace.picture import shown_ranks, size_text, title
-from ddp.trace.typical import TypicalStep, typical_step
+from ddp.tracing.arrivals import Arrival, arrivals
+from ddp.tracing.events import chrome_events
+from ddp.tracing.merging import complete, merge
+from ddp.tracing.parts import Part, newest, read_parts
+from ddp.tracing.picture import shown_ranks, size_text, title
+from ddp.tracing.typical import TypicalStep, typical_step
 
 MS = 1_000_000
 CONTENTS = Contents(names=(("out",), ("first", "second")), nbytes=(1 << 20, 2 << 20))
@@ -254,7 +254,7 @@ def test_parts_of_shifted_clocks_are_merged_on_one(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_nothing_asked")
 def test_a_dead_ranks_part_may_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ddp.trace.__main__ import main
+    from ddp.tracing.__main__ import main
 
     assert main([str(tmp_path)]) == 1
     assert "no rank has written a part" in capsys.readouterr().err
@@ -309,9 +309,9 @@ def test_recording_real_ranks(tmp_path: Path) -> None:
         return grads
 
     plain = collectives.run_threads(lambda comm: train(comm.rank), 2)
-    with ddp.trace.recording(tmp_path):
+    with ddp.tracing.recording(tmp_path):
         with pytest.raises(ArgumentError, match=f"recorded to {tmp_path} already"):
-            ddp.trace.start(tmp_path)
+            ddp.tracing.start(tmp_path)
         assert collectives.run_threads(lambda comm: train(comm.rank), 2) == plain
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert_valid(events)
@@ -321,25 +321,25 @@ def test_recording_real_ranks(tmp_path: Path) -> None:
     assert {tuple(event["args"]["parameters"]) for event in events if event["ph"] == "i"} >= {("2.weight",)}
     assert (tmp_path / "step.png").exists()
     with pytest.raises(ArgumentError, match="no trace is being recorded"):
-        ddp.trace.stop()
+        ddp.tracing.stop()
 
 
 @pytest.mark.usefixtures("_nothing_asked")
 def test_recording_ends_when_the_block_raises(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), ddp.trace.recording(tmp_path / "new" / "folder"):
+    with pytest.raises(ZeroDivisionError), ddp.tracing.recording(tmp_path / "new" / "folder"):
         raise ZeroDivisionError
     assert list((tmp_path / "new" / "folder").iterdir()) == []  # no model was wrapped
-    with ddp.trace.recording(tmp_path):
+    with ddp.tracing.recording(tmp_path):
         pass
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ArgumentError, match="cannot be made: File exists"):
-        ddp.trace.start(tmp_path / "file")
+        ddp.tracing.start(tmp_path / "file")
     with pytest.raises(ArgumentError, match="cannot be made: Not a directory"):
-        ddp.trace.start(tmp_path / "file" / "below")
-    with ddp.trace.recording(tmp_path):
+        ddp.tracing.start(tmp_path / "file" / "below")
+    with ddp.tracing.recording(tmp_path):
         pass
 
 
@@ -362,7 +362,7 @@ def test_the_environment_asks_for_a_trace(tmp_path: Path, run_job: Any) -> None:
     done: subprocess.CompletedProcess[str] = run_job([sys.executable, script], env={"DDP_TRACE": str(trace)})
     assert (done.returncode, done.stderr) == (7, "")
     assert os.listdir(trace) == ["rank-0.steps.json"]
-    done = run_job([sys.executable, "-m", "ddp.trace", trace])
+    done = run_job([sys.executable, "-m", "ddp.tracing", trace])
     assert done.stdout.startswith("trace of 1 rank, 3 steps: ")
     (tmp_path / "file").touch()
     done = run_job([sys.executable, script], env={"DDP_TRACE": str(tmp_path / "file")})

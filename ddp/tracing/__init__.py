@@ -1,12 +1,12 @@
 """A trace of training: what every rank computed, sent and waited for, on one clock, for chrome://tracing and Perfetto.
 
-    with ddp.trace.recording("trace"):        # every rank
+    with ddp.tracing.recording("trace"):        # every rank
         for batch in loader: ...
 
 Each rank writes its own part into the folder; the last one to finish merges them into `trace.json` (open it at
 ui.perfetto.dev) and draws one typical step of all ranks, `step.png`, where matplotlib is installed. `ddp-launch --trace
-DIR` and the environment variable DDP_TRACE do the same without a change to the script; `python -m ddp.trace DIR` merges
-what parts there are.
+DIR` does the same without a change to the script. The environment variable DDP_TRACE makes ranks leave their parts, and
+`python -m ddp.tracing DIR` merges what parts there are.
 
 All times are host times: on a GPU, when the host asked for the work, not when the device did it.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from ddp.errors import ArgumentError
 from ddp.parallel.timeline import recorder
-from ddp.trace.merging import complete, merge
+from ddp.tracing.merging import complete, merge
 
 __all__ = ["merge", "recording", "start", "stop"]
 
@@ -33,7 +33,7 @@ def start(folder: str | os.PathLike[str]) -> None:
     Raises: ArgumentError if a trace is being recorded already, or the folder cannot be made or written to.
     """
     if _running:
-        raise ArgumentError(f"a trace is being recorded to {_running[0].folder} already: call ddp.trace.stop() first")
+        raise ArgumentError(f"a trace is being recorded to {_running[0].folder} already: call ddp.tracing.stop() first")
     _running.append(recorder.start(os.fspath(folder)))
 
 
@@ -43,7 +43,7 @@ def stop() -> None:
     Raises: ArgumentError if no trace is being recorded; OSError if the part cannot be written.
     """
     if not _running:
-        raise ArgumentError("no trace is being recorded: call ddp.trace.start(folder) first")
+        raise ArgumentError("no trace is being recorded: call ddp.tracing.start(folder) first")
     running = _running.pop()
     recorder.stop(running)
     if complete(running.folder):

@@ -1,22 +1,22 @@
-"""`python -m ddp.trace DIR`: merges the parts that ranks have left there."""
+"""`python -m ddp.tracing DIR`: merges the parts that ranks have left there."""
 
 from __future__ import annotations
 
 import sys
 
 from ddp.errors import ArgumentError
-from ddp.trace.merging import merge
+from ddp.tracing.merging import merge
 
 
 def main(args: list[str]) -> int:
     """The command; returns its exit code: 0, 1 if there is nothing to merge, 2 for wrong use."""
     if len(args) != 1 or args[0].startswith("-"):
-        print("usage: python -m ddp.trace DIR    merges the parts of a trace in DIR", file=sys.stderr)
+        print("usage: python -m ddp.tracing DIR    merges the parts of a trace in DIR", file=sys.stderr)
         return 2
     try:
         print(merge(args[0]))
     except (ArgumentError, OSError) as error:
-        print(f"ddp.trace: {error}", file=sys.stderr)
+        print(f"ddp.tracing: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -76,7 +76,7 @@ def test_a_script_without_a_model_leaves_no_trace(ddp_launch: Any, tmp_path: Pat
     (tmp_path / "ddp.py").write_text("raise SystemExit('the wrong ddp')")
     done = ddp_launch("pass", n=1, options=("--trace", "t"), cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stderr.startswith(f"ddp-launch: ddp.trace: there is no trace in {tmp_path}/t")
+    assert done.stderr.startswith(f"ddp-launch: ddp.tracing: there is no trace in {tmp_path}/t")
 
 
 @pytest.mark.mpi

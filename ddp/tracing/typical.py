@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp.parallel.timeline import Step
-from ddp.trace.arrivals import Arrival, arrivals
-from ddp.trace.parts import Part
+from ddp.tracing.arrivals import Arrival, arrivals
+from ddp.tracing.parts import Part
 
 _WARMUP = 3  # steps that are not like the others: memory is new, and buckets are planned anew
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp.errors import ArgumentError
-from ddp.trace.events import chrome_events
-from ddp.trace.parts import Part, read_parts
-from ddp.trace.picture import draw
-from ddp.trace.typical import typical_step
+from ddp.tracing.events import chrome_events
+from ddp.tracing.parts import Part, read_parts
+from ddp.tracing.picture import draw
+from ddp.tracing.typical import typical_step
 
 TRACE, PICTURE = "trace.json", "step.png"
 

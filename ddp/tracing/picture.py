@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp.parallel.timeline import Step
-from ddp.trace.arrivals import Arrival
-from ddp.trace.typical import TypicalStep
+from ddp.tracing.arrivals import Arrival
+from ddp.tracing.typical import TypicalStep
 
 _RANKS = 6  # as many as are legible
 _LANES = 12  # of buckets, under each rank; more share the room that these have
