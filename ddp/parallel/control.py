@@ -15,15 +15,16 @@ import numpy as np
 from collectives import Communicator, ReduceOp, Work
 
 Array = np.ndarray[Any, Any]
-_WEIGHT, _WEIGHTED, _ABSENT, _USED = 0, 1, 2, 3
+_WEIGHT, _WEIGHTED, _ABSENT, _COMPANY, _USED = 0, 1, 2, 3, 4
 NO_CHECKSUM = -1.0
 
 
 class ControlMessage:
     """The message of one model; one is under way at a time.
 
-    array: (3 + parameters + size * (1 + width),) float64: the weight, whether one was given, whether this rank has run
-    out of data, a used bit for each parameter; then a row for each rank: a checksum, and `width` marks of the timeline
+    array: (4 + parameters + size * (1 + width),) float64: the weight, whether one was given, whether this rank has run
+    out of data, what it weighs then, a used bit for each parameter; then a row for each rank: a checksum, and `width`
+    marks of the timeline
     """
 
     def __init__(self, comm: Communicator, parameters: int, width: int) -> None:
@@ -46,11 +47,12 @@ class ControlMessage:
 
         weight: None: no weight was given, which counts as 1
         checksum: of the parameters, a whole number below 2^53; marks: (width,) of the timeline
-        absent: this rank only keeps the others company; its weight is counted as it is
+        absent: this rank only keeps the others company; its weight counts if they give none
         """
         array = self.array
         array[self._rows :] = 0
-        array[_WEIGHT] = 1.0 if weight is None else weight
+        counted = 1.0 if weight is None else weight
+        array[_WEIGHT], array[_COMPANY] = (0.0, counted) if absent else (counted, 0.0)
         array[_WEIGHTED] = self.given = weight is not None and not absent
         array[_ABSENT] = absent
         array[_USED : self._rows] = used
@@ -78,6 +80,8 @@ class ControlMessage:
     def scale(self) -> float:
         """What makes of the sum of gradients their mean. Where nobody had any weight there is no gradient: 0."""
         total = float(self.array[_WEIGHT])
+        if self.weighted_ranks() == 0:
+            total += float(self.array[_COMPANY])
         return 1.0 / total if total != 0.0 else 0.0
 
     def weighted_ranks(self) -> int:

@@ -21,6 +21,10 @@ class FiniteCheck:
         self._names = names
         self._found: list[tuple[int, Array]] = []
 
+    def begin(self) -> None:
+        """A backward begins; what one that failed found is of no use any more."""
+        self._found = []
+
     def look(self, index: int, gradient: Array, xp: Any) -> None:
         """Looks at this rank's gradient of one parameter, without waiting for a device."""
         self._found.append((index, xp.isfinite(gradient).all()))
@@ -31,7 +35,6 @@ class FiniteCheck:
         Raises: ParallelError on every rank, with the first such parameter of each rank.
         """
         first = next((index for index, all_finite in self._found if not bool(all_finite)), -1)
-        self._found = []
         firsts = self._comm.all_gather(np.array([first]), lengths="equal").tolist()
         bad = [f"{self._names[index]} on rank {rank}" for rank, index in enumerate(firsts) if index >= 0]
         if bad:

@@ -110,7 +110,7 @@ class Planner:
         else:
             told = np.append(np.nan_to_num(self._ready, nan=-1.0), self._backward)
             latest = self._comm.all_reduce(told, ReduceOp.MAX)
-            if self._cap is None and self._link is None:
+            if self._cap is None and self._link is None and self._given is None:
                 self._link = measure(self._comm, sum(self._nbytes), self._xp)
             mine = None
             if self._comm.rank == 0:

@@ -73,9 +73,10 @@ class Reducer:
         self._launches: list[int] = []  # when each bucket was complete, ns
         self._started = 0  # when backward began, ns
         self.forward: tuple[int, int] | None = None  # when the last forward began and ended, ns
-        for leaf in self.leaves:
+        plan = planner.begin([tensor.requires_grad for tensor in tensors])
+        for leaf in self.leaves:  # once nothing is left that the caller can have done wrong
             leaf.watcher = self
-        self._move(planner.begin([tensor.requires_grad for tensor in tensors]))
+        self._move(plan)
 
     def set_exchange(self, exchange: Exchange) -> None:
         """Has buckets reduced by this exchange from now on. Collective."""
@@ -214,6 +215,8 @@ class Reducer:
         checksum = self._tripwire.checksum(self.steps)
         self._missing = [sum(self._placed[at] in reached for at in members) for members in buckets.members]
         self._launched, self._launches = 0, []
+        if self._finite is not None:
+            self._finite.begin()
         self._under_way = True
         self._control.send(weight, used, checksum, self.timeline.marks(), absent)
         self.exchange.begin(self._control)
@@ -257,6 +260,9 @@ class Reducer:
             raise ParallelError(f"{mine}{weighted} of {active} ranks gave a weight: all ranks must call the same one")
         self._tripwire.compare(self._control.checksums())
         if self._finite is not None:
+            for index, leaf in enumerate(self.leaves):
+                if self._bucket_of[index] is None and leaf.slot.full:
+                    self._finite.look(index, leaf.slot.buffer, self._xp)
             self._finite.finish(self.steps)
 
     def _reduce_unplaced(self, used: Sequence[bool]) -> None:

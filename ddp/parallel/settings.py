@@ -6,7 +6,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ddp.errors import ArgumentError
+from collectives import Communicator
+from ddp.errors import ArgumentError, DtypeError, ParallelError
+from ddp.nn import Module
 from ddp.parallel.plan import Plan
 
 _MIB = 1 << 20
@@ -27,12 +29,43 @@ def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None
     """
     sizes = [first_bucket_mb] if bucket_cap_mb == "auto" else [bucket_cap_mb, first_bucket_mb]
     for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, (int, float)) or not size > 0:
+        if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < float("inf"):
             given = f"{bucket_cap_mb!r} and {first_bucket_mb!r}"
             raise ArgumentError(f'buckets hold more than 0 MiB, or "auto" for the cap; got {given}')
     if isinstance(bucket_cap_mb, str):
         return None, int(first_bucket_mb * _MIB)
     return int(bucket_cap_mb * _MIB), int(min(first_bucket_mb, bucket_cap_mb) * _MIB)
+
+
+def check_kinds(module: Any, comm: Any) -> None:
+    """Raises: DtypeError unless they are a module, and a communicator or None."""
+    if not isinstance(module, Module):
+        raise DtypeError(f"DataParallel: expected a Module to wrap, got {type(module).__name__}")
+    if comm is not None and not hasattr(comm, "duplicate"):
+        raise DtypeError(
+            f"DataParallel: comm is the ranks' communicator, or None for collectives.init(), got {comm!r:.60}"
+        )
+
+
+def check_same(comm: Communicator, mine: Mapping[str, Any]) -> None:
+    """Returns if all ranks bring the same settings. Collective.
+
+    Raises: ParallelError on every rank, naming the first that differs.
+    """
+    everyones = comm.all_gather_object(dict(mine))
+    for name in mine:
+        values = [theirs.get(name) for theirs in everyones]
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise ParallelError(
+                    f"DataParallel: {name} is {_short(values[0])} on rank 0, but {_short(value)} on rank {rank}: all "
+                    "ranks have to give the same"
+                )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def given_plan(plan: Plan | Mapping[str, Any] | None) -> Plan | None:
@@ -61,6 +94,6 @@ def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
     unknown = [name for name in ignored if name not in IGNORED]
     if unknown:
         raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}")
-    asked = [f"{name} ({IGNORED[name]})" for name, value in ignored.items() if value not in (None, False)]
+    asked = [f"{name} ({IGNORED[name]})" for name, value in ignored.items() if value is not None and value is not False]
     if asked:
         warnings.warn(f"DataParallel needs no {', '.join(asked)}", UserWarning, stacklevel=stacklevel)

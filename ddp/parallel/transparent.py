@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ddp.nn import Module
@@ -19,11 +20,18 @@ def keep_names(wrapper: Module) -> None:
 
 
 def _shorten(wrapper: Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    for name in [name for name in state if name.startswith(prefix + _PART)]:
-        state[prefix + name[len(prefix + _PART) :]] = state.pop(name)
+    _rename(state, prefix, lambda name: name.removeprefix(_PART))
 
 
 def _lengthen(wrapper: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name in wrapper.module.state_dict():
-        if prefix + name in state:
-            state[prefix + _PART + name] = state.pop(prefix + name)
+    """The names of the bare module, unless they are PyTorch's: those fit better with the wrapper's part in front."""
+    there = {name.removeprefix(prefix) for name in state if name.startswith(prefix)}
+    bare = set(wrapper.module.state_dict())
+    if len(there & {_PART + name for name in bare}) <= len(there & bare):
+        _rename(state, prefix, lambda name: _PART + name)
+
+
+def _rename(state: dict[str, Any], prefix: str, new: Callable[[str], str]) -> None:
+    """Renames all that lies under the prefix at once: one's new name may be another's old one."""
+    found = {name: state.pop(name) for name in list(state) if name.startswith(prefix)}
+    state.update({prefix + new(name.removeprefix(prefix)): value for name, value in found.items()})

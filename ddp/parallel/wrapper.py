@@ -70,6 +70,7 @@ class DataParallel(Module):
         **ignored: Any,
     ) -> None:
         super().__init__()
+        settings.check_kinds(module, comm)
         cap, first = settings.caps(bucket_cap_mb, first_bucket_mb)
         mode = settings.buffers_mode(broadcast_buffers)
         every = settings.whole("check_every", check_every)
@@ -84,6 +85,18 @@ class DataParallel(Module):
                     f"{name} is already part of a DataParallel: use that one, or call its close() first"
                 )
         check_agreement(comm, [_describe(name, tensor) for name, tensor in tensors])
+        settings.check_same(
+            comm,
+            {
+                "bucket_cap_mb": bucket_cap_mb,
+                "first_bucket_mb": first_bucket_mb,
+                "broadcast_buffers": broadcast_buffers,
+                "plan": None if given is None else given.buckets,
+                "check_every": check_every,
+                "check_finite": bool(check_finite),
+                "comm_hook": comm_hook is not None,
+            },
+        )
         trainable = [(name, p) for name, p in module.named_parameters() if p.is_floating_point()]
         if not any(p.requires_grad for _, p in trainable):
             raise ParallelError("no parameter of this module requires grad: there is nothing to reduce")
@@ -103,6 +116,11 @@ class DataParallel(Module):
             xp=params[0].device.xp,
         )
         nodes = self.comm.all_gather(np.array([self.comm.node]), lengths="equal").tolist()
+        self._hooked: Any = None
+        if comm_hook is not None:
+            from ddp.parallel.hooking import Hooked
+
+            self._hooked = Hooked(comm_hook, self.comm, names)
         self._reducer = Reducer(
             names,
             params,
@@ -112,11 +130,7 @@ class DataParallel(Module):
             Tripwire(self.comm, names, params, every),
             FiniteCheck(self.comm, names) if check_finite else None,
         )
-        self._hooked: Any = None
-        if comm_hook is not None:
-            from ddp.parallel.hooking import Hooked
-
-            self._hooked = Hooked(comm_hook, self.comm, names)
+        if self._hooked is not None:
             self._reducer.set_exchange(self._hooked)
         watched = {id(p) for p in params}
         for name, tensor in tensors:
