@@ -1,6 +1,7 @@
 """Buffers, such as the running statistics of batch norm, differ from rank to rank: here they become the same again.
 
-All of a model's buffers go in one call: they are copied into one array of bytes, and back.
+All of a model's buffers go in one call: they are copied into one array of bytes, and back. Where a graph may still read
+them (backward comes without a forward before it), the copy back waits for the next forward.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from collectives import Communicator, ReduceOp
 from ddp._tensor.core import Tensor
+from ddp.nn import Module
 
 Array = Any
 _STEP = 16  # bytes; where each buffer may begin
@@ -20,31 +22,46 @@ _STEP = 16  # bytes; where each buffer may begin
 class BufferSync:
     """module's buffers become rank 0's, or with `mean` the mean of all ranks' (whole numbers stay rank 0's)."""
 
-    def __init__(self, comm: Communicator, tensors: Sequence[Tensor], mean: bool) -> None:
+    def __init__(self, comm: Communicator, module: Module, mean: bool) -> None:
         self._comm = comm
+        self._module = module
         self._mean = mean
         self._rooms: dict[Any, Array] = {}
-        self._tensors = list(tensors)
+        self._waiting: list[tuple[Array, Tensor]] = []  # what has come, and which buffer it is to become
 
     def run(self, source: int = 0) -> None:
-        """Collective. source: the rank whose buffers count."""
-        if self._comm.size == 1 or not self._tensors:
-            return
-        averaged = [tensor for tensor in self._tensors if self._mean and tensor.is_floating_point()]
-        rest = [tensor for tensor in self._tensors if not (self._mean and tensor.is_floating_point())]
+        """Has the ranks exchange buffers; `take` makes them this rank's. Collective.
+
+        source: the rank whose buffers count
+        """
+        # A module may have put another tensor in a buffer's place.
+        tensors = [] if self._comm.size == 1 else list(self._module.buffers())
+        averaged = [tensor for tensor in tensors if self._mean and tensor.is_floating_point()]
+        rest = [tensor for tensor in tensors if not (self._mean and tensor.is_floating_point())]
+        came: list[tuple[Array, Tensor]] = []
+        fresh = not self._waiting  # else the rooms hold what is to become of the buffers
         for dtype in dict.fromkeys(tensor._array.dtype for tensor in averaged):
             alike = [tensor for tensor in averaged if tensor._array.dtype == dtype]
             flat, parts = self._room(dtype, alike)
-            _fill(parts, alike)
+            if fresh:
+                _fill(parts, alike)
             self._comm.all_reduce(flat.view(dtype), ReduceOp.MEAN, out=flat.view(dtype))
-            _take(parts, alike)
+            came += zip(parts, alike, strict=True)
         if rest:
             flat, parts = self._room("rest", rest)
-            if self._comm.rank == source:
+            if self._comm.rank == source and fresh:
                 _fill(parts, rest)
             self._comm.broadcast(flat, source)
             if self._comm.rank != source:
-                _take(parts, rest)
+                came += zip(parts, rest, strict=True)
+        self._waiting = came
+
+    def take(self) -> None:
+        """Makes what has come this rank's buffers."""
+        for part, tensor in self._waiting:
+            tensor._array[...] = part
+            tensor._version.count += 1
+        self._waiting = []
 
     def _room(self, key: Any, tensors: Sequence[Tensor]) -> tuple[Array, list[Array]]:
         """One array of bytes for these, and each one's part of it."""
@@ -63,9 +80,3 @@ class BufferSync:
 def _fill(parts: Sequence[Array], tensors: Sequence[Tensor]) -> None:
     for part, tensor in zip(parts, tensors, strict=True):
         part[...] = tensor._array
-
-
-def _take(parts: Sequence[Array], tensors: Sequence[Tensor]) -> None:
-    for part, tensor in zip(parts, tensors, strict=True):
-        tensor._array[...] = part
-        tensor._version.count += 1

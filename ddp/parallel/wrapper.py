@@ -137,7 +137,7 @@ class DataParallel(Module):
             if id(tensor) not in watched:
                 tensor._leaf.watcher = Frozen(name)
         self._members = Members(module)
-        self._buffer_sync = None if mode is None else BufferSync(self.comm, list(module.buffers()), mode == "mean")
+        self._buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
         self._buffers_due = False
         self._reducer.before.append(self._before_backward)
         self._joining: join.Joining | None = None
@@ -167,8 +167,10 @@ class DataParallel(Module):
         self._members.check()
         begun = monotonic_ns()
         # A checkpointed region runs again inside backward: there the buffers are what they were.
-        if self._buffers_due and self.training and modes.state.enabled and not self._reducer.running:
-            self._sync_buffers()
+        if self._buffer_sync is not None and not self._reducer.running:
+            if self._buffers_due and self.training and modes.state.enabled:
+                self._sync_buffers()
+            self._buffer_sync.take()
         result = self.module(*args, **kwargs)
         self._reducer.forward = (begun, monotonic_ns())
         return result
@@ -240,6 +242,8 @@ class DataParallel(Module):
             joining.keep_company()
         finally:
             self._joining = None
+        if self._buffer_sync is not None:
+            self._buffer_sync.take()
         tensors = list(itertools.chain(self.module.parameters(), self.module.buffers()))
         join.adopt(self.comm, joining.source, tensors, list(optimizers))
         self._buffers_due = False

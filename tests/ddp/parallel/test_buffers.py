@@ -1,0 +1,211 @@
+"""Buffers become the same on all ranks at the first forward after a synchronized backward, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.autograd import checkpoint
+from ddp.parallel import DataParallel
+
+DTYPES = (ddp.float32, ddp.float64, ddp.bfloat16, ddp.float16, ddp.int64, ddp.uint8, ddp.bool)
+
+
+class Counting(nn.Module):
+    """Buffers of many kinds, each of which forward changes by this rank's own step; one that it puts anew."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+        self.weight = nn.Parameter(ddp.ones(2))
+        for number, dtype in enumerate(DTYPES):
+            self.register_buffer(f"b{number}", ddp.zeros((3, number), dtype=dtype))
+        self.register_buffer("scalar", ddp.zeros((), dtype=ddp.int32))
+        self.register_buffer("turned", ddp.zeros(2, 3).T)
+        self.register_buffer("anew", ddp.zeros(1), persistent=False)
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        with ddp.no_grad():
+            for name, buffer in self.named_buffers():
+                if name != "anew" and buffer.dtype is not ddp.bool:
+                    buffer += self.step
+            self.anew = self.anew + self.step
+        return x * self.weight
+
+
+def values(net: nn.Module) -> dict[str, np.ndarray]:
+    return {name: buffer.numpy().copy() for name, buffer in net.named_buffers()}
+
+
+def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:
+    return collectives.run_threads(fn, size, timeout=20)
+
+
+def step(model: DataParallel) -> None:
+    model.zero_grad()
+    model(ddp.ones(2)).sum().backward()
+
+
+@pytest.mark.parametrize("mode", [True, "mean", False])
+def test_before_the_next_forward_they_are_rank_0s_or_the_mean_or_each_ranks_own(mode: bool | str) -> None:
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(Counting(step=[1, 3, 5][comm.rank]), comm, broadcast_buffers=mode)
+        step(model)
+        after_one = values(model.module)
+        step(model)
+        return after_one, values(model.module)
+
+    for number, (one, two) in enumerate(on_ranks(rank, 3)):
+        mine = [1, 3, 5][number]
+        came = {True: 1, "mean": 3, False: mine}[mode]
+        for name in one:
+            whole = one[name].dtype.kind in "iu"
+            assert (one[name].astype(float) == (mine if one[name].dtype != bool else 0)).all()
+            expected = (1 if mode == "mean" and whole else came) + mine if one[name].dtype != bool else 0
+            assert_array_equal(two[name].astype(float), np.full(two[name].shape, expected), err_msg=name)
+
+
+class Counter:
+    """A communicator that counts the calls of its duplicates in a list."""
+
+    def __init__(self, comm: Communicator, calls: list[str]) -> None:
+        self._comm = comm
+        self.calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        if name in ("all_reduce", "broadcast", "all_gather"):
+            self.calls.append(name)
+        return found
+
+    def duplicate(self) -> Counter:
+        return Counter(self._comm.duplicate(), self.calls)
+
+
+def test_only_a_training_forward_after_a_synchronized_backward_calls() -> None:
+    def rank(comm: Communicator) -> Any:
+        calls: list[str] = []
+        model = DataParallel(Counting(step=1), Counter(comm, calls), check_every=0)
+        found = {}
+
+        def note(what: str, act: Callable[[], Any]) -> None:
+            calls.clear()
+            act()
+            found[what] = list(calls)
+
+        x = ddp.ones(2)
+        note("first", lambda: model(x))
+        model(x).sum().backward()
+        model.eval()
+        note("eval", lambda: model(x))
+        model.train()
+        with ddp.no_grad():
+            note("no_grad", lambda: model(x))
+        note("due", lambda: model(x))
+        note("again", lambda: model(x))
+        with model.no_sync():
+            model(x).sum().backward()
+        note("after no_sync", lambda: model(x))
+        return found
+
+    for found in on_ranks(rank):
+        assert found == {
+            "first": [],
+            "eval": [],
+            "no_grad": [],
+            "due": ["broadcast"],
+            "again": [],
+            "after no_sync": [],
+        }
+
+
+@pytest.mark.parametrize("mode", [True, "mean"])
+def test_a_rank_that_made_no_forward_takes_part_and_has_them_at_its_next(mode: bool | str) -> None:
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(Counting(step=2 * comm.rank + 2), comm, broadcast_buffers=mode)
+        for number in range(3):
+            model.zero_grad()
+            if comm.rank == 1 and number > 0:
+                model.backward(ddp.zeros(()), weight=0)
+            else:
+                model.backward(model(ddp.ones(2)).sum(), weight=1)
+        model.zero_grad()
+        model.backward(model(ddp.ones(2)).sum(), weight=1)
+        return values(model.module)["b0"][:0], values(model.module)["b1"]
+
+    (_, first), (_, second) = on_ranks(rank)
+    # rank 0 adds 2 each time, rank 1 adds 4; rank 1 has no samples the second and third time
+    counted = {True: (8.0, 10.0), "mean": (None, None)}[mode]
+    if mode == "mean":  # 2, 4 -> 3: 5, 3 -> 4: 6, 4 -> 5: 7, 9
+        counted = (7.0, 9.0)
+    assert_array_equal(first, np.full((3, 1), counted[0]))
+    assert_array_equal(second, np.full((3, 1), counted[1]))
+
+
+class Masked(nn.Module):
+    """Its graph reads a buffer in backward."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(ddp.ones(2))
+        self.register_buffer("mask", ddp.tensor([2.0, 3.0]))
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        return x * self.weight * self.mask
+
+
+def test_a_second_backward_without_a_forward_still_finds_the_buffers_that_its_graph_reads() -> None:
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(Masked(comm.rank), comm)
+        first, second = model(ddp.ones(2)).sum(), model(ddp.ones(2)).sum()
+        first.backward(retain_graph=True)
+        first.backward()
+        second.backward()
+        model(ddp.ones(2)).sum().backward()
+        return model.module.weight.grad.numpy().copy()
+
+    for got in on_ranks(rank):
+        assert_array_equal(got, [8, 12])
+
+
+def test_a_checkpointed_call_of_the_model_runs_again_inside_backward_and_calls_nothing_there() -> None:
+    def rank(comm: Communicator) -> Any:
+        calls: list[str] = []
+        model = DataParallel(Masked(comm.rank), Counter(comm, calls), check_every=0)
+        counts = []
+        for _ in range(3):
+            model.zero_grad()
+            loss = checkpoint(model, ddp.ones(2)).sum()
+            calls.clear()
+            loss.backward()
+            counts.append(list(calls))
+        return counts[-1], model.module.weight.grad.numpy().copy()
+
+    for calls, got in on_ranks(rank):
+        assert calls == ["all_reduce", "all_reduce"]  # the control message and the bucket
+        assert_array_equal(got, [2, 3])
+
+
+def test_batch_norm_in_evaluation_reads_rank_0s_statistics() -> None:
+    def rank(comm: Communicator) -> Any:
+        ddp.manual_seed(0)
+        model = DataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), comm)
+        rng = np.random.default_rng(comm.rank)
+        for _ in range(3):
+            x = ddp.from_numpy(rng.normal(size=(4, 2)).astype(np.float32))
+            model(x).square().sum().backward()
+            model.zero_grad()
+        model(x)  # makes them rank 0's, and then counts this batch
+        return values(model.module)
+
+    first, second = on_ranks(rank)
+    assert first["1.num_batches_tracked"] == second["1.num_batches_tracked"] == 4
+    assert (first["1.running_mean"] != second["1.running_mean"]).any()
