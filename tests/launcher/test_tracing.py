@@ -23,6 +23,17 @@ for step in range(5):
 """
 
 
+@pytest.fixture
+def trained(run_job: Any, script: Any, tmp_path: Path) -> Any:
+    """Runs a script of these lines with a trace in the folder `t`. Merging takes an interpreter and matplotlib more."""
+
+    def run(body: str, n: int) -> Any:
+        options = ("--grace", "5", "--trace", "t", "-n", str(n))
+        return run_job([*LAUNCH, *options, script(body)], timeout=100, cwd=tmp_path)
+
+    return run
+
+
 def test_the_words() -> None:
     here = __file__
     assert cli.parse(["--trace", "t", "-n", "2", here]) == Job(script=here, n=2, trace="t")
@@ -62,26 +73,26 @@ def test_a_folder_that_cannot_be_is_wrong_use(run_job: Any, tmp_path: Path) -> N
     assert done.stderr == f"ddp-launch: the trace's folder {tmp_path}/file/below cannot be used: Not a directory\n"
 
 
-def test_a_rank_of_one(ddp_launch: Any, tmp_path: Path) -> None:
-    done = ddp_launch("os.chdir('/')\n" + TRAIN, n=1, options=("--trace", "here"), cwd=tmp_path)
+def test_a_rank_of_one(trained: Any, tmp_path: Path) -> None:
+    done = trained("os.chdir('/')\n" + TRAIN, n=1)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == (
-        f"ddp-launch: trace of 1 rank, 5 steps: {tmp_path}/here/trace.json (open it at ui.perfetto.dev), "
-        f"{tmp_path}/here/step.png\n"
+        f"ddp-launch: trace of 1 rank, 5 steps: {tmp_path}/t/trace.json (open it at ui.perfetto.dev), "
+        f"{tmp_path}/t/step.png\n"
     )
 
 
-def test_a_script_without_a_model_leaves_no_trace(ddp_launch: Any, tmp_path: Path) -> None:
+def test_a_script_without_a_model_leaves_no_trace(trained: Any, tmp_path: Path) -> None:
     # A module of the user's does not take the place of ours.
     (tmp_path / "ddp.py").write_text("raise SystemExit('the wrong ddp')")
-    done = ddp_launch("pass", n=1, options=("--trace", "t"), cwd=tmp_path)
+    done = trained("pass", n=1)
     assert done.returncode == 0
     assert done.stderr.startswith(f"ddp-launch: ddp.tracing: there is no trace in {tmp_path}/t")
 
 
 @pytest.mark.mpi
-def test_two_ranks_on_one_clock(ddp_launch: Any, tmp_path: Path) -> None:
-    done = ddp_launch(TRAIN, n=2, options=("--trace", str(tmp_path / "t")))
+def test_two_ranks_on_one_clock(trained: Any, tmp_path: Path) -> None:
+    done = trained(TRAIN, n=2)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("ddp-launch: trace of 2 ranks, 5 steps: ")
     events = json.loads((tmp_path / "t" / "trace.json").read_text())["traceEvents"]
@@ -103,10 +114,10 @@ def test_two_ranks_on_one_clock(ddp_launch: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_a_rank_that_dies_leaves_no_part_and_the_others_are_merged(ddp_launch: Any, tmp_path: Path) -> None:
+def test_a_rank_that_dies_leaves_no_part_and_the_others_are_merged(trained: Any, tmp_path: Path) -> None:
     # By then the other has come to its end, and waits there.
     body = TRAIN + "if rank == 1: time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)\n"
-    done = ddp_launch(body, n=2, options=("--trace", str(tmp_path / "t"), "--grace", "5"))
+    done = trained(body, n=2)
     assert done.returncode == 137
     lines = done.stderr.splitlines()
     assert "rank 1" in lines[-2]
@@ -116,9 +127,9 @@ def test_a_rank_that_dies_leaves_no_part_and_the_others_are_merged(ddp_launch: A
 
 
 @pytest.mark.mpi
-def test_a_rank_that_raises_leaves_its_part(ddp_launch: Any, tmp_path: Path) -> None:
+def test_a_rank_that_raises_leaves_its_part(trained: Any, tmp_path: Path) -> None:
     body = TRAIN + "if rank == 1: raise ValueError('no')\nmodel(ddp.ones(4, 3)).sum().backward()\n"
-    done = ddp_launch(body, n=2, options=("--trace", str(tmp_path / "t"), "--grace", "5"))
+    done = trained(body, n=2)
     assert done.returncode == 1
     assert "rank-1.steps.json" in os.listdir(tmp_path / "t")
     lines = done.stderr.splitlines()
