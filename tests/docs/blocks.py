@@ -1,0 +1,67 @@
+"""Code in Markdown: which blocks a page has, and which of them stand side by side."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+_PARTS = re.compile(r"^#+ (?P<heading>[^\n]*)$|^```(?P<words>[^\n]*)\n(?P<code>.*?)^```$", re.S | re.M)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One fenced block of Python.
+
+    section: the heading above it; line: where its code begins; words: what follows `python` on the fence, which says
+    whose code it is (`theirs`, `ours`), and `script` if it is a whole program
+    """
+
+    page: str
+    section: str
+    line: int
+    words: tuple[str, ...]
+    code: str
+
+    @property
+    def place(self) -> str:
+        """For a traceback."""
+        return f"{self.page}:{self.line}"
+
+    @property
+    def is_script(self) -> bool:
+        return "script" in self.words
+
+    def compiled(self) -> CodeType:
+        """A code object whose tracebacks show the page's own lines."""
+        return compile("\n" * (self.line - 1) + self.code, self.page, "exec", dont_inherit=True)
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of Python on a page, from top to bottom."""
+    text = page.read_text()
+    section, found = "", []
+    for part in _PARTS.finditer(text):
+        if part["heading"] is not None:
+            section = part["heading"]
+        elif (words := part["words"].split()) and words[0] == "python":
+            line = text.count("\n", 0, part.start("code")) + 1
+            found.append(Block(page=page.name, section=section, line=line, words=tuple(words[1:]), code=part["code"]))
+    return found
+
+
+def pairs(page: Path) -> list[tuple[Block | None, Block]]:
+    """(theirs, ours) of each pair in which both are shown; theirs is None where only ours is."""
+    found: list[tuple[Block | None, Block]] = []
+    waiting: Block | None = None
+    for block in blocks(page):
+        if "theirs" in block.words:
+            assert waiting is None, f"{waiting and waiting.place}: nothing of ours stands beside it"
+            waiting = block
+        else:
+            assert "ours" in block.words, f"{block.place}: whose code is it? say `python theirs` or `python ours`"
+            found.append((waiting, block))
+            waiting = None
+    assert waiting is None, f"{waiting and waiting.place}: nothing of ours stands beside it"
+    return found

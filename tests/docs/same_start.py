@@ -1,0 +1,16 @@
+"""Runs a whole program of ours from weights that the other library's program has too: `same_start.py SCRIPT`."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from typing import Any
+
+from ddp import nn
+from tests.docs.ours import start_alike
+
+if __name__ == "__main__":
+    kind: Any = nn.Linear
+    kind.reset_parameters = start_alike
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,0 +1,91 @@
+"""Running a snippet of a page: the names that it uses without making them are there, the same for either library."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+Builder = Callable[[Callable[[str], Any]], Any]  # makes a name's value; is given what gives the other names
+Array = np.ndarray[Any, Any]
+
+
+def samples(rank: int) -> tuple[Array, Array]:
+    """(8, 64) float32 and their classes (8,), others on every rank."""
+    rng = np.random.default_rng(1000 + rank)
+    return rng.normal(size=(8, 64)).astype(np.float32), rng.integers(0, 10, 8)
+
+
+def weights(shape: tuple[int, ...]) -> Array:
+    """A layer's first weights, the same in both libraries, which draw theirs in different ways."""
+    return np.random.default_rng(sum(shape)).normal(scale=0.1, size=shape).astype(np.float32)
+
+
+def run(code: CodeType, source: str, builders: Mapping[str, Builder]) -> dict[str, Any]:
+    """Runs a snippet with the names that it reads and does not make; returns those that it has made, and `model`."""
+    uses = _Uses()
+    uses.visit(ast.parse(source))
+    namespace: dict[str, Any] = {}
+
+    def get(name: str) -> Any:
+        if name not in namespace:
+            namespace[name] = builders[name](get)
+        return namespace[name]
+
+    for name in uses.read:
+        if name in builders:
+            get(name)
+    exec(code, namespace)
+    return {name: value for name, value in namespace.items() if name in {*uses.made, "model"}}
+
+
+class _Uses(ast.NodeVisitor):
+    """read: the names that are read before they are made; made: those that are made."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+        self.made: set[str] = set()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.made.add(node.id)
+        elif node.id not in self.made:
+            self.read.append(node.id)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for part in (node.value, *node.targets):  # in `x = x[:4]` it is read first
+            self.visit(part)
+
+
+def outcome(made: Mapping[str, Any]) -> dict[str, Array]:
+    """What of it can be compared: numbers and arrays by name, parameters and gradients of `model`."""
+    found = {name: _numbers(value) for name, value in made.items()}
+    model = made.get("model")
+    if model is not None:
+        module = getattr(model, "module", model)
+        for name, p in module.named_parameters():
+            found[f"model {name}"] = _numbers(p)
+            found[f"gradient {name}"] = _numbers(_grad(p))
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def _grad(p: Any) -> Any:
+    try:
+        return p.grad
+    except RuntimeError:  # a sharded optimizer has no whole gradients to show
+        return None
+
+
+def _numbers(value: Any) -> Array | None:
+    if hasattr(value, "detach"):
+        value = value.detach().numpy()
+    if not isinstance(value, (np.ndarray, np.generic, int, float, list, tuple)):
+        return None
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    return array.copy() if array.dtype.kind in "biuf" else None
