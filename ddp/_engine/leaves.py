@@ -79,7 +79,12 @@ class Slot:
 
 
 class Watcher(Protocol):
-    """Somebody who follows leaves through a backward: it learns which will be reached, and when each is complete."""
+    """Somebody who follows leaves through a backward: it learns which will be reached, and when each is complete.
+
+    turn: of several, the one with the lowest begins first, and ends first, whichever the graph comes to first
+    """
+
+    turn: int
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
         """Before the first node runs: all leaves with this watcher that this backward will reach."""

@@ -44,7 +44,7 @@ def backward(
         groups.setdefault(id(watcher), (watcher, []))[1].append(leaf)
     active: list[Watcher] = []
     try:
-        for watcher, leaves in groups.values():
+        for watcher, leaves in sorted(groups.values(), key=lambda group: group[0].turn):
             active.append(watcher)
             watcher.begin(leaves)
         with np.errstate(all="ignore"):  # infinities and nan are values here; anomaly mode looks for them

@@ -11,6 +11,8 @@ from ddp.errors import ParallelError
 class Frozen:
     """The watcher of such a leaf: see `ddp._engine.Watcher`."""
 
+    turn = -1  # before anybody has told other ranks anything
+
     def __init__(self, name: str) -> None:
         self._name = name
 

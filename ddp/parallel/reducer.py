@@ -7,6 +7,7 @@ bucket is launched when it is full and all before it in the plan have been launc
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic_ns
 
@@ -29,6 +30,11 @@ from ddp.parallel.tripwire import Tripwire
 from ddp.parallel.watch import DeviceWatch, HostWatch
 
 
+# Ranks make their models in the same order, and where one backward passes through several of them, go by it: how the
+# graph comes to them may differ from rank to rank, and what they do at the end of backward are calls that wait.
+_turns = itertools.count()
+
+
 class Reducer:
     """The watcher of a model's leaves: see `ddp._engine.Watcher`.
 
@@ -47,6 +53,7 @@ class Reducer:
         tripwire: Tripwire,
         finite: FiniteCheck | None,
     ) -> None:
+        self.turn = next(_turns)
         self.sync = True
         self.steps = 0  # synchronized backwards that have ended
         self.names = names
