@@ -28,7 +28,7 @@ from ddp.errors import ArgumentError, DdpError, DtypeError, ParallelError
 from ddp.parallel.control import ControlMessage
 from ddp.parallel.exchange import Buckets, Times
 from ddp.parallel.grad_bucket import GradBucket, Hook, Steps
-from ddp.parallel.lane import Lane, lane_of
+from ddp.parallel.lane import HostLane, Lane, lane_of
 from ddp.parallel.naming import naming
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -78,7 +78,8 @@ class Hooked:
         self._used: dict[str, bool] = {}
         self._control: ControlMessage
         self._buckets: Buckets
-        self._lane: Lane
+        self._xp: Any = None
+        self._lane: Lane = HostLane()
 
     def close(self) -> None:
         """Gives the communicators back."""
@@ -87,7 +88,10 @@ class Hooked:
 
     def follow(self, buckets: Buckets) -> None:
         self._buckets = buckets
-        self._lane = lane_of(device_of(buckets.memory.buffers[0]).xp if buckets.memory.buffers else np)
+        if self._xp is None and buckets.memory.buffers:
+            # One lane for ever: what a hook remembers lies in memory that is freed in that lane's order.
+            self._xp = device_of(buckets.memory.buffers[0]).xp
+            self._lane = lane_of(self._xp)
         self._runs = []
 
     def begin(self, control: ControlMessage) -> None:

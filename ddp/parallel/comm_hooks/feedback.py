@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import device_of, place
+from ddp._device import CPU, device_of, place
 from ddp._tensor import base
 from ddp.errors import DtypeError, ParallelError
 
@@ -69,7 +69,7 @@ class Residuals:
         return left
 
     def state(self) -> dict[str, Any]:
-        """The memory as tensors by name, which share it."""
+        """Copies of the memory, as tensors by name."""
         return tensors(self._left)
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -88,10 +88,13 @@ def working_dtype(gradient: Array) -> Any:
 
 
 def tensors(state: Mapping[str, Array]) -> dict[str, Any]:
-    """Arrays as tensors that share their memory, as `ddp.save` takes them."""
-    return {name: base.wrap(array, device_of(array)) for name, array in state.items()}
+    """Copies of arrays as tensors, as `ddp.save` takes them."""
+    return {name: base.wrap(array.copy(), device_of(array)) for name, array in state.items()}
 
 
 def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
-    """Copies of tensors, or of arrays, as arrays."""
-    return {name: getattr(each, "_array", each).copy() for name, each in state.items()}
+    """Copies of tensors, or of arrays, as arrays of the host: where a hook first uses them, they go to its device.
+
+    Copied on the device, they would be freed in the order of another stream than the hook's.
+    """
+    return {name: place(getattr(each, "_array", each), CPU).copy() for name, each in state.items()}

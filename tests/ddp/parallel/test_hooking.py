@@ -16,6 +16,7 @@ import collectives
 from collectives import Communicator, Work
 from collectives.errors import CollectiveTimeout, CommunicatorClosed, MismatchError
 from ddp.errors import ArgumentError, DtypeError, ParallelError
+from ddp.parallel import hooking
 from ddp.parallel.exchange import Buckets
 from ddp.parallel.grad_bucket import GradBucket
 from ddp.parallel.hooking import Hooked
@@ -234,6 +235,28 @@ def test_another_plan_may_follow() -> None:
                 assert (g == 1).all()
 
     collectives.run_threads(rank, 2)
+
+
+def test_one_lane_serves_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a hook remembers is freed in the order of the stream that it was made on: it must not be used on another."""
+    made: list[Any] = []
+
+    def lane_noted(xp: Any) -> Any:
+        made.append(xp)
+        return lane_of(xp)
+
+    monkeypatch.setattr(hooking, "lane_of", lane_noted)
+
+    def rank(comm: Communicator) -> None:
+        exchange = Hooked(three_rounds, comm, NAMES)
+        nothing = buckets_of({}, [])
+        exchange.follow(nothing)
+        assert step(exchange, nothing, {}, 1.0, NAMES) == {}
+        for _ in range(3):
+            exchange.follow(buckets_of(gradients(), PLAN))
+
+    collectives.run_threads(rank, 1)
+    assert made == [np]
 
 
 def broken_hooks() -> list[Any]:

@@ -1,0 +1,175 @@
+"""Hooks under DataParallel: the plain one is no hook at all, the others train as well."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import ParallelError
+from ddp.nn import functional as F
+from ddp.parallel import DataParallel
+from ddp.parallel.comm_hooks import GradBucket, PowerSGD, TopK, allreduce, bf16, fp16
+
+X = np.random.default_rng(0).standard_normal((12, 6))
+SMALL = 1e-4  # MiB: several buckets
+
+HOOKS: dict[str, Callable[[], Any]] = {
+    "allreduce": lambda: allreduce,
+    "fp16": lambda: fp16,
+    "bf16": lambda: bf16,
+    "PowerSGD": lambda: PowerSGD(1, 2, min_compression_rate=1),
+    "TopK": lambda: TopK(0.2),
+}
+
+
+class Net(nn.Module):
+    """Layers of which the second is left out on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ddp.manual_seed(1)
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.double()
+
+    def forward(self, x: ddp.Tensor, whole: bool = True) -> ddp.Tensor:
+        x = self.first(x).tanh()
+        return self.last(self.second(x).tanh() if whole else x)
+
+
+def train(comm: Communicator, hook: Any, steps: int = 6) -> dict[str, np.ndarray]:
+    """Plain backwards and weighted ones, over uneven batches and several passes; rank 0 skips a layer now and then."""
+    model = DataParallel(Net(), comm, bucket_cap_mb=SMALL, first_bucket_mb=SMALL, comm_hook=hook)
+    optimizer = ddp.optim.SGD(model.parameters(), lr=0.1)
+    mine = X[comm.rank :: comm.size]
+    for step in range(steps):
+        optimizer.zero_grad()
+        whole = step % 3 > 0 or comm.rank > 0
+        if step % 2:
+            (model(ddp.from_numpy(mine), whole) ** 2).mean().backward()
+        else:
+            rows = mine[: 1 + comm.rank]
+            with model.no_sync():
+                model.backward((model(ddp.from_numpy(rows), whole) ** 2).sum(), weight=len(rows))
+            model.backward((model(ddp.from_numpy(mine), whole) ** 2).sum(), weight=len(mine))
+        optimizer.step()
+    found = {name: p.detach().numpy().copy() for name, p in model.module.named_parameters()}
+    model.close()
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", HOOKS)
+def test_ranks_stay_the_same_and_near_the_exact_ones(name: str, size: int) -> None:
+    ranks = collectives.run_threads(lambda comm: train(comm, HOOKS[name]()), size)
+    exact = collectives.run_threads(lambda comm: train(comm, None), size)
+    start = {key: p.detach().numpy() for key, p in Net().named_parameters()}
+    tolerance = {"allreduce": 1e-14, "fp16": 1e-3, "bf16": 1e-2, "PowerSGD": 0.3, "TopK": 0.6}[name]
+    for key, value in exact[0].items():
+        for rank in ranks:
+            assert_array_equal(rank[key], ranks[0][key])
+        way = np.abs(value - start[key]).max()
+        assert np.abs(ranks[0][key] - value).max() <= tolerance * way, key
+
+
+def test_a_users_own_generator() -> None:
+    """The median over ranks, which one bad rank does not spoil; the docs show it."""
+
+    def median(bucket: GradBucket) -> Any:
+        mine = bucket.buffer * (bucket.scale * bucket.comm.size)
+        everyones = yield bucket.comm.all_gather(mine[None], lengths="equal", async_op=True)
+        bucket.buffer[...] = np.median(everyones, axis=0)
+
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(nn.Linear(2, 1, bias=False).double(), comm, comm_hook=median)
+        factor = [1.0, 1.2, 1e6][comm.rank]
+        (model(ddp.ones(1, 2, dtype="float64")) * factor).sum().backward()
+        return model.module.weight.grad.tolist()
+
+    assert collectives.run_threads(rank, 3) == [[[1.2, 1.2]]] * 3
+
+
+def test_an_error_in_a_hook_comes_out_of_backward_and_no_step_follows() -> None:
+    def broken(bucket: GradBucket) -> None:
+        raise ValueError("no such thing")
+
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(Net(), comm, comm_hook=broken)
+        with pytest.raises(ParallelError, match=r"hook broken on bucket 0 of 1 \(.*last\.weight.*no such thing"):
+            (model(ddp.from_numpy(X)) ** 2).mean().backward()
+        with pytest.raises(ParallelError, match="failed half-way"):
+            (model(ddp.from_numpy(X)) ** 2).mean().backward()
+
+    collectives.run_threads(rank, 2)
+
+
+def test_what_no_rank_uses_keeps_grad_none() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(Net(), comm, comm_hook=TopK(1.0))
+        (model(ddp.from_numpy(X), whole=False) ** 2).mean().backward()
+        assert model.module.second.weight.grad is None
+        assert model.module.first.weight.grad is not None
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_hook_has_as_many_calls_as_rounds_and_no_other() -> None:
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(Net(), comm, comm_hook=PowerSGD(1, 0, min_compression_rate=1), check_every=0)
+        comms = model._hooked._comms
+        for _ in range(4):
+            (model(ddp.from_numpy(X)) ** 2).mean().backward()
+            model.zero_grad()
+        return [each.queue.started for each in comms]
+
+    assert collectives.run_threads(rank, 2) == [[4, 4]] * 2
+
+
+def accuracy_on_digits(make: Callable[[], Any]) -> float:
+    """Of a small network after a few epochs on two ranks, on digits that it has not seen."""
+    found = pytest.importorskip("sklearn.datasets").load_digits()
+    order = np.random.default_rng(0).permutation(len(found.target))
+    x, t = (found.data[order] / 16).astype(np.float32), found.target[order].astype(np.int64)
+    train, test = slice(0, 1280), slice(1280, None)
+
+    def rank(comm: Communicator) -> tuple[float, bytes]:
+        ddp.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 10))
+        model = DataParallel(net, comm, comm_hook=make())
+        optimizer = ddp.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+        for epoch in range(8):
+            order = np.random.default_rng(epoch).permutation(len(x[train]))
+            for start in range(0, len(order), 64):
+                mine = order[start : start + 64][comm.rank :: comm.size]
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(ddp.from_numpy(x[mine])), ddp.from_numpy(t[mine]), reduction="sum")
+                model.backward(loss, weight=len(mine))
+                optimizer.step()
+        with ddp.no_grad():
+            guessed = net(ddp.from_numpy(x[test])).numpy().argmax(axis=1)
+        return float((guessed == t[test]).mean()), b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+
+    (score, parameters), (_, others) = collectives.run_threads(rank, 2)
+    assert parameters == others
+    return score
+
+
+@functools.cache
+def accuracy_without() -> float:
+    return accuracy_on_digits(lambda: None)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: bf16, lambda: PowerSGD(2), lambda: TopK(0.1)], ids=["bf16", "PowerSGD", "TopK"]
+)
+def test_digits_are_learned_as_well_as_without(make: Callable[[], Any]) -> None:
+    assert accuracy_without() > 0.92
+    assert accuracy_on_digits(make) > accuracy_without() - 0.02
