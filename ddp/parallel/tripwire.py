@@ -1,7 +1,8 @@
 """The tripwire: ranks whose parameters drift apart train different models, and nothing else would tell.
 
 Every so many steps each rank takes a checksum of its parameters; it rides in the control message of the next backward,
-so that it costs no call, and no wait where arrays are on a device. If ranks differ they say which parameter it is.
+so that it costs no call, and where arrays are on a device no wait but for one that is a whole step behind. If ranks
+differ they say which parameter it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from collectives import Communicator
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
+from ddp.parallel.arriving import Arriving
 from ddp.parallel.control import NO_CHECKSUM
 
 Array = Any
@@ -29,7 +31,7 @@ class Tripwire:
         self._names = names
         self._tensors = tensors
         self._every = every
-        self._sums: list[Array] | None = None  # of each parameter, not yet compared; on its device
+        self._sums: Arriving | None = None  # of each parameter, not yet compared
         self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)
         self._taken = 0  # at which step
         self._agreed = 0  # the last step at which ranks had the same parameters
@@ -38,11 +40,12 @@ class Tripwire:
         """What the control message of this backward carries; takes the next checksum if it is time for one."""
         said = NO_CHECKSUM
         if self._sums is not None:
-            self._compared = np.array([int(each) for each in self._sums], np.uint64)
+            self._compared = self._sums.read()  # they were taken a step ago: nothing is waited for
             said, self._sums = float(mix(self._compared.tolist())), None
             self._taken = step - 1
         if self._every and self._comm.size > 1 and step % self._every == 0:
-            self._sums = [bit_sum(tensor._array, tensor.device.xp) for tensor in self._tensors]
+            xp = self._tensors[0].device.xp
+            self._sums = Arriving(xp.stack([bit_sum(tensor._array, xp) for tensor in self._tensors]), xp)
         return said
 
     def forget(self) -> None:
@@ -88,6 +91,8 @@ def drifted(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Sequence[i
 def bit_sum(array: Array, xp: Any) -> Array:
     """() uint64: the sum of an array's bits as whole numbers, modulo 2^64: any one bit that differs changes it."""
     flat = xp.ascontiguousarray(array).reshape(-1).view(xp.uint8)
+    if xp is not np and flat.data.ptr % 8:  # a GPU reads no number across its alignment
+        flat = flat.copy()
     whole = flat.size // 8 * 8
     total = flat[:whole].view(xp.uint64).sum(dtype=xp.uint64)
     return total + flat[whole:].sum(dtype=xp.uint64)

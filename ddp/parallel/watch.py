@@ -14,7 +14,7 @@ class HostWatch:
     def __init__(self, count: int, xp: Any) -> None:
         self._count = count
         self._came: dict[int, float] = {}
-        self._begun = 0.0
+        self._begun = self._ended = 0.0
 
     def begin(self) -> None:
         """Backward begins."""
@@ -24,6 +24,14 @@ class HostWatch:
     def ready(self, index: int) -> None:
         """A gradient is complete."""
         self._came[index] = perf_counter()
+
+    def end(self) -> None:
+        """The last gradient is complete, and so is what was computed beside them."""
+        self._ended = perf_counter()
+
+    def backward(self) -> float:
+        """Seconds from begin to end."""
+        return self._ended - self._begun
 
     def seconds(self) -> np.ndarray[Any, Any]:
         """(count,) seconds from begin to each gradient, nan for those that did not come."""
@@ -48,6 +56,7 @@ class DeviceWatch:
         self._left = self.WATCHED
         self._came: dict[int, Any] = {}
         self._begun: Any = None
+        self._ended: Any = None
 
     def begin(self) -> None:
         """Backward begins."""
@@ -63,6 +72,14 @@ class DeviceWatch:
         if self._begun is not None:
             self._came[index] = self._recorded()
 
+    def end(self) -> None:
+        """The last kernel of this backward has been launched; those of the exchange have not."""
+        self._ended = None if self._begun is None else self._recorded()
+
+    def backward(self) -> float:
+        """Seconds from begin to end, nan if this backward was not watched; waits for the device if it was."""
+        return np.nan if self._ended is None else self._until(self._ended)
+
     def seconds(self) -> np.ndarray[Any, Any]:
         """(count,) seconds from begin to each gradient, nan for those that did not come or were not watched.
 
@@ -70,9 +87,12 @@ class DeviceWatch:
         """
         seconds = np.full(self._count, np.nan)
         for index, event in self._came.items():
-            event.synchronize()
-            seconds[index] = 1e-3 * self._xp.cuda.get_elapsed_time(self._begun, event)
+            seconds[index] = self._until(event)
         return seconds
+
+    def _until(self, event: Any) -> float:
+        event.synchronize()
+        return 1e-3 * float(self._xp.cuda.get_elapsed_time(self._begun, event))
 
     def _recorded(self) -> Any:
         event = self._xp.cuda.Event()
