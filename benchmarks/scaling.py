@@ -41,13 +41,14 @@ NAMES = {"ddp": "ours", "torch": "PyTorch"}
 Rounds = dict[str, list[float]]  # "bare 1" → seconds of a step, one number a round
 
 
-def measure(task: str, rounds: int, troupes: list[Troupe]) -> dict[str, Any]:
+def measure(task: str, rounds: int, steps: int | None, troupes: list[Troupe]) -> dict[str, Any]:
     """All contestants' turns: library → "bare 1", "wrapped 2", … → seconds of the slowest rank's step."""
-    steps = 3
+    longest = 0.0
     turns = [(troupe, name) for troupe in troupes for name in OPTIONS]
     for troupe, name in turns:
         troupe.ask("build", name=name, task=task, options=OPTIONS[name])
-        steps = max(steps, int(TURN / troupe.slowest("train", name=name, steps=3)["step"]))
+        longest = max(longest, troupe.slowest("train", name=name, steps=1)["step"])
+    steps = max(3, int(TURN / longest)) if steps is None else steps
     found: dict[str, Rounds] = {troupe.library: {} for troupe in troupes}
     for number in range(rounds):
         for troupe, name in turns if number % 2 == 0 else reversed(turns):
@@ -94,6 +95,7 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="rounds of each task (default: 15)")
+    parser.add_argument("--steps", type=int, help=f"timed steps of a turn (default: as many as fit in {TURN} s)")
     parser.add_argument("--only", choices=TASKS, action="append", help="this task; may be given several times")
     parser.add_argument("--json", type=Path, default=Path("scaling.json"), help="where the results go")
     args = parser.parse_args()
@@ -110,7 +112,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         troupes = [stack.enter_context(Troupe(library, size)) for library in libraries for size in (1, 2)]
         for task in args.only or ("gpt", "cnn"):
-            found = results["tasks"][task] = measure(task, args.rounds, troupes)
+            found = results["tasks"][task] = measure(task, args.rounds, args.steps, troupes)
             show(found)
             reached += goals(task, found)
         results["versions"] = {key: value for each in troupes for key, value in each.versions.items()}

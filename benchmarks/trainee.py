@@ -77,7 +77,7 @@ class Ours:
         import collectives
         import ddp
 
-        self.t = ddp
+        self.t: Any = ddp
         self.comm = collectives.init(timeout=LIMIT)
         self.rank, self.size = self.comm.rank, self.comm.size
         self._alone = self.comm.duplicate()
@@ -111,9 +111,9 @@ class Theirs:
 
     def __init__(self, address: str, rank: int, size: int, port: Callable[[int | None], int]) -> None:
         import torch
-        import torch.distributed as dist
 
         torch.set_num_threads(1)
+        dist: Any = torch.distributed
         limit = datetime.timedelta(seconds=LIMIT)
         store = None
         if rank == 0:
@@ -121,7 +121,8 @@ class Theirs:
         number = port(store.port if store else None)
         store = store or dist.TCPStore(address, number, size, is_master=False, timeout=limit)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-        self.t, self._dist = torch, dist
+        self.t: Any = torch
+        self._dist = dist
         self.rank, self.size = rank, size
         self.versions = {"torch": importlib.metadata.version("torch")}
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import collectives
+from benchmarks import compression, overlap, scaling
 from benchmarks.collectives import KIB, MIB, ROWS, Goal, goals, moved, size
 from benchmarks.contestants import SHAPES, expected, ours
 from benchmarks.rounds import buffers, checked
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
@@ -74,3 +80,118 @@ def test_goals_are_those_of_their_row() -> None:
 def test_bytes_are_counted_once_read_and_once_written_a_rank() -> None:
     assert moved(2, 100) == 2 * 100 + 2 * 100
     assert [size(n) for n in (0, 8, 1024, 65536, 25 << 20)] == ["", "8 B", "1 KiB", "64 KiB", "25 MiB"]
+
+
+def test_the_limit_is_that_of_the_longer_of_computation_and_wire() -> None:
+    assert overlap.limit(compute=200, forward=70, first=20, communication=210, last=35) == 70 + 20 + 210
+    assert overlap.limit(compute=400, forward=140, first=40, communication=210, last=35) == 400 + 35
+    assert overlap.first_bucket(ready=[9, 7, 4, 5], plan=[[2, 3], [1, 0]]) == 5
+
+
+def test_goals_of_overlap_are_ratios_of_the_same_rounds() -> None:
+    def rows(*steps: float, **others: float) -> dict[str, list[float]]:
+        updates = {key: [value] * len(steps) for key, value in others.items()}
+        return {"step": [*steps], "gradients": [step - 1 for step in steps], **updates}
+
+    found = {
+        "ours": {
+            "bare": rows(200, 400),
+            "default": rows(301, 601, limit=280, update=1),
+            "1 MiB": rows(300, 600, limit=280, update=1),
+            "off": rows(602, 1202),
+        },
+        "theirs": {"bare": rows(1, 1), "default": rows(301, 601), "4 MiB": rows(300, 590)},
+    }
+    said = {goal.what: (goal.wanted, goal.measured, goal.met) for goal in overlap.goals("mlp-512", found)}
+    assert said == {
+        "mlp-512: step / the limit": ("<= 1.05", (300 / 280 + 600 / 280) / 2, False),
+        "mlp-512: step / PyTorch's at its defaults": ("<= 0.75", 1.0, False),
+        "mlp-512: step / PyTorch's best (4 MiB)": ("<= 0.98", (301 / 300 + 601 / 590) / 2, False),
+        "mlp-512: defaults / our best (1 MiB)": ("<= 1.03", (301 / 300 + 601 / 600) / 2, True),
+        "mlp-512: time that overlap saves": (">= 0.25", 0.5, True),
+    }
+    alone = {goal.what: goal.met for goal in overlap.goals("gpt", {**found, "theirs": {}})}
+    assert alone["gpt: step / PyTorch's at its defaults"] is None
+    assert alone["gpt: step / PyTorch's best (None)"] is None
+
+
+def test_goals_of_scaling_compare_efficiencies() -> None:
+    ours = {"bare 1": [10.0, 20.0], "wrapped 1": [10.1, 20.2], "bare 2": [11.0, 22.0], "wrapped 2": [12.5, 25.0]}
+    found = {"seconds": {"ddp": ours, "torch": {**ours, "wrapped 2": [20.0, 40.0]}}}
+    assert scaling.efficiency(ours) == [0.8, 0.8]
+    assert [(goal.measured, goal.met) for goal in scaling.goals("gpt", found)] == [(1.6, True), (1.01, True)]
+    found["seconds"]["ddp"]["wrapped 1"] = [10.3, 20.6]
+    assert [goal.met for goal in scaling.goals("gpt", found)] == [True, False]
+
+
+def test_goals_of_compression_are_worth_and_accuracy() -> None:
+    hooks = {"none": {"step": [3.0, 6.0]}, "bf16": {"step": [2.0, 4.0]}, "topk:0.01": {"step": [1.0, 1.0]}}
+    tasks = {"mlp-512": {"hooks": hooks}, "gpt": {"hooks": hooks}}
+    found = [*compression.goals(tasks, {"none": 0.98, "bf16": 0.981, "topk:0.01": 0.9})]
+    assert [(goal.what, goal.met) for goal in found] == [
+        ("mlp-512: speed-up of bf16", True),
+        ("digits: points of accuracy lost by bf16", True),
+        ("digits: points of accuracy lost by topk:0.01", False),
+    ]
+
+
+@pytest.fixture
+def results(run_job: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """`results("overlap", "--here")` runs a benchmark of one tiny net, and returns what it writes."""
+
+    def run(name: str, *options: str) -> dict[str, Any]:
+        to = tmp_path / "results.json"
+        script = str(FOLDER / f"{name}.py")
+        done = run_job([sys.executable, script, *options, "--only", "tiny", "--rounds", "1", "--json", to], timeout=100)
+        if "namespaces" in done.stderr or "two hosts need" in done.stderr:
+            pytest.skip(done.stderr)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(to.read_text())
+        return found
+
+    return run
+
+
+TORCH = importlib.util.find_spec("torch") is not None
+
+
+@pytest.mark.mpi
+def test_overlap_has_all_its_contestants(results: Callable[..., dict[str, Any]]) -> None:
+    found = results("overlap", "--here", "--steps", "1")["tasks"]["tiny"]
+    assert list(found["ours"]) == ["bare", "default", "0.5 MiB", "off"]  # larger buckets would be the same
+    assert list(found["theirs"]) == (["bare", *overlap.THEIRS] if TORCH else [])
+    assert all(found["ours"][name]["limit"][0] > 0 for name in ("default", "0.5 MiB", "off"))
+    assert found["buckets"]["off"] == [4 * (64 * 64 + 64 + 64 * 10 + 10)]
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+def test_overlap_sends_its_gradients_over_the_wire(results: Callable[..., dict[str, Any]]) -> None:
+    found = results("overlap", "--steps", "1")["tasks"]["tiny"]
+    nbytes = sum(found["buckets"]["default"])
+    assert all(nbytes < found["ours"][name]["sent"][0] < 1.5 * nbytes for name in ("default", "off"))
+
+
+@pytest.mark.mpi
+def test_scaling_has_one_rank_and_two(results: Callable[..., dict[str, Any]]) -> None:
+    seconds = results("scaling", "--steps", "1")["tasks"]["tiny"]["seconds"]
+    assert list(seconds) == (["ddp", "torch"] if TORCH else ["ddp"])
+    for rows in seconds.values():
+        assert {name for name in rows if "cpu" not in name} == {"bare 1", "wrapped 1", "bare 2", "wrapped 2"}
+
+
+@pytest.mark.mpi
+def test_compression_trains_with_each_hook(results: Callable[..., dict[str, Any]]) -> None:
+    pytest.importorskip("sklearn")
+    found = results("compression", "--here", "--hook", "bf16", "--steps", "1", "--epochs", "1", "--seeds", "1")
+    assert list(found["tasks"]["tiny"]["hooks"]) == list(found["accuracy"]) == ["none", "bf16"]
+
+
+def test_what_a_rank_raises_ends_the_benchmark(run_job: Run) -> None:
+    code = (
+        "from benchmarks.troupe import Troupe\nwith Troupe('ddp', 1) as ours: ours.ask('train', name='nobody', steps=1)"
+    )
+    done = run_job([sys.executable, "-c", code])
+    assert done.returncode == 1
+    assert "a rank of ddp: " in done.stderr
+    assert "KeyError: 'nobody'" in done.stderr
