@@ -1,0 +1,245 @@
+"""Ranks with different numbers of steps inside `join`: the numbers are those that one process computes by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import ParallelError
+from ddp.parallel import DataParallel
+from ddp.parallel.join import EarlyStop
+
+STEPS = [[3], [3, 1], [0, 2], [5, 0], [2, 4, 1], [0, 1, 6, 6], [1, 1]]
+
+
+def make_net(norm: bool = False) -> nn.Module:
+    ddp.manual_seed(0)
+    middle: list[nn.Module] = [nn.BatchNorm1d(4)] if norm else []
+    return nn.Sequential(nn.Linear(3, 4), *middle, nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def rows(rank: int, step: int) -> ddp.Tensor:
+    n = 2 + (rank + step) % 3
+    return ddp.from_numpy(np.random.default_rng([rank, step]).normal(size=(n, 3)))
+
+
+def loss_of(model: nn.Module, x: ddp.Tensor) -> ddp.Tensor:
+    return model(x).square().sum()
+
+
+def parameters(net: nn.Module) -> dict[str, np.ndarray]:
+    tensors = (*net.named_parameters(), *net.named_buffers())
+    return {name: tensor.detach().numpy().copy() for name, tensor in tensors}
+
+
+def make_optimizer(net: nn.Module) -> ddp.optim.SGD:
+    return ddp.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def by_hand(
+    steps: Sequence[int], total: Callable[[list[int], int], float], epochs: int = 1, passes: int = 1
+) -> dict[str, np.ndarray]:
+    """total: of the ranks that still have data and the step: what their summed gradients are divided by"""
+    net = make_net()
+    optimizer = make_optimizer(net)
+    for _ in range(epochs):
+        for step in range(max(steps)):
+            optimizer.zero_grad()
+            active = [rank for rank, count in enumerate(steps) if step < count]
+            for rank in active:
+                for part in range(passes):
+                    loss_of(net, rows(rank, step + 10 * part)).backward()
+            for p in net.parameters():
+                p.grad /= total(active, step)
+            optimizer.step()
+    return parameters(net)
+
+
+def on_ranks(fn: Callable[[Communicator], Any], size: int) -> list[Any]:
+    return collectives.run_threads(fn, size, timeout=20)
+
+
+def assert_all(everyones: list[dict[str, np.ndarray]], expected: dict[str, np.ndarray]) -> None:
+    for got in everyones:
+        assert got.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_allclose(got[name], value, rtol=0, atol=1e-12, err_msg=name)
+            assert_array_equal(got[name], everyones[0][name])  # bit for bit on all ranks
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("initial", [True, False])
+def test_a_plain_mean_is_over_all_ranks_or_over_those_that_have_data(steps: list[int], initial: bool) -> None:
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm, check_every=1)
+        optimizer = make_optimizer(model.module)
+        for _ in range(2):
+            with model.join(divide_by_initial_world_size=initial, optimizers=[optimizer]):
+                for step in range(steps[comm.rank]):
+                    optimizer.zero_grad()
+                    loss_of(model, rows(comm.rank, step)).backward()
+                    optimizer.step()
+        return parameters(model.module)
+
+    expected = by_hand(steps, lambda active, _: len(steps) if initial else len(active), epochs=2)
+    assert_all(on_ranks(rank, len(steps)), expected)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_with_weights_a_rank_without_data_weighs_nothing(steps: list[int], initial: bool, passes: int) -> None:
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm, bucket_cap_mb=1e-4, check_every=1)
+        optimizer = make_optimizer(model.module)
+        with model.join(initial, optimizers=[optimizer]):
+            for step in range(steps[comm.rank]):
+                optimizer.zero_grad()
+                batches = [rows(comm.rank, step + 10 * part) for part in range(passes)]
+                with model.no_sync():
+                    for x in batches[:-1]:
+                        model.backward(loss_of(model, x), weight=len(x))
+                model.backward(loss_of(model, batches[-1]), weight=len(batches[-1]))
+                optimizer.step()
+        return parameters(model.module)
+
+    def weight(active: list[int], step: int) -> float:
+        return float(sum(len(rows(rank, step + 10 * part)) for rank in active for part in range(passes)))
+
+    assert_all(on_ranks(rank, len(steps)), by_hand(steps, weight, passes=passes))
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("mode", [True, "mean", False])
+def test_buffers_go_along_and_are_the_same_at_the_end(steps: list[int], mode: bool | str) -> None:
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(norm=True), comm, broadcast_buffers=mode)
+        optimizer = make_optimizer(model.module)
+        with model.join(optimizers=[optimizer]):
+            for step in range(steps[comm.rank]):
+                optimizer.zero_grad()
+                loss_of(model, rows(comm.rank, step)).backward()
+                optimizer.step()
+        return parameters(model.module)
+
+    everyones = on_ranks(rank, len(steps))
+    assert_all(everyones, everyones[0])
+    # That of the rank that came last: it has counted every step.
+    assert everyones[0]["1.num_batches_tracked"] == max(steps)
+
+
+def test_after_join_an_epoch_goes_on_and_the_tripwire_is_silent() -> None:
+    steps = [1, 4, 2]
+
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(make_net(norm=True), comm, check_every=1)
+        optimizer = make_optimizer(model.module)
+        with model.join(optimizers=[optimizer]):
+            for step in range(steps[comm.rank]):
+                optimizer.zero_grad()
+                loss_of(model, rows(comm.rank, step)).backward()
+                optimizer.step()
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, rows(comm.rank, step)).backward()
+            optimizer.step()
+        return {name: p.detach().numpy().copy() for name, p in model.module.named_parameters()}
+
+    everyones = on_ranks(rank, 3)
+    assert_all(everyones, everyones[0])
+
+
+def test_all_ranks_are_told_when_the_first_is_through_if_that_was_asked_for() -> None:
+    steps = [3, 1, 2]
+    done: dict[int, int] = {}
+
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm)
+
+        def train() -> None:
+            with model.join(throw_on_early_termination=True):
+                for step in range(steps[comm.rank]):
+                    model.zero_grad()
+                    loss_of(model, rows(comm.rank, step)).backward()
+                    done[comm.rank] = step + 1
+
+        with pytest.raises(EarlyStop, match="rank 1 ran out of data, rank 0 has more: join"):
+            train()
+        model.zero_grad()
+        loss_of(model, rows(comm.rank, 0)).backward()  # it was nobody's failure
+
+    on_ranks(rank, 3)
+    assert done == {0: 1, 1: 1, 2: 1}
+
+
+def test_equal_numbers_of_steps_end_as_without_join_and_off_is_off() -> None:
+    def rank(comm: Communicator) -> Any:
+        found = []
+        for options in ({}, {"enable": False}, {"throw_on_early_termination": True}):
+            model = DataParallel(make_net(), comm)
+            optimizer = make_optimizer(model.module)
+            with model.join(**options):
+                for step in range(3):
+                    optimizer.zero_grad()
+                    loss_of(model, rows(comm.rank, step)).backward()
+                    optimizer.step()
+            found.append(parameters(model.module))
+        return found
+
+    for found in on_ranks(rank, 2):
+        assert_all(found, by_hand([3, 3], lambda active, _: 2))
+
+
+def test_without_a_step_on_any_rank_nothing_happens() -> None:
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm)
+        with model.join():
+            pass
+        return parameters(model.module)
+
+    assert_all(on_ranks(rank, 3), parameters(make_net()))
+
+
+def test_ranks_that_do_different_things_are_told_so() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(norm=True), comm)
+        loss_of(model, rows(comm.rank, 0)).backward()
+
+        def train() -> None:
+            with model.join():
+                if comm.rank == 0:
+                    model(rows(0, 1))  # the buffers' call
+                else:
+                    model.announce_step()
+
+        with pytest.raises(ParallelError, match="some ranks begin a forward and others a step"):
+            train()
+
+    on_ranks(rank, 2)
+
+
+def test_a_rank_that_is_through_hears_of_parameters_it_never_used_and_of_new_plans() -> None:
+    """The plan moves after the first backward, and when a frozen parameter comes back: on all ranks, or none."""
+
+    def rank(comm: Communicator) -> Any:
+        net = make_net()
+        net[0].bias.requires_grad_(False)
+        model = DataParallel(net, comm, bucket_cap_mb=1e-5)
+        with model.join():
+            for step in range(4 if comm.rank == 1 else 0):
+                net[0].bias.requires_grad_(step > 1)
+                model.zero_grad()
+                model.backward(loss_of(model, rows(1, step)), weight=1)
+        return [set(bucket) for bucket in model.plan.buckets]
+
+    first, second = on_ranks(rank, 2)
+    assert first == second
+    assert {"0.bias"} in first
