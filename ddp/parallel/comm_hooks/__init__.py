@@ -1,10 +1,11 @@
 """Communication hooks: what becomes of a bucket of gradients instead of an all-reduce, when the network is slow.
 
-    hook                bytes on the wire, for n gradients in float32    the mean is
-    allreduce           4n                                               exact; what DataParallel does without a hook
-    bf16, fp16          2n                                               rounded to 8, 11 bits, summed in float32
-    PowerSGD(r)         4r(rows + columns) of each matrix                approximated by matrices of rank r
-    TopK(ratio)         8 * ratio * n * ranks                            the largest entries of each rank
+    hook           bytes that each of many ranks sends,    the mean is
+                   for n gradients in float32
+    allreduce      8n                                      exact; what DataParallel does without a hook
+    bf16, fp16     4n                                      rounded to 8, 11 bits, summed in float32
+    PowerSGD(r)    8r(rows + columns) for each matrix      approximated by matrices of rank r
+    TopK(ratio)    8 * ratio * n * (ranks - 1)             the largest entries of each rank
 
 What PowerSGD and TopK leave out is not lost: each rank remembers it and adds it to its next gradient. Such a hook has a
 state, so each model gets an object of its own, and `state_dict()` of it belongs into a checkpoint, on every rank.
