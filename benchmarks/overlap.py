@@ -217,6 +217,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn (default: 3)")
     parser.add_argument("--only", choices=TASKS, action="append", help="this task; may be given several times")
     parser.add_argument("--here", action="store_true", help="ranks of this machine, without hosts or a wire")
+    parser.add_argument("--alone", action="store_true", help="without PyTorch")
     parser.add_argument("--json", type=Path, default=Path("overlap.json"), help="where the results go")
     return parser.parse_args()
 
@@ -236,7 +237,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         hosts = None if args.here else stack.enter_context(two_hosts.hosts(args.rate))
         ours = stack.enter_context(Troupe("ddp", 2, hosts))
-        rival = importlib.util.find_spec("torch") is not None
+        rival = not args.alone and importlib.util.find_spec("torch") is not None
         theirs = stack.enter_context(Troupe("torch", 2, hosts)) if rival else None
         for task in args.only or ("mlp-512", "mlp-1024", "gpt"):
             found = results["tasks"][task] = measure(task, args.rounds, args.steps, ours, theirs)

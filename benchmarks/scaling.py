@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="rounds of each task (default: 15)")
     parser.add_argument("--steps", type=int, help=f"timed steps of a turn (default: as many as fit in {TURN} s)")
     parser.add_argument("--only", choices=TASKS, action="append", help="this task; may be given several times")
+    parser.add_argument("--alone", action="store_true", help="without PyTorch")
     parser.add_argument("--json", type=Path, default=Path("scaling.json"), help="where the results go")
     args = parser.parse_args()
     load = os.getloadavg()[0]
@@ -108,7 +109,8 @@ def main() -> None:
         "tasks": {},
     }
     reached: list[Goal] = []
-    libraries = ("ddp", "torch") if importlib.util.find_spec("torch") is not None else ("ddp",)
+    rival = not args.alone and importlib.util.find_spec("torch") is not None
+    libraries = ("ddp", "torch") if rival else ("ddp",)
     with contextlib.ExitStack() as stack:
         troupes = [stack.enter_context(Troupe(library, size)) for library in libraries for size in (1, 2)]
         for task in args.only or ("gpt", "cnn"):

@@ -173,9 +173,13 @@ def test_overlap_sends_its_gradients_over_the_wire(results: Callable[..., dict[s
 
 
 @pytest.mark.mpi
-def test_scaling_has_one_rank_and_two(results: Callable[..., dict[str, Any]]) -> None:
-    seconds = results("scaling", "--steps", "1")["tasks"]["tiny"]["seconds"]
-    assert list(seconds) == (["ddp", "torch"] if TORCH else ["ddp"])
+@pytest.mark.parametrize("libraries", [["ddp"], pytest.param(["ddp", "torch"], marks=pytest.mark.long)])
+def test_scaling_has_one_rank_and_two(results: Callable[..., dict[str, Any]], libraries: list[str]) -> None:
+    if "torch" in libraries:
+        pytest.importorskip("torch")
+    alone = [] if "torch" in libraries else ["--alone"]
+    seconds = results("scaling", "--steps", "1", *alone)["tasks"]["tiny"]["seconds"]
+    assert list(seconds) == libraries
     for rows in seconds.values():
         assert {name for name in rows if "cpu" not in name} == {"bare 1", "wrapped 1", "bare 2", "wrapped 2"}
 
