@@ -124,7 +124,9 @@ def test_mpi4py_computes_the_same(
     two = [*mpiexec, "-n", "2", sys.executable]
     done = run_job([*two, str(ROOT / "tests/docs/in_mpi.py"), str(MPI4PY)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^rank \d of 2: (?!0 )\d+ results compared$", done.stdout, re.M)) == 2
+    compared = re.search(r"^2 ranks compared (\d+) results$", done.stdout, re.M)
+    assert compared, done.stdout
+    assert int(compared[1]) >= 15
     for theirs, mine in pairs(MPI4PY):
         if mine.is_script and theirs is not None:
             (tmp_path / "theirs.py").write_text(theirs.code)
@@ -134,7 +136,7 @@ def test_mpi4py_computes_the_same(
             got = run_job([*TWO, "ours.py"], cwd=tmp_path)
             assert got.returncode == 0, got.stderr
             assert len(_losses(expected.stdout)) == 3
-            np.testing.assert_allclose(_losses(got.stdout), _losses(expected.stdout), rtol=1e-10)
+            np.testing.assert_allclose(_losses(got.stdout), _losses(expected.stdout), rtol=0, atol=2e-10)
 
 
 def test_horovod_is_at_least_python() -> None:
