@@ -86,6 +86,8 @@ def adopt(comm: Communicator, source: int, tensors: Sequence[Tensor], optimizers
             comm.broadcast(tensor._array, source)
             tensor._version.count += 1
         for optimizer in optimizers:
+            if getattr(optimizer, "in_parts", False):  # the ranks made all its steps together
+                continue
             theirs = comm.broadcast_object(optimizer.state_dict() if comm.rank == source else None, source)
             if comm.rank != source:
                 optimizer.load_state_dict(theirs)

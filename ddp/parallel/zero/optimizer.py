@@ -40,6 +40,7 @@ class ZeroOptimizer(Optimizer):
     Source: Rajbhandari et al. 2020, arXiv:1910.02054, §5.1.
     """
 
+    in_parts = True  # for `join`: all ranks made all steps together, and none has the whole state
     _sealed = False  # the groups are complete
 
     def __init__(
@@ -205,7 +206,7 @@ class ZeroOptimizer(Optimizer):
     def _check_reduced(self, call: str) -> None:
         for p in self._sharding.params:
             slot = p._leaf.slot
-            if slot.full and slot.withheld is None:
+            if slot.full and slot.withheld is None and not slot.zeroed:
                 raise ParallelError(
                     f"ZeroOptimizer.{call}: the gradient of {self._names[id(p)]} has not been reduced: it was added up "
                     "inside no_sync(), assigned, or is older than this optimizer. A synchronized backward comes first"

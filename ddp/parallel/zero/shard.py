@@ -69,6 +69,7 @@ class Shard:
 
     def load(self) -> bool:
         """Takes over which gradients are there, and the parameters as they are now; False if no gradient is there."""
+        self._zero()
         for piece, leaf in zip(self.pieces, self.leaves, strict=True):
             leaf._leaf.slot.full = self._is_full(piece.number)
         if not any(map(self._is_full, self.parameters)):
@@ -104,6 +105,7 @@ class Shard:
 
     def gradients(self) -> list[Array]:
         """The mean gradients of this rank's range that are there, flat: in one array if all are."""
+        self._zero()
         if len(self.parameters) == len(self.places) and all(map(self._is_full, self.places)):
             parts = [self.grad]
         else:
@@ -123,6 +125,12 @@ class Shard:
                 view = self.cut(self.whole, number)
                 view[...] = p._array
                 p._array = view
+
+    def _zero(self) -> None:
+        """Where zero_grad put zeros into gradients that were there, there are zeros here, too."""
+        for piece in self.pieces:
+            if self._is_full(piece.number) and self.parameters[piece.number]._leaf.slot.zeroed:
+                self._piece_of(self.grad, piece)[...] = 0
 
     def _is_full(self, number: int) -> bool:
         return self.parameters[number]._leaf.slot.full

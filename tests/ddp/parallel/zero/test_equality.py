@@ -189,6 +189,8 @@ def test_zero_grad_of_optimizer_and_model(set_to_none: bool) -> None:
                 (optimizer if step % 2 else model).zero_grad(set_to_none=set_to_none)
                 backward(model, step, sometimes=step == 0)
                 optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+            optimizer.step()  # with gradients that are zero, or none
             return values(model)
 
         return collectives.run_threads(rank, 2)

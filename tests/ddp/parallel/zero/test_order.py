@@ -277,7 +277,7 @@ def test_a_rank_without_data_takes_part_in_the_steps_of_the_others(clip: bool) -
             kind = optim.Adam
             optimizer = ZeroOptimizer(model, kind, lr=0.01) if sharded else kind(model.parameters(), lr=0.01)
             schedule = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-            with model.join(optimizers=() if sharded else [optimizer]):
+            with model.join(optimizers=[optimizer]):
                 for step in range(2 + 2 * comm.rank):
                     optimizer.zero_grad()
                     x, t = batch(step, comm.rank, 3)
