@@ -94,14 +94,15 @@ def bit_sum(array: Array, xp: Any) -> Array:
     if xp is not np and flat.data.ptr % 8:  # a GPU reads no number across its alignment
         flat = flat.copy()
     whole = flat.size // 8 * 8
-    total = flat[:whole].view(xp.uint64).sum(dtype=xp.uint64)
-    return total + flat[whole:].sum(dtype=xp.uint64)
+    # Arrays of one: NumPy warns where a scalar overflows.
+    total = flat[:whole].view(xp.uint64).sum(dtype=xp.uint64, keepdims=True)
+    return (total + flat[whole:].sum(dtype=xp.uint64, keepdims=True)).reshape(())
 
 
 def mix(sums: Sequence[int]) -> int:
     """One number below 2^52 of many, in which each has its place."""
     mixed = 0
-    for each in sums:
+    for each in (*sums, len(sums)):  # one more round, or the lowest bits of the last would be cut off
         mixed = (mixed * 0x9E3779B97F4A7C15 + each) % (1 << 64)
         mixed ^= mixed >> 29
     return mixed >> (64 - _BITS)
