@@ -1,0 +1,196 @@
+"""What a backward puts on which stream, word for word, and what the host waits for: in the steady state, nothing."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+import ddp
+from ddp.parallel import DataParallel
+from ddp.parallel.watch import DeviceWatch
+from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.ddp.parallel.gpu.conftest import Rig
+from tests.ddp.parallel.gpu.cupy_fake import WAITS
+from tests.ddp.parallel.gpu.training import Net, batch, loss_of
+
+NARROW = 0.0002  # MiB; a bucket for each of the large parameters
+BEGINS, ENDS = "backward begins", "backward ends"
+
+
+class Trainer:
+    """A model on one rank's GPU, and its steps. made: where backwards are marked in the log; frozen: a parameter"""
+
+    def __init__(self, comm: Any, made: Rig, layers: int = 2, frozen: str = "", **options: Any) -> None:
+        self.rank, self.machine, self.layers = comm.rank, made.machine, layers
+        self.device = f"cuda:{comm.rank}"
+        self.net = Net(layers).to(self.device)
+        if frozen:
+            getattr(self.net, frozen).requires_grad_(False)
+        self.model = DataParallel(self.net, comm, first_bucket_mb=NARROW, **{"bucket_cap_mb": NARROW, **options})
+        self.optimizer = ddp.optim.SGD(self.model.parameters(), lr=0.05)
+        self.number = 0
+
+    def step(self) -> None:
+        loss = loss_of(self.model(batch(self.number, self.rank, self.device), list(range(self.layers))))
+        self._note(BEGINS)
+        loss.backward()
+        self._note(ENDS)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.number += 1
+
+    def _note(self, what: str) -> None:
+        with self.machine.lock:
+            self.machine.log.append((f"user {self.rank}.", what))
+
+
+def backwards(made: Rig, rank: int = 0) -> Iterator[list[tuple[str, str]]]:
+    """What was noted of each backward of a rank, on all its streams, from the machine's log."""
+    inside: list[tuple[str, str]] | None = None
+    for stream, what in made.machine.log:
+        if f" {rank}." not in stream:
+            continue
+        if what == BEGINS:
+            inside = []
+        elif what == ENDS:
+            assert inside is not None
+            yield inside
+            inside = None
+        elif inside is not None:
+            inside.append((stream, what))
+
+
+def waits(entries: list[tuple[str, str]]) -> list[str]:
+    return [what for _, what in entries if what.startswith(WAITS)]
+
+
+CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+
+
+@CARRIERS
+def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[..., Rig], nccl: Any) -> None:
+    made, steps = rig(2, nccl), DeviceWatch.WATCHED + 8
+
+    def rank(comm: Any, cupy: Any) -> None:
+        trainer = Trainer(comm, made, check_every=5)
+        for _ in range(steps):
+            trainer.step()
+
+    made.run(rank)
+    found = [waits(each) for each in backwards(made)]
+    assert len(found) == steps
+    leaves = 4
+    watched = [f"{WAITS} for an event"] * (leaves + 1)  # when each gradient came, and when all were there
+    checked = [f"{WAITS} for an event"]  # the parameters' checksums, which were taken a step ago
+    assert found[0] == watched
+    for step, waited in enumerate(found[1:], start=1):
+        expected = watched if step < DeviceWatch.WATCHED else []
+        assert waited == (checked if step % 5 == 1 else []) + expected, step
+
+
+def streams_of(entries: list[tuple[str, str]]) -> dict[str, list[str]]:
+    return {
+        name: [what for stream, what in entries if stream == name] for name in sorted({each[0] for each in entries})
+    }
+
+
+BACKWARD = [  # of two layers x + (x @ w) * b; each "record" stands behind the kernels of a complete bucket
+    *("ones", "multiply", "multiply", "multiply", "add"),  # the loss
+    *("multiply", "multiply", "sum", "setitem", "record"),  # b1
+    *("matmul", "matmul", "add", "record"),  # w1, and the gradient of what went into the layer
+    *("multiply", "multiply", "sum", "setitem", "record"),  # b0
+    *("matmul", "record"),  # w0
+    *("wait", "wait", "wait", "wait"),  # for each bucket, when all has been launched
+]
+
+
+def test_a_bucket_is_reduced_beside_backward_between_one_event_before_and_one_after(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        trainer = Trainer(comm, made, check_every=0)
+        for _ in range(DeviceWatch.WATCHED + 1):
+            trainer.step()
+
+    made.run(rank)
+    assert streams_of([*backwards(made)][-1]) == {
+        "user 0.": BACKWARD,
+        "comm 0.": ["wait", "nccl all_reduce", "record"] * 4,
+    }
+
+
+def test_over_host_memory_the_copies_are_beside_backward_too(rig: Callable[..., Rig]) -> None:
+    made = rig(2)
+
+    def rank(comm: Any, cupy: Any) -> None:
+        trainer = Trainer(comm, made, check_every=0)
+        for _ in range(DeviceWatch.WATCHED + 1):
+            trainer.step()
+
+    made.run(rank)
+    assert streams_of([*backwards(made)][-1]) == {
+        "user 0.": BACKWARD,
+        "comm 0.": ["wait", "record", "wait", "multiply", "record"] * 4,  # the scale
+        "comm 0.1": ["wait", "copy down", "record"] * 4,
+        "comm 0.2": ["wait", "copy up", "record", "record"] * 4,
+    }
+
+
+def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable[..., Rig]) -> None:
+    """Among them one after which the buckets move: the old ones go to nobody while the device still needs them."""
+    made = rig(2, FakeLibrary())
+    steps, late = DeviceWatch.WATCHED + 6, 3
+
+    def rank(comm: Any, cupy: Any) -> list[Any]:
+        trainer = Trainer(comm, made, layers=3, frozen="w1", check_every=0)
+        net = trainer.net
+        for _ in range(DeviceWatch.WATCHED):
+            trainer.step()
+        comm.barrier()
+        made.machine.settle()
+        comm.barrier()
+        if comm.rank == 0:
+            made.machine._step = lambda: False  # type: ignore[method-assign]
+        comm.barrier()
+        old = [buffer._memory.raw for buffer in trainer.model._reducer.buckets.memory.buffers]
+        for step in range(DeviceWatch.WATCHED, steps):
+            if step == steps - late:
+                net.w1.requires_grad_(True)
+                assert "w1" not in {name for bucket in trainer.model.plan.buckets for name in bucket}
+            trainer.step()
+        assert "w1" in {name for bucket in trainer.model.plan.buckets for name in bucket}
+        gc.collect()
+        time.sleep(0.02)  # for the thread that lets go of buffers
+        free = [raw for queue in made.machine.queues.values() for arena in queue.arena.values() for raw in arena]
+        assert not any(raw is each for raw in old for each in free)
+        assert any(queue.pieces for queue in made.machine.queues.values())
+        comm.barrier()
+        if comm.rank == 0:
+            del made.machine._step
+        return [p.detach().cpu().numpy() for p in net.parameters()]
+
+    found = made.run(rank)
+    for got, expected in zip(found, collectives.run_threads(lambda comm: alone(comm, steps, late), 2), strict=True):
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def alone(comm: Any, steps: int, late: int) -> list[Any]:
+    """The run above on the CPU, both ranks' batches on each rank, without any of this package."""
+    net = Net(3)
+    net.w1.requires_grad_(False)
+    optimizer = ddp.optim.SGD(net.parameters(), lr=0.05)
+    for step in range(steps):
+        if step == steps - late:
+            net.w1.requires_grad_(True)
+        losses = [loss_of(net(batch(step, rank, "cpu"), [0, 1, 2])) for rank in range(comm.size)]
+        (sum(losses[1:], losses[0]) / comm.size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().numpy() for p in net.parameters()]

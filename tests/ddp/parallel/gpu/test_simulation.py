@@ -1,0 +1,121 @@
+"""Training on GPUs whose streams run in random order gives the numbers of the CPU, for every seed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives._gpu import door, passage
+from ddp.errors import ParallelError
+from ddp.parallel import lane
+from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.ddp.parallel.gpu.conftest import Rig
+from tests.ddp.parallel.gpu.training import WIDTH, train
+
+
+def litter(cupy: Any) -> Callable[[], None]:
+    """What a program does besides: takes memory that became free, and writes to it."""
+
+    def between() -> None:
+        for length in (WIDTH, WIDTH * WIDTH, 64):
+            cupy.empty(length, np.float64)[...] = 1e6
+
+    return between
+
+
+def on_cpu(size: int, seed: int, **options: Any) -> list[Any]:
+    return collectives.run_threads(lambda comm: train(comm, "cpu", seed, **options), size, timeout=20)
+
+
+def on_gpu(rig: Callable[..., Rig], size: int, nccl: Any, seed: int, **options: Any) -> list[Any]:
+    return rig(size, nccl, seed).run(lambda comm, cupy: train(comm, f"cuda:{comm.rank}", seed, litter(cupy), **options))
+
+
+def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, **options: Any) -> None:
+    size = 2 + seed % 2
+    for got, expected in zip(on_gpu(rig, size, nccl, seed, **options), on_cpu(size, seed, **options), strict=True):
+        assert got.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+
+
+def twice_around(bucket: Any) -> Any:
+    """A hook of two phases, with kernels and memory of its own before, between and behind its collectives."""
+    share = bucket.buffer * bucket.scale
+    total = yield bucket.comm.all_reduce(share, async_op=True)
+    del share
+    quarter = total * 0.25
+    del total
+    rows = yield bucket.comm.all_gather(quarter[None], lengths="equal", async_op=True)
+    del quarter
+    bucket.buffer[...] = rows[0] * 4.0
+
+
+twice_around.phases = 2  # type: ignore[attr-defined]
+
+WAYS: dict[str, dict[str, Any]] = {"": {}, "hook": {"hook": lambda: twice_around}, "zero": {"zero": True}}
+
+
+def seeded(run: Callable[[int], object], seeds: int) -> None:
+    for seed in range(seeds):
+        try:
+            run(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}") if hasattr(error, "add_note") else None
+            raise
+
+
+@CARRIERS
+@pytest.mark.parametrize("way", WAYS)
+def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
+    rig: Callable[..., Rig], nccl: Any, way: str, count: Callable[[int, int], int]
+) -> None:
+    seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(4, 300))
+
+
+# And the other way round: a simulation that cannot find a planted bug would prove nothing -----------------------------
+
+
+def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
+    """Takes one edge out of the code under test."""
+    if edge == "made":  # a bucket is reduced after the kernels that made it, and after its zeros were filled in
+        monkeypatch.setattr(passage.Passage, "begin", lambda self, stream: setattr(self, "_comm", stream))
+    elif edge in ("finish", "step"):  # what backward, or a sharded step, launched is used after it is there
+        whole = door.DeviceWork.wait
+
+        def wait(self: Any, timeout: float | None = None) -> Any:
+            asked = sys._getframe(1).f_code.co_name == edge
+            return collectives.Work.wait(self, timeout) if asked else whole(self, timeout)
+
+        monkeypatch.setattr(door.DeviceWork, "wait", wait)
+    else:  # "after", "join": a hook's own stream, between backward's kernels and those that read the bucket
+        assert hasattr(lane.DeviceLane, edge)
+        monkeypatch.setattr(lane.DeviceLane, edge, lambda self, *mark: None)
+
+
+@CARRIERS
+@pytest.mark.parametrize(
+    ("edge", "way"),
+    [(edge, "") for edge in ("made", "finish")]
+    + [(edge, "hook") for edge in ("after", "join")]
+    + [(edge, "zero") for edge in ("made", "finish", "step")],
+)
+def test_a_missing_edge_is_found(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, edge: str, way: str, nccl: Any
+) -> None:
+    without(monkeypatch, edge)
+    for seed in range(100):
+        try:
+            simulate(rig, nccl, seed, **WAYS[way])
+        except (AssertionError, ParallelError) as error:  # wrong numbers, or the tripwire
+            print(f"seed {seed}: {str(error)[:200]}")
+            return
+    pytest.fail(f"100 runs never missed {edge!r}")

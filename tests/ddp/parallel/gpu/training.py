@@ -1,0 +1,99 @@
+"""One training run that meets whatever DataParallel has to order: the same program on a GPU and on the CPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ddp
+from ddp import nn
+from ddp.parallel import DataParallel
+from ddp.parallel.zero.optimizer import ZeroOptimizer
+
+WIDTH, ROWS = 5, 3
+Between = Callable[[], None]
+
+
+class Net(nn.Module):
+    """Layers of products alone, of which a forward may leave some out."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        rng = np.random.default_rng(layers)
+        for layer in range(layers):
+            self.register_parameter(f"w{layer}", nn.Parameter(ddp.from_numpy(rng.normal(size=(WIDTH, WIDTH)) / WIDTH)))
+            self.register_parameter(f"b{layer}", nn.Parameter(ddp.from_numpy(rng.normal(size=WIDTH))))
+
+    def forward(self, x: ddp.Tensor, layers: list[int]) -> ddp.Tensor:
+        for layer in layers:
+            x = x + (x @ getattr(self, f"w{layer}")) * getattr(self, f"b{layer}")
+        return x
+
+
+def batch(step: int, rank: int, device: str) -> ddp.Tensor:
+    return ddp.from_numpy(np.random.default_rng([step, rank]).normal(size=(ROWS + rank, WIDTH))).to(device)
+
+
+def loss_of(out: ddp.Tensor) -> ddp.Tensor:
+    return (out * out).sum() * 0.01
+
+
+def train(
+    comm: Any,
+    device: str,
+    seed: int,
+    between: Between = lambda: None,
+    hook: Callable[[], Any] | None = None,
+    zero: bool = False,
+) -> dict[str, Any]:
+    """Ten steps of kinds that the seed draws; returns parameters and gradients, some of them as they were on the way.
+
+    between: what else the program does on its stream; hook: makes a communication hook; zero: a sharded optimizer
+    """
+    dice = random.Random(seed)
+    layers = 4
+    net = Net(layers).to(device)
+    net.b1.requires_grad_(False)
+    cap = dice.choice([0.0002, 0.0005, 1.0])
+    model = DataParallel(
+        net, comm, bucket_cap_mb=cap, first_bucket_mb=cap, check_every=3, comm_hook=None if hook is None else hook()
+    )
+    if zero:
+        optimizer: ddp.optim.Optimizer = ZeroOptimizer(model, ddp.optim.SGD, lr=0.05)
+    else:
+        optimizer = ddp.optim.SGD(model.parameters(), lr=0.05)
+    seen: dict[str, Any] = {}
+    for step in range(10):
+        kind = dice.choice(["plain", "accumulate", "weighted", "unused here", "unused", "twice"])
+        if step == 4:
+            net.b1.requires_grad_(True)  # it gets a place after this backward: buckets move
+        used = list(range(layers))
+        if kind == "unused" or (kind == "unused here" and comm.rank == 1):
+            used.remove(2)
+        x = batch(step, comm.rank, device)
+        if kind == "accumulate":
+            with model.no_sync():
+                loss_of(model(x * 2, used)).backward()
+            between()
+        if kind == "weighted":
+            optimizer.zero_grad()  # a weight has no place beside gradients that are means already
+            model.backward(loss_of(model(x, used)), weight=1.0 + comm.rank)
+        else:
+            loss_of(model(x, used)).backward()
+        between()
+        if kind == "twice":
+            loss_of(model(x, used)).backward()
+        if dice.random() < 0.3 and not zero:  # gradients are read, not only by the optimizer
+            seen.update(
+                {f"{name} at {step}": (p.grad * 1.0) for name, p in net.named_parameters() if p.grad is not None}
+            )
+        optimizer.step()
+        if dice.random() < 0.8:
+            optimizer.zero_grad(set_to_none=dice.random() < 0.5)
+        between()
+        del x
+    seen.update(net.named_parameters())
+    return {name: tensor.detach().cpu().numpy() for name, tensor in seen.items()}
