@@ -1,0 +1,179 @@
+"""In the steady state a step makes exactly the calls of its plan and one control message, of exactly their bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.parallel import DataParallel
+
+Calls = list[tuple[str, int]]  # what was called, and the bytes that went in
+COLLECTIVES = {
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "duplicate",
+    "empty",
+    "gather",
+    "gather_object",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "scatter_object",
+    "send",
+    "split",
+}
+
+
+class Counting:
+    """A communicator that notes every call in a list, those of its duplicates and parts too."""
+
+    def __init__(self, comm: Communicator, calls: Calls) -> None:
+        self._comm = comm
+        self.calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        if name not in COLLECTIVES:
+            return found
+
+        def counted(*args: Any, **options: Any) -> Any:
+            self.calls.append((name, args[0].nbytes if args and isinstance(args[0], np.ndarray) else 0))
+            result = found(*args, **options)
+            return Counting(result, self.calls) if isinstance(result, Communicator) else result
+
+        return counted
+
+
+def test_no_collective_of_a_communicator_goes_uncounted() -> None:
+    public = {name for name in dir(Communicator) if not name.startswith("_") and callable(getattr(Communicator, name))}
+    assert public - COLLECTIVES == {"close", "enter"}
+
+
+class Net(nn.Module):
+    """Two dtypes, a buffer, a branch that not every rank takes, and a parameter that nobody uses."""
+
+    def __init__(self, buffers: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(40, 40)
+        self.norm = nn.BatchNorm1d(40) if buffers else nn.Identity()
+        self.second = nn.Linear(40, 40).double()
+        self.branch = nn.Linear(40, 40).double()
+        self.never = nn.Linear(40, 40)
+
+    def forward(self, x: ddp.Tensor, branch: bool) -> ddp.Tensor:
+        h = self.second(self.norm(self.first(x)).double())
+        return self.branch(h) if branch else h
+
+
+def steps(comm: Communicator, count: int, wrap: Callable[[nn.Module, Any], DataParallel], buffers: bool = False) -> Any:
+    """(the calls of each step, and those that were planned before it; the model)"""
+    calls: Calls = []
+    ddp.manual_seed(0)
+    model = wrap(Net(buffers), Counting(comm, calls))
+    optimizer = ddp.optim.SGD(model.parameters(), lr=1e-3)
+    found = []
+    for step in range(count):
+        calls.clear()
+        planned = planned_calls(model, comm.size)
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(ddp.ones(3, 40), branch=False).sum().backward()
+        out = model(ddp.ones(3, 40), branch=comm.rank == 1 and step % 2 == 1)
+        out.sum().backward()
+        optimizer.step()
+        found.append((list(calls), planned))
+    return found, model
+
+
+def planned_calls(model: DataParallel, size: int) -> Calls:
+    """The control message, and the buckets: each gradient begins on a cache line."""
+    if size == 1:
+        return []
+    parameters = len(list(model.module.parameters()))
+    control = 8 * (4 + parameters + size * (1 + model._reducer.timeline.width))
+    shapes = {name: (p.shape, p.dtype.itemsize) for name, p in model.module.named_parameters()}
+    found = [control]
+    for bucket in model.plan.buckets:
+        sizes = [math.prod(shapes[name][0]) * shapes[name][1] for name in bucket]
+        found.append(sum(-(-size // 64) * 64 for size in sizes))
+    return [("all_reduce", nbytes) for nbytes in found]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("cap", [1e-5, 0.02, 4.0, "auto"])
+def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, cap: float | str) -> None:
+    def rank(comm: Communicator) -> None:
+        found, _ = steps(comm, 16, lambda net, comm: DataParallel(net, comm, bucket_cap_mb=cap, check_every=3))
+        anew = {9}  # what nobody has used for ten steps loses its place
+        if size > 1:
+            anew |= {0, 3} if cap == "auto" else {0}
+        for number, (calls, planned) in enumerate(found):
+            if number in anew:
+                assert calls[: len(planned)] == planned, number
+                assert len(calls) > len(planned), number
+            else:
+                assert calls == planned, number
+        if cap == 1e-5 and size > 1:
+            assert [len(planned) for _, planned in found] == [1 + 8] * 10 + [1 + 6] * 6
+
+    collectives.run_threads(rank, size, timeout=20)
+
+
+@pytest.mark.parametrize("mode", [True, "mean", False])
+def test_buffers_cost_one_call_more_a_kind(mode: bool | str) -> None:
+    def rank(comm: Communicator) -> None:
+        found, _ = steps(
+            comm, 14, lambda net, comm: DataParallel(net, comm, broadcast_buffers=mode, check_every=1), buffers=True
+        )
+        mean_and_var = 2 * 40 * 4
+        count = 16  # a whole number, and the room up to where the next would begin
+        exchange = {
+            True: [("broadcast", mean_and_var + count)],
+            "mean": [("all_reduce", mean_and_var), ("broadcast", count)],
+            False: [],
+        }[mode]
+        for calls, planned in found[12:]:
+            assert calls == exchange + planned
+
+    collectives.run_threads(rank, 2, timeout=20)
+
+
+def test_check_finite_costs_the_one_small_call_that_it_says() -> None:
+    def rank(comm: Communicator) -> None:
+        found, _ = steps(comm, 13, lambda net, comm: DataParallel(net, comm, check_finite=True))
+        calls, planned = found[-1]
+        assert calls == [*planned, ("all_gather", 8)]
+
+    collectives.run_threads(rank, 2, timeout=20)
+
+
+def test_a_step_inside_no_sync_and_a_forward_alone_call_nothing() -> None:
+    def rank(comm: Communicator) -> None:
+        calls: Calls = []
+        model = DataParallel(Net(True), Counting(comm, calls))
+        model(ddp.ones(3, 40), branch=True).sum().backward()
+        model(ddp.ones(3, 40), branch=True)
+        calls.clear()
+        for _ in range(3):
+            with model.no_sync():
+                model.zero_grad()
+                model.backward(model(ddp.ones(3, 40), branch=True).sum(), weight=3)
+        model.eval()
+        model(ddp.ones(3, 40), branch=False)
+        assert calls == []
+
+    collectives.run_threads(rank, 2, timeout=20)
