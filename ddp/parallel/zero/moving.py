@@ -99,24 +99,30 @@ def agree(everyones: Sequence[Mapping[int, Mapping[str, Told]]]) -> dict[int, di
     return {number: agreed[number] for number in sorted(agreed)}
 
 
-def cut(name: str, entry: Mapping[str, Any], shape: tuple[int, ...], piece: Piece, adopt: Adopt) -> Entry:
-    """The state of a piece of a parameter, from that of the whole.
-
-    name, shape: the parameter's
-
-    Raises: StateDictError for a state of another shape.
-    """
+def cut(entry: Mapping[str, Any], shape: tuple[int, ...], piece: Piece, adopt: Adopt) -> Entry:
+    """The state of a piece of a parameter, from that of the whole, which has passed `check`. shape: the parameter's"""
     found = {}
-    for state, value in entry.items():
-        array = _array(value)
-        if state != "step" and hasattr(array, "dtype") and array.shape == shape:
+    for name, value in entry.items():
+        if _has_elements(name, value, shape):
             where = value._device if isinstance(value, TensorBase) else CPU
-            found[state] = adopt(state, wrap(array.reshape(-1)[piece.start : piece.stop], where))
-        elif getattr(array, "size", 1) == 1:
-            found[state] = adopt(state, value)
+            part = _array(value).reshape(-1)[piece.start : piece.stop]
+            found[name] = adopt(name, wrap(part, where))
         else:
-            raise StateDictError(f"state {state!r} of shape {array.shape} for {name} of shape {shape}")
+            found[name] = adopt(name, value)
     return found
+
+
+def check(parameter: str, entry: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+    """Raises: StateDictError for a state that is neither of the parameter's shape nor one value."""
+    for name, value in entry.items():
+        array = _array(value)
+        if not _has_elements(name, value, shape) and getattr(array, "size", 1) != 1:
+            raise StateDictError(f"state {name!r} of shape {array.shape} for {parameter} of shape {shape}")
+
+
+def _has_elements(name: str, value: Any, shape: tuple[int, ...]) -> bool:
+    array = _array(value)
+    return name != "step" and hasattr(array, "dtype") and array.shape == shape
 
 
 def _told(entry: Entry, piece: Piece | None) -> dict[str, Told]:

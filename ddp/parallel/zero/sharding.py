@@ -17,7 +17,8 @@ from ddp._tensor.core import Tensor
 from ddp.optim import Optimizer
 from ddp.optim._optimizer import Group
 from ddp.parallel.exchange import Buckets
-from ddp.parallel.zero.moving import Entry, cut, join
+from ddp.parallel.naming import naming
+from ddp.parallel.zero.moving import Entry, check, cut, join
 from ddp.parallel.zero.partial import Partial
 from ddp.parallel.zero.shard import Shard
 
@@ -47,7 +48,8 @@ class Sharding:
         self._partial = partial(Partial, kind=kind, settings=settings, groups=groups, numbers=self._numbers)
         self._comm = comm
         self._where = self.params[0].device
-        self._parts: list[Partial] = []
+        self._parts: list[Partial] = []  # one a bucket
+        self._buckets: Buckets
         self._resting: dict[int, Entry] = {}
 
     def follow(self, buckets: Buckets) -> list[Shard]:
@@ -59,7 +61,7 @@ class Sharding:
             gathered = shard.gather(shard.grad, self._comm)
             gradients.update({id(p): shard.cut(gathered, number) for number, p in shard.parameters.items()})
             shard.release()
-        self._parts = []
+        self._parts, self._buckets = [], buckets
         for bucket, members in enumerate(buckets.members):
             named = {number: self._named[buckets.names[number]] for number in members}
             inside = {number: p for number, p in named.items() if id(p) in self._numbers}
@@ -77,13 +79,14 @@ class Sharding:
     def step(self) -> None:
         """Updates this rank's pieces, and gathers those of the others: of one bucket while the next is updated."""
         works = []
-        for part in self._parts:
+        for bucket, part in enumerate(self._parts):
             reduced = part.shard.load()
             part.update()
             if reduced:
-                works.append(part.shard.store(self._comm))
-        for work in works:
-            work.wait()
+                works.append((bucket, part.shard.store(self._comm)))
+        for bucket, work in works:
+            with naming(f"ZeroOptimizer.step: the parameters of {self._buckets.words(bucket)}"):
+                work.wait()
 
     def gradients(self) -> list[Any]:
         """The mean gradients that this rank has, as flat arrays."""
@@ -94,19 +97,21 @@ class Sharding:
         return join([part.holding() for part in self._parts], self._resting, self._comm, self._where)
 
     def put_state(self, whole: Mapping[int, Entry], adopt: Adopt) -> None:
-        """Keeps of the whole state what is this rank's. Raises: StateDictError for a state of a wrong shape."""
-        kept = []
+        """Keeps of the whole state what is this rank's.
+
+        Raises: StateDictError, on every rank, for a state of a wrong shape; nothing has changed then.
+        """
+        for number, entry in whole.items():
+            check(self._names[id(self.params[number])], entry, self.params[number].shape)
         placed = set()
         for part in self._parts:
             shard, entries = part.shard, []
             for piece in shard.pieces:
                 p = shard.parameters[piece.number]
                 entry = whole.get(self._numbers[id(p)], {})
-                entries.append(cut(self._names[id(p)], entry, p.shape, piece, partial(adopt, p=p)))
-            kept.append(entries)
-            placed |= {self._numbers[id(p)] for p in shard.parameters.values()}
-        for part, entries in zip(self._parts, kept, strict=True):
+                entries.append(cut(entry, p.shape, piece, partial(adopt, p=p)))
             part.put(entries)
+            placed |= {self._numbers[id(p)] for p in shard.parameters.values()}
         self._resting = {
             number: {name: adopt(name, value, p=self.params[number]) for name, value in entry.items()}
             for number, entry in whole.items()

@@ -9,7 +9,7 @@ import pytest
 
 import collectives
 import ddp
-from collectives import Communicator
+from collectives import Communicator, PeerLeft
 from ddp import nn, optim
 from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.nn.utils import clip_grad_norm_
@@ -265,6 +265,18 @@ def test_parameters_stay_what_they_were_and_views_follow_them_while_the_plan_sta
         assert (view != then).any()
         assert {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.module.named_parameters()} == before
         assert all(p.is_leaf and p.is_contiguous() for p in model.module.parameters())
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_rank_that_makes_no_step_is_named_with_the_bucket() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(Net(), comm)
+        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        backward(model, 0)
+        if comm.rank == 1:
+            with pytest.raises(PeerLeft, match=r"ZeroOptimizer\.step: the parameters of bucket 0 of .*rank 0 has left"):
+                zero.step()
 
     collectives.run_threads(rank, 2)
 

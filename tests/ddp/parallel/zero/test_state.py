@@ -191,7 +191,7 @@ def state_memory(zero: ZeroOptimizer) -> list[np.ndarray[Any, Any]]:
     return list(owners.values())
 
 
-def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:
+def test_a_state_dict_that_does_not_fit_is_refused_on_every_rank() -> None:
     def rank(comm: Communicator) -> None:
         model = wrapped(comm)
         zero = ZeroOptimizer(model, optim.Adam, lr=0.1)
@@ -206,7 +206,7 @@ def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:
             zero.load_state_dict(wrong)
         assert_same_state(zero.state_dict(), before)
 
-    collectives.run_threads(rank, 1)
+    collectives.run_threads(rank, 3)
 
 
 def test_what_is_saved_does_not_change_with_training() -> None:
