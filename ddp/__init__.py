@@ -347,6 +347,7 @@ if TYPE_CHECKING:
     from ddp import optim as optim
     from ddp import parallel as parallel
     from ddp import return_types as return_types
+    from ddp import tracing as tracing
     from ddp.amp import autocast as autocast
     from ddp.parallel import DataParallel as DataParallel
     from ddp.serialization import load as load
@@ -354,7 +355,7 @@ if TYPE_CHECKING:
 
 # Imported when first asked for, so that nobody waits for what he does not use: modules, and names in them.
 _LATER = {"DataParallel": "parallel", "autocast": "amp", "load": "serialization", "save": "serialization"}
-_MODULES = ("amp", "autograd", "cuda", "linalg", "nn", "optim", "parallel", "return_types", "serialization")
+_MODULES = ("amp", "autograd", "cuda", "linalg", "nn", "optim", "parallel", "return_types", "serialization", "tracing")
 
 __all__ = [
     "BoolTensor",

@@ -21,20 +21,24 @@ does, the results on all ranks do, and every rank must run backward from its own
 The calls go over a duplicate of `comm` (None: `collectives.init()`), made at the first of them and closed with it.
 """
 
+from ddp.parallel import comm_hooks
 from ddp.parallel.movements import all_gather, all_to_all, broadcast, gather, scatter
 from ddp.parallel.plan import Plan, plan_buckets
 from ddp.parallel.reductions import all_reduce, reduce, reduce_scatter
 from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from ddp.parallel.wrapper import DataParallel
+from ddp.parallel.zero import ZeroOptimizer
 
 __all__ = [
     "DataParallel",
     "Plan",
     "SyncBatchNorm",
+    "ZeroOptimizer",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "broadcast",
+    "comm_hooks",
     "convert_sync_batchnorm",
     "gather",
     "plan_buckets",

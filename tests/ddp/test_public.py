@@ -27,7 +27,9 @@ PUBLIC = (
     ddp.optim,
     ddp.optim.lr_scheduler,
     ddp.parallel,
+    ddp.parallel.comm_hooks,
     ddp.return_types,
+    ddp.tracing,
 )
 
 
