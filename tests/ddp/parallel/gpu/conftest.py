@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddp import _device
+from ddp.ops.cuda import SOURCES
 from tests.collectives.gpu import conftest as below
 from tests.collectives.gpu.nccl_fake import FakeLibrary
 from tests.ddp.parallel.gpu.cupy_fake import Cupy
@@ -23,6 +24,8 @@ class Rig(below.Rig):
         self.cupy = Cupy(self.machine, size)
         monkeypatch.setattr(_device, "_known", {key: each for key, each in _device._known.items() if key[0] == "cpu"})
         monkeypatch.setattr(_device, "_cupy", lambda asked: self.cupy)
+        for source in SOURCES.values():
+            monkeypatch.setattr(source, "_kernels", {})  # which hold on to the module that they were made for
 
 
 @pytest.fixture

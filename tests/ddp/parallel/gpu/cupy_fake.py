@@ -227,10 +227,11 @@ class Cupy(cupy_fake.FakeCupy):
     def array(self, x: Any, dtype: Any = None) -> Any:
         return self.asarray(x, dtype).copy()
 
-    def ascontiguousarray(self, x: Any) -> Any:
+    def ascontiguousarray(self, x: Any, dtype: Any = None) -> Any:
+        x = self.asarray(x, dtype)
         return x if x.flags.c_contiguous else x.copy()
 
-    def copyto(self, target: Any, source: Any, casting: str = "same_kind", where: Any = True) -> None:
+    def copyto(self, target: Any, source: Any, casting: Any = "same_kind", where: Any = True) -> None:
         self.into("copyto", lambda t, s, w: np.copyto(t, s, casting=casting, where=w), target, source, where)
 
     def __getattr__(self, name: str) -> Any:

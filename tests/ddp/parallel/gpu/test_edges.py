@@ -12,37 +12,44 @@ import pytest
 
 import collectives
 import ddp
-from ddp.parallel import DataParallel
+from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.watch import DeviceWatch
+from ddp.parallel.zero.optimizer import ZeroOptimizer
 from tests.collectives.gpu.nccl_fake import FakeLibrary
 from tests.ddp.parallel.gpu.conftest import Rig
 from tests.ddp.parallel.gpu.cupy_fake import WAITS
 from tests.ddp.parallel.gpu.training import Net, batch, loss_of
 
 NARROW = 0.0002  # MiB; a bucket for each of the large parameters
-BEGINS, ENDS = "backward begins", "backward ends"
+STEP, BEGINS, ENDS = "step", "backward begins", "backward ends"
 
 
 class Trainer:
     """A model on one rank's GPU, and its steps. made: where backwards are marked in the log; frozen: a parameter"""
 
-    def __init__(self, comm: Any, made: Rig, layers: int = 2, frozen: str = "", **options: Any) -> None:
+    def __init__(
+        self, comm: Any, made: Rig, layers: int = 2, frozen: str = "", zero: bool = False, **options: Any
+    ) -> None:
         self.rank, self.machine, self.layers = comm.rank, made.machine, layers
         self.device = f"cuda:{comm.rank}"
         self.net = Net(layers).to(self.device)
         if frozen:
             getattr(self.net, frozen).requires_grad_(False)
         self.model = DataParallel(self.net, comm, first_bucket_mb=NARROW, **{"bucket_cap_mb": NARROW, **options})
-        self.optimizer = ddp.optim.SGD(self.model.parameters(), lr=0.05)
+        self.optimizer: ddp.optim.Optimizer = ddp.optim.SGD(self.model.parameters(), lr=0.05)
+        if zero:
+            self.optimizer = ZeroOptimizer(self.model, ddp.optim.SGD, lr=0.05)
         self.number = 0
 
     def step(self) -> None:
+        self._note(STEP)
         loss = loss_of(self.model(batch(self.number, self.rank, self.device), list(range(self.layers))))
         self._note(BEGINS)
         loss.backward()
         self._note(ENDS)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self._note(STEP)
         self.number += 1
 
     def _note(self, what: str) -> None:
@@ -50,18 +57,17 @@ class Trainer:
             self.machine.log.append((f"user {self.rank}.", what))
 
 
-def backwards(made: Rig, rank: int = 0) -> Iterator[list[tuple[str, str]]]:
-    """What was noted of each backward of a rank, on all its streams, from the machine's log."""
+def between(made: Rig, begins: str, ends: str) -> Iterator[list[tuple[str, str]]]:
+    """What was noted of each backward or step of rank 0, on all its streams, from the machine's log."""
     inside: list[tuple[str, str]] | None = None
     for stream, what in made.machine.log:
-        if f" {rank}." not in stream:
+        if " 0." not in stream:
             continue
-        if what == BEGINS:
-            inside = []
-        elif what == ENDS:
-            assert inside is not None
+        if inside is not None and what == ends:
             yield inside
             inside = None
+        elif what == begins:
+            inside = []
         elif inside is not None:
             inside.append((stream, what))
 
@@ -70,20 +76,28 @@ def waits(entries: list[tuple[str, str]]) -> list[str]:
     return [what for _, what in entries if what.startswith(WAITS)]
 
 
+WAYS: dict[str, Callable[[], dict[str, Any]]] = {
+    "": dict,
+    "bf16": lambda: {"comm_hook": comm_hooks.bf16},
+    "low rank": lambda: {"comm_hook": comm_hooks.PowerSGD(1, 1, min_compression_rate=0)},
+    "top k": lambda: {"comm_hook": comm_hooks.TopK(0.2)},
+    "zero": lambda: {"zero": True},
+}
 CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 
 
 @CARRIERS
-def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[..., Rig], nccl: Any) -> None:
+@pytest.mark.parametrize("way", ["", "bf16", "low rank", "top k", "zero"])
+def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[..., Rig], nccl: Any, way: str) -> None:
     made, steps = rig(2, nccl), DeviceWatch.WATCHED + 8
 
     def rank(comm: Any, cupy: Any) -> None:
-        trainer = Trainer(comm, made, check_every=5)
+        trainer = Trainer(comm, made, check_every=5, **WAYS[way]())
         for _ in range(steps):
             trainer.step()
 
     made.run(rank)
-    found = [waits(each) for each in backwards(made)]
+    found = [waits(each) for each in between(made, STEP, STEP)]
     assert len(found) == steps
     leaves = 4
     watched = [f"{WAITS} for an event"] * (leaves + 1)  # when each gradient came, and when all were there
@@ -119,7 +133,7 @@ def test_a_bucket_is_reduced_beside_backward_between_one_event_before_and_one_af
             trainer.step()
 
     made.run(rank)
-    assert streams_of([*backwards(made)][-1]) == {
+    assert streams_of([*between(made, BEGINS, ENDS)][-1]) == {
         "user 0.": BACKWARD,
         "comm 0.": ["wait", "nccl all_reduce", "record"] * 4,
     }
@@ -134,7 +148,7 @@ def test_over_host_memory_the_copies_are_beside_backward_too(rig: Callable[..., 
             trainer.step()
 
     made.run(rank)
-    assert streams_of([*backwards(made)][-1]) == {
+    assert streams_of([*between(made, BEGINS, ENDS)][-1]) == {
         "user 0.": BACKWARD,
         "comm 0.": ["wait", "record", "wait", "multiply", "record"] * 4,  # the scale
         "comm 0.1": ["wait", "copy down", "record"] * 4,

@@ -12,10 +12,11 @@ import pytest
 import collectives
 from collectives._gpu import door, passage
 from ddp.errors import ParallelError
-from ddp.parallel import lane
+from ddp.parallel import comm_hooks, lane
 from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
-from tests.ddp.parallel.gpu.training import WIDTH, train
+from tests.ddp.parallel.gpu.training import WIDTH, train, train_layers
 
 
 def litter(cupy: Any) -> Callable[[], None]:
@@ -28,17 +29,15 @@ def litter(cupy: Any) -> Callable[[], None]:
     return between
 
 
-def on_cpu(size: int, seed: int, **options: Any) -> list[Any]:
-    return collectives.run_threads(lambda comm: train(comm, "cpu", seed, **options), size, timeout=20)
-
-
-def on_gpu(rig: Callable[..., Rig], size: int, nccl: Any, seed: int, **options: Any) -> list[Any]:
-    return rig(size, nccl, seed).run(lambda comm, cupy: train(comm, f"cuda:{comm.rank}", seed, litter(cupy), **options))
-
-
-def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, **options: Any) -> None:
+def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, program: Any = train, **options: Any) -> None:
     size = 2 + seed % 2
-    for got, expected in zip(on_gpu(rig, size, nccl, seed, **options), on_cpu(size, seed, **options), strict=True):
+
+    def rank(comm: Any, cupy: Any) -> dict[str, Any]:
+        return program(comm, f"cuda:{comm.rank}", seed, litter(cupy), **options)
+
+    on_gpu = rig(size, nccl, seed).run(rank)
+    on_cpu = collectives.run_threads(lambda comm: program(comm, "cpu", seed, **options), size, timeout=20)
+    for got, expected in zip(on_gpu, on_cpu, strict=True):
         assert got.keys() == expected.keys()
         for name in expected:
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
@@ -61,7 +60,15 @@ def twice_around(bucket: Any) -> Any:
 
 twice_around.phases = 2  # type: ignore[attr-defined]
 
-WAYS: dict[str, dict[str, Any]] = {"": {}, "hook": {"hook": lambda: twice_around}, "zero": {"zero": True}}
+WAYS: dict[str, dict[str, Any]] = {
+    "": {},
+    "hook": {"hook": lambda: twice_around},
+    "bf16": {"hook": lambda: comm_hooks.bf16},
+    "fp16": {"hook": lambda: comm_hooks.fp16},
+    "low rank": {"hook": lambda: comm_hooks.PowerSGD(1, 1, min_compression_rate=0)},
+    "top k": {"hook": lambda: comm_hooks.TopK(0.2)},
+    "zero": {"zero": True},
+}
 
 
 def seeded(run: Callable[[int], object], seeds: int) -> None:
@@ -78,7 +85,15 @@ def seeded(run: Callable[[int], object], seeds: int) -> None:
 def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
     rig: Callable[..., Rig], nccl: Any, way: str, count: Callable[[int, int], int]
 ) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(4, 300))
+    seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(1 if way else 4, 100))
+
+
+@CARRIERS
+@pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
+def test_layers_with_kernels_and_statistics_over_ranks(
+    rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]
+) -> None:
+    seeded(lambda seed: simulate(rig, nccl, seed, train_layers), count(2, 100))
 
 
 # And the other way round: a simulation that cannot find a planted bug would prove nothing -----------------------------

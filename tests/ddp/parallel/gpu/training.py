@@ -11,6 +11,7 @@ import numpy as np
 import ddp
 from ddp import nn
 from ddp.parallel import DataParallel
+from ddp.parallel.sync_batch_norm import convert_sync_batchnorm
 from ddp.parallel.zero.optimizer import ZeroOptimizer
 
 WIDTH, ROWS = 5, 3
@@ -26,8 +27,13 @@ class Net(nn.Module):
         for layer in range(layers):
             self.register_parameter(f"w{layer}", nn.Parameter(ddp.from_numpy(rng.normal(size=(WIDTH, WIDTH)) / WIDTH)))
             self.register_parameter(f"b{layer}", nn.Parameter(ddp.from_numpy(rng.normal(size=WIDTH))))
+        self.register_buffer("seen", ddp.zeros(WIDTH, dtype=ddp.float64))
+        self.register_buffer("rows", ddp.zeros(3, dtype=ddp.int64))
 
     def forward(self, x: ddp.Tensor, layers: list[int]) -> ddp.Tensor:
+        with ddp.no_grad():
+            self.seen += x.sum(0)
+            self.rows += x.shape[0]
         for layer in layers:
             x = x + (x @ getattr(self, f"w{layer}")) * getattr(self, f"b{layer}")
         return x
@@ -57,9 +63,16 @@ def train(
     layers = 4
     net = Net(layers).to(device)
     net.b1.requires_grad_(False)
-    cap = dice.choice([0.0002, 0.0005, 1.0])
+    cap: Any = dice.choice([0.0002, 0.0005, 1.0, "auto"])
     model = DataParallel(
-        net, comm, bucket_cap_mb=cap, first_bucket_mb=cap, check_every=3, comm_hook=None if hook is None else hook()
+        net,
+        comm,
+        bucket_cap_mb=cap,
+        first_bucket_mb=0.0002,
+        check_every=3,
+        check_finite=dice.random() < 0.3,
+        broadcast_buffers=dice.random() < 0.5 or "mean",
+        comm_hook=None if hook is None else hook(),
     )
     if zero:
         optimizer: ddp.optim.Optimizer = ZeroOptimizer(model, ddp.optim.SGD, lr=0.05)
@@ -96,4 +109,23 @@ def train(
         between()
         del x
     seen.update(net.named_parameters())
+    seen.update(net.named_buffers())
     return {name: tensor.detach().cpu().numpy() for name, tensor in seen.items()}
+
+
+def train_layers(comm: Any, device: str, seed: int, between: Between = lambda: None) -> dict[str, Any]:
+    """Layers and an optimizer that have kernels of their own on a GPU, and statistics over all ranks' batches."""
+    ddp.manual_seed(seed)
+    layers = [nn.Linear(WIDTH, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)]
+    net = convert_sync_batchnorm(nn.Sequential(*layers).double(), comm).to(device)
+    model = DataParallel(net, comm, bucket_cap_mb=0.0001, first_bucket_mb=0.0001, check_every=2)
+    optimizer = ddp.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(6):
+        loss = loss_of(model(batch(step, comm.rank, device)))
+        between()
+        loss.backward()
+        between()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [*net.named_parameters(), *net.named_buffers()]
+    return {name: tensor.detach().cpu().numpy() for name, tensor in found}
