@@ -131,6 +131,7 @@ class Reducer:
             self.running = False
             return
         computed = monotonic_ns()
+        self._watch.end()
         assert self._launched == len(self.buckets.members)
         with naming(f"backward {self.steps}"):
             with naming("the control message, before any bucket"):
@@ -147,7 +148,7 @@ class Reducer:
             self.leaves[index].slot.full, self.leaves[index].slot.zeroed = by_any, False
             self._reduced[index] = by_any
         self.steps += 1
-        plan = self.planner.after(self._watch.seconds(), 1e-9 * (computed - self._started), used)
+        plan = self.planner.after(self._watch.seconds(), self._watch.backward(), used)
         if plan is not None:
             self._move(plan)
 
