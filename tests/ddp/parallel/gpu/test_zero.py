@@ -1,0 +1,80 @@
+"""Sharded steps on GPUs whose streams run in random order: clipping, unscaling, state that moves, and what is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from ddp import optim
+from ddp.parallel import DataParallel
+from ddp.parallel.zero import ZeroOptimizer
+from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.ddp.cuda import emulation
+from tests.ddp.parallel.gpu.conftest import Rig
+from tests.ddp.parallel.gpu.training import WIDTH, Between, Net, batch, loss_of
+from tests.ddp.parallel.zero.training import replan
+
+KINDS: list[tuple[type[optim.Optimizer], dict[str, Any]]] = [
+    (optim.SGD, {"lr": 0.05, "momentum": 0.9}),
+    (optim.Adam, {"lr": 0.05}),
+]
+
+
+def train(
+    comm: Any, device: str, seed: int, kind: Any, settings: dict[str, Any], between: Between = lambda: None
+) -> dict[str, Any]:
+    """Six steps; returns parameters, norms and the whole state."""
+    net = Net(4).to(device)
+    model = DataParallel(net, comm, bucket_cap_mb=0.0005, first_bucket_mb=0.0002, check_every=3)
+    zero = ZeroOptimizer(model, kind, **settings)
+    found: dict[str, Any] = {}
+    for step in range(6):
+        loss_of(model(batch(step, comm.rank, device), [0, 1, 2, 3] if step % 2 else [0, 2])).backward()
+        between()
+        if step in (2, 4):
+            replan(model, seed + step)
+            between()
+        if step == 3:
+            assert not zero.unscale_gradients(0.5)
+        if step % 2:
+            found[f"norm at {step}"] = zero.clip_grad_norm_(0.01, [2.0, float("inf"), 1.0][step // 2])
+        between()
+        zero.step()
+        zero.zero_grad(set_to_none=step != 3)
+        between()
+        if step == 3:
+            zero.load_state_dict(zero.state_dict())
+    found.update(net.named_parameters())
+    for number, entry in zero.state_dict()["state"].items():
+        for name, value in entry.items():
+            assert str(value.device) == ("cpu" if name == "step" else device)
+            found[f"{name} of {number}"] = value
+    return {name: tensor.detach().cpu().numpy() for name, tensor in found.items()}
+
+
+@pytest.mark.skipif(emulation.COMPILER is None, reason="the optimizers' kernels need g++ to run on the CPU")
+@pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+@pytest.mark.parametrize(("kind", "settings"), KINDS, ids=["SGD", "Adam"])
+def test_every_order_of_streams_gives_the_numbers_of_the_cpu(
+    rig: Callable[..., Rig], nccl: Any, kind: Any, settings: dict[str, Any], count: Callable[[int, int], int]
+) -> None:
+    for seed in range(count(2, 50)):
+        size = 2 + seed % 2
+
+        def rank(comm: Any, cupy: Any, seed: int = seed) -> dict[str, Any]:
+            def between() -> None:  # what a program does besides: takes memory that became free, and writes to it
+                for length in (WIDTH, WIDTH * WIDTH, 64):
+                    cupy.empty(length, np.float64)[...] = 1e6
+
+            return train(comm, f"cuda:{comm.rank}", seed, kind, settings, between)
+
+        on_gpu = rig(size, nccl, seed).run(rank)
+        on_cpu = collectives.run_threads(lambda comm, seed=seed: train(comm, "cpu", seed, kind, settings), size)
+        for got, expected in zip(on_gpu, on_cpu, strict=True):
+            assert got.keys() == expected.keys()
+            for name in expected:
+                np.testing.assert_allclose(got[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=f"{name}, {seed}")
