@@ -1,0 +1,427 @@
+"""When the plan of buckets changes, and to what: literal tables with a fake communicator, then plans of real models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import ParallelError
+from ddp.parallel import DataParallel, planning
+from ddp.parallel.choosing import Link
+from ddp.parallel.plan import Plan
+from ddp.parallel.planning import Planner, arrival_order
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("ready", "order"),
+    [
+        ([], []),
+        ([1.0], [0]),
+        ([3.0, NAN, 1.0], [2, 1, 0]),
+        ([1.0, 2.0, 3.0], [0, 1, 2]),
+        # At once: as backward makes them, the last first.
+        ([1.0, 1.0, 1.0], [2, 1, 0]),
+        ([NAN, NAN, NAN], [2, 1, 0]),
+        # What never came stays behind its neighbour of the model.
+        ([NAN, 5.0, NAN, 1.0], [3, 2, 1, 0]),
+        ([2.0, NAN, 5.0, NAN], [3, 0, 2, 1]),
+    ],
+)
+def test_arrival_order(ready: list[float], order: list[int]) -> None:
+    assert arrival_order(np.array(ready)) == order
+
+
+class Fake:
+    """Rank 0 of several; the others say `others` in every all_reduce."""
+
+    def __init__(self, size: int = 2, others: Sequence[float] = ()) -> None:
+        self.size, self.rank = size, 0
+        self.others = others
+        self.calls: list[str] = []
+
+    def all_reduce(self, x: Any, op: Any) -> Any:
+        self.calls.append(f"all_reduce {op.value}")
+        return np.maximum(x, self.others) if len(self.others) else x.copy()
+
+    def broadcast_object(self, x: Any) -> Any:
+        self.calls.append("broadcast_object")
+        return x
+
+
+def planner(comm: Any, count: int = 4, **options: Any) -> Planner:
+    """Of parameters a, b, ... of 4 bytes each, two in a bucket."""
+    options = {"cap": 8, "first": 8, "kinds": [0] * count, **options}
+    return Planner(comm, "abcdefgh"[:count], [4] * count, options.pop("kinds"), **options)
+
+
+def letters(plan: Plan | None) -> str | None:
+    return None if plan is None else " ".join("".join(bucket) for bucket in plan.buckets)
+
+
+ALL = [True] * 4
+READY = np.array([3.0, 1.0, 4.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "second"),
+    [
+        ({}, "dc ba", "bd ac"),
+        ({"first": 4}, "d cb a", "b da c"),
+        ({"cap": 100, "first": 100}, "dcba", "bdac"),
+        ({"cap": 1, "first": 1}, "d c b a", "b d a c"),
+        # Kinds never meet, and a bucket's turn comes when its last gradient does.
+        ({"kinds": "xxyy"}, "dc ba", "ba dc"),
+        ({"kinds": "xyxy"}, "db ca", "bd ac"),
+    ],
+)
+def test_the_first_backward_shows_the_order_and_by_a_cap_it_stays(
+    options: dict[str, Any], first: str, second: str
+) -> None:
+    comm = Fake()
+    made = planner(comm, **options)
+    assert letters(made.begin(ALL)) == first
+    assert made.plan.origin == "in reversed model order"
+    assert letters(made.after(READY, 5.0, ALL)) == second
+    assert made.plan.origin == "in the order in which gradients came"
+    assert comm.calls == ["all_reduce max", "broadcast_object"]
+    for _ in range(20):
+        assert made.after(READY[::-1], 5.0, ALL) is None
+    assert len(comm.calls) == 2
+
+
+def test_one_rank_keeps_its_first_plan_and_calls_nothing() -> None:
+    comm = Fake(size=1)
+    made = planner(comm)
+    made.begin(ALL)
+    assert [made.after(READY, 5.0, ALL) for _ in range(6)] == [None] * 6
+    assert comm.calls == []
+
+
+def test_the_order_is_rank_0s_and_what_it_did_not_use_comes_where_the_others_had_it() -> None:
+    # Rank 0 has a at 3, c at 4; b and d came to others, at 9 and 3.5 at the latest, as did a, at 8.
+    made = planner(Fake(others=[8.0, 9.0, 1.0, 3.5, 0.0]), cap=4, first=4)
+    made.begin(ALL)
+    assert letters(made.after(np.array([3.0, NAN, 4.0, NAN]), 5.0, ALL)) == "a d c b"
+
+
+def used(*without: int) -> list[bool]:
+    return [index not in without for index in range(4)]
+
+
+def test_what_nobody_uses_ten_times_loses_its_place_and_keeps_it_once_it_came_back() -> None:
+    made = planner(Fake(), cap=4, first=4)
+    made.begin([False, True, True, True])
+    assert letters(made.plan) == "d c b"
+    found = {}
+    for step in range(1, 60):
+        idle = {0} if step < 5 else {1} if step < 20 or step > 30 else set()
+        plan = made.after(np.array([1.0, 2.0, 3.0, 4.0]), 5.0, used(*idle))
+        if plan is not None:
+            found[step] = letters(plan)
+    assert found == {
+        1: "b c d",  # the order
+        5: "a b c d",  # a was frozen, and is used
+        14: "a c d",  # b was last used at step 4
+        20: "a b c d",  # and is back, for good
+    }
+
+
+def test_a_place_is_not_lost_in_backwards_that_reach_nothing() -> None:
+    made = planner(Fake(), cap=4, first=4)
+    made.begin(ALL)
+    for _ in range(25):
+        made.after(np.full(4, NAN), 5.0, [False] * 4)
+    assert made.placed == ALL
+
+
+def test_an_automatic_plan_is_chosen_by_what_was_measured_and_once_more_when_the_machine_is_warm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+
+    def measure(comm: Any, most: int, xp: Any) -> Link:
+        measured.append(most)
+        return Link(alpha=1.0, beta=1.0)
+
+    monkeypatch.setattr(planning, "measure", measure)
+    made = planner(Fake(), count=3, cap=None, first=4)
+    assert letters(made.begin([True] * 3)) == "c ba"
+    plan = made.after(np.array([50.0, 20.0, 10.0]), 60.0, [True] * 3)
+    assert letters(plan) == "cb a"  # what backward hides anyway costs one call
+    assert plan is not None
+    assert plan.origin == "chosen from measured times"
+    assert plan.forecast is not None
+    assert plan.forecast.end == pytest.approx(60.0, abs=1e-3)
+    assert plan.link == Link(alpha=1.0, beta=1.0)
+    for _ in range(2):
+        assert made.after(np.array([5.0, 5.0, 5.0]), 5.0, [True] * 3) is None
+    # All at once: every bucket more would end later by a second.
+    assert letters(made.after(np.array([5.0, 5.0, 5.0]), 5.0, [True] * 3)) == "cba"
+    assert measured == [12]
+    assert [made.after(np.array([50.0, 20.0, 10.0]), 60.0, [True] * 3) for _ in range(9)] == [None] * 9
+
+
+def test_a_new_choice_that_gains_nothing_leaves_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "measure", lambda comm, most, xp: Link(alpha=0.0, beta=1.0))
+    made = planner(Fake(), count=3, cap=None, first=4)
+    made.begin([True] * 3)
+    times = np.array([50.0, 20.0, 10.0])
+    plan = made.after(times, 60.0, [True] * 3)
+    for factor in (1.0, 0.999, 0.9991):
+        assert made.after(factor * times, factor * 60.0, [True] * 3) is None
+    assert letters(made.plan) == letters(plan) == "cb a"
+    assert made.plan.forecast is not None
+    assert plan is not None
+    assert plan.forecast is not None
+    assert made.plan.forecast.backward < plan.forecast.backward  # what it promises is told anew
+
+
+GIVEN = Plan(buckets=(("c", "a"), ("d", "b")), nbytes=(8, 8), origin="by hand")
+
+
+def test_a_given_plan_stays_whatever_comes_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(planning, "measure")
+    comm = Fake()
+    made = planner(comm, given=GIVEN, cap=None)
+    assert letters(made.begin(ALL)) == "ca db"
+    assert made.plan.origin == "by hand"
+    for _ in range(15):
+        assert made.after(READY, 5.0, used(1)) is None
+    assert comm.calls == []
+    # What is frozen at first has its place when it is used; what the plan does not know comes at its end.
+    made = planner(comm, count=5, kinds=[0] * 5, given=GIVEN, cap=None)
+    assert letters(made.begin([False, True, True, True, True])) == "c db e"
+    assert letters(made.after(np.full(5, NAN), 5.0, [True] * 5)) == "ca db e"
+
+
+@pytest.mark.parametrize(
+    ("buckets", "message"),
+    [
+        ([["a", "x"], ["b"]], "no parameter is named x"),
+        ([["a", "b"], ["c", "a"]], "a is in it twice"),
+        ([["a", "b"]], "a shares a bucket with a parameter of another dtype"),
+    ],
+)
+def test_a_given_plan_that_does_not_fit_is_refused(buckets: list[list[str]], message: str) -> None:
+    given = Plan(buckets=tuple(map(tuple, buckets)), nbytes=(0,) * len(buckets), origin="by hand")
+    with pytest.raises(ParallelError, match=f"does not fit this model: {message}"):
+        planner(Fake(), kinds="xyzz", given=given).begin(ALL)
+
+
+class Net(nn.Module):
+    """Layers that run in another order than they were made, and on some ranks not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ddp.manual_seed(0)
+        for name in ("one", "two", "three", "four"):
+            setattr(self, name, nn.Linear(3, 3, bias=False).double())
+
+    def forward(self, x: ddp.Tensor, order: str) -> ddp.Tensor:
+        for name in order.split():
+            x = ddp.tanh(getattr(self, name)(x))
+        return x
+
+
+def rows(rank: int) -> ddp.Tensor:
+    return ddp.from_numpy(np.random.default_rng(rank).normal(size=(2, 3)))
+
+
+def on_ranks(fn: Callable[[Communicator], Any], size: int) -> list[Any]:
+    return collectives.run_threads(fn, size, timeout=20)
+
+
+def gradients(net: nn.Module) -> dict[str, np.ndarray]:
+    return {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def test_the_plan_follows_rank_0_also_where_ranks_differ_and_some_go_unused() -> None:
+    orders = ["two one four", "four one", "one two"]
+
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(Net(), comm, bucket_cap_mb=1e-6)
+        assert letters(model.plan) == "four.weight three.weight two.weight one.weight"
+        model(rows(comm.rank), orders[comm.rank]).sum().backward()
+        return letters(model.plan)
+
+    expected = "four.weight three.weight one.weight two.weight"  # `three` stays behind its neighbour
+    assert on_ranks(rank, 3) == [expected] * 3
+
+
+def test_live_gradients_survive_a_new_plan_and_what_a_user_kept_is_left_alone() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(Net(), comm, bucket_cap_mb=1e-6)
+        before = model.plan
+        with model.no_sync():
+            model(rows(comm.rank), "one two three").sum().backward()
+        kept = {name: p.grad for name, p in model.module.named_parameters() if p.grad is not None}
+        model(rows(comm.rank), "four two").sum().backward()
+        assert model.plan.buckets != before.buckets
+        alone = Net()
+        for other in range(2):
+            (alone(rows(other), "one two three").sum() / 2).backward()
+            (alone(rows(other), "four two").sum() / 2).backward()
+        first = gradients(model.module)
+        assert first.keys() == gradients(alone).keys()
+        for name, g in gradients(alone).items():
+            assert_allclose(first[name], g, atol=1e-14)
+        said = {name: g.numpy().copy() for name, g in kept.items()}
+        later = {name: p.grad for name, p in model.module.named_parameters()}
+        model.zero_grad()
+        model(rows(comm.rank), "four three two one").sum().backward()
+        for name, g in said.items():
+            assert_array_equal(kept[name].numpy(), g)
+        for name, p in model.module.named_parameters():  # the plan stayed, and so did the memory
+            assert p.grad is not None
+            assert np.shares_memory(p.grad.numpy(), later[name].numpy())
+
+    on_ranks(rank, 2)
+
+
+@pytest.mark.parametrize("optimizer", [ddp.optim.SGD, ddp.optim.AdamW])
+def test_an_optimizer_goes_on_over_new_plans(optimizer: Any) -> None:
+    orders = ["one two", "one two three", *["four three two one"] * 2, *["two one three"] * 13, "one two four", "four"]
+    options = {"lr": 0.1, "momentum": 0.9} if optimizer is ddp.optim.SGD else {"lr": 0.1}
+
+    def train(model: nn.Module, net: nn.Module, ranks: Sequence[int]) -> dict[str, np.ndarray]:
+        opt = optimizer(net.parameters(), **options)
+        for order in orders:
+            opt.zero_grad()
+            for number in ranks:
+                (model(rows(number), order).sum() / len(ranks)).backward()
+            opt.step()
+        return {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
+
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(Net(), comm)
+        return train(model, model.module, [comm.rank])
+
+    alone = Net()
+    expected = train(alone, alone, [0, 1])
+    for got in on_ranks(rank, 2):
+        for name, value in expected.items():
+            assert_allclose(got[name], value, rtol=0, atol=1e-8, err_msg=name)
+
+
+def test_automatic_plans_are_the_same_on_all_ranks_and_print_as_a_table() -> None:
+    def rank(comm: Communicator) -> Any:
+        ddp.manual_seed(0)
+        net = nn.Sequential(*[nn.Linear(100, 100) for _ in range(8)])
+        model = DataParallel(net, comm)
+        for _ in range(6):
+            model.zero_grad()
+            model(ddp.ones(20, 100)).sum().backward()
+        return model.plan.state(), str(model.plan)
+
+    (first, text), *others = on_ranks(rank, 3)
+    assert all(other == (first, text) for other in others)
+    assert first["from"] == "chosen from measured times"
+    assert sorted(name for bucket in first["buckets"] for name in bucket) == sorted(
+        f"{layer}.{part}" for layer in range(8) for part in ("weight", "bias")
+    )
+    assert sum(first["nbytes"]) == 8 * 4 * (100 * 100 + 100)
+    head, columns, *rest = text.splitlines()
+    assert head.endswith("0.31 MiB, chosen from measured times")
+    assert columns.split() == ["bucket", "MiB", "gradients", "launched", "done", "ms", "first", "...", "last"]
+    assert len(rest) == len(first["buckets"]) + 2
+    assert rest[-2].startswith("predicted: backward")
+    assert rest[-1].startswith("measured:")
+
+
+def test_a_plan_is_saved_beside_the_model_and_pinned(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+
+    def first(comm: Communicator) -> Any:
+        model = DataParallel(Net(), comm, bucket_cap_mb=1e-4)
+        for _ in range(6):
+            model.zero_grad()
+            model(rows(comm.rank), "three one two four").sum().backward()
+        if comm.rank == 0:
+            ddp.save({"model": model.state_dict(), "plan": model.plan.state()}, path)
+        return model.plan
+
+    def second(comm: Communicator) -> Any:
+        found = ddp.load(path)
+        model = DataParallel(Net(), comm, plan=found["plan"])
+        model.load_state_dict(found["model"])
+        for order in ["one four", "two four", *["four three two one"] * 4]:
+            model.zero_grad()
+            model(rows(comm.rank), order).sum().backward()
+        return model.plan
+
+    (plan, *_), pinned = on_ranks(first, 3), on_ranks(second, 3)
+    assert Plan.from_state(json.loads(json.dumps(plan.state()))).buckets == plan.buckets
+    assert all(each.buckets == plan.buckets for each in pinned)
+
+
+def test_a_plan_pinned_to_itself_gives_the_same_bits() -> None:
+    state = Plan(buckets=(("two.weight", "four.weight"), ("one.weight", "three.weight")), nbytes=(144, 144), origin="x")
+
+    def rank(comm: Communicator) -> Any:
+        found = []
+        for plan in (state, state.state(), DataParallel(Net(), comm, plan=state).plan):
+            model = DataParallel(Net(), comm, plan=plan)
+            for order in ("one two three four", "four three two one"):
+                model(rows(comm.rank), order).sum().backward()
+            found.append(gradients(model.module))
+        return found
+
+    for first, second, third in on_ranks(rank, 3):
+        for name in first:
+            assert_array_equal(first[name], second[name])
+            assert_array_equal(first[name], third[name])
+
+
+def test_ranks_with_different_plans_are_told_so() -> None:
+    def rank(comm: Communicator) -> None:
+        buckets = [["one.weight", "two.weight"], ["three.weight", "four.weight"]]
+        plan = {"buckets": buckets[:: 1 if comm.rank < 2 else -1], "nbytes": [144, 144], "from": "x"}
+        net = Net()
+        with pytest.raises(ParallelError, match=r"plan is .* on rank 0, but .* on rank 2"):
+            DataParallel(net, comm, plan=plan)
+        DataParallel(net, comm)
+
+    on_ranks(rank, 3)
+
+
+def test_parameters_of_every_dtype_and_shape_have_their_places() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scalar = nn.Parameter(ddp.ones((), dtype=ddp.float64))
+            self.none = nn.Parameter(ddp.ones(0, 3))
+            self.half = nn.Parameter(ddp.ones(3, dtype=ddp.float16))
+            self.brain = nn.Parameter(ddp.ones(5, dtype=ddp.bfloat16))
+            self.turned = nn.Parameter(ddp.ones(2, 3).T)
+            self.single = nn.Parameter(ddp.ones(1))
+
+        def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+            total = sum((p.float() * x).sum() for p in self.parameters())
+            assert isinstance(total, ddp.Tensor)
+            return total
+
+    def rank(comm: Communicator) -> None:
+        for cap in (1e-6, "auto"):
+            model = DataParallel(Odd(), comm, bucket_cap_mb=cap, check_finite=True, check_every=1)
+            for _ in range(5):
+                model.zero_grad()
+                model(ddp.tensor(1.0 + 2 * comm.rank)).backward()
+            for p in model.parameters():
+                assert p.grad is not None
+                assert p.grad.shape == p.shape
+                assert p.grad.dtype == p.dtype
+                assert_array_equal(p.grad.float().numpy(), np.full(p.shape, 2.0))
+
+    on_ranks(rank, 2)
