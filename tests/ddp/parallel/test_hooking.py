@@ -109,11 +109,10 @@ def test_calls_are_made_in_one_order_whatever_ends_first(size: int) -> None:
 
     ranks = collectives.run_threads(rank, size)
     expected = [[(-(-b // 2),) for b in lengths()], [(b // 2,) for b in lengths()], [(1,)] * len(PLAN)]
-    for calls, by_phase, times in ranks:
+    for calls, by_phase, times in ranks:  # how the phases interleave is each rank's own
         assert list(by_phase.values()) == [shapes * 5 for shapes in expected]
         assert len(calls) == 15 * len(PLAN)
         assert all(0 < launched <= done for launched, done in times)
-    assert size == 1 or ranks[0][0] != ranks[1][0]  # the phases interleave as they will
 
 
 def lengths() -> list[int]:
@@ -353,6 +352,8 @@ def test_a_rank_that_does_not_come_is_a_timeout_that_names_the_bucket() -> None:
             exchange.finish()
             assert other_has_waited.wait(30)
             return
+        exchange.finish()
+        exchange._comms[0].timeout = 0.2  # from here on, so that a slow machine begins in peace
         exchange.launch(1)
         try:
             with pytest.raises(
@@ -363,11 +364,7 @@ def test_a_rank_that_does_not_come_is_a_timeout_that_names_the_bucket() -> None:
         finally:
             other_has_waited.set()
 
-    def limited(comm: Communicator) -> None:
-        comm.timeout = 0.3  # duplicates have it too
-        rank(comm)
-
-    collectives.run_threads(limited, 2)
+    collectives.run_threads(rank, 2)
 
 
 def test_infinities_are_values_here() -> None:
