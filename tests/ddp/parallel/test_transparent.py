@@ -1,0 +1,211 @@
+"""The wrapper is not seen in state dicts: what was saved wrapped loads bare, and back, whatever the names are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import StateDictError
+from ddp.parallel import DataParallel
+
+
+class Inner(nn.Module):
+    """Names that could be taken for the wrapper's: a child `module` beside a parameter of the same name as in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(ddp.randn(2))
+        self.module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.module.weight = nn.Parameter(ddp.randn(3))
+        self.module.module = nn.Linear(1, 1)
+        self.register_buffer("module_", ddp.randn(1))
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        return self.module(x) * self.weight
+
+
+class Counted(nn.Module):
+    """State beside its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.calls = 0
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+
+def sequential() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+
+
+MAKERS: list[Callable[[], nn.Module]] = [sequential, Inner, Counted]
+
+
+def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    ddp.manual_seed(seed)
+    return make()
+
+
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.numpy().copy() if isinstance(value, ddp.Tensor) else value for name, value in state.items()}
+
+
+def assert_equal(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert list(mine) == list(theirs)  # the order too
+    for name, value in plain(mine).items():
+        assert_array_equal(value, plain(theirs)[name], err_msg=name)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_wrapped_into_bare_and_back(make: Callable[[], nn.Module]) -> None:
+    bare = made(make, 1)
+    model = DataParallel(made(make, 2))
+    assert_equal(model.state_dict(), model.module.state_dict())
+    bare.load_state_dict(model.state_dict())
+    assert_equal(bare.state_dict(), model.state_dict())
+    other = made(make, 3)
+    model.load_state_dict(other.state_dict())
+    assert_equal(model.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_pytorchs_names_with_the_wrapper_in_them_load_too(make: Callable[[], nn.Module]) -> None:
+    model, other = DataParallel(made(make, 1)), made(make, 2)
+    model.load_state_dict({f"module.{name}": value for name, value in other.state_dict().items()})
+    assert_equal(model.state_dict(), other.state_dict())
+
+
+class Outer(nn.Module):
+    """A wrapped module as a part of a larger one; `last` begins with the same letters."""
+
+    def __init__(self, make: Callable[[], nn.Module], wrapped: bool) -> None:
+        super().__init__()
+        body = made(make, 5)
+        self.body = DataParallel(body) if wrapped else body
+        self.body_more = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_inside_another_module_only_its_own_names_change(make: Callable[[], nn.Module]) -> None:
+    wrapped, bare = Outer(make, True), Outer(make, False)
+    assert list(wrapped.state_dict()) == list(bare.state_dict())
+    bare.load_state_dict(wrapped.state_dict())
+    assert_equal(bare.state_dict(), wrapped.state_dict())
+    fresh = Outer(make, False)
+    wrapped.load_state_dict(fresh.state_dict())
+    assert_equal(wrapped.state_dict(), fresh.state_dict())
+    state = {
+        name.replace("body.", "body.module.", 1) if name.startswith("body.") else name: value
+        for name, value in bare.state_dict().items()
+    }
+    wrapped.load_state_dict(state)
+    assert_equal(wrapped.state_dict(), bare.state_dict())
+
+
+def test_hooks_of_the_module_that_rename_old_checkpoints_find_their_names() -> None:
+    def renames(part: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name in ("weight", "bias"):
+            if f"{prefix}old.{name}" in state:
+                state[f"{prefix}0.{name}"] = state.pop(f"{prefix}old.{name}")
+
+    bare, net = sequential(), sequential()
+    old = {name.replace("0.", "old.", 1) if name[0] == "0" else name: v for name, v in bare.state_dict().items()}
+    net.register_load_state_dict_pre_hook(renames)
+    model = DataParallel(net)
+    model.load_state_dict(old)
+    assert_equal(model.state_dict(), bare.state_dict())
+
+
+def test_what_is_missing_or_too_much_is_told_as_by_the_bare_module() -> None:
+    model = DataParallel(sequential())
+    state = model.state_dict()
+    del state["0.bias"]
+    state["strange"] = ddp.ones(1)
+    with pytest.raises(StateDictError, match=r"0\.bias") as caught:
+        model.load_state_dict(state)
+    assert "strange" in str(caught.value)
+    found = model.load_state_dict(state, strict=False)
+    assert [name.removeprefix("module.") for name in found.missing_keys] == ["0.bias"]
+    assert [name.removeprefix("module.") for name in found.unexpected_keys] == ["strange"]
+    assert "strange" in state  # the caller's dict is as it was
+
+
+def test_some_of_the_names_are_enough_to_tell_whose_they_are() -> None:
+    bare = made(sequential, 1)
+    model = DataParallel(made(sequential, 2))
+    some = {name: value for name, value in bare.state_dict().items() if name.startswith("2.")}
+    model.load_state_dict(some, strict=False)
+    assert_array_equal(model.module[2].weight.detach().numpy(), bare[2].weight.detach().numpy())
+    model = DataParallel(made(sequential, 2))
+    model.load_state_dict({f"module.{name}": value for name, value in some.items()}, strict=False)
+    assert_array_equal(model.module[2].weight.detach().numpy(), bare[2].weight.detach().numpy())
+    model.load_state_dict({}, strict=False)
+
+
+def test_extra_state_goes_along() -> None:
+    model = DataParallel(Counted())
+    model(ddp.ones(1, 2))
+    model(ddp.ones(1, 2))
+    bare = Counted()
+    bare.load_state_dict(model.state_dict())
+    assert bare.calls == 2
+    bare.calls = 7
+    model.load_state_dict(bare.state_dict())
+    assert model.module.calls == 7
+
+
+def test_a_checkpoint_of_model_optimizer_and_plan_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+
+    def rows(rank: int, step: int) -> ddp.Tensor:
+        return ddp.from_numpy(np.random.default_rng([rank, step]).normal(size=(4, 2)).astype(np.float32))
+
+    def train(model: DataParallel, optimizer: Any, comm: Communicator, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            model(rows(comm.rank, step)).square().sum().backward()
+            optimizer.step()
+
+    def begun(comm: Communicator) -> Any:
+        model = DataParallel(made(sequential, 1), comm)
+        optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        train(model, optimizer, comm, range(6))
+        if comm.rank == 0:
+            found = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "plan": model.plan.state()}
+            ddp.save(found, path)
+        comm.barrier()
+        train(model, optimizer, comm, range(6, 9))
+        return plain(model.state_dict())
+
+    def resumed(comm: Communicator) -> Any:
+        found = ddp.load(path)
+        model = DataParallel(made(sequential, 2), comm, plan=found["plan"])
+        model.load_state_dict(found["model"])
+        optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer.load_state_dict(found["optimizer"])
+        train(model, optimizer, comm, range(6, 9))
+        return plain(model.state_dict())
+
+    first, second = collectives.run_threads(begun, 3, timeout=20), collectives.run_threads(resumed, 3, timeout=20)
+    for name, value in first[0].items():
+        assert_allclose(second[0][name], value, rtol=0, atol=0, err_msg=name)
+    alone = made(sequential, 3)
+    alone.load_state_dict(ddp.load(path)["model"])
