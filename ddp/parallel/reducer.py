@@ -29,7 +29,6 @@ from ddp.parallel.timeline import Step, Timeline
 from ddp.parallel.tripwire import Tripwire
 from ddp.parallel.watch import DeviceWatch, HostWatch
 
-
 # Ranks make their models in the same order, and where one backward passes through several of them, go by it: how the
 # graph comes to them may differ from rank to rank, and what they do at the end of backward are calls that wait.
 _turns = itertools.count()
