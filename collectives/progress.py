@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from collectives.call import Call, Words, again
 from collectives.errors import (
     ArgumentError,
@@ -296,6 +298,8 @@ class CallQueue:
                 self._given_back = True
                 self._changed.notify_all()
 
+    # Infinities and NaN are values here; a warning from this thread would come from no line of the user's.
+    @np.errstate(all="ignore")
     def _help(self) -> None:
         while True:
             with self._changed:

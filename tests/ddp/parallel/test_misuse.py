@@ -354,6 +354,17 @@ def test_without_the_check_nan_is_a_value_on_every_rank() -> None:
         assert np.isfinite(found["0.weight"]).all()
 
 
+def test_infinities_of_both_signs_are_summed_without_a_warning_from_another_thread() -> None:
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(make_net(), comm)
+        model.module[0].bias.register_hook(lambda g: g * 0 + (float("inf") if comm.rank == 1 else -float("inf")))
+        loss_of(model, comm.rank).backward()
+        return gradients(model.module)
+
+    for found in on_ranks(rank):
+        assert np.isnan(found["0.bias"]).all()
+
+
 @pytest.mark.parametrize("convert", [nn.Module.float, nn.Module.half, lambda net: net.to(ddp.bfloat16)])
 def test_converting_after_wrapping_changes_nothing_and_says_what_to_do(convert: Callable[[nn.Module], Any]) -> None:
     model = DataParallel(make_net())
