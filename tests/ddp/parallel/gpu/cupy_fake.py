@@ -21,7 +21,7 @@ from tests.ddp.cuda import emulation
 
 WAITS = "host waits"  # in the machine's log
 _PATIENCE = 20.0  # s; how long an event waits for other ranks' threads
-_TICK = 0.01  # ms of a device's time that one piece of work takes
+_TICK = 0.01  # ms that one piece of work takes, whichever stream it is on
 _VIEWS = {"broadcast_to", "expand_dims", "moveaxis", "squeeze", "swapaxes", "transpose"}
 _METADATA = {"can_cast", "dtype", "finfo", "iinfo", "may_share_memory", "promote_types", "result_type", "shares_memory"}
 
@@ -137,12 +137,11 @@ class Cupy(cupy_fake.FakeCupy):
             def record(self, stream: Any = None) -> None:
                 stream = cupy.cuda.get_current_stream() if stream is None else stream
                 mark = self.mark = Mark()
-                queue = machine.queues[stream.ptr]
-                self.stream = queue.name
+                self.stream = machine.queues[stream.ptr].name
 
                 def run() -> None:
                     mark.done = True
-                    self.when = _TICK * queue.finished
+                    self.when = _TICK * sum(each.finished for each in machine.queues.values())
 
                 machine.put(stream.ptr, "record", run)
 
