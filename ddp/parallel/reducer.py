@@ -154,10 +154,11 @@ class Reducer:
     def abandon(self, error: BaseException) -> None:
         """Backward raised: if something was launched it cannot be taken back, and the rest will not come.
 
-        Else it does not count, and the backwards before it still do.
+        Else, or with no other rank, it does not count, and the backwards before it still do.
         """
-        if self._under_way and self._broken is None:
+        if self._under_way and self._broken is None and self.comm.size > 1:
             self._broken = error
+        self._under_way = False
         if self._before is not None:
             self._accumulation, self._before = self._before, None
         self.running = False

@@ -115,6 +115,25 @@ def test_a_rank_that_stops_in_the_midst_of_backward_is_named_with_the_bucket() -
     assert "Rank 1 has not arrived" in said[0]
 
 
+def test_one_rank_goes_on_after_a_backward_that_failed_as_it_would_without_the_wrapper() -> None:
+    model = DataParallel(make_net())
+
+    def fails(g: ddp.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.module[0].weight.register_hook(fails)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            model.backward(loss_of(model, 0), weight=3)
+    handle.remove()
+    model.zero_grad()
+    model.backward(loss_of(model, 0), weight=2)
+    net = make_net()
+    loss_of(net, 0).backward()
+    for name, g in gradients(net).items():
+        assert_allclose(gradients(model.module)[name], g / 2, atol=1e-13)
+
+
 SCRIPT = """
 import sys
 import collectives, ddp
