@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import collectives
 import ddp
 from collectives import CollectiveTimeout, Communicator, CommunicatorClosed
 from ddp import nn
-from ddp.errors import ArgumentError, DtypeError, GraphError, GraphFreedError, ParallelError
+from ddp.errors import GraphError, GraphFreedError, ParallelError
 from ddp.parallel import DataParallel
 
 
@@ -180,59 +179,6 @@ def test_forward_fails_on_one_rank_and_the_others_hear_who_is_missing() -> None:
     assert "Rank 1 has not arrived" in said[0]
 
 
-class Parts(nn.Module):
-    """A module of every kind of container."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, 3))
-        self.some = nn.ModuleList([nn.Linear(3, 3)])
-        self.named = nn.ModuleDict({"one": nn.Linear(3, 3)})
-        self.scales = nn.ParameterList([nn.Parameter(ddp.ones(3))])
-        self.shifts = nn.ParameterDict({"one": nn.Parameter(ddp.ones(3))})
-
-    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
-        return self.body(x)
-
-
-ADDITIONS: dict[str, Callable[[Parts], Any]] = {
-    "extra.weight and 1 more": lambda net: setattr(net, "extra", nn.Linear(3, 3)),
-    "body.0.weight": lambda net: setattr(net.body[0], "weight", nn.Parameter(ddp.ones(3, 3))),
-    "body.1.weight": lambda net: net.body.append(nn.Linear(3, 3)),
-    "some.1.weight": lambda net: net.some.append(nn.Linear(3, 3)),
-    "some.0.weight": lambda net: net.some.insert(0, nn.Linear(3, 3)),
-    "some.2.bias": lambda net: net.some.extend([nn.ReLU(), nn.Linear(3, 3)]),
-    "named.two.weight": lambda net: net.named.update({"two": nn.Linear(3, 3)}),
-    "scales.1": lambda net: net.scales.append(nn.Parameter(ddp.ones(3))),
-    "shifts.two": lambda net: net.shifts.update({"two": nn.Parameter(ddp.ones(3))}),
-    "body.0.more": lambda net: net.body[0].register_parameter("more", nn.Parameter(ddp.ones(3))),
-    "late": lambda net: net.register_parameter("late", nn.Parameter(ddp.ones(3))),
-}
-
-
-@pytest.mark.parametrize("name", ADDITIONS)
-def test_parameters_that_come_after_wrapping_are_named(name: str) -> None:
-    model = DataParallel(Parts())
-    model(ddp.ones(1, 3))
-    ADDITIONS[name](model.module)
-    with pytest.raises(ParallelError, match="came into the module after it was wrapped") as caught:
-        model(ddp.ones(1, 3))
-    assert name.split(".bias")[0] in str(caught.value)
-    assert "close()" in str(caught.value)
-    model.close()
-    DataParallel(model.module)(ddp.ones(1, 3)).sum().backward()
-
-
-def test_a_part_that_is_taken_out_or_put_elsewhere_is_no_addition() -> None:
-    model = DataParallel(Parts())
-    del model.module.some
-    model.module.again = model.module.body[0]
-    model.module.elsewhere = nn.Sequential(model.module.body, nn.ReLU())
-    nn.Linear(3, 3)  # somebody else's
-    model(ddp.ones(1, 3)).sum().backward()
-    assert model.module.body[0].weight.grad is not None
-
-
 def test_a_second_backward_without_retain_graph_raises_and_the_model_goes_on() -> None:
     def rank(comm: Communicator) -> None:
         model = DataParallel(make_net(), comm)
@@ -313,17 +259,6 @@ def test_a_backward_inside_a_backward_of_the_same_model_is_refused() -> None:
     handle.remove()
 
 
-@pytest.mark.parametrize("make", [nn.ReLU, lambda: nn.Linear(2, 2).requires_grad_(False), nn.Sequential])
-def test_a_model_without_trained_parameters_is_refused(make: Callable[[], nn.Module]) -> None:
-    net = make()
-    with pytest.raises(ParallelError, match="no parameter of this module requires grad: there is nothing to reduce"):
-        DataParallel(net)
-    for p in net.parameters():
-        p.requires_grad_(True)
-    if list(net.parameters()):
-        DataParallel(net).close()  # the refusal left nothing behind
-
-
 @pytest.mark.parametrize("where", ["bucket", "unplaced"])
 def test_check_finite_names_rank_and_parameter_and_the_model_goes_on(where: str) -> None:
     said: list[str] = []
@@ -382,91 +317,6 @@ def test_infinities_of_both_signs_are_summed_without_a_warning_from_another_thre
 
     for found in on_ranks(rank):
         assert np.isnan(found["0.bias"]).all()
-
-
-@pytest.mark.parametrize("convert", [nn.Module.float, nn.Module.half, lambda net: net.to(ddp.bfloat16)])
-def test_converting_after_wrapping_changes_nothing_and_says_what_to_do(convert: Callable[[nn.Module], Any]) -> None:
-    model = DataParallel(make_net())
-    for target in (model, model.module):
-        with pytest.raises(GraphError, match="convert before wrapping"):
-            convert(target)
-    assert {p.dtype for p in model.parameters()} == {ddp.float64}
-    loss_of(model, 0).backward()
-
-
-WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"bucket_cap_mb": 0}, ArgumentError, 'buckets hold more than 0 MiB, or "auto" for the cap; got 0 and 1.0'),
-    ({"bucket_cap_mb": "25"}, ArgumentError, "got '25' and 1.0"),
-    ({"bucket_cap_mb": None}, ArgumentError, "got None and 1.0"),
-    ({"bucket_cap_mb": True}, ArgumentError, "got True"),
-    ({"bucket_cap_mb": float("nan")}, ArgumentError, "got nan"),
-    ({"bucket_cap_mb": float("inf")}, ArgumentError, "got inf"),
-    ({"first_bucket_mb": -1.0}, ArgumentError, "got 'auto' and -1.0"),
-    ({"first_bucket_mb": "auto"}, ArgumentError, "got 'auto' and 'auto'"),
-    ({"broadcast_buffers": "max"}, ArgumentError, "broadcast_buffers is True, False or \"mean\", got 'max'"),
-    ({"broadcast_buffers": None}, ArgumentError, "got None"),
-    ({"check_every": -1}, ArgumentError, "check_every is a whole number of at least 0, got -1"),
-    ({"check_every": 1.5}, ArgumentError, "got 1.5"),
-    ({"check_every": True}, ArgumentError, "got True"),
-    ({"plan": {"buckets": []}}, ParallelError, "expected what `model.plan` or `model.plan.state"),
-    ({"plan": 3}, ParallelError, "expected what `model.plan` or `model.plan.state"),
-    ({"comm": [0]}, DtypeError, "comm is the ranks' communicator, or None for collectives.init(), got [0]"),
-    ({"comm_hook": 3}, ArgumentError, "comm_hook should be a function"),
-    ({"bucket_size": 3}, TypeError, "unexpected keyword argument 'bucket_size'"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "kind", "message"), WRONG)
-def test_wrong_arguments_are_named_and_leave_the_module_as_it_was(
-    wrong: dict[str, Any], kind: type[Exception], message: str
-) -> None:
-    net = make_net()
-    with pytest.raises(kind) as caught:
-        DataParallel(net, **wrong)
-    assert message in str(caught.value)
-    DataParallel(net)
-
-
-def test_what_is_wrapped_is_a_module() -> None:
-    for wrong in (lambda x: x, nn.Linear, None, [nn.Linear(2, 2)]):
-        with pytest.raises(DtypeError, match="expected a Module to wrap"):
-            DataParallel(wrong)
-
-
-@pytest.mark.parametrize(
-    ("differs", "message"),
-    [
-        ({"bucket_cap_mb": 2.0}, "bucket_cap_mb is 'auto' on rank 0, but 2.0 on rank 1"),
-        ({"check_every": 7}, "check_every is 100 on rank 0, but 7 on rank 1"),
-        ({"check_finite": True}, "check_finite is False on rank 0, but True on rank 1"),
-        ({"broadcast_buffers": False}, "broadcast_buffers is True on rank 0, but False on rank 1"),
-        ({"comm_hook": print}, "comm_hook is False on rank 0, but True on rank 1"),
-    ],
-)
-def test_settings_that_differ_between_ranks_are_told_to_all(differs: dict[str, Any], message: str) -> None:
-    def rank(comm: Communicator) -> str:
-        net = make_net()
-        with pytest.raises(ParallelError) as caught:
-            DataParallel(net, comm, **(differs if comm.rank == 1 else {}))
-        DataParallel(net, comm)
-        return str(caught.value)
-
-    for said in on_ranks(rank, 3):
-        assert message in said
-
-
-def test_arguments_of_pytorch_that_change_nothing_give_one_warning_at_the_callers_line() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        DataParallel(make_net(), device_ids=[0], output_device=0, find_unused_parameters=True, static_graph=True)
-    (warning,) = caught
-    assert warning.category is UserWarning
-    assert warning.filename == __file__
-    for name in ("device_ids", "output_device", "find_unused_parameters", "static_graph"):
-        assert name in str(warning.message)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        DataParallel(make_net(), device_ids=None, find_unused_parameters=False, static_graph=False)
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])

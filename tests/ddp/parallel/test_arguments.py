@@ -1,0 +1,117 @@
+"""What DataParallel is asked for is checked before anything is changed; what was refused leaves the module alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import ArgumentError, DtypeError, GraphError, ParallelError
+from ddp.parallel import DataParallel
+
+
+def make_net() -> nn.Module:
+    ddp.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+@pytest.mark.parametrize("make", [nn.ReLU, lambda: nn.Linear(2, 2).requires_grad_(False), nn.Sequential])
+def test_a_model_without_trained_parameters_is_refused(make: Callable[[], nn.Module]) -> None:
+    net = make()
+    with pytest.raises(ParallelError, match="no parameter of this module requires grad: there is nothing to reduce"):
+        DataParallel(net)
+    for p in net.parameters():
+        p.requires_grad_(True)
+    if list(net.parameters()):
+        DataParallel(net).close()  # the refusal left nothing behind
+
+
+@pytest.mark.parametrize("convert", [nn.Module.float, nn.Module.half, lambda net: net.to(ddp.bfloat16)])
+def test_converting_after_wrapping_changes_nothing_and_says_what_to_do(convert: Callable[[nn.Module], Any]) -> None:
+    model = DataParallel(make_net())
+    for target in (model, model.module):
+        with pytest.raises(GraphError, match="convert before wrapping"):
+            convert(target)
+    assert {p.dtype for p in model.parameters()} == {ddp.float64}
+    model(ddp.ones(2, 3, dtype=ddp.float64)).sum().backward()
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"bucket_cap_mb": 0}, ArgumentError, 'buckets hold more than 0 MiB, or "auto" for the cap; got 0 and 1.0'),
+    ({"bucket_cap_mb": "25"}, ArgumentError, "got '25' and 1.0"),
+    ({"bucket_cap_mb": None}, ArgumentError, "got None and 1.0"),
+    ({"bucket_cap_mb": True}, ArgumentError, "got True"),
+    ({"bucket_cap_mb": float("nan")}, ArgumentError, "got nan"),
+    ({"bucket_cap_mb": float("inf")}, ArgumentError, "got inf"),
+    ({"first_bucket_mb": -1.0}, ArgumentError, "got 'auto' and -1.0"),
+    ({"first_bucket_mb": "auto"}, ArgumentError, "got 'auto' and 'auto'"),
+    ({"broadcast_buffers": "max"}, ArgumentError, "broadcast_buffers is True, False or \"mean\", got 'max'"),
+    ({"broadcast_buffers": None}, ArgumentError, "got None"),
+    ({"check_every": -1}, ArgumentError, "check_every is a whole number of at least 0, got -1"),
+    ({"check_every": 1.5}, ArgumentError, "got 1.5"),
+    ({"check_every": True}, ArgumentError, "got True"),
+    ({"plan": {"buckets": []}}, ParallelError, "expected what `model.plan` or `model.plan.state"),
+    ({"plan": 3}, ParallelError, "expected what `model.plan` or `model.plan.state"),
+    ({"comm": [0]}, DtypeError, "comm is the ranks' communicator, or None for collectives.init(), got [0]"),
+    ({"comm_hook": 3}, ArgumentError, "comm_hook should be a function"),
+    ({"bucket_size": 3}, TypeError, "unexpected keyword argument 'bucket_size'"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "kind", "message"), WRONG)
+def test_wrong_arguments_are_named_and_leave_the_module_as_it_was(
+    wrong: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    net = make_net()
+    with pytest.raises(kind) as caught:
+        DataParallel(net, **wrong)
+    assert message in str(caught.value)
+    DataParallel(net)
+
+
+def test_what_is_wrapped_is_a_module() -> None:
+    for wrong in (lambda x: x, nn.Linear, None, [nn.Linear(2, 2)]):
+        with pytest.raises(DtypeError, match="expected a Module to wrap"):
+            DataParallel(wrong)
+
+
+@pytest.mark.parametrize(
+    ("differs", "message"),
+    [
+        ({"bucket_cap_mb": 2.0}, "bucket_cap_mb is 'auto' on rank 0, but 2.0 on rank 1"),
+        ({"check_every": 7}, "check_every is 100 on rank 0, but 7 on rank 1"),
+        ({"check_finite": True}, "check_finite is False on rank 0, but True on rank 1"),
+        ({"broadcast_buffers": False}, "broadcast_buffers is True on rank 0, but False on rank 1"),
+        ({"comm_hook": print}, "comm_hook is False on rank 0, but True on rank 1"),
+    ],
+)
+def test_settings_that_differ_between_ranks_are_told_to_all(differs: dict[str, Any], message: str) -> None:
+    def rank(comm: Communicator) -> str:
+        net = make_net()
+        with pytest.raises(ParallelError) as caught:
+            DataParallel(net, comm, **(differs if comm.rank == 1 else {}))
+        DataParallel(net, comm)
+        return str(caught.value)
+
+    for said in collectives.run_threads(rank, 3, timeout=20):
+        assert message in said
+
+
+def test_arguments_of_pytorch_that_change_nothing_give_one_warning_at_the_callers_line() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        DataParallel(make_net(), device_ids=[0], output_device=0, find_unused_parameters=True, static_graph=True)
+    (warning,) = caught
+    assert warning.category is UserWarning
+    assert warning.filename == __file__
+    for name in ("device_ids", "output_device", "find_unused_parameters", "static_graph"):
+        assert name in str(warning.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DataParallel(make_net(), device_ids=None, find_unused_parameters=False, static_graph=False)
