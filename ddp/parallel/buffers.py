@@ -1,7 +1,7 @@
 """Buffers, such as the running statistics of batch norm, differ from rank to rank: here they become the same again.
 
-All of a model's buffers go in one call: they are copied into one array of bytes, and back. Where a graph may still read
-them (backward comes without a forward before it), the copy back waits for the next forward.
+All of a model's buffers on one device go in one call: they are copied into one array of bytes, and back. Where a graph
+may still read them (backward comes without a forward before it), the copy back waits for the next forward.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ class BufferSync:
         rest = [tensor for tensor in tensors if not (self._mean and tensor.is_floating_point())]
         came: list[tuple[Array, Tensor]] = []
         fresh = not self._waiting  # else the rooms hold what is to become of the buffers
-        for dtype in dict.fromkeys(tensor._array.dtype for tensor in averaged):
-            alike = [tensor for tensor in averaged if tensor._array.dtype == dtype]
-            flat, parts = self._room(dtype, alike)
+        for where, dtype in dict.fromkeys((tensor.device, tensor._array.dtype) for tensor in averaged):
+            alike = [tensor for tensor in averaged if tensor.device is where and tensor._array.dtype == dtype]
+            flat, parts = self._room((where, dtype), alike)
             if fresh:
                 _fill(parts, alike)
             self._comm.all_reduce(flat.view(dtype), ReduceOp.MEAN, out=flat.view(dtype))
             came += zip(parts, alike, strict=True)
-        if rest:
-            flat, parts = self._room("rest", rest)
+        for where in dict.fromkeys(tensor.device for tensor in rest):
+            here = [tensor for tensor in rest if tensor.device is where]
+            flat, parts = self._room((where, None), here)
             if self._comm.rank == source and fresh:
-                _fill(parts, rest)
+                _fill(parts, here)
             self._comm.broadcast(flat, source)
             if self._comm.rank != source:
-                came += zip(parts, rest, strict=True)
+                came += zip(parts, here, strict=True)
         self._waiting = came
 
     def take(self) -> None:

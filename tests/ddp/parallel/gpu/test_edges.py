@@ -12,6 +12,7 @@ import pytest
 
 import collectives
 import ddp
+from collectives._gpu import by_nccl, passage
 from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.watch import DeviceWatch
 from ddp.parallel.zero.optimizer import ZeroOptimizer
@@ -156,9 +157,11 @@ def test_over_host_memory_the_copies_are_beside_backward_too(rig: Callable[..., 
     }
 
 
-def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable[..., Rig]) -> None:
-    """Among them one after which the buckets move: the old ones go to nobody while the device still needs them."""
-    made = rig(2, FakeLibrary())
+def steps_ahead_of_the_device(made: Rig) -> None:
+    """Steps while the device does nothing, among them one after which the buckets move.
+
+    The old ones go to nobody while the device still needs them, and the numbers are right when it has caught up.
+    """
     steps, late = DeviceWatch.WATCHED + 6, 3
 
     def rank(comm: Any, cupy: Any) -> list[Any]:
@@ -182,7 +185,7 @@ def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable
         gc.collect()
         time.sleep(0.02)  # for the thread that lets go of buffers
         free = [raw for queue in made.machine.queues.values() for arena in queue.arena.values() for raw in arena]
-        assert not any(raw is each for raw in old for each in free)
+        assert not any(raw is each for raw in old for each in free), "given away"
         assert any(queue.pieces for queue in made.machine.queues.values())
         comm.barrier()
         if comm.rank == 0:
@@ -193,6 +196,17 @@ def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable
     for got, expected in zip(found, collectives.run_threads(lambda comm: alone(comm, steps, late), 2), strict=True):
         for one, other in zip(got, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable[..., Rig]) -> None:
+    steps_ahead_of_the_device(rig(2, FakeLibrary()))
+
+
+def test_buckets_that_nobody_holds_are_missed(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passage.Custody, "hold", lambda self, event, things: None)
+    monkeypatch.setattr(by_nccl.ByNccl, "watch", lambda self, event, call: None)  # a call holds its result
+    with pytest.raises(AssertionError, match="given away"):
+        steps_ahead_of_the_device(rig(2, FakeLibrary()))
 
 
 def alone(comm: Any, steps: int, late: int) -> list[Any]:

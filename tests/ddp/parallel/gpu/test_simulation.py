@@ -16,7 +16,7 @@ from ddp.parallel import comm_hooks, lane
 from tests.collectives.gpu.nccl_fake import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
-from tests.ddp.parallel.gpu.training import WIDTH, train, train_layers
+from tests.ddp.parallel.gpu.training import WIDTH, train, train_layers, train_unevenly
 
 
 def litter(cupy: Any) -> Callable[[], None]:
@@ -86,6 +86,11 @@ def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
     rig: Callable[..., Rig], nccl: Any, way: str, count: Callable[[int, int], int]
 ) -> None:
     seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(1 if way else 4, 100))
+
+
+@CARRIERS
+def test_uneven_numbers_of_steps(rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]) -> None:
+    seeded(lambda seed: simulate(rig, nccl, seed, train_unevenly), count(4, 100))
 
 
 @CARRIERS

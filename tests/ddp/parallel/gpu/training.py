@@ -29,11 +29,13 @@ class Net(nn.Module):
             self.register_parameter(f"b{layer}", nn.Parameter(ddp.from_numpy(rng.normal(size=WIDTH))))
         self.register_buffer("seen", ddp.zeros(WIDTH, dtype=ddp.float64))
         self.register_buffer("rows", ddp.zeros(3, dtype=ddp.int64))
+        self.register_buffer("calls", ddp.zeros(1))
 
     def forward(self, x: ddp.Tensor, layers: list[int]) -> ddp.Tensor:
         with ddp.no_grad():
             self.seen += x.sum(0)
             self.rows += x.shape[0]
+            self.calls += x.shape[0] / 2
         for layer in layers:
             x = x + (x @ getattr(self, f"w{layer}")) * getattr(self, f"b{layer}")
         return x
@@ -62,6 +64,7 @@ def train(
     dice = random.Random(seed)
     layers = 4
     net = Net(layers).to(device)
+    net.calls = net.calls.to("cpu")  # a count that a host keeps
     net.b1.requires_grad_(False)
     cap: Any = dice.choice([0.0002, 0.0005, 1.0, "auto"])
     model = DataParallel(
@@ -127,5 +130,23 @@ def train_layers(comm: Any, device: str, seed: int, between: Between = lambda: N
         between()
         optimizer.step()
         optimizer.zero_grad()
+    found = [*net.named_parameters(), *net.named_buffers()]
+    return {name: tensor.detach().cpu().numpy() for name, tensor in found}
+
+
+def train_unevenly(comm: Any, device: str, seed: int, between: Between = lambda: None) -> dict[str, Any]:
+    """Ranks that make different numbers of steps."""
+    net = Net(2).to(device)
+    model = DataParallel(net, comm, bucket_cap_mb=0.0002, first_bucket_mb=0.0002, broadcast_buffers="mean")
+    if seed % 2:
+        optimizer: ddp.optim.Optimizer = ZeroOptimizer(model, ddp.optim.SGD, lr=0.05)
+    else:
+        optimizer = ddp.optim.SGD(model.parameters(), lr=0.05)
+    with model.join(divide_by_initial_world_size=seed % 4 < 2):
+        for step in range(3 + 2 * comm.rank):
+            loss_of(model(batch(step, comm.rank, device), [0, 1])).backward()
+            between()
+            optimizer.step()
+            optimizer.zero_grad()
     found = [*net.named_parameters(), *net.named_buffers()]
     return {name: tensor.detach().cpu().numpy() for name, tensor in found}
