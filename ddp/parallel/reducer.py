@@ -76,7 +76,7 @@ class Reducer:
         self._reduced = [False] * len(names)  # the slot holds a gradient that is the same on all ranks
         self._missing: list[int] = []  # for each bucket: how many of its gradients are not there yet
         self._launched = 0
-        self._launches: list[int] = []  # when each bucket was complete, ns
+        self._complete: list[int] = []  # when each bucket was complete, ns
         self._started = 0  # when backward began, ns
         self.forward: tuple[int, int] | None = None  # when the last forward began and ended, ns
         plan = planner.begin([tensor.requires_grad for tensor in tensors])
@@ -121,6 +121,7 @@ class Reducer:
             self._missing[bucket] -= 1
             assert self._missing[bucket] >= 0
             if self._missing[bucket] == 0:
+                self._complete[bucket] = monotonic_ns()
                 self._launch()
         self.exchange.poll()
 
@@ -222,7 +223,7 @@ class Reducer:
         self._watch.begin()
         checksum = self._tripwire.checksum(self.steps)
         self._missing = [sum(self._placed[at] in reached for at in members) for members in buckets.members]
-        self._launched, self._launches = 0, []
+        self._launched, self._complete = 0, [self._started] * len(buckets.members)
         if self._finite is not None:
             self._finite.begin()
         self._under_way = True
@@ -239,7 +240,6 @@ class Reducer:
                     buckets.memory.views[at][...] = 0  # nothing from this rank; others may have something
                 elif self._finite is not None:
                     self._finite.look(self._placed[at], buckets.memory.views[at], self._xp)
-            self._launches.append(monotonic_ns())
             self.exchange.launch(bucket)
             self._launched += 1
 
@@ -252,7 +252,7 @@ class Reducer:
             computed=computed,
             ended=monotonic_ns(),
             control=self._control.times(),
-            ready=self._launches,
+            ready=self._complete,
             times=self.exchange.times(),
         )
         self.timeline.add(step)
