@@ -247,6 +247,20 @@ def test_zeros_that_zero_grad_left_are_neither_a_mean_nor_weigh_anything() -> No
     on_ranks(rank)
 
 
+def test_a_gradient_that_a_user_assigned_is_reduced_with_what_is_added_to_it() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm)
+        for _ in range(2):
+            model.zero_grad()
+            for p in model.parameters():
+                p.grad = ddp.full_like(p, 2.0 * comm.rank)
+            loss_of(model, comm.rank).backward()
+            for name, g in expected_mean().items():
+                assert_allclose(gradients(model.module)[name], g + 1, atol=1e-13)
+
+    on_ranks(rank)
+
+
 def test_a_backward_inside_a_backward_of_the_same_model_is_refused() -> None:
     model = DataParallel(make_net())
 
