@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import collectives
 from collectives import Communicator
 from ddp.nn import functional as F
@@ -59,9 +61,9 @@ def run(comm: Communicator, seed: int, sharded: bool) -> tuple[Arrays, dict[str,
     return values(model), optimizer.state_dict()
 
 
-def test_drawn_trainings(count: Callable[[int, int], int]) -> None:
-    for seed in range(count(12, 400)):
-        size = 1 + seed % 4
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_drawn_trainings(size: int, count: Callable[[int, int], int]) -> None:
+    for seed in range(count(3, 50)):
         expected, whole = collectives.run_threads(lambda comm, seed=seed: run(comm, seed, False), size)[0]
         for got, state in collectives.run_threads(lambda comm, seed=seed: run(comm, seed, True), size):
             assert_equal(got, expected)
