@@ -18,7 +18,9 @@ import numpy as np
 
 
 class Lane(Protocol):
-    """Where a hook computes."""
+    """Where a hook computes. one_by_one: communicators share what is below them, and want one order of all calls"""
+
+    one_by_one: bool
 
     def mark(self) -> Any:
         """What the calling thread's stream holds now."""
@@ -36,6 +38,8 @@ class Lane(Protocol):
 class HostLane:
     """For host arrays."""
 
+    one_by_one = False
+
     def mark(self) -> None:
         return None
 
@@ -51,6 +55,8 @@ class HostLane:
 
 class DeviceLane:
     """For arrays of CuPy (`xp`), on its current device."""
+
+    one_by_one = True
 
     def __init__(self, xp: Any) -> None:
         self._cuda = xp.cuda
