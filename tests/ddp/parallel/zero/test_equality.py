@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -12,9 +11,7 @@ import collectives
 import ddp
 from collectives import Communicator
 from ddp import optim
-from ddp.amp import GradScaler
 from ddp.nn import functional as F
-from ddp.nn.utils import clip_grad_norm_
 from ddp.optim import lr_scheduler
 from ddp.parallel.zero import ZeroOptimizer
 from tests.ddp.parallel.zero.training import (
@@ -226,95 +223,6 @@ def test_a_closure_and_hooks() -> None:
         assert sharded[:2] == plain[:2]
         assert plain[1] == ["before", "after"] * 3
         assert_equal(sharded[2], plain[2])
-
-
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, float("inf")])
-@pytest.mark.parametrize("max_norm", [0.05, 1e6])
-def test_clipping_by_the_global_norm(norm_type: float, max_norm: float) -> None:
-    def run(sharded: bool) -> list[Any]:
-        def rank(comm: Communicator) -> Any:
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.SGD, lr=0.1, momentum=0.9)
-            norms = []
-            for step in range(3):
-                optimizer.zero_grad()
-                backward(model, step, sometimes=step == 1)
-                if isinstance(optimizer, ZeroOptimizer):
-                    norm = optimizer.clip_grad_norm_(max_norm, norm_type)
-                else:
-                    norm = clip_grad_norm_(model.parameters(), max_norm, norm_type)
-                norms.append((norm.item(), norm.dtype, norm.shape))
-                optimizer.step()
-            return norms, values(model)
-
-        return collectives.run_threads(rank, 3)
-
-    expected, weights = run(sharded=False)[0]
-    for norms, got in run(sharded=True):
-        for norm, theirs in zip(norms, expected, strict=True):
-            assert norm[0] == pytest.approx(theirs[0], rel=1e-5)
-            assert norm[1:] == theirs[1:]
-        for name in got:
-            tolerance = 1e-2 if name == "scale" else 1e-5
-            assert_allclose(got[name], weights[name], rtol=tolerance, atol=1e-6, err_msg=name)
-
-
-def test_clipping_of_a_norm_that_is_not_finite() -> None:
-    def rank(comm: Communicator) -> None:
-        model = wrapped(comm)
-        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
-        assert zero.clip_grad_norm_(1.0).item() == 0  # no gradient is there
-        x, t = batch(0, comm.rank, comm.size)
-        (F.cross_entropy(model(x), t) * (float("nan") if comm.rank == 1 else 1.0)).backward()
-        before = values(model)
-        with pytest.raises(ddp.errors.ArgumentError, match="total norm of order inf is nan"):
-            zero.clip_grad_norm_(1.0, float("inf"), error_if_nonfinite=True)
-        assert np.isnan(zero.clip_grad_norm_(1.0, float("inf")).item())
-        assert_equal(values(model), before)
-
-    collectives.run_threads(rank, 2)
-
-
-def test_a_grad_scaler_leaves_out_the_same_steps_on_all_ranks() -> None:
-    def run(sharded: bool) -> list[Any]:
-        def rank(comm: Communicator) -> Any:
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
-            scaler = GradScaler(init_scale=1024.0, growth_interval=2)
-            scales = []
-            for step in range(6):
-                optimizer.zero_grad()
-                x, t = batch(step, comm.rank, comm.size)
-                loss = scaler.scale(F.cross_entropy(model(x), t))
-                if step == 3 and comm.rank == 0:
-                    loss = loss * float("inf")
-                loss.backward()
-                if step % 2:
-                    scaler.unscale_(optimizer)
-                scaler.step(optimizer)
-                scaler.update()
-                scales.append(scaler.get_scale())
-            return scales, values(model)
-
-        return collectives.run_threads(rank, 3)
-
-    expected = run(sharded=False)
-    assert expected[0][0] == [1024, 2048, 2048, 1024, 1024, 2048]
-    for scales, got in run(sharded=True):
-        assert scales == expected[0][0]
-        assert_equal(got, expected[0][1])
-
-
-def test_an_infinity_in_one_rank_s_part_is_found_on_all() -> None:
-    def rank(comm: Communicator) -> bool:
-        model = wrapped(comm)
-        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
-        backward(model, 0)
-        if comm.rank == 2:  # only this rank holds that element
-            next(part for part in zero._sharding.gradients() if part.size)[0] = np.inf
-        return zero.unscale_gradients(0.5)
-
-    assert collectives.run_threads(rank, 3) == [True] * 3
 
 
 class Naive(optim.Optimizer):
