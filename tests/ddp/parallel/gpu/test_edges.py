@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 import collectives
 import ddp
 from collectives._gpu import by_nccl, passage
+from ddp.errors import ParallelError
 from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.watch import DeviceWatch
 from ddp.parallel.zero.optimizer import ZeroOptimizer
-from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl
 from tests.ddp.parallel.gpu.conftest import Rig
 from tests.ddp.parallel.gpu.cupy_fake import WAITS
 from tests.ddp.parallel.gpu.training import Net, batch, loss_of
@@ -222,3 +224,55 @@ def alone(comm: Any, steps: int, late: int) -> list[Any]:
         optimizer.step()
         optimizer.zero_grad()
     return [p.detach().numpy() for p in net.parameters()]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", [0, 2, 4])
+def test_ranks_hand_nccl_their_calls_in_one_order_over_all_communicators(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, way: str, seed: int
+) -> None:
+    """NCCL's kernels wait for other ranks on a device that all communicators share."""
+    started: dict[str, list[Any]] = {}  # by the device's issuing thread
+    start = FakeNccl._start
+
+    def noted(self: FakeNccl, stream: int, operations: Any) -> None:
+        started.setdefault(threading.current_thread().name, []).append((self.id, self.number))
+        start(self, stream, operations)
+
+    monkeypatch.setattr(FakeNccl, "_start", noted)
+    made = rig(2, FakeLibrary(), seed)
+
+    def rank(comm: Any, cupy: Any) -> None:
+        trainer = Trainer(comm, made, layers=4, **WAYS[way]())
+        for _ in range(4):
+            trainer.step()
+
+    made.run(rank)
+    one, other = started.values()
+    assert one == other
+    assert len(one) > 8
+
+
+@CARRIERS
+def test_what_a_rank_alone_has_wrong_is_named(rig: Callable[..., Rig], nccl: Any) -> None:
+    def not_a_number(comm: Any, cupy: Any) -> None:
+        trainer = Trainer(comm, made, check_finite=True)
+        trainer.step()
+        if comm.rank == 1:
+            trainer.net.b1._array[2] = np.nan
+        with pytest.raises(ParallelError, match=r"step 1: infinity or NaN in the gradient of b1 on rank 1, before"):
+            trainer.step()
+
+    def drifted(comm: Any, cupy: Any) -> None:
+        trainer = Trainer(comm, made, check_every=1)
+        trainer.step()
+        trainer.step()
+        if comm.rank == 1:
+            trainer.net.b1._array[2] = 7
+        trainer.step()
+        with pytest.raises(ParallelError, match=r"^b1 .*is not the same on ranks 0, 1 at step 2 \(all .* at step 1\)"):
+            trainer.step()
+
+    for program in (not_a_number, drifted):
+        made = rig(2, nccl)
+        made.run(program)
