@@ -57,9 +57,10 @@ def assert_trains(model: DataParallel, comm: Communicator) -> None:
         assert_allclose(gradients(model.module)[name], g, atol=1e-13)
 
 
-def impatient(comm: Communicator, seconds: float = 0.3) -> Communicator:
-    comm.timeout = seconds
-    return comm
+def hurry(model: DataParallel, comm: Communicator) -> None:
+    """From now on ranks wait for each other for a second, and all begin together."""
+    comm.barrier()
+    model.comm.timeout = 1.0
 
 
 def test_backward_on_some_ranks_only_names_the_late_ones_the_message_and_the_step() -> None:
@@ -67,8 +68,9 @@ def test_backward_on_some_ranks_only_names_the_late_ones_the_message_and_the_ste
     again: dict[int, str] = {}
 
     def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), impatient(comm.duplicate()))
+        model = DataParallel(make_net(), comm)
         loss_of(model, comm.rank).backward()
+        hurry(model, comm)
         if comm.rank != 1:
             with pytest.raises(CollectiveTimeout) as caught:
                 loss_of(model, comm.rank).backward()
@@ -90,8 +92,9 @@ def test_a_rank_that_stops_in_the_midst_of_backward_is_named_with_the_bucket() -
     said: dict[int, str] = {}
 
     def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), impatient(comm.duplicate()), bucket_cap_mb=1e-5)
+        model = DataParallel(make_net(), comm, bucket_cap_mb=1e-5)
         loss_of(model, comm.rank).backward()
+        hurry(model, comm)
         if comm.rank == 1:
 
             def fails(g: ddp.Tensor) -> None:
@@ -164,7 +167,8 @@ def test_forward_fails_on_one_rank_and_the_others_hear_who_is_missing() -> None:
     said: dict[int, str] = {}
 
     def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), impatient(comm.duplicate()))
+        model = DataParallel(make_net(), comm)
+        hurry(model, comm)
         if comm.rank == 1:
             with pytest.raises(ddp.errors.ShapeError):
                 model(ddp.ones(2, 5, dtype=ddp.float64))
