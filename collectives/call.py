@@ -130,7 +130,7 @@ class Work(Generic[T]):
         return self._call.outcome()
 
     def times(self) -> tuple[int, int, int] | None:
-        """When it was asked for, started and complete on this rank, in nanoseconds of `time.monotonic_ns()`; 0: not yet.
+        """When it was asked for, started and complete on this rank: nanoseconds of `time.monotonic_ns()`, 0: not yet.
 
         None where the flight record has forgotten it: over a thousand later calls have begun. On a GPU complete means
         handed to the device.
