@@ -43,6 +43,7 @@ def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, program: Any = train
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+pytestmark = pytest.mark.timeout(600)  # the full counts take minutes
 CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 
 
@@ -85,12 +86,12 @@ def seeded(run: Callable[[int], object], seeds: int) -> None:
 def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
     rig: Callable[..., Rig], nccl: Any, way: str, count: Callable[[int, int], int]
 ) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(1 if way else 4, 100))
+    seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(1 if way else 3, 100))
 
 
 @CARRIERS
 def test_uneven_numbers_of_steps(rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, train_unevenly), count(4, 100))
+    seeded(lambda seed: simulate(rig, nccl, seed, train_unevenly), count(2, 100))
 
 
 @CARRIERS
@@ -98,7 +99,7 @@ def test_uneven_numbers_of_steps(rig: Callable[..., Rig], nccl: Any, count: Call
 def test_layers_with_kernels_and_statistics_over_ranks(
     rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]
 ) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, train_layers), count(2, 100))
+    seeded(lambda seed: simulate(rig, nccl, seed, train_layers), count(1, 100))
 
 
 # And the other way round: a simulation that cannot find a planted bug would prove nothing -----------------------------
