@@ -68,6 +68,7 @@ class AllReduce:
         self._control: ControlMessage
 
     def follow(self, buckets: Buckets) -> None:
+        self._works = []  # they keep the old buckets' memory
         self._buckets = buckets
 
     def begin(self, control: ControlMessage) -> None:
@@ -96,6 +97,9 @@ class AllReduce:
 class Alone:
     """One rank: its own gradients are the sum, and a weight is divided out when backward ends."""
 
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
     def follow(self, buckets: Buckets) -> None:
         self._buckets = buckets
 
@@ -112,7 +116,8 @@ class Alone:
         scale = self._control.scale()
         if scale != 1.0:
             for buffer in self._buckets.memory.buffers:
-                buffer *= scale
+                # As on many ranks: of 16 bits, the scale itself would have no more than these.
+                self._comm.all_reduce(buffer, ReduceOp.SUM, scale=scale, out=buffer)
 
     def times(self) -> list[Times | None]:
         return [None] * len(self._buckets.members)

@@ -58,7 +58,7 @@ class Reducer:
         self.names = names
         self.leaves = [tensor._leaf for tensor in tensors]
         self.comm = comm
-        self.exchange: Exchange = Alone() if comm.size == 1 else AllReduce(comm)
+        self.exchange: Exchange = Alone(comm) if comm.size == 1 else AllReduce(comm)
         self.before: list[Callable[[], None]] = []  # called before a synchronized backward launches anything
         self.timeline = timeline
         self.planner = planner
@@ -71,7 +71,7 @@ class Reducer:
         self._before: accumulation.Accumulation | None = None  # what it was before the backward that runs now
         self.running = False  # a backward of this model runs now
         self._taken = False  # the last backward reached a leaf
-        self._under_way = False  # something was launched that has not come back
+        self._under_way = False  # ranks are between launching something and having drawn all conclusions from it
         self._broken: BaseException | None = None
         self._reduced = [False] * len(names)  # the slot holds a gradient that is the same on all ranks
         self._missing: list[int] = []  # for each bucket: how many of its gradients are not there yet
@@ -134,14 +134,19 @@ class Reducer:
         self._watch.end()
         assert self._launched == len(self.buckets.members)
         with naming(f"backward {self.steps}"):
-            with naming("the control message, before any bucket"):
+            first = self.buckets.words(0) if self.buckets.members else "any bucket"
+            with naming(f"the control message, before {first}"):
                 self._control.wait()
             self.exchange.finish()
-        self._under_way = self.running = False
+        self.running = False
         self._note(computed)
         weight, given = self._accumulation.weight, self._control.given
         self._accumulation = self._before = accumulation.Accumulation()
-        self._check(weight is not None, given)
+        try:
+            self._check(weight is not None, given)
+        except ParallelError:  # every rank raises it: they still agree
+            self._under_way = False
+            raise
         used = self._control.used()
         self._reduce_unplaced(used)
         for index, by_any in enumerate(used):
@@ -151,6 +156,7 @@ class Reducer:
         plan = self.planner.after(self._watch.seconds(), self._watch.backward(), used)
         if plan is not None:
             self._move(plan)
+        self._under_way = False
 
     def abandon(self, error: BaseException) -> None:
         """Backward raised: if something was launched it cannot be taken back, and the rest will not come.

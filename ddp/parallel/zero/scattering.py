@@ -36,6 +36,7 @@ class ReduceScatter:
         self._control: ControlMessage
 
     def follow(self, buckets: Buckets) -> None:
+        self._works = []  # they keep the old buckets' memory
         self._shards = self._move(buckets)
         if self._buckets is not None:  # it follows a backward of this exchange
             self.withhold()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ from collectives import Communicator
 from ddp import nn
 from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import functional as F
-from ddp.parallel import DataParallel
+from ddp.parallel import DataParallel, ZeroOptimizer
+from ddp.parallel.plan import Plan
 
 FEATURES, CLASSES = 6, 3
 
@@ -117,6 +119,18 @@ def test_weights_make_uneven_shards_exact(shards: list[int]) -> None:
 
     for got in collectives.run_threads(rank, len(shards)):
         assert_same(got, on_whole_batch(7))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_mean_of_16_bit_gradients_is_rounded_once(size: int) -> None:
+    def rank(comm: Communicator) -> None:
+        layer = nn.Linear(1, 4, bias=False, dtype=ddp.float16)
+        model = DataParallel(layer, comm)
+        weight = 30_000_000 / size  # float16 has 1 / 30,000,000 as 6.0e-8, which is 1 / 16,777,216
+        model.backward((model(ddp.full((1, 1), 1000 / size, dtype=ddp.float16))).sum(), weight=weight)
+        assert_array_equal(layer.weight.grad.numpy(), np.full((4, 1), 1000 / 30_000_000, np.float16))
+
+    collectives.run_threads(rank, size)
 
 
 @pytest.mark.parametrize("forward_inside", [True, False])
@@ -661,3 +675,25 @@ def test_many_steps_leave_no_thread_behind() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_buckets_of_an_old_plan_are_freed_at_once(sharded: bool) -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm, bucket_cap_mb=1e-4)
+        if sharded:
+            ZeroOptimizer(model, ddp.optim.SGD, lr=0.1)
+        reducer = model._reducer
+        x, t = data(4)
+        for _ in range(2):
+            model.zero_grad()
+            loss_sum(model, x, t).backward()
+        old = [weakref.ref(buffer) for buffer in reducer.buckets.memory.buffers]
+        if sharded:
+            old += [weakref.ref(shard.grad) for shard in reducer.exchange._shards]
+        whole = Plan(buckets=(sum(model.plan.buckets, ()),), nbytes=(sum(model.plan.nbytes),), origin="one")
+        reducer._move(whole)
+        assert len(old) > 1
+        assert not any(buffer() is not None for buffer in old)
+
+    collectives.run_threads(rank, 2)

@@ -136,6 +136,30 @@ def test_one_rank_goes_on_after_a_backward_that_failed_as_it_would_without_the_w
         assert_allclose(gradients(model.module)[name], g / 2, atol=1e-13)
 
 
+@pytest.mark.parametrize("part", ["_note", "_reduce_unplaced", "_move"])
+def test_a_backward_interrupted_after_its_buckets_came_has_failed_half_way_too(part: str) -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm, bucket_cap_mb=1.0)
+        loss_of(model, comm.rank).backward()
+        reducer = model._reducer
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        reducer.planner.after = lambda *_: reducer.planner.plan
+        if comm.rank == 0:
+            setattr(reducer, part, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                loss_of(model, comm.rank).backward()
+            with pytest.raises(ParallelError, match=r"failed half-way on this rank \(KeyboardInterrupt"):
+                loss_of(model, comm.rank).backward()
+        else:
+            reducer._move = lambda plan: None
+            loss_of(model, comm.rank).backward()
+
+    on_ranks(rank)
+
+
 SCRIPT = """
 import time
 import collectives, ddp
