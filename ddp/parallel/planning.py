@@ -26,6 +26,9 @@ _WARM = 4  # backwards after which an automatic plan is made anew, from all but 
 _BETTER = 0.98  # a new plan should end at least so much earlier than the one it replaces
 _IDLE = 10  # backwards in a row without a gradient, on any rank, that cost it its place
 _LAUNCH = 50e-6  # s of the computing thread for one more bucket
+# How much slower than it was alone the wire is thought to be when buckets are chosen: it shares the core with backward,
+# and a plan that leaves the wire idle at first has nothing to make up for it.
+_SLOWER = 1.25
 
 
 class Planner:
@@ -132,14 +135,15 @@ class Planner:
         order.reverse()
         times = np.maximum.accumulate(np.nan_to_num(latest[order[::-1]], nan=0.0))[::-1].tolist()
         nbytes, kinds = [self._nbytes[index] for index in order], [self._kinds[index] for index in order]
-        chosen = choose_buckets(nbytes, times, self._link, kinds, _LAUNCH)
-        ahead = forecast(chosen, nbytes, times, self._link, backward, _LAUNCH)
+        busy = Link(alpha=_SLOWER * self._link.alpha, beta=_SLOWER * self._link.beta)
+        chosen = choose_buckets(nbytes, times, busy, kinds, _LAUNCH)
         if self._steps > 1 and not moved:
             place = {self._names[index]: at for at, index in enumerate(order)}
             kept = [[place[name] for name in bucket] for bucket in self.plan.buckets]
-            before = forecast(kept, nbytes, times, self._link, backward, _LAUNCH)
-            if ahead.end > _BETTER * before.end:
-                chosen, ahead = kept, before
+            now, then = (forecast(each, nbytes, times, busy, backward, _LAUNCH).end for each in (chosen, kept))
+            if now > _BETTER * then:
+                chosen = kept
+        ahead = forecast(chosen, nbytes, times, self._link, backward, _LAUNCH)
         buckets = [[order[at] for at in bucket] for bucket in chosen]
         plan = self._plan(buckets, "chosen from measured times")
         return Plan(buckets=plan.buckets, nbytes=plan.nbytes, origin=plan.origin, link=self._link, forecast=ahead)
