@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_ROOT, package) + os.sep for package in ("collectives", "ddp"))
+_PASSED = (*_OURS, contextlib.__file__)  # `with model.join():` calls from its end, through there
 
 
 class Site:
@@ -23,8 +25,8 @@ class Site:
 
 
 def user_site() -> Site:
-    """The innermost caller outside our own packages."""
+    """The innermost caller outside our own packages, and not in a context manager of theirs."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame = frame.f_back
     return Site(frame.f_code.co_filename, frame.f_lineno)
