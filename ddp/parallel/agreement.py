@@ -24,6 +24,13 @@ _log = logging.getLogger("ddp.parallel")
 Description = tuple[str, list[int], str, bool, bool]
 
 
+def describe(name: str, tensor: Tensor) -> Description:
+    """What must be the same on all ranks."""
+    array = tensor._array
+    writeable = bool(getattr(array.flags, "writeable", True))  # CuPy's arrays always are, and have no such flag
+    return name, list(array.shape), str(array.dtype), bool(tensor.requires_grad), writeable
+
+
 def check_agreement(comm: Communicator, mine: Sequence[Description]) -> None:
     """Returns if all ranks bring the same descriptions. Collective.
 

@@ -64,6 +64,8 @@ class Hooked:
     """
 
     def __init__(self, hook: Hook, comm: Communicator, names: Sequence[str]) -> None:
+        if isinstance(hook, type):
+            raise ArgumentError(f"comm_hook should be an object, {hook.__name__}(...), not the class")
         if not callable(hook):
             raise ArgumentError(f"comm_hook should be a function of a GradBucket, is {hook!r:.60}")
         self.hook = hook

@@ -11,14 +11,14 @@ Outside of `join` nothing is announced, and nothing costs anything. Source of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from collectives import Communicator, ReduceOp
 from ddp._tensor.core import Tensor
-from ddp.errors import ParallelError
+from ddp.errors import DtypeError, ParallelError
 from ddp.parallel.naming import naming
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "step"
@@ -77,6 +77,14 @@ class Joining:
         if len(kinds) > 1:
             raise ParallelError(f"inside join, some ranks begin a {kinds[0]} and others a {kinds[1]}")
         return kinds[0]
+
+
+def checked(optimizers: Iterable[Any]) -> list[Any]:
+    """As a list. Raises: DtypeError unless they are optimizers."""
+    given = list(optimizers) if isinstance(optimizers, Iterable) else None
+    if given is None or not all(hasattr(each, "load_state_dict") for each in given):
+        raise DtypeError(f"join: optimizers is a list of optimizers, got {optimizers!r:.60}")
+    return given
 
 
 def adopt(comm: Communicator, source: int, tensors: Sequence[Tensor], optimizers: Sequence[Any]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from collectives import Communicator
@@ -20,6 +22,16 @@ IGNORED = {
     "static_graph": "the graph may change at every step, at no cost",
     "gradient_as_bucket_view": "gradients always are views of buckets",
 }
+#: Arguments of it that have another name here, or no counterpart that could be ignored, and what to do.
+ELSEWHERE = {
+    "process_group": "give comm=, a communicator",
+    "device_mesh": "give comm=, a communicator",
+    "forward_sync_buffers": "give broadcast_buffers=",
+    "mixed_precision": "run forward inside ddp.autocast",
+    "bucket_cap_mb_list": "give plan=, or one bucket_cap_mb=",
+    "init_sync": "leave it out: rank 0's values are always broadcast",
+    "skip_all_reduce_unused_params": "leave it out: what no rank uses gets no place in a bucket",
+}
 
 
 def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
@@ -29,7 +41,7 @@ def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None
     """
     sizes = [first_bucket_mb] if bucket_cap_mb == "auto" else [bucket_cap_mb, first_bucket_mb]
     for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < float("inf"):
+        if isinstance(size, bool) or not isinstance(size, Real) or not 0 < size < float("inf"):
             given = f"{bucket_cap_mb!r} and {first_bucket_mb!r}"
             raise ArgumentError(f'buckets hold more than 0 MiB, or "auto" for the cap; got {given}')
     if isinstance(bucket_cap_mb, str):
@@ -84,16 +96,32 @@ def buffers_mode(broadcast_buffers: bool | str) -> str | None:
 
 def whole(name: str, value: Any) -> int:
     """A whole number of at least 0. Raises: ArgumentError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
         raise ArgumentError(f"{name} is a whole number of at least 0, got {value!r}")
-    return value
+    return number
+
+
+def weight_of(weight: Any) -> float:
+    """How many samples a backward counts. Raises: ParallelError unless it is a number of at least 0."""
+    try:
+        number = float("nan") if isinstance(weight, str) else float(weight)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0 <= number < float("inf"):
+        raise ParallelError(f"weight should be a number of samples, at least 0, is {weight!r:.60}")
+    return number
 
 
 def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
-    """One warning for all arguments that change nothing. Raises: TypeError for any that PyTorch has not either."""
+    """One warning for all arguments that change nothing. Raises: TypeError for any other."""
     unknown = [name for name in ignored if name not in IGNORED]
     if unknown:
-        raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}")
+        what_to_do = f": {ELSEWHERE[unknown[0]]}" if unknown[0] in ELSEWHERE else ""
+        raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}{what_to_do}")
     asked = [f"{name} ({IGNORED[name]})" for name, value in ignored.items() if value is not None and value is not False]
     if asked:
         warnings.warn(f"DataParallel needs no {', '.join(asked)}", UserWarning, stacklevel=stacklevel)

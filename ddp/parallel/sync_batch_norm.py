@@ -18,7 +18,7 @@ from collectives import Communicator
 from ddp._engine import Meeting, Node, Version, modes
 from ddp._tensor.base import left_behind, wrap
 from ddp._tensor.core import Tensor
-from ddp.errors import DeviceError, GraphError, ShapeError
+from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
 from ddp.nn._norm_channels import BatchNorm
 from ddp.nn.functional._norm import affine_dtype
@@ -119,7 +119,11 @@ def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> 
     comm: that of the new layers. These have the parameters and buffers of the old ones, the same objects: an optimizer
     or a DataParallel made before goes on with them. Their hooks and training mode stay, too. A layer that stands in
     several places still does.
+
+    Raises: DtypeError for what is no module.
     """
+    if not isinstance(module, Module):
+        raise DtypeError(f"convert_sync_batchnorm: expected a Module, got {type(module).__name__}")
     made: dict[BatchNorm, SyncBatchNorm] = {}
 
     def replaced(part: Module) -> Module:

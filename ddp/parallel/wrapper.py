@@ -13,11 +13,11 @@ import numpy as np
 import collectives
 from ddp._engine import modes
 from ddp._tensor.core import Tensor
-from ddp.errors import ParallelError
+from ddp.errors import DtypeError, ParallelError
 from ddp.nn import Module
 from ddp.parallel import join, settings, timeline
 from ddp.parallel.accumulation import weighing
-from ddp.parallel.agreement import Description, agree_on_values, check_agreement
+from ddp.parallel.agreement import agree_on_values, check_agreement, describe
 from ddp.parallel.buffers import BufferSync
 from ddp.parallel.finite import FiniteCheck
 from ddp.parallel.frozen import Frozen
@@ -84,7 +84,7 @@ class DataParallel(Module):
                 raise ParallelError(
                     f"{name} is already part of a DataParallel: use that one, or call its close() first"
                 )
-        check_agreement(comm, [_describe(name, tensor) for name, tensor in tensors])
+        check_agreement(comm, [describe(name, tensor) for name, tensor in tensors])
         settings.check_same(
             comm,
             {
@@ -141,6 +141,7 @@ class DataParallel(Module):
         self._buffers_due = False
         self._reducer.before.append(self._before_backward)
         self._joining: join.Joining | None = None
+        self._closed = False
         self.shadows: list[Callable[[int], None]] = []  # what else a rank without data takes part in: sharded steps
         keep_names(self)
 
@@ -151,6 +152,7 @@ class DataParallel(Module):
 
     def close(self) -> None:
         """Gives the module back: its backward is its own again, and it may be wrapped anew. Gradients stay."""
+        self._closed = True
         self._reducer.release()
         for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
             if isinstance(tensor._leaf.watcher, Frozen):
@@ -162,8 +164,9 @@ class DataParallel(Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns. In training it is preceded by the buffers' call, where they are due.
 
-        Raises: ParallelError if the module has other parameters than when it was wrapped.
+        Raises: ParallelError if the module has other parameters than when it was wrapped, or was given back.
         """
+        self._raise_if_closed()
         self._members.check()
         begun = monotonic_ns()
         # A checkpointed region runs again inside backward: there the buffers are what they were.
@@ -184,9 +187,10 @@ class DataParallel(Module):
         Raises: ParallelError if gradients of an earlier synchronized backward are still there, if other ranks call
         `loss.backward()` instead, or if the weight is negative. A loss that reaches no parameter takes part with zeros.
         """
-        if not 0 <= weight < float("inf"):
-            raise ParallelError(f"weight should be a number of samples, at least 0, is {weight!r}")
-        with weighing(float(weight)), self._reducer.taking_part():
+        self._raise_if_closed()
+        if not isinstance(loss_sum, Tensor):
+            raise DtypeError(f"model.backward: expected a loss, a Tensor, got {type(loss_sum).__name__}")
+        with weighing(settings.weight_of(weight)), self._reducer.taking_part():
             if loss_sum.requires_grad:
                 loss_sum.backward()
 
@@ -222,6 +226,7 @@ class DataParallel(Module):
 
         Raises: ParallelError inside if ranks do different things; EarlyStop, one of them, if that was asked for.
         """
+        kept = join.checked(optimizers)
         if not enable or self.comm.size == 1:
             yield
             return
@@ -245,7 +250,7 @@ class DataParallel(Module):
         if self._buffer_sync is not None:
             self._buffer_sync.take()
         tensors = list(itertools.chain(self.module.parameters(), self.module.buffers()))
-        join.adopt(self.comm, joining.source, tensors, list(optimizers))
+        join.adopt(self.comm, joining.source, tensors, kept)
         self._buffers_due = False
 
     def announce_step(self) -> None:
@@ -260,6 +265,13 @@ class DataParallel(Module):
     def summary(self) -> str:
         """One line about the steps since the last summary, for the end of an epoch."""
         return self._reducer.timeline.summary()
+
+    def __getstate__(self) -> object:
+        raise ParallelError("a DataParallel cannot be copied or pickled: copy its module, model.module")
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise ParallelError("this DataParallel was closed: call its module, model.module, or wrap that anew")
 
     def _before_backward(self) -> None:
         """Before a synchronized backward launches anything."""
@@ -285,9 +297,3 @@ class DataParallel(Module):
     def _shadow_step(self, source: int) -> None:
         for shadow in self.shadows:
             shadow(source)
-
-
-def _describe(name: str, tensor: Tensor) -> Description:
-    array = tensor._array
-    writeable = bool(getattr(array.flags, "writeable", True))  # CuPy's arrays always are, and have no such flag
-    return name, list(array.shape), str(array.dtype), bool(tensor.requires_grad), writeable

@@ -154,7 +154,10 @@ class Stats:
         return sorted(rank for rank in most if self.size <= _LISTED or self.lateness[rank].steps)
 
     def __str__(self) -> str:
-        lines = [f"rank {self.rank} of {self.size}, {self.steps} steps; host times in ms", ""]
+        if not self.steps:
+            return f"rank {self.rank} of {self.size}, no step yet"
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        lines = [f"rank {self.rank} of {self.size}, {steps}; host times in ms", ""]
         lines.append(f"{'':<40}{'mean':>9}{'median':>9}")
         for name, label in _LABELS.items():
             spread: Spread | None = getattr(self, name)
@@ -162,7 +165,7 @@ class Stats:
                 lines.append(f"{label:<40}{spread.mean:>9.2f}{spread.median:>9.2f}")
         if self.hidden_share is not None:
             lines[-1] += f"   {_percent(self.hidden_share)} of it"
-        elif self.size > 1 and self.steps:
+        elif self.size > 1:
             lines.append("communication: not known, for this exchange does not tell when buckets were done")
         if self.buckets:
             heads = "".join(f"{head:>9}" for head in ("MiB", *MOMENTS))

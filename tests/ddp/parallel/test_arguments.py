@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import collectives
@@ -13,7 +14,7 @@ import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, GraphError, ParallelError
-from ddp.parallel import DataParallel
+from ddp.parallel import DataParallel, comm_hooks
 
 
 def make_net() -> nn.Module:
@@ -60,6 +61,9 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"plan": 3}, ParallelError, "expected what `model.plan` or `model.plan.state"),
     ({"comm": [0]}, DtypeError, "comm is the ranks' communicator, or None for collectives.init(), got [0]"),
     ({"comm_hook": 3}, ArgumentError, "comm_hook should be a function"),
+    ({"comm_hook": comm_hooks.TopK}, ArgumentError, "comm_hook should be an object, TopK(...), not the class"),
+    ({"process_group": None}, TypeError, "argument 'process_group': give comm=, a communicator"),
+    ({"init_sync": True}, TypeError, "argument 'init_sync': leave it out"),
     ({"bucket_size": 3}, TypeError, "unexpected keyword argument 'bucket_size'"),
 ]
 
@@ -73,6 +77,11 @@ def test_wrong_arguments_are_named_and_leave_the_module_as_it_was(
         DataParallel(net, **wrong)
     assert message in str(caught.value)
     DataParallel(net)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    model = DataParallel(make_net(), bucket_cap_mb=np.int64(2), first_bucket_mb=np.float32(1), check_every=np.int32(7))
+    model(ddp.ones(2, 3, dtype=ddp.float64)).sum().backward()
 
 
 def test_what_is_wrapped_is_a_module() -> None:

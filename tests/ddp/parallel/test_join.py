@@ -11,9 +11,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 import ddp
-from collectives import Communicator
+from collectives import CollectiveTimeout, Communicator
 from ddp import nn
-from ddp.errors import ParallelError
+from ddp.errors import DtypeError, ParallelError
 from ddp.parallel import DataParallel
 from ddp.parallel.join import EarlyStop
 
@@ -243,3 +243,24 @@ def test_a_rank_that_is_through_hears_of_parameters_it_never_used_and_of_new_pla
     first, second = on_ranks(rank, 2)
     assert first == second
     assert {"0.bias"} in first
+
+
+@pytest.mark.parametrize("wrong", [3, [3], nn.Linear(1, 1)])
+def test_optimizers_are_a_list_of_them(wrong: Any) -> None:
+    model = DataParallel(make_net())
+    with pytest.raises(DtypeError, match="join: optimizers is a list of"), model.join(optimizers=wrong):
+        pass
+
+
+def test_what_waits_at_the_end_of_join_names_the_line_of_the_with_statement() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm)
+        comm.barrier()
+        model.comm.timeout = 1.0
+        if comm.rank == 0:
+            site = r"all_reduce #\d+ \(test_join\.py:\d+\)"
+            with pytest.raises(CollectiveTimeout, match=site), model.join():
+                pass
+        comm.barrier()
+
+    collectives.run_threads(rank, 2, timeout=20)

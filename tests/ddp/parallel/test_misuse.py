@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 import ddp
-from collectives import CollectiveTimeout, Communicator, CommunicatorClosed
+from collectives import CollectiveTimeout, Communicator
 from ddp import nn
-from ddp.errors import GraphError, GraphFreedError, ParallelError
+from ddp.errors import DtypeError, GraphError, GraphFreedError, ParallelError
 from ddp.parallel import DataParallel
 
 
@@ -83,7 +84,7 @@ def test_backward_on_some_ranks_only_names_the_late_ones_the_message_and_the_ste
     on_ranks(rank, 3)
     for rank_ in (0, 2):
         assert "backward 1" in said[rank_]
-        assert "the control message" in said[rank_]
+        assert "the control message, before bucket 0 of 1 (2." in said[rank_]
         assert "Rank 1 has not arrived" in said[rank_]
         assert "start again from a checkpoint" in again[rank_]
 
@@ -183,7 +184,7 @@ def test_backward_on_one_process_only_ends_with_an_error_that_names_the_other(
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run_job([*mpiexec, "-n", "2", sys.executable, str(tmp_path / "script.py")], timeout=40)
     assert done.returncode != 0
-    assert "backward 2: the control message, before any bucket: " in done.stderr
+    assert "backward 2: the control message, before bucket 0 of 1 (" in done.stderr
     assert "rank 1" in done.stderr
 
 
@@ -361,11 +362,13 @@ def test_infinities_of_both_signs_are_summed_without_a_warning_from_another_thre
         assert np.isnan(found["0.bias"]).all()
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
-def test_a_weight_is_a_number_of_samples(weight: float) -> None:
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), None, "3"])
+def test_a_weight_is_a_number_of_samples(weight: Any) -> None:
     model = DataParallel(make_net())
     with pytest.raises(ParallelError, match="weight should be a number of samples"):
         model.backward(loss_of(model, 0), weight=weight)
+    with pytest.raises(DtypeError, match="expected a loss, a Tensor, got float"):
+        model.backward(3.0, weight=1)  # type: ignore[arg-type]
 
 
 def test_backward_of_some_inputs_only_is_refused_and_autograd_grad_stays_on_this_rank() -> None:
@@ -429,6 +432,9 @@ def test_a_copy_of_the_wrapped_module_is_bare() -> None:
         if comm.rank == 0:
             loss_of(twin, 0).backward()  # nobody waits
         twin.float()
+        for whole in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(ParallelError, match=r"cannot be copied or pickled: copy its module, model\.module"):
+                whole(model)
         assert_trains(model, comm)
 
     on_ranks(rank)
@@ -450,8 +456,9 @@ def test_a_closed_model_is_done_and_its_module_bare() -> None:
         for name, g in before.items():
             assert_array_equal(kept[name].numpy(), g)  # the memory of the buckets is nobody's now
         model.zero_grad()
-        with pytest.raises(CommunicatorClosed):
-            model.backward(ddp.zeros(()), weight=0)
+        for misuse in (lambda: model.backward(ddp.zeros(()), weight=0), lambda: loss_of(model, 0)):
+            with pytest.raises(ParallelError, match="this DataParallel was closed: call its module"):
+                misuse()
         model.module.float()
 
     on_ranks(rank)

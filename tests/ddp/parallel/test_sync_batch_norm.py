@@ -612,3 +612,5 @@ def test_what_does_not_fit_is_named_before_anything_is_called() -> None:
             layer(ddp.ones(2, C, dtype=ddp.int64))
 
     assert calls_of(run) == []
+    with pytest.raises(DtypeError, match="convert_sync_batchnorm: expected a Module, got list"):
+        convert_sync_batchnorm([])  # type: ignore[arg-type]

@@ -176,7 +176,7 @@ def test_before_there_is_anything_to_say() -> None:
     stats = ranks.stats()[0]
     assert (stats.steps, stats.heard, stats.step, stats.backward) == (0, 0, None, None)
     assert stats.waited_for() == "nothing is known yet of when the other ranks arrived"
-    assert "rank 0 of 2, 0 steps" in str(stats)
+    assert "rank 0 of 2, no step yet" in str(stats)
     assert ranks.timelines[0].summary() == "no step"
     ranks.run(make_step(0, 0), make_step(0, 0))
     assert_spreads(ranks.stats()[0], step=None, other=None, backward=40)
