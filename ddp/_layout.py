@@ -31,11 +31,6 @@ class Layout:
     places: tuple[Place, ...]
     buckets: tuple[tuple[Any, int], ...]
 
-    def members(self, bucket: int) -> list[int]:
-        """The gradients in that bucket, in the order they lie there."""
-        inside = [index for index, place in enumerate(self.places) if place.bucket == bucket]
-        return sorted(inside, key=lambda index: self.places[index].start)
-
 
 def lay_out(plan: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> Layout:
     """Gives each gradient its place.

@@ -31,8 +31,11 @@ class Buckets:
 
     def words(self, bucket: int) -> str:
         """The bucket as an error message names it."""
-        names = [self.names[index] for index in self.members[bucket]]
-        listed = ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
+        names, members = self.names, self.members[bucket]
+        if len(members) <= 4:
+            listed = ", ".join(names[index] for index in members)
+        else:
+            listed = f"{names[members[0]]}, {names[members[1]]}, ..., {names[members[-1]]}"
         return f"bucket {bucket} of {len(self.members)} ({listed})"
 
 

@@ -9,6 +9,7 @@ rank first uses it; one that no rank has used for a while loses it, and its byte
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -171,7 +172,7 @@ class Planner:
         """The given plan, without what has no place here, and with what has one and is not in it at its end."""
         listed = [name for bucket in given.buckets for name in bucket]
         unknown = [name for name in listed if name not in self._numbers]
-        twice = sorted({name for name in listed if listed.count(name) > 1})
+        twice = sorted(name for name, count in Counter(listed).items() if count > 1)
         if unknown or twice:
             wrong = f"no parameter is named {unknown[0]}" if unknown else f"{twice[0]} is in it twice"
             raise ParallelError(f"the given plan does not fit this model: {wrong}")
