@@ -11,7 +11,9 @@ Outside of `join` nothing is announced, and nothing costs anything. Source of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,25 @@ _KINDS = (FORWARD, BACKWARD, STEP)
 
 class EarlyStop(ParallelError):
     """A rank has run out of data, and `join(throw_on_early_termination=True)` asked to hear of it."""
+
+
+class _Inside(threading.local):
+    join = False
+
+
+_inside = _Inside()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Raises: ParallelError inside another join of this thread, be it of another model."""
+    if _inside.join:
+        raise ParallelError("join inside join: a rank that is through can keep company in one of them alone")
+    _inside.join = True
+    try:
+        yield
+    finally:
+        _inside.join = False
 
 
 class Joining:

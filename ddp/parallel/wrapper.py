@@ -230,10 +230,8 @@ class DataParallel(Module):
         if not enable or self.comm.size == 1:
             yield
             return
-        if self._joining is not None:
-            raise ParallelError("join inside join: the inner one is of no use")
         weight = 1.0 if divide_by_initial_world_size else 0.0
-        self._joining = joining = join.Joining(
+        joining = join.Joining(
             self.comm,
             {
                 join.FORWARD: self._buffers_of,
@@ -242,11 +240,13 @@ class DataParallel(Module):
             },
             throw_on_early_termination,
         )
-        try:
-            yield
-            joining.keep_company()
-        finally:
-            self._joining = None
+        with join.alone():
+            self._joining = joining
+            try:
+                yield
+                joining.keep_company()
+            finally:
+                self._joining = None
         if self._buffer_sync is not None:
             self._buffer_sync.take()
         tensors = list(itertools.chain(self.module.parameters(), self.module.buffers()))

@@ -14,7 +14,7 @@ import ddp
 from collectives import CollectiveTimeout, Communicator
 from ddp import nn
 from ddp.errors import DtypeError, ParallelError
-from ddp.parallel import DataParallel
+from ddp.parallel import DataParallel, convert_sync_batchnorm
 from ddp.parallel.join import EarlyStop
 
 STEPS = [[3], [3, 1], [0, 2], [5, 0], [2, 4, 1], [0, 1, 6, 6], [1, 1]]
@@ -264,3 +264,32 @@ def test_what_waits_at_the_end_of_join_names_the_line_of_the_with_statement() ->
         comm.barrier()
 
     collectives.run_threads(rank, 2, timeout=20)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_join_inside_join_is_refused_on_every_rank_and_is_possible_afterwards(same: bool) -> None:
+    def rank(comm: Communicator) -> None:
+        models = [DataParallel(make_net(), comm) for _ in range(2)]
+        with pytest.raises(ParallelError, match="join inside join"), models[0].join(), models[0 if same else 1].join():
+            pass
+        for model in models:
+            with model.join():
+                for step in range(1 + comm.rank):
+                    loss_of(model, rows(comm.rank, step)).backward()
+
+    on_ranks(rank, 2)
+
+
+def test_collectives_in_forward_have_no_company_but_the_first_end_can_be_told_to_all() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(convert_sync_batchnorm(make_net(norm=True), comm), comm)
+
+        def train() -> None:
+            with model.join(throw_on_early_termination=True):
+                for step in range(1 + comm.rank):
+                    loss_of(model, rows(comm.rank, step)).backward()
+
+        with pytest.raises(EarlyStop):
+            train()
+
+    on_ranks(rank, 2)
