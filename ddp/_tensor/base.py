@@ -114,9 +114,9 @@ class TensorBase:
         self._leaf.slot.set(value._array)
 
     def _check_replaceable(self) -> None:
-        """Raises: GraphError if somebody watches the leaf, who would be left with the old memory."""
+        """Raises: GraphError if somebody watches the leaf, which another one would replace."""
         if self._end is not None and self._end.watcher is not None:
-            raise GraphError("a wrapped parameter cannot change dtype or device; convert before wrapping")
+            raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
     def _replace(self, array: Array, where: device) -> None:
         """Puts this leaf on another array of the same shape, gradient included: how modules change dtype and device.

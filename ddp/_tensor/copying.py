@@ -28,8 +28,8 @@ class Copying(TensorBase):
         """The same memory outside the graph, with a version of its own: backward does not notice writes through it.
 
         Assigning a tensor makes this one share that one's memory from now on; a leaf may change shape, dtype and device
-        by it. Raises: GraphError for a wrapped parameter; ShapeError for a tensor unlike the result of an op that it
-        replaces, or of another shape than the gradient that is there; DtypeError for integers where requires_grad.
+        by it. Raises: GraphError if a wrapped parameter would; ShapeError for a tensor unlike the result of an op that
+        it replaces, or of another shape than the gradient that is there; DtypeError for integers where requires_grad.
         """
         return wrap(self._array, self._device)
 
@@ -38,7 +38,6 @@ class Copying(TensorBase):
         if not isinstance(value, TensorBase):
             raise DtypeError(f"data: expected a Tensor, got {type(value).__name__}")
         new, old = value._array, self._array
-        self._check_replaceable()
         if self._edge is not None and not is_float(new.dtype):
             raise DtypeError(f"data: a tensor that requires grad cannot become {new.dtype}")
         alike = new.shape == old.shape and new.dtype == old.dtype and value._device is self._device

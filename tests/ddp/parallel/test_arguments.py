@@ -40,6 +40,8 @@ def test_converting_after_wrapping_changes_nothing_and_says_what_to_do(convert: 
         with pytest.raises(GraphError, match="convert before wrapping"):
             convert(target)
     assert {p.dtype for p in model.parameters()} == {ddp.float64}
+    for p in model.parameters():
+        p.data = p.data * 2  # another array of the same kind is no conversion
     model(ddp.ones(2, 3, dtype=ddp.float64)).sum().backward()
 
 

@@ -251,26 +251,15 @@ def test_an_optimizer_of_one_s_own() -> None:
         results = []
         for sharded in (False, True):
             model = wrapped(comm)
-            if not sharded:
-                # A wrapped parameter takes no new array: the plain one trains the bare net, alone.
-                model.close()
-                net, plain = model.module, Naive(model.module.parameters())
-                for step in range(4):
-                    plain.zero_grad()
-                    x, t = batch(step, 0, 1)
-                    F.cross_entropy(net(x), t).backward()
-                    plain.step()
-                results.append((values(model), plain.state_dict()))
-            else:
-                zero = ZeroOptimizer(model, Naive)
-                for step in range(4):
-                    zero.zero_grad()
-                    x, t = batch(step, 0, 1)  # every rank the whole batch: the mean is that of one
-                    F.cross_entropy(model(x), t).backward()
-                    if step == 2:
-                        replan(model, 3)
-                    zero.step()
-                results.append((values(model), zero.state_dict()))
+            optimizer = ZeroOptimizer(model, Naive) if sharded else Naive(model.parameters())
+            for step in range(4):
+                optimizer.zero_grad()
+                x, t = batch(step, 0, 1)  # every rank the whole batch: the mean is that of one
+                F.cross_entropy(model(x), t).backward()
+                if step == 2:
+                    replan(model, 3)
+                optimizer.step()
+            results.append((values(model), optimizer.state_dict()))
         (expected, theirs), (got, state) = results
         for name in got:
             assert_allclose(got[name], expected[name], rtol=1e-2 if name == "scale" else 1e-5, atol=1e-6, err_msg=name)
