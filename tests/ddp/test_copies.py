@@ -87,7 +87,7 @@ class TestData:
             x.data = np.ones(2)
         x._leaf.watcher = Watcher()
         with pytest.raises(GraphError, match="wrapped"):
-            x.data = ddp.ones(2)
+            x.data = ddp.ones(2, dtype=ddp.float64)
 
 
 DUPLICATES = [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
