@@ -12,6 +12,7 @@
     │   ├── InplaceError                an in-place operation that autograd cannot follow
     │   └── AnomalyError                a gradient is nan, in anomaly mode
     ├── ParallelError                   ranks that do not agree on the model, or a wrapper used against its order
+    │   └── EarlyStop                   a rank ran out of data inside join, and to hear of it was asked for
     ├── GradcheckError (AssertionError) a backward disagrees with finite differences
     ├── SerializationError (ValueError) a file that is not what load can read
     └── StateDictError (ValueError)     a state dict that does not fit the module or optimizer
@@ -68,6 +69,10 @@ class AnomalyError(GraphError):
 
 class ParallelError(DdpError):
     """Ranks that do not agree on the model or the step, or a wrapper used against its order."""
+
+
+class EarlyStop(ParallelError):
+    """A rank has run out of data, and `join(throw_on_early_termination=True)` asked to hear of it."""
 
 
 class GradcheckError(DdpError, AssertionError):

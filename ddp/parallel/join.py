@@ -20,15 +20,11 @@ import numpy as np
 
 from collectives import Communicator, ReduceOp
 from ddp._tensor.core import Tensor
-from ddp.errors import DtypeError, ParallelError
+from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel.naming import naming
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "step"
 _KINDS = (FORWARD, BACKWARD, STEP)
-
-
-class EarlyStop(ParallelError):
-    """A rank has run out of data, and `join(throw_on_early_termination=True)` asked to hear of it."""
 
 
 class _Inside(threading.local):

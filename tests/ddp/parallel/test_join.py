@@ -13,9 +13,8 @@ import collectives
 import ddp
 from collectives import CollectiveTimeout, Communicator
 from ddp import nn
-from ddp.errors import DtypeError, ParallelError
+from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel import DataParallel, convert_sync_batchnorm
-from ddp.parallel.join import EarlyStop
 
 STEPS = [[3], [3, 1], [0, 2], [5, 0], [2, 4, 1], [0, 1, 6, 6], [1, 1]]
 
