@@ -16,6 +16,7 @@ import numpy as np
 from collectives import Communicator
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
+from ddp.parallel.naming import naming
 from ddp.parallel.tripwire import bit_sum
 
 _log = logging.getLogger("ddp.parallel")
@@ -38,7 +39,8 @@ def check_agreement(comm: Communicator, mine: Sequence[Description]) -> None:
     """
     text = json.dumps(mine).encode()
     digest = np.frombuffer(hashlib.sha256(text).digest(), np.uint8)
-    digests = comm.all_gather(digest, lengths="equal").reshape(comm.size, -1)
+    with naming("DataParallel, comparing the ranks' modules"):
+        digests = comm.all_gather(digest, lengths="equal").reshape(comm.size, -1)
     if (digests == digests[0]).all():
         return
     lengths = comm.all_gather(np.array([len(text)])).tolist()
