@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 _FIRST_CAP = 4 << 20  # bytes; of the plan before anything was measured
 _WARM = 4  # backwards after which an automatic plan is made anew, from all but the first
 _BETTER = 0.98  # a new plan should end at least so much earlier than the one it replaces
-_IDLE = 10  # backwards in a row without a gradient, on any rank, that cost it its place
+_IDLE = 10  # backwards in a row, of others, without a gradient on any rank, that cost it its place
 _LAUNCH = 50e-6  # s of the computing thread for one more bucket
 # How much slower than it was alone the wire is thought to be when buckets are chosen: it shares the core with backward,
 # and a plan that leaves the wire idle at first has nothing to make up for it.
@@ -95,17 +95,19 @@ class Planner:
         return None
 
     def _moved(self, used: Sequence[bool]) -> bool:
+        if not any(used):  # says nothing about any one of them
+            return False
         moved = False
         for index, by_any in enumerate(used):
             self._idle[index] = 0 if by_any else self._idle[index] + 1
             if by_any and not self.placed[index]:
                 self._returned[index] = self.placed[index] = moved = True
-            elif self._idle[index] == _IDLE and self.placed[index] and self._may_go(index, used):
+            elif self._idle[index] == _IDLE and self.placed[index] and self._may_go(index):
                 self.placed[index], moved = False, True
         return moved
 
-    def _may_go(self, index: int, used: Sequence[bool]) -> bool:
-        return self._given is None and not self._returned[index] and any(used)
+    def _may_go(self, index: int) -> bool:
+        return self._given is None and not self._returned[index]
 
     def _renew(self, moved: bool) -> Plan | None:
         """The next plan, rank 0's; None if it is the one there is."""

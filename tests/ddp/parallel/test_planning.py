@@ -101,6 +101,18 @@ def test_the_first_backward_shows_the_order_and_by_a_cap_it_stays(
     assert len(comm.calls) == 2
 
 
+@pytest.mark.parametrize("empty", [0, 5, 9])
+def test_backwards_that_reach_nothing_count_for_nothing(empty: int) -> None:
+    made = planner(Fake(size=1), count=2)
+    made.begin([True, True])
+    for step in range(12):
+        if step == empty:
+            for _ in range(15):
+                assert made.after(np.full(2, NAN), 5.0, [False, False]) is None
+        plan = made.after(np.array([1.0, NAN]), 5.0, [True, False])
+        assert letters(plan) == ("a" if step == 9 else None)
+
+
 def test_one_rank_keeps_its_first_plan_and_calls_nothing() -> None:
     comm = Fake(size=1)
     made = planner(comm)
