@@ -138,7 +138,7 @@ class DataParallel(Module):
                 tensor._leaf.watcher = Frozen(name)
         self._members = Members(module)
         self._buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
-        self._buffers_due = False
+        self._buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
         self._reducer.before.append(self._before_backward)
         self._joining: join.Joining | None = None
         self._closed = False
@@ -171,7 +171,7 @@ class DataParallel(Module):
         begun = monotonic_ns()
         # A checkpointed region runs again inside backward: there the buffers are what they were.
         if self._buffer_sync is not None and not self._reducer.running:
-            if self._buffers_due and self.training and modes.state.enabled:
+            if self._buffers_due() and self.training and modes.state.enabled:
                 self._sync_buffers()
             self._buffer_sync.take()
         result = self.module(*args, **kwargs)
@@ -251,7 +251,7 @@ class DataParallel(Module):
             self._buffer_sync.take()
         tensors = list(itertools.chain(self.module.parameters(), self.module.buffers()))
         join.adopt(self.comm, joining.source, tensors, kept)
-        self._buffers_due = False
+        self._buffers_at = self._reducer.steps
 
     def announce_step(self) -> None:
         """Says that this rank begins a step that ranks make together; costs nothing outside of `join`. Collective."""
@@ -275,11 +275,13 @@ class DataParallel(Module):
 
     def _before_backward(self) -> None:
         """Before a synchronized backward launches anything."""
-        if self._buffers_due:  # this rank made no forward, as with an empty batch; the others wait for it
+        if self._buffers_due():  # this rank made no forward, as with an empty batch; the others wait for it
             self._sync_buffers()
         if self._joining is not None:
             self._joining.announce(join.BACKWARD)
-        self._buffers_due = self._buffer_sync is not None
+
+    def _buffers_due(self) -> bool:
+        return self._buffer_sync is not None and self._buffers_at != self._reducer.steps
 
     def _sync_buffers(self) -> None:
         source = 0
@@ -289,7 +291,7 @@ class DataParallel(Module):
         self._buffers_of(source)
 
     def _buffers_of(self, source: int) -> None:
-        self._buffers_due = False
+        self._buffers_at = self._reducer.steps
         if self._buffer_sync is not None:
             with naming("the buffers, before forward"):
                 self._buffer_sync.run(source)

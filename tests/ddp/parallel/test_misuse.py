@@ -175,6 +175,29 @@ def test_a_backward_interrupted_after_its_buckets_came_has_failed_half_way_too(p
     on_ranks(rank)
 
 
+def test_a_backward_that_was_interrupted_before_it_told_anybody_may_be_tried_again() -> None:
+    def rank(comm: Communicator) -> list[float]:
+        model = DataParallel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(), comm)
+        start = model._reducer._start
+
+        def interrupted(*_: Any) -> None:
+            model._reducer._start = start
+            raise KeyboardInterrupt
+
+        for step in range(2):
+            loss = loss_of(model, comm.rank)
+            if comm.rank == step == 0:
+                model._reducer._start = interrupted
+                with pytest.raises(KeyboardInterrupt):
+                    loss.backward()
+            loss.backward()
+        model(rows(comm.rank))
+        return model.module[0].weight.grad.tolist()
+
+    first, second = on_ranks(rank)
+    assert first == second
+
+
 SCRIPT = """
 import time
 import collectives, ddp
