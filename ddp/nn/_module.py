@@ -23,6 +23,7 @@ class Module(Convertible, Hooked):
     """The base of layers and models: subclasses call `super().__init__()`, assign parts, and define `forward`."""
 
     training: bool
+    _nameless_: str | None = None  # the child whose state stands in state dicts under its own names alone
 
     def __init__(self) -> None:
         parts = self.__dict__

@@ -50,6 +50,19 @@ def _places(module: Module, lead: str) -> Iterator[tuple[str, _Place]]:
             yield lead + name, _Place(module._buffers, name)
 
 
+def _lead(module: Module, lead: str, child: str) -> str:
+    """What stands before the names of a child's state. lead: the same of the module."""
+    return lead if child == module._nameless_ else f"{lead}{child}."
+
+
+def _parts(module: Module, lead: str) -> Iterator[tuple[str, Module]]:
+    """The module and all below it, parents first, with what stands before the names of its state."""
+    yield lead, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _parts(child, _lead(module, lead, name))
+
+
 def _defines(module: Module, name: str) -> bool:
     from ddp.nn._module import Module
 
@@ -66,7 +79,7 @@ def state_dict(module: Module, destination: dict[str, Any], prefix: str, keep_va
         destination[prefix + EXTRA] = module.get_extra_state()
     for name, child in module._modules.items():
         if child is not None:
-            child.state_dict(destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
+            child.state_dict(destination=destination, prefix=_lead(module, prefix, name), keep_vars=keep_vars)
     for (hook,) in tuple(hooks.saved) if hooks else ():
         hook(module, destination, prefix, {})
     return destination
@@ -79,7 +92,7 @@ def load_state_dict(module: Module, given: Mapping[str, Any], strict: bool, assi
     given = dict(given)
     found = Incompatible([], [])
     problems: list[str] = []
-    modules = [(f"{path}." if path else "", part) for path, part in module.named_modules(remove_duplicate=False)]
+    modules = list(_parts(module, ""))
     for lead, part in modules:
         for (hook,) in tuple(part._hooks_.loading) if part._hooks_ else ():
             hook(part, given, lead, {}, strict, found.missing_keys, found.unexpected_keys, problems)

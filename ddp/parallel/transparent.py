@@ -1,8 +1,10 @@
-"""The wrapper in state dicts: it is not there. A checkpoint of the wrapped module loads into the bare one, and back."""
+"""The wrapper in state dicts: it is not there. A checkpoint of the wrapped module loads into the bare one, and back.
+
+The module keeps its own names because it is the wrapper's nameless child. Left to do: names that PyTorch wrote.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ddp.nn import Module
@@ -10,28 +12,16 @@ from ddp.nn import Module
 _PART = "module."
 
 
-def keep_names(wrapper: Module) -> None:
-    """Has `wrapper`, whose child `module` is all it holds, give and take state under the child's own names.
-
-    Names with the wrapper's part in them, as PyTorch writes them, are taken too.
-    """
-    wrapper.register_state_dict_post_hook(_shorten)
-    wrapper.register_load_state_dict_pre_hook(_lengthen)
+def take_pytorchs_names(wrapper: Module) -> None:
+    """Has `wrapper`, whose nameless child `module` is all it holds, load names with the wrapper's part in them too."""
+    wrapper.register_load_state_dict_pre_hook(_shorten)
 
 
-def _shorten(wrapper: Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    _rename(state, prefix, lambda name: name.removeprefix(_PART))
-
-
-def _lengthen(wrapper: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """The names of the bare module, unless they are PyTorch's: those fit better with the wrapper's part in front."""
+def _shorten(wrapper: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Leaves the wrapper's part out of the names if more of them fit the module with it than without."""
     there = {name.removeprefix(prefix) for name in state if name.startswith(prefix)}
     bare = set(wrapper.module.state_dict())
-    if len(there & {_PART + name for name in bare}) <= len(there & bare):
-        _rename(state, prefix, lambda name: _PART + name)
-
-
-def _rename(state: dict[str, Any], prefix: str, new: Callable[[str], str]) -> None:
-    """Renames all that lies under the prefix at once: one's new name may be another's old one."""
-    found = {name: state.pop(name) for name in list(state) if name.startswith(prefix)}
-    state.update({prefix + new(name.removeprefix(prefix)): value for name, value in found.items()})
+    if len(there & {_PART + name for name in bare}) > len(there & bare):
+        found = {name: state.pop(name) for name in list(state) if name.startswith(prefix)}
+        for name, value in found.items():
+            state[prefix + name.removeprefix(prefix).removeprefix(_PART)] = value

@@ -26,7 +26,7 @@ from ddp.parallel.naming import naming
 from ddp.parallel.plan import Plan
 from ddp.parallel.planning import Planner
 from ddp.parallel.reducer import Reducer
-from ddp.parallel.transparent import keep_names
+from ddp.parallel.transparent import take_pytorchs_names
 from ddp.parallel.tripwire import Tripwire
 
 
@@ -54,6 +54,8 @@ class DataParallel(Module):
     requires grad, or the module is wrapped already.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
+
+    _nameless_ = "module"
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class DataParallel(Module):
         self._joining: join.Joining | None = None
         self._closed = False
         self.shadows: list[Callable[[int], None]] = []  # what else a rank without data takes part in: sharded steps
-        keep_names(self)
+        take_pytorchs_names(self)
 
     @property
     def plan(self) -> Plan:
