@@ -109,9 +109,10 @@ class ZeroOptimizer(Optimizer):
         order than `nn.utils.clip_grad_norm_`, so that the last bits may differ.
         norm_type: a number, or inf
 
-        Raises: ArgumentError for a norm that is infinite or nan, if asked to; nothing has changed then. ParallelError
-        for gradients that have not been reduced.
+        Raises: ArgumentError for arguments that are not numbers, and for a norm that is infinite or nan, if asked to;
+        nothing has changed then. ParallelError for gradients that have not been reduced.
         """
+        max_norm, norm_type = _number("max_norm", max_norm), _number("norm_type", norm_type)
         self._check_reduced("clip_grad_norm_")
         self._announce("clip", max_norm, norm_type, error_if_nonfinite)
         return self._clip(max_norm, norm_type, error_if_nonfinite)
@@ -221,6 +222,13 @@ class ZeroOptimizer(Optimizer):
                         "scaled the mean alone: call zero_grad() after the step, or accumulate inside no_sync() first"
                     )
             self._scaled = False
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"clip_grad_norm_: {name} is a number, got {value!r:.60}") from None
 
 
 def _with_names(group: Group) -> Group:
