@@ -85,13 +85,13 @@ def title(step: TypicalStep) -> str:
     """What the picture shows, in numbers: two lines."""
     first = step.steps[0]
     head = f"Step {step.number}, typical of {step.of}: {step.length * _MS:.1f} ms."
-    exposed = f"{(first.ended - first.computed) * _MS:.1f} ms exposed"
+    waited = f"waited {(first.ended - first.computed) * _MS:.1f} ms after backward"
     spans = [times for times in first.times if times is not None]
     if spans:
         wire, hidden = _covered(spans), _covered([(begin, min(end, first.computed)) for begin, end in spans])
-        share = f"{100 * hidden / max(wire, 1):.0f} % of {wire * _MS:.1f} ms communication hidden behind backward"
-        exposed = f"{share}, {exposed}"
-    lines = [f"{head} Rank {step.ranks[0]}: {exposed}"]
+        share = f"{100 * hidden / max(wire, 1):.0f} % of {wire * _MS:.1f} ms communication hidden behind it"
+        waited = f"{waited}; {share}"
+    lines = [f"{head} Rank {step.ranks[0]}: {waited}"]
     if step.last:
         late = step.last[-1]
         lines.append(f"last to complete its gradients: rank {late.rank}, {late.after * _MS:.1f} ms after the others")

@@ -173,14 +173,14 @@ def test_the_typical_step_is_of_median_length() -> None:
 def test_the_title_says_the_numbers() -> None:
     step = typical_step([make_part(0), make_part(1)])
     assert step is not None
-    assert title(step).splitlines() == [
-        "Step 4, typical of 5: 100.0 ms. Rank 0: 68 % of 28.0 ms communication hidden behind backward, 10.0 ms exposed",
-        "last to complete its gradients: rank 1, 5.0 ms after the others",
-    ]
+    assert title(step) == (
+        "Step 4, typical of 5: 100.0 ms. Rank 0: waited 10.0 ms after backward; 68 % of 28.0 ms communication hidden "
+        "behind it\nlast to complete its gradients: rank 1, 5.0 ms after the others"
+    )
     bare = TypicalStep(
         number=1, of=2, ranks=(0,), befores=(make_step(0),), steps=(make_step(1, times=[None, None]),), last=()
     )
-    assert title(bare) == "Step 1, typical of 2: 100.0 ms. Rank 0: 10.0 ms exposed"
+    assert title(bare) == "Step 1, typical of 2: 100.0 ms. Rank 0: waited 10.0 ms after backward"
     assert [size_text(nbytes) for nbytes in (40, 1 << 10, 3 << 19)] == ["40 B", "1.0 KiB", "1.5 MiB"]
 
 
