@@ -64,5 +64,6 @@ class GradBucket:
 
 #: Called once for each bucket. Returns a Work that leaves the mean in `bucket.buffer`; or is a generator that yields a
 #: Work of `bucket.comm`, is sent its result, and has left the mean there when it ends; or None: it is there already.
-#: Its attribute `phases`, 1 if it has none, says how often a generator yields at most.
+#: Its attribute `phases`, 1 if it has none, says how often a generator yields at most; `same_on_all_ranks`, a dict
+#: if it has one, which settings ranks have to agree on.
 Hook = Callable[[GradBucket], "Work[Any] | Steps | None"]

@@ -29,6 +29,7 @@ from collectives import Communicator, Work
 from collectives.errors import CollectivesError
 from ddp._device import device_of
 from ddp.errors import ArgumentError, DdpError, DtypeError, ParallelError
+from ddp.parallel import claims
 from ddp.parallel.control import ControlMessage
 from ddp.parallel.exchange import Buckets, Times
 from ddp.parallel.grad_bucket import GradBucket, Hook, Steps
@@ -55,12 +56,12 @@ class _Run:
 class Hooked:
     """The exchange that has a communication hook reduce the buckets. See `ddp.parallel.comm_hooks`.
 
-    hook: what `Hook` says; an object of it belongs to one model
+    hook: what `Hook` says; one with a state (a `state_dict`) serves one model at a time
     comm: duplicated once for each phase. Collective.
     names: of all parameters that the control message speaks of
 
-    Raises: ArgumentError for a hook that cannot be called, or a number of phases that is none; ParallelError if the
-    ranks bring different hooks.
+    Raises: ArgumentError for a hook that cannot be called, or a number of phases that is none; ParallelError on every
+    rank if ranks bring different hooks, or on one of them its state is another model's.
     """
 
     def __init__(self, hook: Hook, comm: Communicator, names: Sequence[str]) -> None:
@@ -73,10 +74,7 @@ class Hooked:
         self._name = str(getattr(hook, "__name__", type(hook).__name__))
         self._rank = comm.rank
         self._names = tuple(names)
-        everyones = comm.all_gather_object((self._name, self._phases))
-        if len(set(everyones)) > 1:
-            listed = "; ".join(f"rank {rank}: {name}, {phases}" for rank, (name, phases) in enumerate(everyones))
-            raise ParallelError(f"all ranks should give the same comm_hook, with as many phases: {listed}")
+        claims.agree(comm, self, hook, self._name, self._phases)
         self._comms = [comm.duplicate() for _ in range(self._phases)]
         self._runs: list[_Run] = []
         self._next = [0] * (self._phases + 1)  # for each phase, and the end: which bucket comes to it next
@@ -88,7 +86,8 @@ class Hooked:
         self._lane: Lane = HostLane()
 
     def close(self) -> None:
-        """Gives the communicators back."""
+        """Gives the communicators back; the hook may serve another model."""
+        claims.give_up(self, self.hook)
         for comm in self._comms:
             comm.close()
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from collectives import Communicator
 from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.nn import Module
@@ -103,6 +105,13 @@ def whole(name: str, value: Any) -> int:
     if number < 0:
         raise ArgumentError(f"{name} is a whole number of at least 0, got {value!r}")
     return number
+
+
+def switch(name: str, value: Any) -> bool:
+    """Raises: ArgumentError unless it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentError(f"{name} is True or False, got {value!r:.60}")
+    return bool(value)
 
 
 def weight_of(weight: Any) -> float:

@@ -76,6 +76,7 @@ class DataParallel(Module):
         cap, first = settings.caps(bucket_cap_mb, first_bucket_mb)
         mode = settings.buffers_mode(broadcast_buffers)
         every = settings.whole("check_every", check_every)
+        finite = settings.switch("check_finite", check_finite)
         given = settings.given_plan(plan)
         settings.warn_of(ignored, stacklevel=3)
         self.module = module
@@ -84,7 +85,9 @@ class DataParallel(Module):
         for name, tensor in tensors:
             if tensor._leaf.watcher is not None:
                 raise ParallelError(
-                    f"{name} is already part of a DataParallel: use that one, or call its close() first"
+                    f"{name} is already part of a DataParallel, which goes on reducing its gradients also where no "
+                    "variable holds it: use that one, or call its close() first; where it is lost, wrap a copy, "
+                    "copy.deepcopy(module)"
                 )
         check_agreement(comm, [describe(name, tensor) for name, tensor in tensors])
         settings.check_same(
@@ -95,7 +98,7 @@ class DataParallel(Module):
                 "broadcast_buffers": broadcast_buffers,
                 "plan": None if given is None else given.buckets,
                 "check_every": check_every,
-                "check_finite": bool(check_finite),
+                "check_finite": finite,
                 "comm_hook": comm_hook is not None,
             },
         )
@@ -123,15 +126,20 @@ class DataParallel(Module):
             from ddp.parallel.hooking import Hooked
 
             self._hooked = Hooked(comm_hook, self.comm, names)
-        self._reducer = Reducer(
-            names,
-            params,
-            self.comm,
-            planner,
-            timeline.Timeline(self.comm.rank, self.comm.size, nodes),
-            Tripwire(self.comm, names, params, every),
-            FiniteCheck(self.comm, names) if check_finite else None,
-        )
+        try:
+            self._reducer = Reducer(
+                names,
+                params,
+                self.comm,
+                planner,
+                timeline.Timeline(self.comm.rank, self.comm.size, nodes),
+                Tripwire(self.comm, names, params, every),
+                FiniteCheck(self.comm, names) if finite else None,
+            )
+        except ParallelError:  # a plan that does not fit
+            if self._hooked is not None:
+                self._hooked.close()
+            raise
         if self._hooked is not None:
             self._reducer.set_exchange(self._hooked)
         watched = {id(p) for p in params}

@@ -36,6 +36,8 @@ result when that is there; meanwhile backward goes on. (Never call `wait()` in a
   same phases for the same bucket; which buckets are under way besides need not concern a hook.
 - `bucket.names`, `bucket.gradients` (views of the buffer) say whose gradients these are, `bucket.used` whether any rank
   used them in this step. Plans change after the first step: state is kept by name, not by `bucket.index`.
+- A hook with a `state_dict` serves one model at a time. What its attribute `same_on_all_ranks` (a dict, if it has one)
+  says of its settings is compared when a model is wrapped.
 - A Work keeps its arrays alive, and until it is done they must not be changed.
 - Arrays are NumPy's, or CuPy's with the hook on a stream of its own; nothing in it should make the host wait.
 

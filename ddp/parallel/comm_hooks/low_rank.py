@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,12 @@ class PowerSGD:
         min_compression_rate: float = 2.0,
         seed: int = 0,
     ) -> None:
-        if matrix_approximation_rank < 1 or start_iter < 0 or min_compression_rate < 0 or seed < 0:
+        whole = _at_least(1, matrix_approximation_rank, Integral) and _at_least(0, start_iter, Integral)
+        if not (whole and _at_least(0, min_compression_rate, Real) and _at_least(0, seed, Integral)):
             raise ArgumentError(
-                "PowerSGD: expected a rank of at least 1, and start_iter, min_compression_rate and seed of at least 0, "
-                f"got {matrix_approximation_rank}, {start_iter}, {min_compression_rate} and {seed}"
+                "PowerSGD: expected a whole rank of at least 1, whole start_iter and seed and a min_compression_rate "
+                f"of at least 0, got {matrix_approximation_rank!r:.60}, {start_iter!r:.60}, {seed!r:.60} and "
+                f"{min_compression_rate!r:.60}"
             )
         self.matrix_approximation_rank = matrix_approximation_rank
         self.start_iter = start_iter
@@ -78,6 +81,19 @@ class PowerSGD:
         self.steps = 0  # that have begun
         self._residuals = Residuals(use_error_feedback)
         self._queries: dict[str, Array] = {}  # the last Q of each matrix
+
+    @property
+    def same_on_all_ranks(self) -> dict[str, Any]:
+        """What ranks have to agree on, by name: the arguments, and how far the hook has come."""
+        return {
+            "matrix_approximation_rank": int(self.matrix_approximation_rank),
+            "start_iter": int(self.start_iter),
+            "use_error_feedback": bool(self.use_error_feedback),
+            "warm_start": bool(self.warm_start),
+            "min_compression_rate": float(self.min_compression_rate),
+            "seed": int(self.seed),
+            "steps": self.steps,
+        }
 
     def __call__(self, bucket: GradBucket) -> Steps:
         if bucket.index == 0:
@@ -154,6 +170,10 @@ class PowerSGD:
             step = 0 if self.warm_start else self.steps
             known = np.random.default_rng([self.seed, zlib.crc32(name.encode()), step]).standard_normal(shape)
         return place(known, device_of(matrix)).astype(matrix.dtype, copy=False)
+
+
+def _at_least(least: int, value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)  # type: ignore[operator]
 
 
 def _joined(

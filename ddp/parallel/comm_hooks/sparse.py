@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,17 @@ class TopK:
     phases = 1
 
     def __init__(self, ratio: float = 0.01, *, use_error_feedback: bool = True) -> None:
-        if not 0 < ratio <= 1:
-            raise ArgumentError(f"TopK: expected a ratio above 0 and at most 1, got {ratio!r}")
+        given: Any = ratio
+        if isinstance(given, bool) or not isinstance(given, Real) or not 0 < float(given) <= 1:
+            raise ArgumentError(f"TopK: expected a ratio above 0 and at most 1, got {given!r:.60}")
         self.ratio = ratio
         self.use_error_feedback = use_error_feedback
         self._residuals = Residuals(use_error_feedback)
+
+    @property
+    def same_on_all_ranks(self) -> dict[str, Any]:
+        """What ranks have to agree on, by name."""
+        return {"ratio": float(self.ratio), "use_error_feedback": bool(self.use_error_feedback)}
 
     def __call__(self, bucket: GradBucket) -> Steps:
         xp = device_of(bucket.buffer).xp

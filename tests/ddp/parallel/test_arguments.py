@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +19,7 @@ from ddp.errors import ArgumentError, DtypeError, GraphError, ParallelError
 from ddp.parallel import DataParallel, comm_hooks
 
 
-def make_net() -> nn.Module:
+def make_net() -> nn.Sequential:
     ddp.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
@@ -59,6 +61,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"check_every": -1}, ArgumentError, "check_every is a whole number of at least 0, got -1"),
     ({"check_every": 1.5}, ArgumentError, "got 1.5"),
     ({"check_every": True}, ArgumentError, "got True"),
+    ({"check_finite": "yes"}, ArgumentError, "check_finite is True or False, got 'yes'"),
+    ({"check_finite": None}, ArgumentError, "got None"),
     ({"plan": {"buckets": []}}, ParallelError, "expected what `model.plan` or `model.plan.state"),
     ({"plan": 3}, ParallelError, "expected what `model.plan` or `model.plan.state"),
     ({"comm": [0]}, DtypeError, "comm is the ranks' communicator, or None for collectives.init(), got [0]"),
@@ -79,6 +83,18 @@ def test_wrong_arguments_are_named_and_leave_the_module_as_it_was(
         DataParallel(net, **wrong)
     assert message in str(caught.value)
     DataParallel(net)
+
+
+def test_a_wrapper_that_was_lost_is_told_of_with_what_to_do() -> None:
+    net = make_net()
+    DataParallel(net)  # nobody holds it
+    gc.collect()
+    with pytest.raises(ParallelError, match=r"0\.weight is already part of .* lost, wrap a copy, copy\.deepcopy"):
+        DataParallel(net)
+    model = DataParallel(copy.deepcopy(net))  # which is what was advised
+    model(ddp.ones(2, 3, dtype=ddp.float64)).sum().backward()
+    assert net[0].weight.grad is None
+    assert model.module[0].weight.grad is not None
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -197,6 +197,12 @@ def test_what_it_refuses() -> None:
     for arguments in ({"matrix_approximation_rank": 0}, {"start_iter": -1}, {"min_compression_rate": -1}, {"seed": -1}):
         with pytest.raises(ArgumentError, match="PowerSGD"):
             PowerSGD(**arguments)
+    wrong: tuple[Any, ...] = ("x", None, True, float("nan"))
+    for name in ("matrix_approximation_rank", "start_iter", "min_compression_rate", "seed"):
+        for value in wrong:
+            with pytest.raises(ArgumentError, match=f"PowerSGD: expected .*{value!r}"):
+                PowerSGD(**{name: value})
+    PowerSGD(np.int64(2), np.int32(1), min_compression_rate=np.float32(1), seed=np.int8(3))
     with pytest.raises(StateDictError, match="queries"):
         PowerSGD().load_state_dict({"steps": 3})
     with pytest.raises(DtypeError, match="complex128"):

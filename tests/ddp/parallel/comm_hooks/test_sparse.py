@@ -143,9 +143,10 @@ def test_its_state_is_saved_and_goes_on(tmp_path: Any) -> None:
 
 
 def test_what_it_refuses() -> None:
-    for ratio in (0, -1, 1.5, float("nan")):
-        with pytest.raises(ArgumentError, match="ratio"):
-            TopK(ratio)
+    for ratio in (0, -1, 1.5, float("nan"), "x", None, True):
+        with pytest.raises(ArgumentError, match=f"TopK: expected a ratio .*got {ratio!r}"):
+            TopK(ratio)  # type: ignore[arg-type]
+    TopK(np.float32(0.5))
     with pytest.raises(StateDictError, match="errors"):
         TopK().load_state_dict({"steps": 3})
     with pytest.raises(DtypeError, match="complex128"):

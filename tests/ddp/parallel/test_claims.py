@@ -1,0 +1,125 @@
+"""A hook with a state serves one model at a time, with the same settings on all ranks; others are free to be shared."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import ArgumentError, ParallelError
+from ddp.parallel import DataParallel
+from ddp.parallel.comm_hooks import GradBucket, PowerSGD, TopK, bf16
+
+HOOKS: list[Callable[[], Any]] = [PowerSGD, TopK]
+
+
+def train(model: DataParallel) -> None:
+    for _ in range(2):
+        model(ddp.ones(2, 3)).sum().backward()
+        model.zero_grad()
+
+
+def wrapped(comm: Communicator, hook: Any, **options: Any) -> DataParallel:
+    return DataParallel(nn.Linear(3, 2), comm, comm_hook=hook, **options)
+
+
+@pytest.mark.parametrize("make", HOOKS)
+def test_a_hook_in_use_on_one_rank_is_refused_on_all_until_close(make: Callable[[], Any]) -> None:
+    def rank(comm: Communicator) -> None:
+        mine, other = make(), make()
+        model = wrapped(comm, mine)
+        net = nn.Linear(3, 2)
+        said = rf"{make.__name__} serves another model already, on rank 1, .*each model needs a hook object of its own"
+        for _ in range(2):  # to be refused claims nothing
+            with pytest.raises(ParallelError, match=said):
+                DataParallel(net, comm, comm_hook=mine if comm.rank == 1 else other)
+        second = DataParallel(net, comm, comm_hook=other)
+        train(model)
+        train(second)
+        model.close()
+        third = wrapped(comm, mine)
+        model.close()  # once more takes nothing from the next one
+        with pytest.raises(ParallelError, match="on rank 0, 1, 2, and remembers"):
+            wrapped(comm, mine)
+        train(third)
+
+    collectives.run_threads(rank, 3, timeout=20)
+
+
+def test_a_hook_of_a_model_that_is_gone_or_was_refused_is_free() -> None:
+    hook = TopK()
+    net = nn.Linear(3, 2)
+    with pytest.raises(ParallelError, match="given plan does not fit") as kept:
+        DataParallel(net, comm_hook=hook, plan={"buckets": [["strange"]], "nbytes": [4], "from": "elsewhere"})
+    model = DataParallel(net, comm_hook=hook)
+    assert kept.value.__traceback__ is not None  # what was half made is not gone yet
+    del net, model, kept
+    gc.collect()
+    DataParallel(nn.Linear(3, 2), comm_hook=hook)
+
+
+def test_one_hook_for_ranks_of_one_process_is_refused() -> None:
+    hook = PowerSGD()
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ParallelError, match="a hook object of its own"):
+            wrapped(comm, hook)
+        train(wrapped(comm, PowerSGD()))
+
+    collectives.run_threads(rank, 2, timeout=20)
+
+
+def test_hooks_without_a_state_are_shared() -> None:
+    def rank(comm: Communicator) -> None:
+        for model in (wrapped(comm, bf16), wrapped(comm, bf16)):
+            train(model)
+
+    collectives.run_threads(rank, 2, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda rank: PowerSGD(1 + rank), "PowerSGD: matrix_approximation_rank is 1 on rank 0, but 2 on rank 1"),
+        (lambda rank: PowerSGD(start_iter=10 * rank), "PowerSGD: start_iter is 0 on rank 0, but 10 on rank 1"),
+        (lambda rank: TopK(0.1 if rank else 0.5), "TopK: ratio is 0.5 on rank 0, but 0.1 on rank 1"),
+        (lambda rank: resumed(3 * rank), "PowerSGD: steps is 0 on rank 0, but 3 on rank 1"),
+        (lambda rank: Mine(rank), "Mine: a is 0 on rank 0, but 1 on rank 1"),
+    ],
+)
+def test_settings_that_differ_are_named_on_every_rank(make: Callable[[int], Any], said: str) -> None:
+    def rank(comm: Communicator) -> None:
+        hook = make(comm.rank)
+        with pytest.raises(ParallelError, match=f"{said}: all ranks have to give the same"):
+            wrapped(comm, hook)
+        DataParallel(nn.Linear(3, 2), comm)
+
+    collectives.run_threads(rank, 2, timeout=20)
+
+
+def resumed(steps: int) -> PowerSGD:
+    hook = PowerSGD()
+    hook.load_state_dict({"steps": steps, "queries": {}, "errors": {}})
+    return hook
+
+
+class Mine:
+    """A hook of one's own."""
+
+    def __init__(self, a: Any) -> None:
+        self.same_on_all_ranks = {"a": a}
+
+    def __call__(self, bucket: GradBucket) -> None: ...
+
+
+def test_settings_that_are_none() -> None:
+    hook = Mine(0)
+    hook.same_on_all_ranks = [3]  # type: ignore[assignment]
+    with pytest.raises(ArgumentError, match=r"same_on_all_ranks should be a dict of settings, is \[3\]"):
+        DataParallel(nn.Linear(3, 2), comm_hook=hook)
