@@ -23,11 +23,9 @@ T = TypeVar("T")
 
 _SPIN = 20e-6  # s; a peer that is about to arrive is worth a short spin,
 _YIELD = 300e-6  # s; a later one gets this core whenever it can use it,
-PAUSE = 100e-6  # s; and one that is still later may be computing on it.
-# s; what has taken long already is large or late, and each look takes time from who computes: at 1 Gbit/s 24 MiB take
-# as long with looks every 0.3 ms as with three times as many, and a quarter less of the core (benchmarks/overlap.py).
-_LONGEST = 300e-6
-_GROWTH = 1.1
+# s; and one that is still later may be computing on it. Longer sleeps save a little of the core, and where that is busy
+# they cost much of the wire's bandwidth (benchmarks/overlap.py).
+PAUSE = 100e-6
 _LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
 
 
@@ -58,11 +56,9 @@ def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
         if test():
             return
     watch = Watch(test, call, transport, start)
-    pause = PAUSE
     while not test():
-        time.sleep(pause)
+        time.sleep(PAUSE)
         watch.look_around()
-        pause = min(_LONGEST, _GROWTH * pause)
 
 
 class Watch:

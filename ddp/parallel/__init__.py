@@ -22,9 +22,9 @@ The calls go over a duplicate of `comm` (None: `collectives.init()`), made at th
 """
 
 from ddp.parallel import comm_hooks
-from ddp.parallel.movements import all_gather, all_to_all, broadcast, gather, scatter
-from ddp.parallel.plan import Plan, plan_buckets
-from ddp.parallel.reductions import all_reduce, reduce, reduce_scatter
+from ddp.parallel.differentiable.movements import all_gather, all_to_all, broadcast, gather, scatter
+from ddp.parallel.differentiable.reductions import all_reduce, reduce, reduce_scatter
+from ddp.parallel.planning.plan import Plan, plan_buckets
 from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from ddp.parallel.wrapper import DataParallel
 from ddp.parallel.zero import ZeroOptimizer

@@ -19,15 +19,15 @@ from ddp._layout import FlatBuckets, lay_out
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 from ddp.parallel import accumulation
+from ddp.parallel.checks.finite import FiniteCheck
+from ddp.parallel.checks.tripwire import Tripwire
 from ddp.parallel.control import ControlMessage
 from ddp.parallel.exchange import AllReduce, Alone, Buckets, Exchange
-from ddp.parallel.finite import FiniteCheck
 from ddp.parallel.naming import naming
-from ddp.parallel.plan import Plan
-from ddp.parallel.planning import Planner
+from ddp.parallel.planning.plan import Plan
+from ddp.parallel.planning.planner import Planner
+from ddp.parallel.planning.watch import DeviceWatch, HostWatch
 from ddp.parallel.timeline import Step, Timeline
-from ddp.parallel.tripwire import Tripwire
-from ddp.parallel.watch import DeviceWatch, HostWatch
 
 # Ranks make their models in the same order, and where one backward passes through several of them, go by it: how the
 # graph comes to them may differ from rank to rank, and what they do at the end of backward are calls that wait.

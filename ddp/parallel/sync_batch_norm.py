@@ -25,7 +25,7 @@ from ddp.nn.functional._norm import affine_dtype
 from ddp.nn.functional._norm_channels import check_channels, moving
 from ddp.ops._op import BFLOAT16
 from ddp.ops.norm_channels import Batch, batch_norm
-from ddp.parallel.meeting import Array, Together
+from ddp.parallel.differentiable.meeting import Array, Together
 
 _NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # what a rank tells: its grad mode, and whether its input requires grad
 

@@ -15,19 +15,22 @@ from ddp._engine import modes
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, ParallelError
 from ddp.nn import Module
-from ddp.parallel import join, settings, timeline
+from ddp.parallel import join, timeline
 from ddp.parallel.accumulation import weighing
-from ddp.parallel.agreement import agree_on_values, check_agreement, describe
 from ddp.parallel.buffers import BufferSync
-from ddp.parallel.finite import FiniteCheck
-from ddp.parallel.frozen import Frozen
-from ddp.parallel.membership import Members
+from ddp.parallel.checks import settings
+from ddp.parallel.checks.agreement import agree_on_values, check_agreement, describe
+from ddp.parallel.checks.finite import FiniteCheck
+from ddp.parallel.checks.frozen import Frozen
+from ddp.parallel.checks.membership import Members
+from ddp.parallel.checks.tripwire import Tripwire
+from ddp.parallel.comm_hooks.grad_bucket import Hook
+from ddp.parallel.comm_hooks.hooking import Hooked
 from ddp.parallel.naming import naming
-from ddp.parallel.plan import Plan
-from ddp.parallel.planning import Planner
+from ddp.parallel.planning.plan import Plan
+from ddp.parallel.planning.planner import Planner
 from ddp.parallel.reducer import Reducer
 from ddp.parallel.transparent import take_pytorchs_names
-from ddp.parallel.tripwire import Tripwire
 
 
 class DataParallel(Module):
@@ -65,7 +68,7 @@ class DataParallel(Module):
         bucket_cap_mb: float | str = "auto",
         first_bucket_mb: float = 1.0,
         broadcast_buffers: bool | str = True,
-        comm_hook: Callable[[Any], Any] | None = None,
+        comm_hook: Hook | None = None,
         plan: Plan | Mapping[str, Any] | None = None,
         check_every: int = 100,
         check_finite: bool = False,
@@ -121,11 +124,7 @@ class DataParallel(Module):
             xp=params[0].device.xp,
         )
         nodes = self.comm.all_gather(np.array([self.comm.node]), lengths="equal").tolist()
-        self._hooked: Any = None
-        if comm_hook is not None:
-            from ddp.parallel.hooking import Hooked
-
-            self._hooked = Hooked(comm_hook, self.comm, names)
+        self._hooked = None if comm_hook is None else Hooked(comm_hook, self.comm, names)
         try:
             self._reducer = Reducer(
                 names,
@@ -139,6 +138,7 @@ class DataParallel(Module):
         except ParallelError:  # a plan that does not fit
             if self._hooked is not None:
                 self._hooked.close()
+            self.comm.close()
             raise
         if self._hooked is not None:
             self._reducer.set_exchange(self._hooked)

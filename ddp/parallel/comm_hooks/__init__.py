@@ -44,10 +44,10 @@ result when that is there; meanwhile backward goes on. (Never call `wait()` in a
 An error in a hook is raised by backward, with the bucket's parameters in its message.
 """
 
+from ddp.parallel.comm_hooks.grad_bucket import GradBucket
 from ddp.parallel.comm_hooks.low_rank import PowerSGD
 from ddp.parallel.comm_hooks.plain import allreduce
 from ddp.parallel.comm_hooks.rounding import bf16, fp16
 from ddp.parallel.comm_hooks.sparse import TopK
-from ddp.parallel.grad_bucket import GradBucket
 
 __all__ = ["GradBucket", "PowerSGD", "TopK", "allreduce", "bf16", "fp16"]

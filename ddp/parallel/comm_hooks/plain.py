@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collectives import Work
-from ddp.parallel.grad_bucket import GradBucket
+from ddp.parallel.comm_hooks.grad_bucket import GradBucket
 
 
 def allreduce(bucket: GradBucket) -> Work[Any]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from ddp._device import device_of
 from ddp.errors import DtypeError
-from ddp.parallel.grad_bucket import GradBucket, Steps
+from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 _TOP = 15  # the largest element of a block is brought below 2 to this

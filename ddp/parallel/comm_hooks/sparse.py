@@ -23,7 +23,7 @@ import numpy as np
 from ddp._device import device_of
 from ddp.errors import ArgumentError, StateDictError
 from ddp.parallel.comm_hooks.feedback import Residuals, working_dtype
-from ddp.parallel.grad_bucket import GradBucket, Steps
+from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 _PLACE = np.dtype(np.int32)  # of an entry in its parameter

@@ -18,7 +18,7 @@ from ddp import nn
 from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, ZeroOptimizer
-from ddp.parallel.plan import Plan
+from ddp.parallel.planning.plan import Plan
 
 FEATURES, CLASSES = 6, 3
 

@@ -10,8 +10,8 @@ import numpy as np
 import collectives
 from collectives import Communicator
 from ddp._layout import FlatBuckets, lay_out
+from ddp.parallel.comm_hooks.hooking import Hooked
 from ddp.parallel.exchange import Buckets
-from ddp.parallel.hooking import Hooked
 
 Array = np.ndarray[Any, Any]
 Gradients = Mapping[str, Array]

@@ -16,7 +16,7 @@ import ddp
 from collectives._gpu import by_nccl, passage
 from ddp.errors import ParallelError
 from ddp.parallel import DataParallel, comm_hooks
-from ddp.parallel.watch import DeviceWatch
+from ddp.parallel.planning.watch import DeviceWatch
 from ddp.parallel.zero.optimizer import ZeroOptimizer
 from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl
 from tests.ddp.parallel.gpu.conftest import Rig

@@ -12,7 +12,7 @@ from collectives import Communicator
 from ddp import nn, optim
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel
-from ddp.parallel.plan import Plan
+from ddp.parallel.planning.plan import Plan
 from ddp.parallel.zero import ZeroOptimizer
 
 FEATURES, CLASSES, BATCH = 6, 3, 12

@@ -21,7 +21,7 @@ from ddp._engine import Meeting, modes
 from ddp._tensor.base import TensorBase, left_behind, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError
-from ddp.parallel.twins import twin_of
+from ddp.parallel.differentiable.twins import twin_of
 
 Array = Any
 Adjoint = Callable[[Array], Array | None]

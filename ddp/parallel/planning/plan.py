@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp.errors import ParallelError
-from ddp.parallel.choosing import Forecast, Link
+from ddp.parallel.planning.choosing import Forecast, Link
 
 _MIB = 1 << 20
 

@@ -16,10 +16,10 @@ import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.errors import ParallelError
-from ddp.parallel import DataParallel, planning
-from ddp.parallel.choosing import Link
-from ddp.parallel.plan import Plan
-from ddp.parallel.planning import Planner, arrival_order
+from ddp.parallel import DataParallel
+from ddp.parallel.planning.choosing import Link
+from ddp.parallel.planning.plan import Plan
+from ddp.parallel.planning.planner import Planner, arrival_order
 
 NAN = float("nan")
 
@@ -167,7 +167,7 @@ def test_an_automatic_plan_is_chosen_by_what_was_measured_and_once_more_when_the
         measured.append(most)
         return Link(alpha=1.0, beta=1.0)
 
-    monkeypatch.setattr(planning, "measure", measure)
+    monkeypatch.setattr("ddp.parallel.planning.planner.measure", measure)
     made = planner(Fake(), count=3, cap=None, first=4)
     assert letters(made.begin([True] * 3)) == "c ba"
     plan = made.after(np.array([50.0, 20.0, 10.0]), 60.0, [True] * 3)
@@ -186,7 +186,7 @@ def test_an_automatic_plan_is_chosen_by_what_was_measured_and_once_more_when_the
 
 
 def test_a_new_choice_that_gains_nothing_leaves_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "measure", lambda comm, most, xp: Link(alpha=0.0, beta=1.0))
+    monkeypatch.setattr("ddp.parallel.planning.planner.measure", lambda comm, most, xp: Link(alpha=0.0, beta=1.0))
     made = planner(Fake(), count=3, cap=None, first=4)
     made.begin([True] * 3)
     times = np.array([50.0, 20.0, 10.0])
@@ -204,7 +204,7 @@ GIVEN = Plan(buckets=(("c", "a"), ("d", "b")), nbytes=(8, 8), origin="by hand")
 
 
 def test_a_given_plan_stays_whatever_comes_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(planning, "measure")
+    monkeypatch.delattr("ddp.parallel.planning.planner.measure")
     comm = Fake()
     made = planner(comm, given=GIVEN, cap=None)
     assert letters(made.begin(ALL)) == "ca db"

@@ -8,8 +8,8 @@ from typing import Literal
 from collectives import Communicator
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError
-from ddp.parallel.meeting import Array, Together
-from ddp.parallel.reductions import row_counts
+from ddp.parallel.differentiable.meeting import Array, Together
+from ddp.parallel.differentiable.reductions import row_counts
 
 Lengths = Sequence[int] | Literal["equal"] | None
 

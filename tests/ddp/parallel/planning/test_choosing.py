@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from ddp.parallel.choosing import TOLERANCE, Forecast, Link, choose_buckets, fit_link, forecast
+from ddp.parallel.planning.choosing import TOLERANCE, Forecast, Link, choose_buckets, fit_link, forecast, split_large
 
 SLOW = Link(alpha=0.1, beta=1.0)
 
@@ -205,3 +205,22 @@ def test_fit_finds_latency_beside_a_large_size() -> None:
     samples[-1] = (samples[-1][0], samples[-1][1] * 1.01)
     link = fit_link(samples)
     assert (link.alpha, link.beta) == pytest.approx((1e-4, 8e-9), rel=0.011)
+
+
+@pytest.mark.parametrize(
+    ("plan", "nbytes", "link", "split"),
+    [
+        ([[0, 1, 2]], [4, 4, 4], Link(alpha=0.08, beta=1.0), [[0], [1], [2]]),
+        ([[0, 1, 2]], [4, 4, 4], Link(alpha=0.16, beta=1.0), [[0, 1, 2]]),  # a rest of 4 bytes would not be enough
+        ([[0, 1, 2, 3]], [4, 4, 4, 4], Link(alpha=0.16, beta=1.0), [[0, 1], [2, 3]]),
+        ([[0, 1]], [4, 4], Link(alpha=1.0, beta=1.0), [[0, 1]]),  # latency counts
+        ([[2, 1], [0]], [4, 4, 4], Link(alpha=0.0, beta=1.0), [[2], [1], [0]]),
+        ([[0, 1], [2]], [4, 4, 4], Link(alpha=0.1, beta=0.0), [[0, 1], [2]]),  # bytes cost nothing
+        ([[0, 1, 2, 3]], [1, 9, 1, 9], Link(alpha=0.2, beta=1.0), [[0, 1], [2, 3]]),
+        ([], [], Link(alpha=0.0, beta=1.0), []),
+    ],
+)
+def test_large_buckets_are_cut_where_latency_does_not_count(
+    plan: list[list[int]], nbytes: list[int], link: Link, split: list[list[int]]
+) -> None:
+    assert split_large(plan, nbytes, link) == split

@@ -29,11 +29,11 @@ from collectives import Communicator, Work
 from collectives.errors import CollectivesError
 from ddp._device import device_of
 from ddp.errors import ArgumentError, DdpError, DtypeError, ParallelError
-from ddp.parallel import claims
+from ddp.parallel.comm_hooks import claims
+from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Hook, Steps
+from ddp.parallel.comm_hooks.lane import HostLane, Lane, lane_of
 from ddp.parallel.control import ControlMessage
 from ddp.parallel.exchange import Buckets, Times
-from ddp.parallel.grad_bucket import GradBucket, Hook, Steps
-from ddp.parallel.lane import HostLane, Lane, lane_of
 from ddp.parallel.naming import naming
 
 Array = Any  # numpy.ndarray or cupy.ndarray

@@ -15,7 +15,7 @@ from collectives import Communicator
 from ddp import nn
 from ddp.errors import ParallelError
 from ddp.parallel import DataParallel
-from ddp.parallel.tripwire import bit_sum, drifted, mix
+from ddp.parallel.checks.tripwire import bit_sum, drifted, mix
 
 
 def make_net() -> nn.Module:

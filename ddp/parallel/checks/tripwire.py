@@ -16,7 +16,7 @@ import numpy as np
 from collectives import Communicator
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
-from ddp.parallel.arriving import Arriving
+from ddp.parallel.checks.arriving import Arriving
 from ddp.parallel.control import NO_CHECKSUM
 
 Array = Any

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from collectives import Communicator
 from ddp.errors import ArgumentError, ParallelError
-from ddp.parallel.grad_bucket import Hook
+from ddp.parallel.comm_hooks.grad_bucket import Hook
 from ddp.parallel.naming import naming
 
 #: Who uses each hook that has a state, by the hook's id, which is nobody else's while a user lives, and holds the hook.

@@ -13,7 +13,7 @@ import numpy as np
 from collectives import Communicator
 from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.nn import Module
-from ddp.parallel.plan import Plan
+from ddp.parallel.planning.plan import Plan
 
 _MIB = 1 << 20
 #: Arguments of PyTorch's DistributedDataParallel that change nothing here, and why.

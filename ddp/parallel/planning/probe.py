@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, ReduceOp
-from ddp.parallel.choosing import Link, fit_link
+from ddp.parallel.planning.choosing import Link, fit_link
 
 _SMALLEST, _LEAST, _LARGEST = 1 << 12, 1 << 16, 1 << 24  # bytes; up to _LEAST at any rate, or latency is all one sees
 _GROWTH = 4

@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives import Communicator
 from ddp.errors import ParallelError
-from ddp.parallel.arriving import Arriving
+from ddp.parallel.checks.arriving import Arriving
 
 Array = Any
 

@@ -9,7 +9,7 @@ from collectives.errors import ArgumentError
 from collectives.lengths import check_lengths, even_lengths
 from ddp._tensor.core import Tensor
 from ddp.errors import GraphError
-from ddp.parallel.meeting import Array, Together
+from ddp.parallel.differentiable.meeting import Array, Together
 
 _LINEAR = (ReduceOp.SUM, ReduceOp.MEAN)
 

@@ -12,9 +12,9 @@ import pytest
 import collectives
 from collectives import Communicator
 from ddp.errors import ParallelError
-from ddp.parallel.choosing import Forecast, Link
 from ddp.parallel.control import ControlMessage
-from ddp.parallel.plan import Plan, plan_buckets
+from ddp.parallel.planning.choosing import Forecast, Link
+from ddp.parallel.planning.plan import Plan, plan_buckets
 
 
 @pytest.mark.parametrize(

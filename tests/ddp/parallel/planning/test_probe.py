@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from collectives import Communicator, run_threads
-from ddp.parallel import probe
-from ddp.parallel.choosing import Link
+from ddp.parallel.planning import probe
+from ddp.parallel.planning.choosing import Link
 
 
 class Counting:

@@ -16,8 +16,8 @@ import numpy as np
 from collectives import Communicator
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
+from ddp.parallel.checks.tripwire import bit_sum
 from ddp.parallel.naming import naming
-from ddp.parallel.tripwire import bit_sum
 
 _log = logging.getLogger("ddp.parallel")
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from collectives import Communicator, ReduceOp
 from ddp.errors import ParallelError
-from ddp.parallel.choosing import Link, choose_buckets, forecast
-from ddp.parallel.plan import Plan, plan_buckets
-from ddp.parallel.probe import measure
+from ddp.parallel.planning.choosing import Link, choose_buckets, forecast, split_large
+from ddp.parallel.planning.plan import Plan, plan_buckets
+from ddp.parallel.planning.probe import measure
 
 Array = np.ndarray[Any, Any]
 _FIRST_CAP = 4 << 20  # bytes; of the plan before anything was measured
@@ -139,7 +139,7 @@ class Planner:
         times = np.maximum.accumulate(np.nan_to_num(latest[order[::-1]], nan=0.0))[::-1].tolist()
         nbytes, kinds = [self._nbytes[index] for index in order], [self._kinds[index] for index in order]
         busy = Link(alpha=_SLOWER * self._link.alpha, beta=_SLOWER * self._link.beta)
-        chosen = choose_buckets(nbytes, times, busy, kinds, _LAUNCH)
+        chosen = split_large(choose_buckets(nbytes, times, busy, kinds, _LAUNCH), nbytes, self._link)
         if self._steps > 1 and not moved:
             place = {self._names[index]: at for at, index in enumerate(order)}
             kept = [[place[name] for name in bucket] for bucket in self.plan.buckets]

@@ -18,7 +18,7 @@ import collectives
 import ddp
 from collectives import Communicator, CommunicatorClosed
 from ddp import parallel
-from ddp.parallel import twins
+from ddp.parallel.differentiable import twins
 
 
 def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:

@@ -16,11 +16,11 @@ import collectives
 from collectives import Communicator, Work
 from collectives.errors import CollectiveTimeout, CommunicatorClosed, MismatchError
 from ddp.errors import ArgumentError, DtypeError, ParallelError
-from ddp.parallel import hooking
+from ddp.parallel.comm_hooks import hooking
+from ddp.parallel.comm_hooks.grad_bucket import GradBucket
+from ddp.parallel.comm_hooks.hooking import Hooked
+from ddp.parallel.comm_hooks.lane import DeviceLane, HostLane, lane_of
 from ddp.parallel.exchange import Buckets
-from ddp.parallel.grad_bucket import GradBucket
-from ddp.parallel.hooking import Hooked
-from ddp.parallel.lane import DeviceLane, HostLane, lane_of
 from tests.ddp.parallel.comm_hooks.driving import Control, buckets_of, step
 
 NAMES = [f"layer{index}" for index in range(6)]
