@@ -186,7 +186,7 @@ def test_an_automatic_plan_is_chosen_by_what_was_measured_and_once_more_when_the
 
 
 def test_a_new_choice_that_gains_nothing_leaves_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp.parallel.planning.planner.measure", lambda comm, most, xp: Link(alpha=0.0, beta=1.0))
+    monkeypatch.setattr("ddp.parallel.planning.planner.measure", lambda comm, most, xp: Link(alpha=0.1, beta=1.0))
     made = planner(Fake(), count=3, cap=None, first=4)
     made.begin([True] * 3)
     times = np.array([50.0, 20.0, 10.0])
