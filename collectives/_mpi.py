@@ -32,6 +32,9 @@ _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
 _HOST_BYTES = 256  # what POSIX allows a host name, rounded up
 _FAREWELL = 0  # tag
+# How UCX, which MPICH's wheel goes over TCP with, cuts what it sends: its own 8 KiB keep the core busy with copies that
+# backward needs for itself (benchmarks/overlap.py). No number depends on it, and who has set it keeps what he has set.
+_TCP = {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "128k"}
 _SILENT = "does not answer: it is stopped, or its Python holds the GIL"
 
 
@@ -163,6 +166,8 @@ def _join_and_wait_for_every_rank_to_call_init(timeout: float) -> Any:
     # MPI_Init blocks until every rank calls it, with the interpreter lock held; this function's name is what the stack
     # that the timer prints has to say.
     mpi4py.rc.finalize = False
+    for name, value in _TCP.items():
+        os.environ.setdefault(name, value)
     try:
         with _ended_by_a_timer(timeout):
             from mpi4py import MPI
