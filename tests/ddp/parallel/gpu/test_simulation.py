@@ -12,7 +12,8 @@ import pytest
 import collectives
 from collectives._gpu import door, passage
 from ddp.errors import ParallelError
-from ddp.parallel import comm_hooks, lane
+from ddp.parallel import comm_hooks
+from ddp.parallel.comm_hooks import lane
 from tests.collectives.gpu.nccl_fake import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
