@@ -90,7 +90,9 @@ CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged",
 
 
 @CARRIERS
-@pytest.mark.parametrize("way", ["", "bf16", "low rank", "top k", "zero"])
+@pytest.mark.parametrize(
+    "way", ["", "low rank", "zero", *(pytest.param(way, marks=pytest.mark.long) for way in ("bf16", "top k"))]
+)
 def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[..., Rig], nccl: Any, way: str) -> None:
     made, steps = rig(2, nccl), DeviceWatch.WATCHED + 8
 
@@ -227,7 +229,7 @@ def alone(comm: Any, steps: int, late: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", [0, 2, 4])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 4))])
 def test_ranks_hand_nccl_their_calls_in_one_order_over_all_communicators(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, way: str, seed: int
 ) -> None:
