@@ -15,7 +15,6 @@ import numpy as np
 
 from collectives import Communicator, ReduceOp
 from ddp._engine import Leaf
-from ddp._layout import FlatBuckets, lay_out
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 from ddp.parallel import accumulation
@@ -23,7 +22,9 @@ from ddp.parallel.checks.finite import FiniteCheck
 from ddp.parallel.checks.tripwire import Tripwire
 from ddp.parallel.control import ControlMessage
 from ddp.parallel.exchange import AllReduce, Alone, Buckets, Exchange
+from ddp.parallel.holdings import Holdings
 from ddp.parallel.naming import naming
+from ddp.parallel.placement import Placement
 from ddp.parallel.planning.plan import Plan
 from ddp.parallel.planning.planner import Planner
 from ddp.parallel.planning.watch import DeviceWatch, HostWatch
@@ -73,7 +74,7 @@ class Reducer:
         self._taken = False  # the last backward reached a leaf
         self._under_way = False  # ranks are between launching something and having drawn all conclusions from it
         self._broken: BaseException | None = None
-        self._reduced = [False] * len(names)  # the slot holds a gradient that is the same on all ranks
+        self._holdings = Holdings(self.leaves, tensors)
         self._missing: list[int] = []  # for each bucket: how many of its gradients are not there yet
         self._launched = 0
         self._complete: list[int] = []  # when each bucket was complete, ns
@@ -83,6 +84,11 @@ class Reducer:
         for leaf in self.leaves:  # once nothing is left that the caller can have done wrong
             leaf.watcher = self
         self._move(plan)
+
+    @property
+    def buckets(self) -> Buckets:
+        """What is reduced together, and where it lies."""
+        return self._placement.buckets
 
     def set_exchange(self, exchange: Exchange) -> None:
         """Has buckets reduced by this exchange from now on. Collective."""
@@ -102,12 +108,13 @@ class Reducer:
             )
         self.running = self._taken = True
         self._before = self._accumulation
-        self._accumulate(leaves)
+        reached = {self._index[leaf] for leaf in leaves}
+        self._holdings.begin(reached)
+        self._accumulate(reaches=bool(reached))
         if self.sync:
             for each in self.before:
                 each()
-            reached = {self._index[leaf] for leaf in leaves}
-            used = [index in reached or leaf.slot.full for index, leaf in enumerate(self.leaves)]
+            used = [index in reached or self._holdings.has(index) for index in range(len(self.leaves))]
             self._start(reached, used, self._accumulation.weight)
 
     def ready(self, leaf: Leaf) -> None:
@@ -116,7 +123,7 @@ class Reducer:
             return
         index = self._index[leaf]
         self._watch.ready(index)
-        bucket = self._bucket_of[index]
+        bucket = self._placement.bucket_of[index]
         if bucket is not None:
             self._missing[bucket] -= 1
             assert self._missing[bucket] >= 0
@@ -148,10 +155,12 @@ class Reducer:
             self._under_way = False
             raise
         used = self._control.used()
+        for index in self._holdings.aside:
+            if used[index]:
+                self._placement.take_back(index)
         self._reduce_unplaced(used)
         for index, by_any in enumerate(used):
-            self.leaves[index].slot.full, self.leaves[index].slot.zeroed = by_any, False
-            self._reduced[index] = by_any
+            self._holdings.end(index, by_any)
         self.steps += 1
         plan = self.planner.after(self._watch.seconds(), self._watch.backward(), used)
         if plan is not None:
@@ -186,8 +195,10 @@ class Reducer:
     def shadow(self, weight: float) -> None:
         """Takes part in a backward of the others without a gradient of this rank's own. weight: how much that counts"""
         self._raise_if_broken()
-        for leaf in self.leaves:
-            leaf.slot.clear()
+        self._holdings.begin(set())
+        for index, leaf in enumerate(self.leaves):
+            if self._holdings.has(index):
+                leaf.slot.clear()
         self._accumulation = accumulation.Accumulation()
         self._tripwire.forget()
         try:
@@ -211,24 +222,23 @@ class Reducer:
                 "ranks no longer agree on what was reduced: start again from a checkpoint"
             )
 
-    def _accumulate(self, reached: Sequence[Leaf]) -> None:
-        full = [leaf.slot.full and not leaf.slot.zeroed for leaf in self.leaves]
-        self._reduced = [was and still for was, still in zip(self._reduced, full, strict=True)]
+    def _accumulate(self, reaches: bool) -> None:
         given = accumulation.given()
-        self._accumulation = self._accumulation.add(given, reaches=bool(reached), empty=not any(full))
-        if given is not None and any(self._reduced):
-            name = self.names[self._reduced.index(True)]
+        self._accumulation = self._accumulation.add(given, reaches=reaches, empty=not self._holdings.any())
+        mean = self._holdings.first_mean()
+        if given is not None and mean is not None:
             raise ParallelError(
-                f"backward with a weight would add to {name}.grad, which is already a mean over ranks: call "
-                "zero_grad() before it, or accumulate inside no_sync()"
+                f"backward with a weight would add to {self.names[mean]}.grad, which is already a mean over ranks: "
+                "call zero_grad() before it, or accumulate inside no_sync()"
             )
 
     def _start(self, reached: set[int], used: Sequence[bool], weight: float | None, absent: bool = False) -> None:
         buckets = self.buckets
         self._started = monotonic_ns()
         self._watch.begin()
+        self._placement.leave_out(self._holdings.aside)
         checksum = self._tripwire.checksum(self.steps)
-        self._missing = [sum(self._placed[at] in reached for at in members) for members in buckets.members]
+        self._missing = self._placement.missing(reached)
         self._launched, self._complete = 0, [self._started] * len(buckets.members)
         if self._finite is not None:
             self._finite.begin()
@@ -242,10 +252,10 @@ class Reducer:
         while self._launched < len(buckets.members) and self._missing[self._launched] == 0:
             bucket = self._launched
             for at in buckets.members[bucket]:
-                if not self.leaves[self._placed[at]].slot.full:
+                if not self._holdings.has(self._placement.placed[at]):
                     buckets.memory.views[at][...] = 0  # nothing from this rank; others may have something
                 elif self._finite is not None:
-                    self._finite.look(self._placed[at], buckets.memory.views[at], self._xp)
+                    self._finite.look(self._placement.placed[at], buckets.memory.views[at], self._xp)
             self.exchange.launch(bucket)
             self._launched += 1
 
@@ -274,16 +284,17 @@ class Reducer:
             raise ParallelError(f"{mine}{weighted} of {active} ranks gave a weight: all ranks must call the same one")
         self._tripwire.compare(self._control.checksums())
         if self._finite is not None:
-            for index, leaf in enumerate(self.leaves):
-                if self._bucket_of[index] is None and leaf.slot.full:
-                    self._finite.look(index, leaf.slot.buffer, self._xp)
+            for index in self._placement.outside():
+                if self._holdings.has(index):
+                    self._finite.look(index, self.leaves[index].slot.buffer, self._xp)
             self._finite.finish(self.steps)
 
     def _reduce_unplaced(self, used: Sequence[bool]) -> None:
         """Reduces what some rank used and no bucket holds: it gets a place in the next plan."""
-        for index, leaf in enumerate(self.leaves):
-            if used[index] and self._bucket_of[index] is None:
-                if not leaf.slot.full:
+        for index in self._placement.outside():
+            if used[index]:
+                leaf = self.leaves[index]
+                if not self._holdings.has(index):
                     leaf.slot.set(self._xp.zeros(leaf.shape, leaf.dtype))
                 buffer = leaf.slot.buffer
                 with naming(f"backward {self.steps}: {self.names[index]}, which was frozen before"):
@@ -291,24 +302,7 @@ class Reducer:
 
     def _move(self, plan: Plan) -> None:
         """Lays out the plan's buckets, and moves gradients there. Collective."""
-        numbers = {name: number for number, name in enumerate(self.names)}
-        placed = sorted(numbers[name] for bucket in plan.buckets for name in bucket)
-        place = {index: at for at, index in enumerate(placed)}
-        members = tuple(tuple(place[numbers[name]] for name in bucket) for bucket in plan.buckets)
-        leaves = [self.leaves[index] for index in placed]
-        layout = lay_out(members, [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves])
-        # On the CPU the ranks of a node reduce their buckets where they lie.
-        zeros = self.comm.empty if self._xp is np else self._xp.zeros
-        memory = FlatBuckets(layout, zeros)
-        self.buckets = Buckets(memory=memory, names=tuple(self.names[index] for index in placed), members=members)
-        self._placed = placed
-        self._bucket_of: list[int | None] = [None] * len(self.leaves)
-        for at, index in enumerate(placed):
-            self.leaves[index].slot.bind(memory.views[at])
-            self._bucket_of[index] = layout.places[at].bucket
-        for index, bucket in enumerate(self._bucket_of):
-            if bucket is None:
-                self.leaves[index].slot.unbind()
+        self._placement = Placement(plan, self.names, self.leaves, self.comm)
         self.timeline.follow(self.buckets)
         self._control = ControlMessage(self.comm, len(self.leaves), self.timeline.width)
         self.exchange.follow(self.buckets)

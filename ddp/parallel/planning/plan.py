@@ -98,6 +98,7 @@ class Plan:
                 f"predicted: backward {1e3 * ahead.backward:.2f} ms, all reduced after {1e3 * ahead.end:.2f} ms, "
                 f"{1e3 * ahead.exposed:.2f} ms of it exposed"
             )
-        if self.link is not None and self.link.beta > 0:
-            lines.append(f"measured: {1e6 * self.link.alpha:.0f} us a call, {1e-6 / self.link.beta:.0f} MB/s reduced")
+        if self.link is not None:
+            speed = f"{1e-6 / self.link.beta:.0f} MB/s reduced" if self.link.beta > 0 else "bytes that cost no more"
+            lines.append(f"measured: {1e6 * self.link.alpha:.0f} us a call, {speed}")
         return "\n".join(lines)

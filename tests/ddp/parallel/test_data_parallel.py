@@ -565,6 +565,74 @@ def test_parameters_are_frozen_and_unfrozen_between_steps() -> None:
         assert "2.weight" in planned[15]  # until it is used again
 
 
+@pytest.mark.parametrize("frozen_when", ["before it is wrapped", "after a step"])
+def test_what_a_frozen_parameter_has_for_a_gradient_stays(frozen_when: str) -> None:
+    x, t = data(4)
+
+    def clear(*layers: nn.Module) -> None:
+        for layer in layers:
+            layer.zero_grad()
+
+    def rank(comm: Communicator) -> list[dict[str, np.ndarray]]:
+        net, mine, found = make_net(), slice(comm.rank * 2, comm.rank * 2 + 2), []
+        if frozen_when == "before it is wrapped":
+            loss_sum(net, x, t).backward()
+            found.append(grads(net))
+            net[0].requires_grad_(False)
+            clear(net[2], net[4])
+        model = DataParallel(net, comm)
+        for step in range(13 + len(found)):  # it loses its place in the plan meanwhile
+            if step > 0:
+                net[0].requires_grad_(False)
+                clear(net[2], net[4])
+            model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
+            found.append(grads(net))
+        net[0].requires_grad_(True)
+        clear(net[2], net[4])
+        with pytest.raises(ParallelError, match=r"would add to 0\.weight\.grad"):
+            model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
+        model.zero_grad()
+        model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
+        found.append(grads(net))
+        return found
+
+    alone = make_net()
+    loss_sum(alone, x, t).backward()
+    expected = grads(alone)
+    for first, *others in collectives.run_threads(rank, 2):
+        assert_allclose(others[-1]["0.weight"], expected["0.weight"] / 2, atol=1e-14)
+        for got in others[:-1]:
+            assert_array_equal(got["0.weight"], first["0.weight"])
+            assert_allclose(got["2.weight"], expected["2.weight"] / 2, atol=1e-14)
+
+
+def test_a_gradient_that_stood_aside_on_one_rank_is_replaced_where_others_have_one() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> list[dict[str, np.ndarray]]:
+        net, mine, found = make_net(), slice(comm.rank * 2, comm.rank * 2 + 2), []
+        model = DataParallel(net, comm)
+        for step in range(3):
+            if step == 1 and comm.rank == 1:
+                net[0].weight.requires_grad_(False)
+            for p in net.parameters():
+                if p.requires_grad:
+                    p.grad = None
+            loss_sum(model, x[mine], t[mine]).backward()
+            found.append(grads(net))
+        return found
+
+    halves = []
+    for mine in (slice(0, 2), slice(2, 4)):
+        alone = make_net()
+        loss_sum(alone, x[mine], t[mine]).backward()
+        halves.append(grads(alone)["0.weight"])
+    for both, *only_first in collectives.run_threads(rank, 2):
+        assert_allclose(both["0.weight"], (halves[0] + halves[1]) / 2, atol=1e-14)
+        for got in only_first:
+            assert_allclose(got["0.weight"], halves[0] / 2, atol=1e-14)
+
+
 def test_a_parameter_unfrozen_and_used_on_one_rank_is_reduced_on_all() -> None:
     x, _ = data(4)
 
