@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.hosts import Host
 
 #: Seconds between asking the ranks to end and killing them.
 GRACE = 5.0
+#: Seconds within which every rank must have started.
+START_LIMIT = 60.0
+#: Seconds without any progress after which a job counts as hanging.
+HANG_TIMEOUT = 600.0
+#: Who may start the ranks; hydra stands behind "mpich" whether it is MPICH's or Intel's.
+ENGINES = ("auto", "mpich", "openmpi", "slurm")
+#: What `collectives.init(backend=...)` takes.
+BACKENDS = ("auto", "single", "mpi", "nccl")
 
 
 class UsageError(Exception):
@@ -15,15 +27,30 @@ class UsageError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A script or a module, to be run by `n` ranks on this machine.
+    """A script or a module, to be run by several ranks.
 
     script: path of a Python file, or
     module: name of a module, as in `python -m`; exactly one of the two
     args: what the script finds in `sys.argv[1:]`
-    n: number of ranks
+    n: number of ranks; None: as many as the hosts have slots, or as an allocation of Slurm has tasks, else 1
+    hosts: machines to start ranks on, each with the number of ranks that it takes; none: this one, or those of Slurm
+    engine: who starts the ranks, one of `ENGINES`; "auto": the one that is there
+    backend: what `collectives.init()` chooses on every rank, one of `BACKENDS`
+    bind: each rank is bound to its share of the cores
+    share_gpu: several ranks may be given the same GPU
     grace: seconds between asking the ranks to end and killing them
     start_limit: seconds within which every rank must have started
+    timeout: seconds after which the job is ended; None: never
+    hang_timeout: seconds without progress on any rank after which the job counts as hanging; None: never
+    max_restarts: how often a job that failed starts again
+    min_ranks: a restart goes on with the hosts that are left while they take this many ranks; None: it needs all
+    log_dir: folder for a folder of log files, one a rank; None: none
+    ranks: whose lines the console shows; None: everybody's
+    collapse: lines that many ranks print alike are shown once, with a count
+    status: a line at the bottom says how the job goes; None: on a terminal
+    events: file for what happens, one JSON object a line; None: none
     trace: folder for a trace of what all ranks did, made if it is not there; None: none
+    debug_rank: the rank that has the standard input, and the terminal in a debugger
     prefix: lines bear their rank in front, if there is more than one; False if only rank 0 speaks, in lines and a bar
 
     Raises: UsageError if no such job can exist.
@@ -32,21 +59,57 @@ class Job:
     script: str | None = None
     module: str | None = None
     args: tuple[str, ...] = ()
-    n: int = 1
+    n: int | None = None
+    hosts: tuple[Host, ...] = ()
+    engine: str = "auto"
+    backend: str = "auto"
+    bind: bool = False
+    share_gpu: bool = False
     grace: float = GRACE
-    start_limit: float = 60.0
+    start_limit: float = START_LIMIT
+    timeout: float | None = None
+    hang_timeout: float | None = HANG_TIMEOUT
+    max_restarts: int = 0
+    min_ranks: int | None = None
+    log_dir: str | None = None
+    ranks: tuple[int, ...] | None = None
+    collapse: bool = False
+    status: bool | None = None
+    events: str | None = None
     trace: str | None = None
+    debug_rank: int = 0
     prefix: bool = True
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise UsageError(f"the number of ranks must be at least 1, not {self.n}")
-        if not 0 <= self.grace < float("inf"):
-            raise UsageError(f"the grace must be a number of seconds, zero or more, not {self.grace}")
-        if self.script is not None and self.module is not None:
-            raise UsageError(f"give a script or a module, not both: {self.script} and -m {self.module}")
+        self._check_target()
+        self._check_numbers()
+        self._check_ranks()
+        for name, known in (("engine", ENGINES), ("backend", BACKENDS)):
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(f"the {name} should be one of {', '.join(known)}, not {value!r}")
         if self.trace == "":
             raise UsageError("the trace needs a folder")
+        if self.log_dir is not None:
+            _check_folder("log folder", self.log_dir)
+        if self.events is not None:
+            _check_file("events file", self.events)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks: `n`, or the sum of the hosts' slots, or 1."""
+        return self.n if self.n is not None else sum(host.slots for host in self.hosts) or 1
+
+    @property
+    def target(self) -> tuple[str, ...]:
+        """What a keeper is given: `SCRIPT ARGS...` or `-m MODULE ARGS...`."""
+        if self.script is not None:
+            return (self.script, *self.args)
+        assert self.module is not None
+        return ("-m", self.module, *self.args)
+
+    def _check_target(self) -> None:
+        if self.script is not None and self.module is not None:
+            raise UsageError(f"give a script or a module, not both: {self.script} and -m {self.module}")
         if self.module == "" or (self.script is None and self.module is None):
             raise UsageError("no script to run: ddp-launch [-n N] SCRIPT ARGS... (ddp-launch --help shows more)")
         if self.script is not None:
@@ -57,10 +120,62 @@ class Job:
             if not os.access(self.script, os.R_OK):
                 raise UsageError(f"the script {self.script} cannot be read")
 
-    @property
-    def target(self) -> tuple[str, ...]:
-        """What a keeper is given: `SCRIPT ARGS...` or `-m MODULE ARGS...`."""
-        if self.script is not None:
-            return (self.script, *self.args)
-        assert self.module is not None
-        return ("-m", self.module, *self.args)
+    def _check_numbers(self) -> None:
+        if self.n is not None and self.n < 1:
+            raise UsageError(f"the number of ranks must be at least 1, not {self.n}")
+        if not 0 <= self.grace < float("inf"):
+            raise UsageError(f"the grace must be a number of seconds, zero or more, not {self.grace:g}")
+        limits = {
+            "start limit": self.start_limit,
+            "time limit": self.timeout,
+            "hang time limit": self.hang_timeout,
+        }
+        for name, value in limits.items():
+            if value is not None and not 0 < value < float("inf"):
+                raise UsageError(f"the {name} must be a number of seconds above zero, not {value:g}")
+        if self.max_restarts < 0:
+            raise UsageError(f"the number of restarts must be zero or more, not {self.max_restarts}")
+
+    def _check_ranks(self) -> None:
+        # Without hosts and a number, an allocation may still have the last word: checked again once it is known.
+        size = self.size if self.n is not None or self.hosts else float("inf")
+        ranks = "1 rank" if size == 1 else f"{size} ranks"
+        if self.min_ranks is not None:
+            if not self.hosts:
+                raise UsageError("the smallest number of ranks (min_ranks) needs hosts to do without")
+            if not 1 <= self.min_ranks <= size:
+                raise UsageError(f"the smallest number of ranks must be from 1 to {size}, not {self.min_ranks}")
+        if self.ranks is not None:
+            if not self.ranks:
+                raise UsageError("the ranks to show are none at all: name one or more")
+            if wrong := [rank for rank in self.ranks if not 0 <= rank < size]:
+                raise UsageError(f"rank {wrong[0]} cannot be shown: the job has {ranks}, counted from 0")
+        if not 0 <= self.debug_rank < size:
+            raise UsageError(f"rank {self.debug_rank} cannot be debugged: the job has {ranks}, counted from 0")
+
+
+def _check_folder(what: str, path: str) -> None:
+    """It is there and can be written to, or can be made."""
+    if path == "":
+        raise UsageError(f"the {what} needs a name")
+    path = os.path.abspath(path)
+    there = path
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise UsageError(f"the {what} {path} cannot be used: {there} is not a directory")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"the {what} {path} cannot be used: {there} cannot be written to")
+
+
+def _check_file(what: str, path: str) -> None:
+    """It is there and can be written to, or can be made in a folder that is there."""
+    if path == "":
+        raise UsageError(f"the {what} needs a name")
+    if os.path.isdir(path):
+        raise UsageError(f"the {what} {path} is a directory")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise UsageError(f"the {what} {path} cannot be written: there is no directory {folder}")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"the {what} {path} cannot be written to")

@@ -111,7 +111,7 @@ class _Watch:
     def __init__(self, job: Job, wakeup: int, environ: Mapping[str, str]) -> None:
         self.job = job
         self.wakeup = wakeup
-        self.console = Console(job.n, prefix=job.prefix)
+        self.console = Console(job.size, prefix=job.prefix)
         self.ranks: dict[int, _Rank] = {}
         self.facts: list[Fact] = []
         self.chatter = b""
@@ -136,7 +136,7 @@ class _Watch:
         ours = {ADDRESS: self.reception.address, SECRET: self.reception.secret}
         if size := self.console.columns():
             ours |= {"COLUMNS": str(max(1, size[0] - self.console.prefix_width)), "LINES": str(size[1])}
-        threads = max(1, len(os.sched_getaffinity(0)) // self.job.n)
+        threads = max(1, len(os.sched_getaffinity(0)) // self.job.size)
         return {"OMP_NUM_THREADS": str(threads), **engine.engine_environment(family, environ, scratch), **ours}
 
     def run(self) -> int:
@@ -227,10 +227,10 @@ class _Watch:
         return self._all_over() and (self.guard.status is not None or self.guard.lost)
 
     def _all_over(self) -> bool:
-        return (self.ending or len(self.ranks) == self.job.n) and all(rank.over for rank in self.ranks.values())
+        return (self.ending or len(self.ranks) == self.job.size) and all(rank.over for rank in self.ranks.values())
 
     def _missing(self) -> tuple[int, ...]:
-        return tuple(number for number in range(self.job.n) if number not in self.ranks)
+        return tuple(number for number in range(self.job.size) if number not in self.ranks)
 
     # -- ending
 
@@ -277,13 +277,15 @@ class _Watch:
 
     def _welcome(self, channel: Channel, hello: Message) -> None:
         number = int(hello["rank"])
-        if int(hello["size"]) != self.job.n or number in self.ranks:
+        if int(hello["size"]) != self.job.size or number in self.ranks:
             channel.close()
-            text = f"mpiexec was to start {self.job.n} ranks, but rank {number} was told of a world of {hello['size']}"
+            text = (
+                f"mpiexec was to start {self.job.size} ranks, but rank {number} was told of a world of {hello['size']}"
+            )
             self._fail(NotStarted(at=self.now, message=text))
             return
         self.ranks[number] = _Rank(channel, hello)
-        if len(self.ranks) == self.job.n:
+        if len(self.ranks) == self.job.size:
             self.deadlines.pop("start", None)
         if self.ending:
             channel.send(self.order)
@@ -396,11 +398,11 @@ def _command(job: Job, environ: Mapping[str, str]) -> tuple[str | None, list[str
     """The engine's family and the command to run; a world of one needs no MPI, its keeper is started directly."""
     keeper = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
     rank = [sys.executable, keeper, *shield(job.target)]
-    if job.n == 1:
+    if job.size == 1:
         return None, rank
     mpiexec = engine.find_mpiexec(environ=environ)
     family = engine.flavour(mpiexec)
-    return family, engine.engine_command(family, mpiexec, job.n, rank)
+    return family, engine.engine_command(family, mpiexec, job.size, rank)
 
 
 def _may_read(fd: int) -> bool:

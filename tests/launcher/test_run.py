@@ -170,7 +170,7 @@ def test_a_keeper_stays_small(run_job: Any, script: Any) -> None:
         (["-m"], "option -m needs a value"),
         (["--grase", "3", "job.py"], "unknown option --grase (did you mean --grace?)"),
         (["--help=3"], "option --help takes no value"),
-        (["--grace", "-1", "job.py"], "the grace must be a number of seconds, zero or more, not -1.0"),
+        (["--grace", "-1", "job.py"], "the grace must be a number of seconds, zero or more, not -1"),
         (["--grace", "nan", "job.py"], "the grace must be a number of seconds"),
         (["--config", "none.toml"], "the job file none.toml cannot be read: No such file or directory"),
         (["--config", "syntax.toml"], "syntax.toml is not valid TOML: Invalid value (at line 2, column 5)"),
