@@ -55,26 +55,32 @@ class RankFailed:
     """A rank raised, ended with a status other than 0, or ended with 0 and let others wait for it.
 
     at: when the launcher learned of it, in seconds
+    host: where it ran, "" where that goes without saying
     status: exit code, or minus the signal that killed it
     asked: True if its keeper had got a signal from outside, most likely from an engine that ends everything
+    memory: what its keeper found out about the kernel's out-of-memory killer, None: nothing
     """
 
     at: float
     rank: int
     pid: int
+    host: str = ""
     status: int | None = None
     asked: bool = False
     raised: Raised | None = None
+    memory: str | None = None
 
     def __str__(self) -> str:
+        who = name_rank(self.rank, self.pid, self.host)
         if self.raised is not None:
-            return f"rank {self.rank} (pid {self.pid}) raised {self.raised}"
+            return f"{who} raised {self.raised}"
         assert self.status is not None
         if self.status < 0:
-            return f"rank {self.rank} (pid {self.pid}) was killed by {signal_name(-self.status)}"
+            known = self.memory if self.status == -signal.SIGKILL else None
+            return f"{who} was killed by {signal_name(-self.status, hint=not known)}{f'; {known}' if known else ''}"
         if self.status == 0:
-            return f"rank {self.rank} (pid {self.pid}) exited with code 0 while others were waiting (os._exit?)"
-        return f"rank {self.rank} (pid {self.pid}) exited with code {self.status}"
+            return f"{who} exited with code 0 while others were waiting (os._exit?)"
+        return f"{who} exited with code {self.status}"
 
     @property
     def code(self) -> int:
@@ -83,15 +89,19 @@ class RankFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class KeeperLost:
-    """A keeper has gone without a word about its rank's end."""
+    """A keeper has gone without a word about its rank's end.
+
+    host: where it ran, "" where that goes without saying
+    """
 
     at: float
     rank: int
     pid: int
+    host: str = ""
     code: int = 1
 
     def __str__(self) -> str:
-        return f"the keeper of rank {self.rank} (pid {self.pid}) died, and its rank with it"
+        return f"the keeper of {name_rank(self.rank, self.pid, self.host)} died, and its rank with it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +153,35 @@ class NotStarted:
         return self.message
 
 
-Fact = RankFailed | KeeperLost | EngineLost | EngineEnded | NotStarted
+@dataclass(frozen=True, kw_only=True)
+class TimeLimit:
+    """The job took longer than it was given. code: that of `timeout` of the GNU coreutils"""
+
+    at: float
+    seconds: float
+    code: int = 124
+
+    def __str__(self) -> str:
+        return f"the job took longer than {self.seconds:g} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hung:
+    """Nothing moved for too long.
+
+    ranks: those for which the others wait, as far as that can be told; message: a sentence
+    """
+
+    at: float
+    ranks: tuple[int, ...]
+    message: str
+    code: int = 1
+
+    def __str__(self) -> str:
+        return self.message
+
+
+Fact = RankFailed | KeeperLost | EngineLost | EngineEnded | NotStarted | TimeLimit | Hung
 
 
 def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
@@ -177,7 +215,7 @@ def is_echo(fact: Fact) -> bool:
 def _may_be_collateral(fact: Fact) -> bool:
     if isinstance(fact, RankFailed):
         return fact.raised is None and fact.asked
-    return not isinstance(fact, NotStarted)
+    return isinstance(fact, KeeperLost | EngineLost | EngineEnded)
 
 
 def others(facts: Sequence[Fact], first: Fact) -> str:
@@ -219,6 +257,11 @@ def signal_name(number: int, hint: bool = True) -> str:
         return f"signal {number}"
     meaning = _HINTS.get(signal.Signals(number)) if hint else None
     return f"{name}; {meaning}" if meaning else name
+
+
+def name_rank(rank: int, pid: int, host: str = "") -> str:
+    """`rank 3 (pid 4711)`, or `rank 3 on node7 (pid 4711)`."""
+    return f"rank {rank} on {host} (pid {pid})" if host else f"rank {rank} (pid {pid})"
 
 
 def name_ranks(numbers: Sequence[int]) -> str:

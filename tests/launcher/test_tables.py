@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from launcher.job import Job, UsageError
 from launcher.lines import Line, LineSplitter, Repaint
 from launcher.process import children_of
 from launcher.shield import shield, unshield
-from launcher.verdict import EngineEnded, EngineLost, KeeperLost, NotStarted, Raised, RankFailed
+from launcher.verdict import EngineEnded, EngineLost, Hung, KeeperLost, NotStarted, Raised, RankFailed, TimeLimit
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,8 @@ _UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
         ([rank_failed(0, 0, -15, True), EngineEnded(at=5.0, pid=7, status=-9)], b"", 0),  # much later: another story
         ([rank_failed(0, 0, -15, True), _UNBORN], b"", 1),
         ([_KEEPER, _UNBORN], b"", 1),
+        ([Hung(at=0.0, ranks=(1,), message=""), rank_failed(0.1, 1, 3), _KILLED], b"", 0),
+        ([TimeLimit(at=0.0, seconds=1.0), _RAISED, _KILLED], b"", 0),
     ],
 )
 def test_cause(facts: list[verdict.Fact], chatter: bytes, expected: int) -> None:
@@ -185,6 +188,20 @@ def test_cause(facts: list[verdict.Fact], chatter: bytes, expected: int) -> None
             1,
         ),
         (NotStarted(at=0, message="rank 1 did not start within 1 s"), "rank 1 did not start within 1 s", 1),
+        (Hung(at=0, ranks=(1,), message="rank 1 is stopped"), "rank 1 is stopped", 1),
+        (TimeLimit(at=0, seconds=3600.0), "the job took longer than 3600 s", 124),
+        (replace(_RAISED, host="node7"), "rank 1 on node7 (pid 101) raised ValueError: no", 1),
+        (replace(_KEEPER, host="node7"), "the keeper of rank 0 on node7 (pid 200) died, and its rank with it", 1),
+        (
+            replace(rank_failed(0, 2, -9), memory="its memory limit of 8 GiB was reached"),
+            "rank 2 (pid 102) was killed by SIGKILL (signal 9); its memory limit of 8 GiB was reached",
+            137,
+        ),
+        (
+            replace(rank_failed(0, 2, -11), memory="its memory limit of 8 GiB was reached"),
+            "rank 2 (pid 102) was killed by SIGSEGV (signal 11); invalid memory access in native code",
+            139,
+        ),
     ],
 )
 def test_sentences_and_codes(fact: verdict.Fact, text: str, code: int) -> None:
