@@ -17,6 +17,15 @@ KEEPER = "DDP_KEEPER"
 REPORT = "DDP_REPORT_FD"
 #: Set by `ddp-launch --trace`, or by the user: the folder in which every rank leaves its part of a trace.
 TRACE = "DDP_TRACE"
+#: Set by `ddp-launch`: which start of the job this is, 0 for the first; a script that finds more looks for a checkpoint.
+ATTEMPT = "DDP_ATTEMPT"
+#: Set by `ddp-launch --backend`: what `collectives.init(backend="auto")` takes, instead of choosing by itself.
+BACKEND = "DDP_BACKEND"
+#: Set by the keeper to the file descriptor of a page that says when the time limits of this rank stand still.
+#: Byte 0 is not 0 while they do. The native 64-bit integer at byte PAUSED_AT counts the nanoseconds for which they did,
+#: pauses that have ended: a rank that was stopped meanwhile could not look at byte 0.
+PAUSE_FD = "DDP_PAUSE_FD"
+PAUSED_AT = 8
 
 
 class World(NamedTuple):  # not a dataclass, whose import would cost every keeper as much as all the rest
