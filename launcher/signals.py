@@ -9,6 +9,10 @@ from typing import Any
 
 #: What ends a job, and is passed on to its ranks.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: What the user means for the ranks alone.
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+#: Ctrl-Z, after which the job stands still as the launcher does.
+SUSPENDING = signal.SIGTSTP
 # Back in the foreground, or in another window: time to look again.
 _WAKING = (signal.SIGCONT, signal.SIGWINCH)
 
@@ -26,7 +30,7 @@ class SignalPipe:
         self._handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            for number in (*ENDING, *_WAKING):
+            for number in (*ENDING, *FORWARDED, SUSPENDING, *_WAKING):
                 # What is ignored (nohup, a shell's background job) stays ignored.
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._handlers[number] = signal.signal(number, lambda number, frame: None)

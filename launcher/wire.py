@@ -17,6 +17,8 @@ from typing import Any
 ADDRESS = "DDP_LAUNCH_ADDRESS"
 SECRET = "DDP_LAUNCH_SECRET"
 
+#: The launcher lets every keeper hear of it at least so often (s): who hears nothing for long knows that it is stopped.
+PING = 1.0
 #: What a peer may send before it has shown that it knows the secret.
 STRANGER_LIMIT = 4096
 _CHUNK = 1 << 16

@@ -1,0 +1,58 @@
+"""The launcher's standard input, on its way to one rank."""
+
+from __future__ import annotations
+
+import os
+
+from launcher.crew import Crew
+from launcher.wire import to_text
+
+_CHUNK = 1 << 15
+
+
+class StandardInput:
+    """What the launcher reads, for one rank. It is read only while that rank has taken what it was sent before.
+
+    fd: where it comes from; rank: whose it is
+    """
+
+    def __init__(self, rank: int = 0, fd: int = 0) -> None:
+        self.rank = rank
+        self._fd: int | None = fd
+        self._taken = True
+
+    def came(self, rank: int, crew: Crew) -> None:
+        """A rank has come, perhaps the one whose this is, perhaps again: nothing is on its way to it."""
+        if rank == self.rank:
+            self._taken = True
+            if self._fd is None:
+                crew[rank].channel.send({"stdin": ""})
+
+    def taken(self) -> None:
+        """The rank has taken what it was sent."""
+        self._taken = True
+
+    def wanted(self, crew: Crew) -> int | None:
+        """The file descriptor to wait for, None while nothing could be done with what comes."""
+        ready = self._fd is not None and self._taken and self.rank in crew and _may_read(self._fd)
+        return self._fd if ready else None
+
+    def read(self, crew: Crew) -> None:
+        """Passes on what has come, or that it has ended."""
+        assert self._fd is not None
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except OSError:
+            data = b""  # the terminal has gone
+        self._taken = False
+        crew[self.rank].channel.send({"stdin": to_text(data)})
+        if not data:
+            self._fd = None
+
+
+def _may_read(fd: int) -> bool:
+    """False for the terminal of a job in the background: reading would stop us."""
+    try:
+        return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return True  # a terminal, but not the one that controls us
