@@ -15,6 +15,7 @@ from collectives.errors import (
 )
 from collectives.flight.recorder import DONE, FAILED, Recorder
 from collectives.meeting import Headers
+from collectives.pausing import Limit
 from collectives.reduction import Array
 from collectives.site import Site
 from collectives.transport import Test
@@ -94,7 +95,13 @@ class Call(Generic[T]):
 
     def join(self, timeout: float | None) -> bool:
         """Waits for the outcome; False if it is not known after `timeout` seconds."""
-        return self._finished.wait(timeout)
+        if timeout is None:
+            return self._finished.wait()
+        limit = Limit(timeout)
+        while not self._finished.wait(limit.left()):
+            if limit.over():
+                return False
+        return True
 
     def outcome(self) -> T:
         """The result. Raises: the error that ended the call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from collectives.pausing import Limit
 from collectives.progress import CallQueue
 
 
@@ -43,10 +44,10 @@ class Family:
             told.update(_told(key, queue))
         return {**told, **self._closed.copy()}
 
-    def drain(self, deadline: float) -> None:
-        """Waits until no call is queued or in flight, until `deadline` (monotonic seconds) at most."""
+    def drain(self, limit: Limit) -> None:
+        """Waits until no call is queued or in flight, or the limit is over."""
         for queue in self._open.copy().values():
-            queue.drain(deadline)
+            queue.drain(limit)
 
     def broken(self) -> bool:
         """True if a call ended half-way on any of them."""

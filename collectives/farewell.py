@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 from collectives.departure import Departure
 from collectives.family import Family
+from collectives.pausing import Limit
 
 _GRACE = 1.0  # s; how long a failing rank lets the others find out and speak before it ends them
 _READ = 0.1  # s; engines kill on abort and drop what they have not read: the traceback just printed
@@ -93,15 +94,15 @@ def depart(membership: Membership, family: Family, status: int, timeout: float, 
 
     status: this process's exit status; timeout: seconds to wait for the others; supervised: a launcher ends the others
     """
-    deadline = time.monotonic() + timeout
+    limit = Limit(timeout)
     before = [left.status for left in membership.departures().values()]
     if status == 0:
-        family.drain(deadline)
+        family.drain(limit)
     membership.leave(Departure(status=status, calls=family.calls()))
     if supervised and status != 0:
         _flush()
         os._exit(status)  # the launcher knows already, and ends the others
-    failed = _gather(membership, status, deadline)
+    failed = _gather(membership, status, limit)
     broken = family.broken()
     departures = membership.departures()
     missing = [rank for rank in range(membership.size) if rank != membership.rank and rank not in departures]
@@ -125,7 +126,7 @@ def depart(membership: Membership, family: Family, status: int, timeout: float, 
     membership.abort(code)
 
 
-def _gather(membership: Membership, status: int, deadline: float) -> bool:
+def _gather(membership: Membership, status: int, limit: Limit) -> bool:
     """Waits for all others' departures; for a short grace only once a failure is known. True if one is."""
     failed_at: float | None = None
     while True:
@@ -134,8 +135,8 @@ def _gather(membership: Membership, status: int, deadline: float) -> bool:
         if failed_at is None and (status != 0 or any(left.status != 0 for left in departures.values())):
             failed_at = now
         everyone = len(departures) == membership.size - 1 and membership.said_goodbye()
-        limit = deadline if failed_at is None else min(deadline, failed_at + _GRACE)
-        if everyone or now > limit:
+        enough = failed_at is not None and now > failed_at + _GRACE
+        if everyone or enough or limit.over():
             return failed_at is not None
         time.sleep(_PAUSE)
 

@@ -93,7 +93,7 @@ class _Posted:
         try:
             while call.test is None or call.test():
                 call.test = next(call.steps)
-                self._watch = Watch(call.test, call, self._transport, time.monotonic())
+                self._watch = Watch(call.test, call, self._transport)
             assert self._watch is not None
             self._watch.look_around()
             return False

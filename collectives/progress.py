@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
@@ -25,6 +24,7 @@ from collectives.errors import (
     MismatchError,
 )
 from collectives.flight.recorder import FAILED, QUEUED, STARTED, of_this_process
+from collectives.pausing import Limit
 from collectives.site import Site
 from collectives.transport import Transport
 from collectives.waiting import walk
@@ -132,14 +132,16 @@ class CallQueue:
         """True if nothing is queued or in flight, and if a closed communicator has given back what it holds."""
         return not (self._busy or self._queue or self._beside or (self._closed and not self._given_back))
 
-    def drain(self, deadline: float) -> bool:
-        """Waits until nothing is queued or in flight; False if that is not so at `deadline` (monotonic seconds)."""
+    def drain(self, limit: Limit) -> bool:
+        """Waits until nothing is queued or in flight; False if that is not so within the limit."""
         with self._changed:
             self._dropped()
-            left = max(0.0, deadline - time.monotonic())
             self._draining += 1
             try:
-                return self._changed.wait_for(self._finished, left)
+                while not self._changed.wait_for(self._finished, limit.left()):
+                    if limit.over():
+                        return False
+                return True
             finally:
                 self._draining -= 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,6 +10,7 @@ from collectives._threads import Board, ThreadTransport
 from collectives.communicator import Communicator
 from collectives.departure import Departure
 from collectives.errors import ArgumentError, CollectiveTimeout, PeerLeft
+from collectives.pausing import Limit
 
 T = TypeVar("T")
 
@@ -51,17 +51,17 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
         except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
         finally:
-            deadline = time.monotonic() + timeout
-            comm.family.drain(deadline if status == 0 else 0.0)
+            comm.family.drain(Limit(timeout if status == 0 else 0.0))
             left[rank] = Departure(status=status, calls=comm.family.calls())
             comm.family.close()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + timeout + _SPEAK
+    limit = Limit(timeout + _SPEAK)
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        while thread.is_alive() and not limit.over():
+            thread.join(limit.left())
     causes = [error for error in errors if not isinstance(error, PeerLeft)] or errors
     if causes:
         raise causes[0]

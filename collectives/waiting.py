@@ -16,6 +16,7 @@ from collectives.errors import (
     CollectiveTimeout,
     PeerLeft,
 )
+from collectives.pausing import Limit
 from collectives.site import user_site
 from collectives.transport import Test, Transport
 
@@ -55,7 +56,7 @@ def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
         os.sched_yield()
         if test():
             return
-    watch = Watch(test, call, transport, start)
+    watch = Watch(test, call, transport)
     while not test():
         time.sleep(PAUSE)
         watch.look_around()
@@ -64,14 +65,14 @@ def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
 class Watch:
     """Ends one wait, by an error, when its time is over or the rank it waits for has left."""
 
-    __slots__ = ("_call", "_look", "_start", "_test", "_transport")
+    __slots__ = ("_call", "_limit", "_look", "_test", "_transport")
 
-    def __init__(self, test: Test, call: Call[Any], transport: Transport, start: float) -> None:
+    def __init__(self, test: Test, call: Call[Any], transport: Transport) -> None:
         self._test = test
         self._call = call
         self._transport = transport
-        self._start = start
-        self._look = start + _LOOK_AROUND
+        self._limit = Limit(call.timeout)
+        self._look = time.monotonic() + _LOOK_AROUND
 
     def look_around(self) -> None:
         """Now and then looks who has left, what has broken, and at the time.
@@ -92,7 +93,7 @@ class Watch:
             gone = departure.never_coming(departures, call.line or transport.key, call.number)
             if gone and not self._test():
                 raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
-        if now - self._start > call.timeout:
+        if self._limit.over():
             missed = lateness.explain(transport, call)
             raise CollectiveTimeout(
                 f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {missed}"

@@ -14,6 +14,7 @@ import numpy as np
 from collectives._gpu.door import Desk
 from collectives.call import Work
 from collectives.errors import CollectiveTimeout
+from collectives.pausing import Limit
 from collectives.reduction import Array
 from collectives.waiting import PAUSE
 
@@ -31,9 +32,9 @@ class DeviceLetters(Desk):
         dense = source if source.flags.c_contiguous else source.copy(order="C")
         host = self._cuda.pinned(dense.nbytes)
         self._cuda.copy_down(host, dense, stream)
-        event, deadline = self._cuda.mark(stream), time.monotonic() + self._calls.timeout
+        event, limit = self._cuda.mark(stream), Limit(self._calls.timeout)
         while not self._cuda.passed(event):
-            if time.monotonic() > deadline:
+            if limit.over():
                 self._custody.hold_for_ever((host, dense))
                 raise CollectiveTimeout(
                     f"rank {self.rank}: send waits for what stands before it on its stream, longer than "

@@ -15,6 +15,7 @@ import time
 from ctypes import byref, c_int, c_void_p
 from typing import Any
 
+from collectives import pausing
 from collectives._nccl.limit import StillRunning, within
 from collectives._nccl.table import IN_PROGRESS, SUCCESS, TIMEOUT, Nccl
 from collectives.errors import CollectivesError, CollectiveTimeout, CommunicatorClosed, NcclError
@@ -128,8 +129,9 @@ class Handle:
     def _settle(self, name: str, result: int, deadline: float) -> None:
         """Waits until a call that may be in progress is not so any more."""
         spin = time.monotonic() + _SPIN
+        paused = pausing.stood_still() if result == IN_PROGRESS else 0.0
         while result == IN_PROGRESS:
-            if (now := time.monotonic()) > deadline:
+            if (now := time.monotonic()) > deadline and not pausing.left(deadline, paused):
                 raise self._late(name)
             if now > spin:
                 time.sleep(_PAUSE)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
+from collectives.pausing import Limit
+
 T = TypeVar("T")
 
 
@@ -34,7 +36,9 @@ def within(seconds: float, call: Callable[[], T], name: str) -> T:
     Raises: StillRunning after `seconds`.
     """
     outcome = aside(call, name)
-    wait([outcome], timeout=seconds)
-    if not outcome.done():
-        raise StillRunning(name)
+    limit = Limit(seconds)
+    while not outcome.done():
+        if limit.over():
+            raise StillRunning(name)
+        wait([outcome], timeout=limit.left())
     return outcome.result()

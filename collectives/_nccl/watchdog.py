@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from collectives import pausing
 from collectives._nccl.limit import within
 from collectives.errors import CollectivesError, CollectiveTimeout, NcclError
 
@@ -52,6 +53,7 @@ class _Watched(NamedTuple):
     describe: object
     begun: float
     deadline: float
+    paused: float
 
 
 class Watchdog:
@@ -96,7 +98,7 @@ class Watchdog:
         self.check()
         with self._changed:
             assert not self._closed
-            self._watched.append(_Watched(event, describe, time.monotonic(), deadline))
+            self._watched.append(_Watched(event, describe, time.monotonic(), deadline, pausing.stood_still()))
             if len(self._watched) == 1:
                 self._changed.notify()
 
@@ -177,7 +179,7 @@ class Watchdog:
                 watched.popleft()
         now = time.monotonic()
         for each in list(watched):
-            if now > each.deadline and not each.event.done:
+            if now > each.deadline and not pausing.left(each.deadline, each.paused) and not each.event.done:
                 return CollectiveTimeout(
                     f"rank {self._communicator.rank}: {each.describe} was not complete on the device after "
                     f"{now - each.begun:.3g} s. Every rank must make the same calls in the same order; one has not "
