@@ -9,9 +9,10 @@ This file imports nothing until asked: the launcher and its keepers read `collec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a tenth of its memory
 if TYPE_CHECKING:
+    from typing import Any
+
     from collectives.call import Work as Work
     from collectives.communicator import Communicator as Communicator
     from collectives.errors import ArgumentError as ArgumentError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collectives.errors import NcclError as NcclError
     from collectives.errors import PeerLeft as PeerLeft
     from collectives.errors import WorldError as WorldError
+    from collectives.flight.recorder import mark_step as mark_step
     from collectives.reduction import ReduceOp as ReduceOp
     from collectives.simulation import run_threads as run_threads
     from collectives.start import init as init
@@ -47,6 +49,7 @@ _HOMES = {
     "WorldError": "errors",
     "__version__": "version",
     "init": "start",
+    "mark_step": "flight.recorder",
     "run_threads": "simulation",
 }
 
@@ -67,6 +70,7 @@ __all__ = [
     "WorldError",
     "__version__",
     "init",
+    "mark_step",
     "run_threads",
 ]
 

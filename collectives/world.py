@@ -17,7 +17,7 @@ KEEPER = "DDP_KEEPER"
 REPORT = "DDP_REPORT_FD"
 #: Set by `ddp-launch --trace`, or by the user: the folder in which every rank leaves its part of a trace.
 TRACE = "DDP_TRACE"
-#: Set by `ddp-launch`: which start of the job this is, 0 for the first; a script that finds more looks for a checkpoint.
+#: Set by `ddp-launch`: which start of the job this is, 0 the first; a script that finds more looks for a checkpoint.
 ATTEMPT = "DDP_ATTEMPT"
 #: Set by `ddp-launch --backend`: what `collectives.init(backend="auto")` takes, instead of choosing by itself.
 BACKEND = "DDP_BACKEND"

@@ -43,6 +43,7 @@ LAUNCHER_SEES = (
     "collectives.world",
     "collectives.version",
     "collectives.errors",
+    "collectives.flight.glance",
     "collectives.flight.reader",
     "collectives.flight.report",
 )

@@ -16,7 +16,7 @@ from struct import Struct, error
 #: The name of the memfd, as it appears in /proc/PID/fd.
 NAME = "ddp-flight"
 MAGIC = b"ddpfligh"
-VERSION = 1
+VERSION = 2
 
 CALLS = 1_000
 SIGNATURES = 2_048
@@ -35,8 +35,10 @@ COMMUNICATORS_AT = 65_536
 SIGNATURES_AT = COMMUNICATORS_AT + COMMUNICATORS * COMMUNICATOR_SIZE
 SIZE = SIGNATURES_AT + SIGNATURES * SIGNATURE_SIZE
 
-#: magic, VERSION, SIZE, pid, rank, world size (-1: not known), wall clock minus monotonic clock in ns
-HEADER = Struct("=8s6q")
+#: magic, VERSION, SIZE, pid, rank, world size (-1: not known), wall clock minus monotonic clock in ns, the step by the
+#: program's own count, synchronized backwards (-1: none yet, both)
+HEADER = Struct("=8s8q")
+RANK_WORD, SIZE_WORD, STEP_WORD, BACKWARDS_WORD = 4, 5, 7, 8  # words of 8 bytes from the start
 #: index, communicator, number, signature, queued, started, ended (monotonic ns; 0: not yet), stamp
 CALL = Struct("8q")  # native, so that each word is written at once
 #: number (never 0), checksum, text

@@ -17,7 +17,9 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from time import monotonic_ns
 
+from collectives.errors import ArgumentError
 from collectives.flight.layout import (
+    BACKWARDS_WORD,
     CALL,
     CALL_SIZE,
     CALLS,
@@ -31,25 +33,28 @@ from collectives.flight.layout import (
     POSITION_AT,
     POSITION_SIZE,
     QUEUED,
+    RANK_WORD,
     SIGNATURE_SIZE,
     SIGNATURES,
     SIZE,
+    SIZE_WORD,
     STARTED,
     STATE_BITS,
+    STEP_WORD,
     VERSION,
     clip,
     communicator_at,
     pack_text,
     signature_at,
 )
+from collectives.world import report
 
-__all__ = ["DONE", "FAILED", "QUEUED", "STARTED", "Recorder", "of_this_process"]
+__all__ = ["DONE", "FAILED", "QUEUED", "STARTED", "Recorder", "mark_step", "of_this_process"]
 
 Place = tuple[str, int, str]  # file, line, function
 
 _WORDS = CALL_SIZE // 8
 _FIRST_WORD = CALLS_AT // 8
-_RANK_WORD = HEADER.size // 8 - 3
 
 
 class Recorder:
@@ -72,13 +77,21 @@ class Recorder:
         self._communicators: dict[str, int] = {}
         self._communicator_numbers = itertools.count(1)
         clock = time.time_ns() - monotonic_ns()
-        HEADER.pack_into(memory, 0, MAGIC, VERSION, SIZE, os.getpid(), rank, size, clock)
+        HEADER.pack_into(memory, 0, MAGIC, VERSION, SIZE, os.getpid(), rank, size, clock, -1, -1)
         _recorders.add(self)
 
     def identify(self, rank: int, size: int) -> None:
         """Says which rank of how many this process is."""
-        self._words[_RANK_WORD] = rank
-        self._words[_RANK_WORD + 1] = size
+        self._words[RANK_WORD] = rank
+        self._words[SIZE_WORD] = size
+
+    def step(self, number: int | None = None) -> None:
+        """Says that the program has finished step `number`, or one more than before; the first is 1."""
+        self._words[STEP_WORD] = number if number is not None else max(0, self._words[STEP_WORD]) + 1
+
+    def backwards(self, number: int) -> None:
+        """Says how many synchronized backwards have ended; it counts as the step where the program counts none."""
+        self._words[BACKWARDS_WORD] = number
 
     def begin(
         self,
@@ -224,7 +237,24 @@ def of_this_process() -> Recorder:
     with _made:
         if _mine is None:
             _mine = Recorder()
+            if _mine.fd is not None:
+                report(flight=_mine.fd)
         return _mine
+
+
+def mark_step(n: int | None = None) -> None:
+    """Says how far this rank is, for who watches the job: `ddp-launch` in its status line, `ddp-doctor calls`.
+
+    n: the step that it has just finished, by the program's own count (0 or more); None: one more than before, 1 first
+    A model in `ddp.DataParallel` counts its synchronized backwards by itself; this goes before it, which is of use
+    after a restart from a checkpoint. It asks nothing of other ranks, takes well under a microsecond and changes
+    nothing else. In a world of threads all share one count.
+
+    Raises: ArgumentError if n is no whole number of 0 or more.
+    """
+    if n is not None and (not isinstance(n, int) or not 0 <= n < 1 << 63):
+        raise ArgumentError(f"n should be the number of a step, a whole number of 0 or more, is {n!r}")
+    of_this_process().step(n)
 
 
 def _after_fork() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
+
+from collectives.flight.words import name_call, name_site
 
 
 class RecordedCall(NamedTuple):
@@ -31,13 +32,12 @@ class RecordedCall(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        what = " ".join(each for each in (self.more, self.dtype, self.shape) if each)
-        return f"{self.name} #{self.number} ({self.site}) {what}".rstrip()
+        return name_call(self.name, self.number, self.file, self.line, self.more, self.dtype, self.shape)
 
     @property
     def site(self) -> str:
         """`train.py:88`"""
-        return f"{os.path.basename(self.file)}:{self.line}"
+        return name_site(self.file, self.line)
 
 
 class Position(NamedTuple):
@@ -55,10 +55,10 @@ class Position(NamedTuple):
     within: tuple[str, int, str] | None
 
     def __str__(self) -> str:
-        text = f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+        text = f"{name_site(self.file, self.line)} in {self.function}"
         if self.within is not None:
             file, line, function = self.within
-            text += f", within {os.path.basename(file)}:{line} in {function}"
+            text += f", within {name_site(file, line)} in {function}"
         return text
 
 
@@ -69,6 +69,7 @@ class FlightRecord(NamedTuple):
     clock: wall clock minus monotonic clock when the record was made, ns
     calls: the last ones, in the order in which they began; those being written at this moment are missing
     position: the last sample, None if none was taken
+    step: that it has finished, by the program's own count or else that of `ddp.DataParallel`; None if neither counts
     """
 
     pid: int
@@ -77,6 +78,7 @@ class FlightRecord(NamedTuple):
     clock: int
     calls: list[RecordedCall]
     position: Position | None
+    step: int | None = None
 
 
 def describe_last(record: FlightRecord, now: int) -> str:
@@ -84,8 +86,8 @@ def describe_last(record: FlightRecord, now: int) -> str:
 
     now: of the monotonic clock, ns
 
-    `last call all_reduce #417 (train.py:88) sum float32 (512, 10), done 31.2 s ago; its Python stood at data.py:31 in
-    load (0.4 s before)`
+    `last call all_reduce #417 (train.py:88) sum float32 (512, 10), done 31.2 s ago; step 208; its Python stood at
+    data.py:31 in load (0.4 s before)`
     """
     text = "no call yet"
     if record.calls:
@@ -97,6 +99,8 @@ def describe_last(record: FlightRecord, now: int) -> str:
                 call = under_way[-1]
                 queued = sum(each.state == "queued" for each in record.calls)
         text = f"last call {call}, {_doing(call, now)}" + (f", {queued} more queued" if queued else "")
+    if record.step is not None:
+        text += f"; step {record.step}"
     if record.position is not None:
         text += f"; its Python stood at {record.position} ({_ago(record.position.time, now)} before)"
     return text

@@ -14,6 +14,7 @@ from time import monotonic_ns
 import numpy as np
 
 from collectives import Communicator, ReduceOp
+from collectives.flight.recorder import of_this_process
 from ddp._engine import Leaf
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
@@ -162,6 +163,7 @@ class Reducer:
         for index, by_any in enumerate(used):
             self._holdings.end(index, by_any)
         self.steps += 1
+        of_this_process().backwards(self.steps)
         plan = self.planner.after(self._watch.seconds(), self._watch.backward(), used)
         if plan is not None:
             self._move(plan)

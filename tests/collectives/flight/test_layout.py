@@ -8,20 +8,20 @@ from collectives.flight import layout
 
 
 def test_the_layout_is_held() -> None:
-    assert (layout.VERSION, layout.MAGIC, layout.NAME) == (1, b"ddpfligh", "ddp-flight")
-    assert (layout.HEADER.format, layout.HEADER.size) == ("=8s6q", 56)
+    assert (layout.VERSION, layout.MAGIC, layout.NAME) == (2, b"ddpfligh", "ddp-flight")
+    assert (layout.HEADER.format, layout.HEADER.size) == ("=8s8q", 72)
     assert (layout.CALL.format, layout.CALL.size, layout.CALL_SIZE) == ("8q", 64, 64)
     assert layout.STATES == {1: "queued", 2: "started", 3: "done", 4: "failed"}
     assert layout.STATE_BITS == 3
     regions = [
-        (0, 56),
+        (0, 72),
         (layout.POSITION_AT, layout.POSITION_SIZE),
         (layout.CALLS_AT, layout.CALLS * layout.CALL_SIZE),
         (layout.COMMUNICATORS_AT, layout.COMMUNICATORS * layout.COMMUNICATOR_SIZE),
         (layout.SIGNATURES_AT, layout.SIGNATURES * layout.SIGNATURE_SIZE),
         (layout.SIZE, 0),
     ]
-    assert regions == [(0, 56), (128, 896), (1024, 64_000), (65_536, 65_536), (131_072, 655_360), (786_432, 0)]
+    assert regions == [(0, 72), (128, 896), (1024, 64_000), (65_536, 65_536), (131_072, 655_360), (786_432, 0)]
     ends = [at + size for at, size in regions]
     assert all(end <= at for end, (at, _) in zip(ends, regions[1:], strict=False)), "regions overlap"
 

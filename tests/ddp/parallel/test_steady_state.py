@@ -12,6 +12,8 @@ import pytest
 import collectives
 import ddp
 from collectives import Communicator
+from collectives.flight import layout
+from collectives.flight.recorder import of_this_process
 from ddp import nn
 from ddp.parallel import DataParallel
 
@@ -177,3 +179,17 @@ def test_a_step_inside_no_sync_and_a_forward_alone_call_nothing() -> None:
         assert calls == []
 
     collectives.run_threads(rank, 2, timeout=20)
+
+
+def test_a_step_is_marked_in_the_flight_record() -> None:
+    model = DataParallel(nn.Linear(2, 1), comm=collectives.init())
+    for steps in (1, 2):
+        with model.no_sync():
+            model(ddp.ones(3, 2)).sum().backward()
+        model(ddp.ones(3, 2)).sum().backward()
+        assert _backwards() == steps
+
+
+def _backwards() -> int:
+    words = memoryview(of_this_process().peek(0, layout.HEADER.size)).cast("q")
+    return int(words[layout.BACKWARDS_WORD])
