@@ -26,14 +26,16 @@ def losses(file: Path) -> list[float]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    "options",
+    ("options", "together"),
     [
-        ["--epochs", "2"],  # 23 steps of 64, the last of an epoch of 30: no rank has as many as another
-        ["--epochs", "1", "--batch-size", "3", "--lr", "0.01"],  # on four ranks one has no sample at all
+        # 23 steps of 64, the last of an epoch of 30: no rank has as many as another
+        (["--epochs", "2"], ["ddp-launch -n 2", "ddp-launch -n 4", "mpiexec -n 2"]),
+        # on four ranks one has no sample at all
+        (["--epochs", "1", "--batch-size", "3", "--lr", "0.01"], ["ddp-launch -n 4"]),
     ],
 )
 def test_every_step_agrees_between_1_2_and_4_ranks(
-    run_job: Run, mpiexec: list[str], tmp_path: Path, options: list[str]
+    run_job: Run, mpiexec: list[str], tmp_path: Path, options: list[str], together: list[str]
 ) -> None:
     starts = {
         "python": [sys.executable],
@@ -42,7 +44,8 @@ def test_every_step_agrees_between_1_2_and_4_ranks(
         "mpiexec -n 2": [*mpiexec, "-n", "2", sys.executable],
     }
     seen = {}
-    for number, (name, start) in enumerate(starts.items()):
+    for number, name in enumerate(["python", *together]):
+        start = starts[name]
         metrics = tmp_path / f"{number}.jsonl"
         args = ["--dtype", "float64", "--seed", "3", "--metrics", str(metrics), *options]
         # One thread a rank: with several, idle BLAS threads would spin on the cores that other ranks need.
