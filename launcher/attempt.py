@@ -294,7 +294,7 @@ class Attempt:
             member.channel.close()
             if not member.over:
                 member.lost = True
-                self._console.close(rank)
+                self._console.leave(rank)
                 if not self._killed:
                     self._silent |= {rank}
                     self.fail(KeeperLost(at=self.now, rank=rank, pid=member.keeper))
@@ -305,9 +305,7 @@ class Attempt:
     def _on_message(self, rank: int, member: Member, message: Message) -> None:
         for stream in ("out", "err"):
             if stream in message:
-                data = to_bytes(message[stream])
-                self._console.write(rank, stream, data)
-                self._observers.said(rank, stream, data)
+                self._observers.said(rank, stream, to_bytes(message[stream]))
         if "beat" in message:
             self._observers.beat(rank, message["beat"], self.now)
         if "stacks" in message:
@@ -331,7 +329,6 @@ class Attempt:
 
     def _on_end(self, rank: int, member: Member, message: Message) -> None:
         member.status = int(message["end"])
-        self._console.close(rank)
         self._observers.ended(rank, member.status)
         # What a rank makes of our own signal is not a failure.
         failed = RankFailed(at=self.now, rank=rank, pid=member.pid, status=member.status, asked=member.asked)
@@ -386,6 +383,7 @@ class Attempt:
     def _suspend(self) -> None:
         """Ctrl-Z: the job stands still until somebody continues the launcher."""
         self.crew.tell({"freeze": True}, lambda member: not member.over)
+        self._console.hide()
         os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from launcher.crew import Crew
 from launcher.wire import to_text
@@ -13,11 +14,12 @@ _CHUNK = 1 << 15
 class StandardInput:
     """What the launcher reads, for one rank. It is read only while that rank has taken what it was sent before.
 
-    fd: where it comes from; rank: whose it is
+    fd: where it comes from; rank: whose it is; shown: hears what a terminal has shown while it was typed in
     """
 
-    def __init__(self, rank: int = 0, fd: int = 0) -> None:
+    def __init__(self, rank: int = 0, fd: int = 0, shown: Callable[[bytes], None] = lambda data: None) -> None:
         self.rank = rank
+        self._shown = shown
         self._fd: int | None = fd
         self._taken = True
 
@@ -45,6 +47,8 @@ class StandardInput:
         except OSError:
             data = b""  # the terminal has gone
         self._taken = False
+        if _echoes(self._fd):
+            self._shown(data)
         crew[self.rank].channel.send({"stdin": to_text(data)})
         if not data:
             self._fd = None
@@ -56,3 +60,15 @@ def _may_read(fd: int) -> bool:
         return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
         return True  # a terminal, but not the one that controls us
+
+
+def _echoes(fd: int) -> bool:
+    """True for a terminal that shows what is typed."""
+    if not os.isatty(fd):
+        return False
+    import termios  # here, because few jobs want it
+
+    try:
+        return bool(termios.tcgetattr(fd)[3] & termios.ECHO)
+    except termios.error:
+        return False  # it has gone

@@ -56,9 +56,17 @@ class _Watch:
         self.job = job
         self.wakeup = wakeup
         self.environ = environ
-        self.console = Console(job.size, prefix=job.prefix)
-        self.stdin = StandardInput(job.debug_rank)
-        self.observers = Observers()
+        self.console = Console(
+            job.size,
+            prefix=job.prefix,
+            ranks=job.ranks,
+            collapse=job.collapse,
+            status=job.status,
+            hosts=[host.name for host in job.hosts],
+            asking=[job.debug_rank] if os.isatty(0) else [],
+        )
+        self.stdin = StandardInput(job.debug_rank, shown=self.console.typed)
+        self.observers = Observers([self.console])
         self.until = float("inf") if job.timeout is None else time.monotonic() + job.timeout
 
     def run(self) -> int:
@@ -83,6 +91,7 @@ class _Watch:
                 code, text = self._report(outcome)
                 again = self._again(outcome, number)
                 if again is None:
+                    self.console.finish()
                     attempt.drain()
                     return code, text
             finally:

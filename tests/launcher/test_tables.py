@@ -10,45 +10,9 @@ import pytest
 
 from launcher import cli, config, engine, verdict
 from launcher.job import Job, UsageError
-from launcher.lines import Line, LineSplitter, Repaint
 from launcher.process import children_of
 from launcher.shield import shield, unshield
 from launcher.verdict import EngineEnded, EngineLost, Hung, KeeperLost, NotStarted, Raised, RankFailed, TimeLimit
-
-
-@pytest.mark.parametrize(
-    ("chunks", "pieces", "rest"),
-    [
-        ([b"a\nb\n"], [Line(b"a"), Line(b"b")], []),
-        ([b"a", b"b", b"c\nd"], [Line(b"abc")], [Line(b"d")]),
-        ([b"\n\n"], [Line(b""), Line(b"")], []),
-        ([b"a\r\nb\r", b"\n"], [Line(b"a"), Repaint(b"b"), Line(b"b")], []),
-        ([b"\r\n"], [Line(b"")], []),
-        ([b"\r 10%", b"\r 20%", b"\r100%\n"], [Repaint(b" 10%"), Repaint(b" 20%"), Line(b"100%")], []),
-        ([b"10%\r", b"20%\r"], [Repaint(b"10%"), Repaint(b"20%")], [Line(b"20%")]),
-        (
-            [b"\rbar", b"\r   \r", b"message\n", b"\rbar"],
-            [Repaint(b"bar"), Repaint(b"   "), Line(b"message"), Repaint(b"bar")],
-            [Line(b"bar")],
-        ),
-        ([b"\rbar", b"\r   \r"], [Repaint(b"bar"), Repaint(b"   ")], []),
-        ([b"\xff\xfe\n"], [Line(b"\xff\xfe")], []),
-        ([b"123456", b"7890", b"1\n"], [Line(b"1234567890"), Line(b"1")], []),
-        ([b""], [], []),
-    ],
-)
-def test_lines(chunks: list[bytes], pieces: list[Line | Repaint], rest: list[Line]) -> None:
-    splitter = LineSplitter(limit=8)
-    assert [piece for chunk in chunks for piece in splitter.feed(chunk)] == pieces
-    assert splitter.close() == rest
-
-
-def test_lines_may_be_cut_anywhere() -> None:
-    data = b"one\r\ntwo\n\rbar 1\rbar 2\nlast"
-    for cut in range(len(data)):
-        splitter = LineSplitter()
-        pieces = [*splitter.feed(data[:cut]), *splitter.feed(data[cut:]), *splitter.close()]
-        assert [p for p in pieces if isinstance(p, Line)] == [Line(b"one"), Line(b"two"), Line(b"bar 2"), Line(b"last")]
 
 
 def test_engine_commands() -> None:
