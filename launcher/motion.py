@@ -1,0 +1,164 @@
+"""Whether anything in a job still moves: it hangs where nothing does. Pure: news and times in, seconds out.
+
+What counts, in the words of the keepers' beats:
+
+- A rank *waits* while its last collective is queued or under way. It may use a whole core for that, or print from
+  another thread: neither is a sign of life, since it is somebody else's turn.
+- *Progress* is a collective begun or finished, another step, a rank that starts or ends, and output of a rank that
+  does not wait.
+- *Motion* is progress, or CPU time (at least 1 % of a core) of a rank that does not wait.
+
+While somebody waits, only progress counts: a rank that spins outside of the collective that the others wait in is what
+holds them up, however busy it is. While nobody waits, motion counts: ranks may compute for hours without a collective.
+Ranks that never made a collective are no world, and what they wait for is not ours to judge; they count as hanging
+only if nothing is heard of any of them, not even that they live. Nothing is judged before all ranks have started.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from launcher.wire import Message
+
+#: A rank of which nothing is heard for so long (s), though its keeper speaks every second, has lost its keeper's voice.
+SILENCE = 5.0
+
+# Where the main thread sleeps, the threads that sample it and that log something still take a little.
+_IDLE_SHARE = 0.01  # of a core, on average since the last sign of life
+_IDLE_BURST = 0.05  # s of CPU
+
+
+class Sight(NamedTuple):
+    """A rank as it was last seen. Ages are in s.
+
+    keeper: pid of its keeper
+    state: of the process, as /proc has it ("R", "S", "D", "T", "Z"); "?" if nothing was heard yet
+    calls: collectives begun; call: the last of them, call_state: "queued", "started", "done", "failed", and for how
+    long it is that; None if there was none
+    where, where_age: where its Python stood, and when that was seen; None if that is not known
+    cpu: share of a core in use at last, None if not known; silence: since its keeper was last heard
+    """
+
+    rank: int
+    pid: int
+    keeper: int
+    host: str
+    state: str
+    calls: int
+    call: str | None
+    call_state: str | None
+    call_age: float
+    where: str | None
+    where_age: float
+    cpu: float | None
+    silence: float
+
+    @property
+    def silent(self) -> bool:
+        return self.silence > SILENCE
+
+    @property
+    def stopped(self) -> bool:
+        return self.state in ("T", "t")
+
+    @property
+    def waits(self) -> bool:
+        return self.call_state in ("queued", "started")
+
+
+class _Life:
+    """What is known of a rank that runs. `at` is when it came."""
+
+    def __init__(self, hello: Message, at: float) -> None:
+        self.pid = int(hello["pid"])
+        self.keeper = int(hello["keeper"])
+        self.host = str(hello.get("host", ""))
+        self.beat: Message = {}
+        self.heard = at
+        self.cpu: float | None = None
+        self.mark = 0.0, at  # CPU seconds and time of the last sign of life
+
+    @property
+    def waits(self) -> bool:
+        return self.beat.get("call_state") in ("queued", "started")
+
+    def sight(self, rank: int, at: float) -> Sight:
+        beat, since = self.beat, at - self.heard
+        return Sight(
+            rank=rank,
+            pid=self.pid,
+            keeper=self.keeper,
+            host=self.host,
+            state=str(beat.get("state") or "?"),
+            calls=int(beat.get("calls") or 0),
+            call=beat.get("call"),
+            call_state=beat.get("call_state"),
+            call_age=float(beat.get("call_age") or 0.0) + since,
+            where=beat.get("where"),
+            where_age=float(beat.get("where_age") or 0.0) + since,
+            cpu=self.cpu,
+            silence=since,
+        )
+
+
+class Motion:
+    """Follows a job of `n` ranks. All times are in s, on one clock that stands still whenever the job is made to."""
+
+    def __init__(self, n: int, at: float = 0.0) -> None:
+        self._missing = n
+        self._lives: dict[int, _Life] = {}
+        self._progress = at  # the last of each
+        self._motion = at
+
+    def up(self, rank: int, hello: Message, at: float) -> None:
+        """A rank has started."""
+        self._missing -= 1
+        self._lives[rank] = _Life(hello, at)
+        self._progress = at
+
+    def ended(self, rank: int, at: float) -> None:
+        """A rank has ended."""
+        if self._lives.pop(rank, None) is not None:
+            self._progress = at
+
+    def said(self, rank: int, at: float) -> None:
+        """A rank has written something."""
+        if rank in self._lives and not self._lives[rank].waits:
+            self._progress = at
+
+    def beat(self, rank: int, beat: Message, at: float) -> None:
+        """A keeper says how its rank does."""
+        life = self._lives.get(rank)
+        if life is None:
+            return
+        before, life.beat = life.beat, beat
+        used, passed = float(beat.get("cpu") or 0.0), at - life.heard
+        # Beats that come at once, after the launcher was held up, say nothing about a rate.
+        if "cpu" in before and passed >= 0.2:
+            life.cpu = max(0.0, used - float(before["cpu"] or 0.0)) / passed
+        life.heard = at
+        changed = any(before.get(name) != beat.get(name) for name in ("calls", "call", "call_state", "step"))
+        cpu, since = life.mark
+        if changed:
+            self._progress = at
+        elif not life.waits and used - cpu > _IDLE_BURST + _IDLE_SHARE * (at - since):
+            self._motion = at
+        else:
+            return
+        life.mark = used, at
+
+    def quiet(self, at: float) -> float:
+        """For how many seconds nothing has moved, 0.0 where there is nothing to judge."""
+        lives = self._lives.values()
+        if self._missing > 0 or not lives:
+            return 0.0
+        if any(life.waits for life in lives):
+            return at - self._progress
+        if any(life.beat.get("calls") for life in lives):
+            return at - max(self._progress, self._motion)
+        heard = max(life.heard for life in lives)
+        return at - heard if at - heard > SILENCE else 0.0
+
+    def sights(self, at: float) -> list[Sight]:
+        """The ranks that run, in order."""
+        return [life.sight(rank, at) for rank, life in sorted(self._lives.items())]
