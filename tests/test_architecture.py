@@ -48,7 +48,7 @@ LAUNCHER_SEES = (
     "collectives.flight.report",
 )
 HEAVY = {
-    "mpi4py": ("collectives._mpi", "collectives._gpu.trial", "launcher.bench.raw_mpi"),
+    "mpi4py": ("collectives._mpi", "collectives._gpu.trial", "launcher.bench.raw_mpi", "launcher.doctor.probes.mpi"),
     "cupy": ("ddp._device", "collectives._gpu.cuda", "collectives._nccl.library", "launcher.bench.device"),
     "pynccl": ("collectives._nccl.library",),
     "torch": ("launcher.bench.gloo",),

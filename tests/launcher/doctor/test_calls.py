@@ -91,7 +91,9 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(ranks: list[int], doc
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "the following arguments are required: COMMAND"),
+        (["--hosts", "a", "--hostfile", "b"], "not allowed with argument --hosts"),
+        (["--hosts", "a:x"], "a:x"),
+        (["--hostfile", "/nonexistent"], "the hostfile /nonexistent cannot be read: No such file or directory"),
         (["calls"], "the following arguments are required: PID"),
         (["cals", "1"], "invalid choice: 'cals'"),
         (["calls", "train.py"], "'train.py' is not a positive whole number"),

@@ -1,0 +1,103 @@
+"""All checks, in the order in which they are shown: those that are quick at the same time, then the ranks, alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from launcher.doctor import show
+from launcher.doctor.finding import Finding, Level, error, exit_code, note, verdict
+from launcher.hosts import Host
+
+Check = Callable[[], list[Finding]]
+
+
+def checkup(*, hosts: str | None, hostfile: str | None, as_json: bool) -> int:
+    """Makes all checks and prints what they found; returns the exit code.
+
+    hosts, hostfile: the machines that are to train together, as ddp-launch takes them; None: this one
+    Raises: UsageError if these are not understood.
+    """
+    machines = _hosts(hosts, hostfile)
+    start = time.monotonic()
+    colour = show.coloured()
+    found: list[Finding] = []
+    if not as_json:
+        from collectives.version import __version__
+
+        print(f"ddp-doctor {__version__} on {platform.node()}, {platform.system()} {platform.release()}\n", flush=True)
+    for findings in _all(machines):
+        if not as_json:
+            print("\n".join(show.lines(findings, colour, found[-1].check if found else "")), flush=True)
+        found += findings
+    sentence = verdict(found, "this machine" if not machines else "these hosts")
+    seconds = time.monotonic() - start
+    if as_json:
+        print(json.dumps(show.document(found, sentence, seconds), indent=1))
+    else:
+        print(f"\n{sentence} ({seconds:.1f} s)")
+    sys.stdout.flush()
+    return exit_code(found)
+
+
+def _all(machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
+    from launcher.doctor import gpu, limits, memory, mpi, python, threads
+
+    facts = gpu.look()
+    found: list[Finding] = []
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)) + 1) as pool:
+        inquiry = pool.submit(gpu.inquire, facts)
+        quick: list[tuple[str, Check]] = [
+            (python.CHECK, python.check),
+            (threads.CHECK, threads.check),
+            (mpi.CHECK, mpi.check),
+            (memory.CHECK, memory.check),
+            (limits.CHECK, limits.check),
+            (gpu.CHECK, lambda: gpu.judge(facts, inquiry.result())),
+        ]
+        if machines:
+            from launcher.doctor import hosts
+
+            quick.append((hosts.CHECK, lambda: hosts.check(machines)))
+        for each in [pool.submit(_guarded, name, check) for name, check in quick]:
+            findings = each.result()
+            found += findings
+            if findings:
+                yield findings
+    yield from _ranks(found, gpu.devices(inquiry.result()), machines)
+
+
+def _ranks(found: list[Finding], gpus: int, machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
+    from launcher.doctor import ranks
+
+    broken = {each.check for each in found if each.level is Level.ERROR}
+    # What is known to be broken would only be said a second time, and less well.
+    if broken & {"python", "threads", "mpi"}:
+        yield [note(ranks.CHECK, "not tried: mend the errors above first")]
+        return
+    yield _guarded(ranks.CHECK, lambda: ranks.check(2))
+    if gpus and "gpu" not in broken:
+        yield _guarded(ranks.CHECK, lambda: ranks.check(min(2, gpus), "nccl"))
+    if len(machines) > 1 and "hosts" not in broken:
+        yield _guarded(ranks.CHECK, lambda: ranks.check(len(machines), "mpi", machines))
+
+
+def _guarded(name: str, check: Check) -> list[Finding]:
+    """A check that fails is itself a finding: the others are worth having."""
+    try:
+        return check()
+    except Exception as failure:
+        return [error(name, f"this check failed by itself: {type(failure).__name__}: {failure}")]
+
+
+def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
+    from launcher.hosts import parse_hosts, read_hostfile
+
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return () if hostfile is None else read_hostfile(hostfile)

