@@ -80,16 +80,20 @@ def _accuse(culprits: Sequence[Sight], rest: str, hosts: bool) -> Finding:
 
 
 def _all_wait(waiting: Sequence[Sight], hosts: bool) -> Finding:
-    groups: dict[str, list[Sight]] = {}
+    groups: dict[tuple[str | None, str], list[Sight]] = {}
     for sight in waiting:
-        groups.setdefault(_identity(sight.call or ""), []).append(sight)
+        groups.setdefault(_identity(sight), []).append(sight)
+    several = len({sight.on for sight in waiting}) > 1
     samples = tuple(group[0].rank for group in groups.values())[:_SHOWN]
     if len(waiting) == 1:
         return _accuse(waiting, "", hosts)
     if len(groups) == 1:
         text = f"all ranks wait in {waiting[0].call}: none is behind, which speaks for the network or the MPI"
         return Finding((), text, samples)
-    parts = [f"{name_ranks([sight.rank for sight in group])} in {group[0].call}" for group in groups.values()]
+    parts = [
+        f"{name_ranks([sight.rank for sight in group])} in {group[0].call}{f' of {group[0].on}' if several else ''}"
+        for group in groups.values()
+    ]
     more = f", {len(parts) - _SHOWN} more calls" if len(parts) > _SHOWN else ""
     text = f"the ranks wait in different calls: {', '.join(parts[:_SHOWN])}{more}"
     fewest = min(sight.calls for sight in waiting)
@@ -104,14 +108,15 @@ def _all_wait(waiting: Sequence[Sight], hosts: bool) -> Finding:
     return Finding(behind, f"{text}; every rank must make the same calls in the same order", samples)
 
 
-def _identity(call: str) -> str:
-    """What must be the same on all ranks: name, number, op or root, dtype; not the line, nor the shape."""
+def _identity(sight: Sight) -> tuple[str | None, str]:
+    """What must agree on all ranks: communicator, name, number, op or root, dtype; not the line, nor the shape."""
+    call = sight.call or ""
     found = _CALL.fullmatch(call)
-    return f"{found['call']} {found['how']}" if found else call
+    return sight.on, f"{found['call']} {found['how']}" if found else call
 
 
 def _who_waits_where(waiting: Sequence[Sight]) -> str:
-    calls = {_identity(sight.call or "") for sight in waiting}
+    calls = {_identity(sight) for sight in waiting}
     verb = "waits" if len(waiting) == 1 else "wait"
     more = {1: "", 2: " and another call"}.get(len(calls), f" and {len(calls) - 1} other calls")
     return f"{name_ranks([sight.rank for sight in waiting])} {verb} in {waiting[0].call}{more}"

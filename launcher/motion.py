@@ -33,8 +33,8 @@ class Sight(NamedTuple):
 
     keeper: pid of its keeper
     state: of the process, as /proc has it ("R", "S", "D", "T", "Z"); "?" if nothing was heard yet
-    calls: collectives begun; call: the last of them, call_state: "queued", "started", "done", "failed", and for how
-    long it is that; None if there was none
+    calls: collectives begun; call: the last of them, on communicator `on`; call_state: "queued", "started", "done",
+    "failed", and for how long it is that; None if there was none
     where, where_age: where its Python stood, and when that was seen; None if that is not known
     cpu: share of a core in use at last, None if not known; silence: since its keeper was last heard
     """
@@ -46,6 +46,7 @@ class Sight(NamedTuple):
     state: str
     calls: int
     call: str | None
+    on: str | None
     call_state: str | None
     call_age: float
     where: str | None
@@ -92,6 +93,7 @@ class _Life:
             state=str(beat.get("state") or "?"),
             calls=int(beat.get("calls") or 0),
             call=beat.get("call"),
+            on=beat.get("call_on"),
             call_state=beat.get("call_state"),
             call_age=float(beat.get("call_age") or 0.0) + since,
             where=beat.get("where"),

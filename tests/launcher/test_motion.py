@@ -113,9 +113,13 @@ def test_a_silent_rank_adds_no_motion() -> None:
 
 
 def test_sights() -> None:
-    motion = follow({0: {**WAITS, "call_age": 3.0, "where": "train.py:91 in step", "where_age": 0.4}}, until=2, r0=0.5)
+    motion = follow(
+        {0: {**WAITS, "call_on": "world", "call_age": 3.0, "where": "train.py:91 in step", "where_age": 0.4}},
+        until=2,
+        r0=0.5,
+    )
     assert motion.sights(2.5) == [
-        Sight(0, 100, 200, "here", "S", 5, REDUCE, "started", 3.5, "train.py:91 in step", 0.9, 0.5, 0.5)
+        Sight(0, 100, 200, "here", "S", 5, REDUCE, "world", "started", 3.5, "train.py:91 in step", 0.9, 0.5, 0.5)
     ]
 
 
@@ -126,8 +130,15 @@ def test_beats_that_come_at_once_say_nothing_about_a_rate() -> None:
 
 
 def sight(rank: int, **fields: Any) -> Sight:
-    known = {"keeper": 200 + rank, "host": "here", "state": "S", "calls": 416, "call": REDUCE, "call_state": "done"}
-    rest = {"call_age": 31.4, "where": "data.py:31 in load", "where_age": 0.4, "cpu": 0.0, "silence": 0.5}
+    known = {"keeper": 200 + rank, "host": "here", "state": "S", "calls": 416, "call": REDUCE, "on": "world"}
+    rest = {
+        "call_state": "done",
+        "call_age": 31.4,
+        "where": "data.py:31 in load",
+        "where_age": 0.4,
+        "cpu": 0.0,
+        "silence": 0.5,
+    }
     return Sight(**{"rank": rank, "pid": 100 + rank, **known, **rest, **fields})
 
 
@@ -255,6 +266,14 @@ def waits(rank: int, **fields: Any) -> Sight:
             (
                 "the ranks wait in different calls: rank 0 in recv #3 (a.py:1) src=1, rank 1 in recv #3 (a.py:1) "
                 "src=0; a recv ends only when the other rank sends"
+            ),
+        ),
+        (
+            [waits(0, on="rows"), waits(1, on="columns")],
+            (),
+            (
+                f"the ranks wait in different calls: rank 0 in {GATHER} of rows, rank 1 in {GATHER} of columns; every "
+                "rank must make the same calls in the same order"
             ),
         ),
         # nobody waits
