@@ -9,13 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from launcher.calling import RankError as RankError
+    from launcher.calling import run as run
     from launcher.job import Job as Job
     from launcher.job import UsageError as UsageError
     from launcher.watch import launch as launch
 
-__all__ = ["Job", "UsageError", "launch"]
+__all__ = ["Job", "RankError", "UsageError", "launch", "run"]
 
-_HOMES = {"Job": "launcher.job", "UsageError": "launcher.job", "launch": "launcher.watch"}
+_HOMES = {
+    "Job": "launcher.job",
+    "RankError": "launcher.calling",
+    "UsageError": "launcher.job",
+    "launch": "launcher.watch",
+    "run": "launcher.calling",
+}
 
 
 def __getattr__(name: str) -> Any:
