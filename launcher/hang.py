@@ -191,13 +191,14 @@ class HangJudge(Observer):
         except OSError as error:
             self._say(f"the stacks cannot be written: {error}")
             return False
-        self._say(f"the stacks of {len(self._stacks)} ranks are in {self._folder}/stacks-rank-*{again}.txt")
+        ranks = "1 rank" if len(self._stacks) == 1 else f"{len(self._stacks)} ranks"
+        self._say(f"the stacks of {ranks} are in {self._folder}/stacks-rank-*{again}.txt")
         return True
 
     def _show(self, ranks: tuple[int, ...]) -> None:
         for rank in ranks:
             if rank in self._stacks:
-                self._console.say(f"rank {rank} stands here, innermost first:\n{innermost(self._stacks[rank])}")
+                self._say(f"rank {rank} stands here, innermost first:\n{innermost(self._stacks[rank])}")
 
     def _say(self, text: str) -> None:
         self._console.say(f"ddp-launch: {text}")
