@@ -18,9 +18,10 @@ from typing import Any
 import mpi4py
 import numpy as np
 
-from collectives import world
+from collectives import segment_files, world
 from collectives._mpi_transport import INT, MPITransport
 from collectives.account import Account, give_account, look_up
+from collectives.cores import cores_here
 from collectives.departure import Departure
 from collectives.errors import BackendError, RecordError, WorldError
 from collectives.flight.reader import Window
@@ -42,6 +43,7 @@ class MPIWorld:
     """This process's membership in MPI's world: joined once, left once.
 
     checks: how many calls of each communicator are checked for agreement across nodes; None: all
+    node: the ranks of this node, this one among them; cores: theirs, in that order
 
     Raises: WorldError if MPI sees another world than the one promised; BackendError if MPI cannot serve threads.
     """
@@ -66,7 +68,13 @@ class MPIWorld:
             self._hosts = np.zeros((base.size, _HOST_BYTES), np.uint8)
             name = MPI.Get_processor_name().encode()[:_HOST_BYTES]
             self._comm.Allgather(np.frombuffer(name.ljust(_HOST_BYTES, b"\0"), np.uint8), self._hosts)
-            self._pids = self._comm.allgather(os.getpid())
+            # Every rank has left MPI_Init when this returns.
+            around = self._comm.allgather((os.getpid(), cores_here(), segment_files.mapped_here()))
+        self._pids = [pid for pid, _, _ in around]
+        self.node = [rank for rank in range(base.size) if self._is_here(rank)]
+        self.cores = [around[rank][1] for rank in self.node]
+        if self.node[0] == base.rank:
+            segment_files.unlink(segment_files.needless([around[rank][2] for rank in self.node]))
         self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
         self._left: dict[int, Departure] = {}
@@ -127,7 +135,7 @@ class MPIWorld:
         known: dict[int, Account] = {}
         unknown: dict[int, Account] = {}
         for rank in ranks:
-            here = self._hosts[rank].tobytes() == self._hosts[self.rank].tobytes()
+            here = self._is_here(rank)
             where = "" if here else f"on {self._hosts[rank].tobytes().rstrip(bytes(1)).decode(errors='replace')}"
             unknown[rank] = Account(None, where, _SILENT)
             if here:
@@ -139,6 +147,9 @@ class MPIWorld:
         for rank, account in self._inquiry.ask(asked, communicator).items():
             known[rank] = account._replace(who=f"{account.who} {unknown[rank].who}".rstrip())
         return {rank: known.get(rank, unknown[rank]) for rank in ranks}
+
+    def _is_here(self, rank: int) -> bool:
+        return self._hosts[rank].tobytes() == self._hosts[self.rank].tobytes()
 
     def answer(self) -> None:
         """Answers other ranks that ask what this one did last; to be called once a second."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from collectives import farewell, simulation, world
+from collectives import cores, farewell, simulation, world
+from collectives._gpu.local import take_local_gpu
 from collectives._shared.setup import share
 from collectives._single import SingleTransport
 from collectives.communicator import Communicator
@@ -14,6 +18,9 @@ from collectives.family import Family
 from collectives.flight.recorder import of_this_process
 from collectives.flight.sampler import Sampler
 from collectives.waiting import complete
+
+if TYPE_CHECKING:
+    from collectives._mpi import MPIWorld
 
 _BACKENDS = ("auto", "single", "mpi", "nccl")
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes
@@ -28,11 +35,15 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
     backend: "auto" takes "mpi" where an engine started several ranks, and "single" otherwise, which imports nothing; a
     backend asked for by name never falls back. Arrays on GPUs are served whatever it is: over NCCL if all ranks can use
     it, which they find out together at the first such array. "nccl" wants that known at once: it raises on every rank
-    if one of them cannot, and where ranks of a node all stand at its first GPU, each makes one of its own current
+    if one of them cannot. What `ddp-launch --backend` says is what "auto" takes
     timeout: seconds; the time limit of every collective, of start and of exit
     check: "first" compares what ranks on different nodes call in the first 100 calls of each communicator, "always" in
     all, for one small exchange a call; ranks of one node are always compared. The same on every rank
     Inside `run_threads` it returns the calling rank's communicator.
+
+    In a world of several ranks it also gives each its part of the node, where no launcher has: BLAS gets as many
+    threads as the rank has cores, unless OMP_NUM_THREADS or the like is set; and ranks that all stand at the first of
+    several GPUs each make one of their own current. It warns where an engine bound a rank to less than an even split.
 
     Raises: WorldError if the world is not the one that the launcher promised; BackendError if the backend is unknown,
     cannot be loaded, or is another than the one in use; ArgumentError if there is no such check, or no such timeout.
@@ -40,8 +51,7 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
     simulated = simulation.current()
     if simulated is not None:
         return simulated
-    if backend not in _BACKENDS:
-        raise BackendError(f"backend should be one of {', '.join(_BACKENDS)}, is {backend!r}")
+    backend = asked_for(backend, os.environ)
     if check not in _CHECKS:
         raise ArgumentError(f"check should be one of {', '.join(_CHECKS)}, is {check!r}")
     if not isinstance(timeout, (int, float)) or not timeout > 0:
@@ -56,6 +66,16 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
         return _world
 
 
+def asked_for(backend: str, environ: Mapping[str, str]) -> str:
+    """The backend by name: that of `ddp-launch --backend` where the script leaves it open. Raises: BackendError."""
+    said = "backend"
+    if backend == "auto" and world.BACKEND in environ:
+        said, backend = f"environment variable {world.BACKEND}", environ[world.BACKEND]
+    if backend not in _BACKENDS:
+        raise BackendError(f"{said} should be one of {', '.join(_BACKENDS)}, is {backend!r}")
+    return backend
+
+
 def choose(backend: str, promised: world.World | None) -> str:
     """The backend that serves the promised world. Raises: BackendError if "single" is asked for in a larger one."""
     size = 1 if promised is None else promised.size
@@ -66,6 +86,14 @@ def choose(backend: str, promised: world.World | None) -> str:
     return backend
 
 
+def _take_place(membership: MPIWorld, engine: str) -> None:
+    """This rank's part of its node, where no launcher has given it one: cores for BLAS, and a GPU."""
+    local_rank = membership.node.index(membership.rank)
+    cores.settle(membership.cores, local_rank, membership.node, engine)
+    if len(membership.node) > 1:
+        take_local_gpu(local_rank)
+
+
 def _join(backend: str, timeout: float, checks: int | None, wanted: str | None) -> Communicator:
     if backend == "single":
         comm = Communicator(SingleTransport(), timeout, Family(wanted))
@@ -73,10 +101,12 @@ def _join(backend: str, timeout: float, checks: int | None, wanted: str | None) 
         return comm
     from collectives._mpi import MPIWorld  # here, so that a world of one never loads MPI
 
-    membership = MPIWorld(world.promised(), timeout, checks)
+    promised = world.promised()
+    membership = MPIWorld(promised, timeout, checks)
     recorder = of_this_process()
     recorder.identify(membership.rank, membership.size)
     if membership.size > 1:
+        _take_place(membership, promised.engine if promised else "")
         Sampler(recorder, besides=membership.answer).start()
     below = membership.transport()
     comm = Communicator(complete("init", share(below), below, timeout), timeout, Family(wanted))
