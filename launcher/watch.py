@@ -6,6 +6,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collectives.world import ATTEMPT, BACKEND, TRACE
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from launcher.logs import Logs
 
 
-def launch(job: Job) -> int:
+def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True) -> int:
     """Runs a job to its end and returns its exit code.
 
     0 if every rank ended with 0; else that of the first rank that failed: 128 + N if signal N killed it, 1 if it
     raised; 124 after `job.timeout`; 130 after Ctrl-C, 143 after SIGTERM.
+    observers: hear of everything; explain: says how it failed, and shows the traceback
     Raises: UsageError if no MPI is there to start more than one rank.
     """
     fill_standard_streams()
@@ -39,7 +41,7 @@ def launch(job: Job) -> int:
 
         environ[TRACE] = tracing.prepare(job.trace)
     with SignalPipe() as wakeup:
-        code = _Watch(job, wakeup, environ).run()
+        code = _Watch(job, wakeup, environ, observers, explain).run()
     if job.trace is not None:
         _say(tracing.merge(environ[TRACE]))
     return code
@@ -56,7 +58,9 @@ def _say(text: str) -> None:
 class _Watch:
     """All starts of one job."""
 
-    def __init__(self, job: Job, wakeup: int, environ: dict[str, str]) -> None:
+    def __init__(
+        self, job: Job, wakeup: int, environ: dict[str, str], observers: Sequence[Observer], explain: bool
+    ) -> None:
         self.job = job
         self.wakeup = wakeup
         self.environ = environ
@@ -69,9 +73,10 @@ class _Watch:
             hosts=[host.name for host in job.hosts],
             asking=[job.debug_rank] if os.isatty(0) else [],
         )
+        self._say = self.console.say if explain else lambda text: None
         self.stdin = StandardInput(job.debug_rank, shown=self.console.typed)
         self.logs = _logs(job, self.console)
-        self.observers = Observers([self.console, *_followers(job, self.console, self.logs)])
+        self.observers = Observers([self.console, *_followers(job, self.console, self.logs), *observers])
         self.until = float("inf") if job.timeout is None else time.monotonic() + job.timeout
 
     def run(self) -> int:
@@ -147,14 +152,14 @@ class _Watch:
             return 0, ""
         first = cause(outcome.facts, outcome.chatter)
         if also := others(outcome.facts, first):
-            self.console.say(f"ddp-launch: failed too: {also}")
+            self._say(f"ddp-launch: failed too: {also}")
         if isinstance(first, RankFailed) and first.raised is not None:
-            self.console.say(first.raised.traceback)
+            self._say(first.raised.traceback)
         # A keeper's own last words come through the engine too.
         unexplained = isinstance(first, EngineEnded | NotStarted) or b"Traceback" in outcome.chatter
         if unexplained and outcome.chatter.strip():
-            self.console.say(outcome.chatter.decode("utf-8", "surrogateescape"))
-        self.console.say(f"ddp-launch: {first}")
+            self._say(outcome.chatter.decode("utf-8", "surrogateescape"))
+        self._say(f"ddp-launch: {first}")
         return first.code, str(first)
 
 
