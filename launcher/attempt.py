@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from launcher import engine
 from launcher.console import BACKLOG, Console
@@ -297,7 +297,7 @@ class Attempt:
                 self._console.leave(rank)
                 if not self._killed:
                     self._silent |= {rank}
-                    self.fail(KeeperLost(at=self.now, rank=rank, pid=member.keeper))
+                    self.fail(KeeperLost(at=self.now, rank=rank, pid=member.keeper, host=member.host))
             return
         for message in messages:
             self._on_message(rank, member, message)
@@ -314,10 +314,10 @@ class Attempt:
             self._on_debugging(member, bool(message["debugging"]))
         if "raised" in message:
             member.leaving = True
-            self.fail(RankFailed(at=self.now, rank=rank, pid=member.pid, raised=Raised(**message["raised"])))
+            self.fail(self._failed(rank, member, raised=Raised(**message["raised"])))
         if "leaving" in message:
             member.leaving = True
-            self.fail(RankFailed(at=self.now, rank=rank, pid=member.pid, status=int(message["leaving"])))
+            self.fail(self._failed(rank, member, status=int(message["leaving"])))
         if "lost" in message:
             self.fail(EngineLost(at=self.now, name=member.engine_name, pid=member.engine))
         if "asked" in message:
@@ -327,11 +327,14 @@ class Attempt:
         if "end" in message:
             self._on_end(rank, member, message)
 
+    def _failed(self, rank: int, member: Member, **how: Any) -> RankFailed:
+        return RankFailed(at=self.now, rank=rank, pid=member.pid, host=member.host, asked=member.asked, **how)
+
     def _on_end(self, rank: int, member: Member, message: Message) -> None:
         member.status = int(message["end"])
         self._observers.ended(rank, member.status)
         # What a rank makes of our own signal is not a failure.
-        failed = RankFailed(at=self.now, rank=rank, pid=member.pid, status=member.status, asked=member.asked)
+        failed = self._failed(rank, member, status=member.status, memory=message.get("memory"))
         if member.status != 0 and not member.leaving and not self._ending:
             self.fail(failed)
         elif member.status == 0 and message["deserted"] and not self._ending and self._deserter is None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collectives.world import ATTEMPT, BACKEND, TRACE
-from launcher import restarts
+from launcher import report, restarts
 from launcher.attempt import Attempt, Outcome
 from launcher.console import Console
 from launcher.feeding import StandardInput
@@ -18,7 +18,7 @@ from launcher.job import Job
 from launcher.observer import Observer, Observers
 from launcher.process import fill_standard_streams
 from launcher.signals import ENDING, SignalPipe
-from launcher.verdict import EngineEnded, NotStarted, RankFailed, TimeLimit, cause, others, signal_name
+from launcher.verdict import TimeLimit, signal_name
 
 if TYPE_CHECKING:
     from launcher.logs import Logs
@@ -76,7 +76,9 @@ class _Watch:
         self._say = self.console.say if explain else lambda text: None
         self.stdin = StandardInput(job.debug_rank, shown=self.console.typed)
         self.logs = _logs(job, self.console)
-        self.observers = Observers([self.console, *_followers(job, self.console, self.logs), *observers])
+        self.tail = _tail(job, self.console)
+        followers = _followers(job, self.console, self.logs)
+        self.observers = Observers([self.console, self.tail, *followers, *observers])
         self.until = float("inf") if job.timeout is None else time.monotonic() + job.timeout
 
     def run(self) -> int:
@@ -150,17 +152,16 @@ class _Watch:
             return 128 + outcome.stop, f"ended by {signal_name(outcome.stop, hint=False)}"
         if not outcome.facts:
             return 0, ""
-        first = cause(outcome.facts, outcome.chatter)
-        if also := others(outcome.facts, first):
-            self._say(f"ddp-launch: failed too: {also}")
-        if isinstance(first, RankFailed) and first.raised is not None:
-            self._say(first.raised.traceback)
-        # A keeper's own last words come through the engine too.
-        unexplained = isinstance(first, EngineEnded | NotStarted) or b"Traceback" in outcome.chatter
-        if unexplained and outcome.chatter.strip():
-            self._say(outcome.chatter.decode("utf-8", "surrogateescape"))
-        self._say(f"ddp-launch: {first}")
-        return first.code, str(first)
+        found = report.explain(outcome.facts, outcome.chatter, self.tail, outcome.several_hosts)
+        for block in found.blocks:
+            self._say(block)
+        return found.code, found.sentence
+
+
+def _tail(job: Job, console: Console) -> report.Tail:
+    hidden = frozenset[int]() if job.ranks is None else frozenset(range(job.size)) - {*job.ranks}
+    size = console.columns()
+    return report.Tail(hidden, size[1]) if size else report.Tail(hidden)
 
 
 def _logs(job: Job, console: Console) -> Logs | None:
