@@ -10,9 +10,11 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from launcher.leftovers import remove_leftovers
 from launcher.process import become_subreaper, die_with_parent, reap_all, sweep
 
 _SWEEP_LIMIT = 3.0
@@ -32,6 +34,7 @@ class Guard:
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], scratch: str) -> None:
         self._scratch = scratch
+        self._began = time.time()
         os.mkdir(scratch, 0o700)
         self.status: int | None = None
         self.lost = False
@@ -76,8 +79,10 @@ class Guard:
     def close(self) -> None:
         """Ends whatever still runs below the guard, and then the guard."""
         self._socket.close()
-        os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
-        _remove(self._scratch)  # if the guard was killed
+        _, status = os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
+        if status != 0:  # it was killed, and has left this to us
+            _remove(self._scratch)
+            remove_leftovers(self._began)
         os.close(self.chatter)
 
     def _line(self) -> bytes:
@@ -95,6 +100,7 @@ def _watch(
     command: Sequence[str], environ: dict[str, str], launcher: socket.socket, words: int, scratch: str
 ) -> NoReturn:
     """The guard's whole life."""
+    began = time.time()
     become_subreaper()
     wakeup, signals = os.pipe()
     os.set_blocking(wakeup, False)
@@ -120,6 +126,7 @@ def _watch(
         if launcher.fileno() in readable:  # it has let go, or died: it never sends anything
             sweep(_SWEEP_LIMIT)
             _remove(scratch)
+            remove_leftovers(began)
             os._exit(0)
 
 
