@@ -40,7 +40,7 @@ def _remove_if_unused(path: str, since: float) -> None:
     except OSError:
         return  # gone already, or in such hands
     try:
-        # Whoever opens the file meanwhile makes the kernel send a signal: SIGIO would end this process, SIGURG does not.
+        # Whoever opens the file meanwhile makes the kernel send a signal: SIGIO would end this process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         os.unlink(path)  # under the lease: whoever opens it now waits for us

@@ -66,16 +66,30 @@ def test_what_another_process_holds_stays(folder: Path, held: str) -> None:
     assert not path.exists()
 
 
-def test_many_launchers_that_look_at_once_do_no_harm_to_each_other(folder: Path) -> None:
-    for number in range(2000):
-        segment(folder, f"mpich_shm_{number}_0")
-    code = "import sys; from launcher.leftovers import remove_leftovers; remove_leftovers(0.0, sys.argv[1])"
-    command = [sys.executable, "-c", code, str(folder)]
+OPENED_MEANWHILE = """
+import os, subprocess, sys
+from launcher import leftovers
+
+remove = os.unlink
+
+def slowly(path):
+    code = "import os, sys; os.open(sys.argv[1], os.O_RDWR | os.O_NONBLOCK)"
+    opened = subprocess.run([sys.executable, "-c", code, path], stderr=subprocess.DEVNULL)
+    print("refused" if opened.returncode else "opened")
+    remove(path)
+
+os.unlink = slowly
+leftovers.remove_leftovers(0.0, sys.argv[1])
+"""
+
+
+def test_who_opens_a_file_while_it_is_looked_at_ends_nobody(folder: Path) -> None:
+    path = segment(folder, "mpich_shm_1_0")
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    launchers = [subprocess.Popen(command, env=environ) for _ in range(3)]
-    assert [launcher.wait(20) for launcher in launchers] == [0, 0, 0]
-    remove_leftovers(0.0, str(folder))
-    assert list(folder.iterdir()) == []
+    command = [sys.executable, "-c", OPENED_MEANWHILE, str(folder)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "refused\n")
+    assert not path.exists()
 
 
 def test_a_machine_without_shared_memory_has_no_leftovers(tmp_path: Path) -> None:
