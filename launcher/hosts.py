@@ -6,7 +6,7 @@ Files come in two customs, MPICH's (`host:4`) and Open MPI's (`host slots=4`); b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from launcher.job import UsageError
@@ -68,6 +68,20 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     if not found:
         raise UsageError(f"the hostfile {path} names no host")
     return _summed(found)
+
+
+def dealt(n: int, hosts: Sequence[Host]) -> list[Host]:
+    """`n` ranks on hosts that are filled one after the other; those that get none are left out.
+
+    >>> dealt(5, [Host("a", 4), Host("b", 4), Host("c", 4)])
+    [Host(name='a', slots=4), Host(name='b', slots=1)]
+    """
+    found = []
+    for host in hosts:
+        if n > 0:
+            found.append(Host(host.name, min(n, host.slots)))
+            n -= host.slots
+    return found
 
 
 def _line(words: str, where: str) -> Host:

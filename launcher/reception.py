@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from launcher.wire import Channel, Message, WireError, nonce, proof, proves
 
 # A keeper answers within milliseconds; who says nothing for so long (seconds) is none.
 _LIMIT = 10.0
+# All keepers of a large job call at once.
+_BACKLOG = 1024
 
 
 class Reception:
-    """Listens on a free port of this machine, for nobody outside it.
+    """Listens on a free port: for nobody outside this machine, unless the job has ranks elsewhere.
 
-    address: "127.0.0.1:PORT"
+    elsewhere: names of other hosts from which keepers will call
+    address: "ADDRESS:PORT", or several with commas between them, the likeliest first
     secret: of this job, for its keepers alone
     """
 
-    def __init__(self) -> None:
+    def __init__(self, elsewhere: Sequence[str] = ()) -> None:
         self.secret = nonce()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        if elsewhere:
+            from launcher import route
+
+            self._listener = _everywhere()
+            addresses = [f"[{each}]" if ":" in each else each for each in route.addresses(elsewhere)]
+        else:
+            self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+            addresses = ["127.0.0.1"]
         self._listener.setblocking(False)
-        host, port = self._listener.getsockname()
-        self.address = f"{host}:{port}"
+        port = self._listener.getsockname()[1]
+        self.address = ",".join(f"{each}:{port}" for each in addresses)
         self._strangers: dict[int, _Stranger] = {}
 
     def filenos(self) -> Iterator[int]:
@@ -78,6 +88,12 @@ class Reception:
         stranger = _Stranger(Channel(sock, trusted=False))
         self._strangers[sock.fileno()] = stranger
         stranger.channel.send({"challenge": stranger.challenge})
+
+
+def _everywhere() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
 class _Stranger:

@@ -1,0 +1,117 @@
+"""Who starts the ranks: an engine that exists, never a home-made one, behind one small protocol.
+
+MPICH's or Intel's hydra, Open MPI's prterun, Slurm's srun: each gives the ranks their places and starts keepers,
+nothing more. A wrong engine is worse than none (each of its ranks would believe that it is alone), so it is chosen with
+care: inside an allocation srun, if it and the MPI speak a common language; else the mpiexec beside this Python; else
+that on PATH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from launcher.engines import finding, slurm
+from launcher.engines.finding import INTEL, MPICH, OPENMPI
+from launcher.hosts import dealt
+from launcher.job import Job, UsageError
+
+__all__ = ["Engine", "choose", "filled", "settled"]
+
+
+class Engine(Protocol):
+    """Starts the ranks of a job."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it: "mpiexec", "srun"."""
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Names of the hosts besides this one on which it may start ranks."""
+
+    def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+        """The command that starts the command `rank` once for every rank, each with the environment `environ`."""
+
+    def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
+        """The environment for all that, from that of the ranks. scratch: a folder of this job alone, for its files"""
+
+
+def settled(job: Job, environ: Mapping[str, str]) -> Job:
+    """The job with the number of its ranks: as asked for, else the sum of the hosts' slots, else as many as an
+    allocation of Slurm has tasks, else 1.
+
+    Raises: UsageError if there are more ranks than slots.
+    """
+    slots, what, where = None, "slot", "the hosts have"
+    if job.hosts:
+        slots = sum(host.slots for host in job.hosts)
+    elif job.engine in ("auto", "slurm"):
+        slots, what, where = slurm.tasks(environ), "task", "the allocation has"
+    n = job.n or slots or 1
+    if slots is not None and n > slots:
+        raise UsageError(f"{n} ranks were asked for, and {where} {slots} {what}{'' if slots == 1 else 's'}")
+    return job if job.n == n else replace(job, n=n)
+
+
+def choose(job: Job, environ: Mapping[str, str]) -> Engine:
+    """The engine for a settled job.
+
+    Raises: UsageError if there is none, not the one asked for, or one that does not fit the MPI of this Python.
+    """
+    from launcher import route  # here and below, because a world of one needs none of it
+
+    elsewhere = tuple(host.name for host in job.hosts if not route.is_here(host.name))
+    allocated = slurm.inside(environ) and not (job.hosts and not elsewhere)
+    away = slurm.elsewhere(environ) if allocated else ()
+    if job.engine == "auto" and job.size == 1 and not elsewhere and not away:
+        return Alone()
+    if job.engine == "slurm" or (job.engine == "auto" and allocated):
+        srun = slurm.find(environ)
+        if srun is None and job.engine == "slurm":
+            raise UsageError("--engine slurm: there is no srun on PATH")
+        if srun is not None:
+            family = finding.family_of_this_python(environ)
+            kind = slurm.language(family, srun)
+            if kind is not None:
+                return slurm.Srun(
+                    srun, kind, job.size, job.hosts, away or elsewhere, environ.get("SLURM_CPUS_PER_TASK")
+                )
+            if job.engine == "slurm":
+                raise UsageError(f"--engine slurm: {slurm.silence(family, srun)}")
+    mpiexec, family = finding.find(job.engine, environ)
+    finding.check(mpiexec, family, environ)
+    # Without hosts of its own, an engine in an allocation of several finds them itself.
+    hosts = job.hosts if elsewhere else ()
+    here = route.addresses(elsewhere)[0] if elsewhere else None
+    if family == OPENMPI:
+        from launcher.engines.openmpi import OpenMPI
+
+        return OpenMPI(mpiexec, job.size, hosts, elsewhere or away)
+    from launcher.engines.hydra import Hydra
+
+    assert family in (MPICH, INTEL)
+    return Hydra(mpiexec, job.size, hosts, elsewhere or away, intel=family == INTEL, here=here)
+
+
+def filled(job: Job, environ: Mapping[str, str]) -> tuple[int, ...] | None:
+    """How many ranks each host of a settled job has, in order; None if only the engine knows."""
+    if job.hosts:
+        return tuple(slots for _, slots in dealt(job.size, job.hosts))
+    return None if slurm.inside(environ) else (job.size,)
+
+
+class Alone:
+    """A world of one needs no engine: its keeper is started directly."""
+
+    name = "the keeper"
+    elsewhere: tuple[str, ...] = ()
+
+    def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+        """As `Engine.command`."""
+        return list(rank)
+
+    def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
+        """As `Engine.environment`."""
+        return finding.without_foreign(environ)

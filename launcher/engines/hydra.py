@@ -1,0 +1,60 @@
+"""MPICH's and Intel's mpiexec: quick to start, forwards the environment, reaches other hosts by ssh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.hosts import Host, dealt
+from launcher.job import UsageError
+
+# The job is on this machine, also inside an allocation: no ssh, no srun.
+_LOCAL = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+# The hosts were named: those of an allocation are not asked for. HYDRA_LAUNCHER_EXEC, if set, replaces ssh.
+_NAMED = {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}
+
+
+@dataclass(frozen=True)
+class Hydra:
+    """`mpiexec` of path `mpiexec`, for `n` ranks.
+
+    hosts: where to start them; none: on this machine, or where an allocation says
+    elsewhere: hosts besides this one; here: the address by which these reach this one
+    """
+
+    mpiexec: str
+    n: int
+    hosts: tuple[Host, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    intel: bool = False
+    here: str | None = None
+    name: str = "mpiexec"
+
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            if ":" in host.name:
+                raise UsageError(f"{self.mpiexec} takes no IPv6 address ({host.name}): give the host a name")
+
+    def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+        """As `Engine.command`: the environment goes along by itself.
+
+        >>> Hydra("mpiexec", 2).command(["python", "train.py"], {})
+        ['mpiexec', '-disable-auto-cleanup', '-n', '2', 'python', 'train.py']
+        """
+        # Who died first, and what the others get to do about it, is for the launcher to judge.
+        options = [] if self.intel else ["-disable-auto-cleanup"]
+        if not self.hosts:
+            return [self.mpiexec, *options, "-n", str(self.n), *rank]
+        if self.here is not None:
+            # Other hosts may know this one by another name than its own, or by none.
+            options += ["-localhost", self.here]
+        if not self.intel:
+            hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
+            return [self.mpiexec, *options, "-hosts", hosts, "-n", str(self.n), *rank]
+        programs = [["-n", str(number), "-host", name, *rank] for name, number in dealt(self.n, self.hosts)]
+        return [self.mpiexec, *options, *programs[0], *(word for one in programs[1:] for word in (":", *one))]
+
+    def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
+        """As `Engine.environment`; what the user chose stays."""
+        ours = _NAMED if self.hosts else {} if self.elsewhere else _LOCAL
+        return {**ours, **environ}

@@ -1,0 +1,141 @@
+"""Slurm: inside an allocation srun knows the nodes, and starts ranks on them without ssh.
+
+srun and the MPI must speak a common language (PMI-2, PMIx), or each rank would believe that it is alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.engines.finding import MPICH, OPENMPI, without_foreign
+from launcher.hosts import Host, dealt
+
+# Which of `srun --mpi=list` a family speaks, the first that is there. Intel's needs a library of Slurm's and its path.
+_LANGUAGES = {MPICH: ("pmi2", "cray_shasta"), OPENMPI: ("pmix",)}
+_LIST_LIMIT = 20.0  # s
+_RANGES = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
+
+
+@dataclass(frozen=True)
+class Srun:
+    """`srun` of path `srun`, for `n` ranks.
+
+    language: what the MPI speaks, as `--mpi` takes it
+    hosts: where to start them; none: as the allocation says
+    elsewhere: nodes besides this one
+    """
+
+    srun: str
+    language: str
+    n: int
+    hosts: tuple[Host, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    cpus: str | None = None
+    name: str = "srun"
+
+    def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+        """As `Engine.command`: the environment goes along by itself."""
+        # Who died first, and what the others get to do about it, is for the launcher to judge. A step of a restart, or
+        # one beside an interactive shell, must not wait for what another step has. Cores and GPUs are dealt by keepers.
+        options = [f"--mpi={self.language}", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL"]
+        options += ["--cpu-bind=none", "--gpu-bind=none"]
+        if self.cpus:
+            options.append(f"--cpus-per-task={self.cpus}")  # srun does not take it from the allocation by itself
+        if self.hosts:
+            names = [f"{name}*{number}" for name, number in dealt(self.n, self.hosts)]
+            options += ["--distribution=arbitrary", f"--nodelist={','.join(names)}"]
+        return [self.srun, *options, "-n", str(self.n), *rank]
+
+    def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
+        """As `Engine.environment`."""
+        return without_foreign(environ)
+
+
+def inside(environ: Mapping[str, str]) -> bool:
+    """True in an allocation: under salloc, in a batch script, in a step."""
+    return "SLURM_JOB_ID" in environ
+
+
+def tasks(environ: Mapping[str, str]) -> int | None:
+    """How many tasks the allocation was made for; None outside one.
+
+    >>> tasks({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4"})
+    8
+    """
+    if not inside(environ):
+        return None
+    nodes = _number(environ, "SLURM_JOB_NUM_NODES") or 1
+    return _number(environ, "SLURM_NTASKS") or nodes * (_number(environ, "SLURM_NTASKS_PER_NODE") or 1)
+
+
+def elsewhere(environ: Mapping[str, str], here: str | None = None) -> tuple[str, ...]:
+    """The allocation's nodes besides this one. here: this machine's name"""
+    name = environ.get("SLURMD_NODENAME") or (socket.gethostname() if here is None else here).partition(".")[0]
+    return tuple(node for node in nodes(environ.get("SLURM_JOB_NODELIST", "")) if node != name)
+
+
+def nodes(text: str) -> list[str]:
+    """The names that Slurm's short form stands for.
+
+    >>> nodes("gpu[08-10,12],login")
+    ['gpu08', 'gpu09', 'gpu10', 'gpu12', 'login']
+    """
+    found = []
+    for stem, ranges in _RANGES.findall(text):
+        for part in ranges.split(",") if ranges else [""]:
+            first, _, last = part.partition("-")
+            if last:
+                found += [f"{stem}{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+            else:
+                found.append(stem + first)
+    return found
+
+
+def find(environ: Mapping[str, str]) -> str | None:
+    """The path of srun; None if there is none on PATH."""
+    for folder in environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(folder, "srun")
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    return None
+
+
+def language(family: str | None, srun: str) -> str | None:
+    """What both `srun` and an MPI of this family speak; None: nothing."""
+    wanted = _LANGUAGES.get(family or "", ())
+    return next((each for each in wanted if each in offered(_ask(srun))), None) if wanted else None
+
+
+def offered(said: str) -> list[str]:
+    """The languages that `srun --mpi=list` names: one a line, or after "specific", all versions in one."""
+    return [line.strip().removeprefix("srun: ") for line in said.splitlines()]
+
+
+def silence(family: str | None, srun: str) -> str:
+    """Why they have no language in common."""
+    if family is None:
+        return "no MPI found (pip install mpich)"
+    if family not in _LANGUAGES:
+        return "Intel MPI is started by its own mpiexec: --engine mpich"
+    return f"{srun} does not speak {_LANGUAGES[family][0]}, which this MPI needs (see srun --mpi=list)"
+
+
+def _ask(srun: str) -> str:
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            [srun, "--mpi=list"], capture_output=True, timeout=_LIST_LIMIT, text=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None

@@ -1,0 +1,24 @@
+"""Why a keeper cannot start its rank: one sentence, said where the engine's words are read; there is no other way yet.
+
+Apart from everything else, because a keeper loads it before it forks.
+"""
+
+from __future__ import annotations
+
+_MARK = "ddp-launch refuses: "
+
+
+class Refusal(Exception):
+    """The rank cannot be started here; the message is one sentence for the user."""
+
+
+def line(refusal: Refusal) -> str:
+    """What the keeper prints."""
+    return f"{_MARK}{refusal}"
+
+
+def heard(chatter: str) -> str | None:
+    """The sentence of the first keeper that printed one; None if there is none."""
+    _, found, rest = chatter.partition(_MARK)
+    sentence, ended, _ = rest.partition("\n")
+    return sentence.rstrip("\r") if found and ended else None
