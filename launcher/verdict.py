@@ -76,11 +76,19 @@ class RankFailed:
             return f"{who} raised {self.raised}"
         assert self.status is not None
         if self.status < 0:
-            known = self.memory if self.status == -signal.SIGKILL else None
-            return f"{who} was killed by {signal_name(-self.status, hint=not known)}{f'; {known}' if known else ''}"
+            return f"{who} was killed by {self._signal(-self.status)}"
         if self.status == 0:
             return f"{who} exited with code 0 while others were waiting (os._exit?)"
         return f"{who} exited with code {self.status}"
+
+    def _signal(self, number: int) -> str:
+        if number != signal.SIGKILL or not self.memory:
+            return signal_name(number)
+        # Where the kernel says that it was memory, there is nothing to guess.
+        certain = self.memory.startswith("the kernel")
+        return (
+            f"{signal_name(number, hint=False)}; {self.memory}" if certain else f"{signal_name(number)} ({self.memory})"
+        )
 
     @property
     def code(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,18 @@ def test_report(facts: list[Fact], chatter: bytes, hosts: bool, blocks: list[str
     report = explain(facts, chatter, Buried(), hosts)
     assert (report.blocks, report.code) == (blocks, code)
     assert f"ddp-launch: {report.sentence}" == report.blocks[-1]
+
+
+@pytest.mark.parametrize(
+    ("memory", "text"),
+    [
+        (None, "often the kernel, out of memory"),
+        ("it had 2.0 GiB at most", "often the kernel, out of memory (it had 2.0 GiB at most)"),
+        ("the kernel's killer ended it: it had 2 GiB", "the kernel's killer ended it: it had 2 GiB"),
+    ],
+)  # fmt: skip
+def test_what_the_kernel_says_of_memory(memory: str | None, text: str) -> None:
+    assert str(replace(KILLED, host="", memory=memory)) == f"rank 3 (pid 103) was killed by SIGKILL (signal 9); {text}"
 
 
 @pytest.mark.parametrize(
