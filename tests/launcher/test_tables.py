@@ -157,8 +157,8 @@ def test_cause(facts: list[verdict.Fact], chatter: bytes, expected: int) -> None
         (replace(_RAISED, host="node7"), "rank 1 on node7 (pid 101) raised ValueError: no", 1),
         (replace(_KEEPER, host="node7"), "the keeper of rank 0 on node7 (pid 200) died, and its rank with it", 1),
         (
-            replace(rank_failed(0, 2, -9), memory="its memory limit of 8 GiB was reached"),
-            "rank 2 (pid 102) was killed by SIGKILL (signal 9); its memory limit of 8 GiB was reached",
+            replace(rank_failed(0, 2, -9), memory="the kernel ended it: it had 8 GiB"),
+            "rank 2 (pid 102) was killed by SIGKILL (signal 9); the kernel ended it: it had 8 GiB",
             137,
         ),
         (
