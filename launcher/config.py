@@ -1,4 +1,4 @@
-"""A job in a TOML file: the same words as on the command line, kept beside the code they belong to.
+"""Job files, and `--set`, which changes one key of them.
 
 [launch]
 n = 2
@@ -15,54 +15,28 @@ verbose = true         # --verbose; false: nothing
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from launcher.cli import nearest
-from launcher.job import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]  # not installed where it is not needed
-
-_LAUNCH: dict[str, tuple[tuple[type, ...], str]] = {
-    "n": ((int,), "a whole number"),
-    "script": ((str,), "a path"),
-    "module": ((str,), "a module's name"),
-    "grace": ((int, float), "a number of seconds"),
-    "trace": ((str,), "a folder"),
-}
-_PATHS = ("script", "trace")
+from launcher.job import Job, UsageError
+from launcher.layers import Layer, words
+from launcher.options import KEYS, nearest
+from launcher.toml import line, read_toml, value_of
 
 
-def load(path: str) -> dict[str, object]:
-    """The fields of a `Job` that the file at `path` sets; `args` is always among them.
-
-    Raises: UsageError, with the file and what is wrong in it.
-    """
+def load(path: str) -> Layer:
+    """What the job file at `path` says. Raises: UsageError, with the file and what is wrong in it."""
     found = read_toml(path, "the job file")
     try:
-        return settings(found, os.path.dirname(path))
+        return layer(found, os.path.dirname(path))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
-def read_toml(path: str, what: str) -> dict[str, Any]:
-    """What the TOML file at `path` holds; `what` it is to the user. Raises: UsageError if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}") from None
+def layer(document: dict[str, Any], folder: str) -> Layer:
+    """What a parsed file says.
 
-
-def settings(document: dict[str, Any], folder: str) -> dict[str, object]:
-    """The fields of a `Job` that a parsed file sets.
-
-    folder: where the file lies; the script's path counts from there
+    folder: where the file lies; the paths in [launch] count from there
     Raises: UsageError for an unknown key or a value of the wrong kind.
     """
     _known(document, ("launch", "args"), "table")
@@ -70,39 +44,57 @@ def settings(document: dict[str, Any], folder: str) -> dict[str, object]:
     for name, table in (("launch", launch), ("args", args)):
         if not isinstance(table, dict):
             raise UsageError(f"{name} should be a table: [{name}]")
-    _known(launch, tuple(_LAUNCH), "key in [launch]:")
-    found: dict[str, object] = {"args": words(args)}
-    for key, value in launch.items():
-        kinds, what = _LAUNCH[key]
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise UsageError(f"{key} should be {what}, not {value!r}")
-        found[key] = os.path.join(folder, str(value)) if key in _PATHS and value else value
-    return found
+    _known(launch, KEYS, "key in [launch]:")
+    words(args)
+    found = {key: _value(key, value, folder) for key, value in launch.items()}
+    return Layer(found, args, found.pop("args", ()))
 
 
-def words(args: dict[str, Any]) -> tuple[str, ...]:
-    """The command-line arguments that an [args] table stands for.
+def changes(assignments: Sequence[str]) -> Layer:
+    """What `--set KEY=VALUE`, given so often, says: `n=4` is `launch.n=4`, and `args.lr=0.1` is for the script.
 
-    >>> words({"lr": 0.1, "layers": [64, 10], "fast": True, "slow": False})
-    ('--lr', '0.1', '--layers', '64', '10', '--fast')
-    Raises: UsageError for a value that is no string, number, boolean or list of these.
+    Raises: UsageError for an unknown key, a value of the wrong kind, and what is no assignment.
     """
-    found: list[str] = []
-    for key, value in args.items():
-        values = value if isinstance(value, list) else [value]
-        if any(isinstance(one, dict | list) for one in values):
-            raise UsageError(f"{key} in [args] should be a string, a number, a boolean or a list of these")
-        if value is not False:
-            found += [f"--{key}", *(word(one) for one in values if value is not True)]
-    return tuple(found)
+    document: dict[str, dict[str, Any]] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        table, dot, key = name.strip().partition(".")
+        if not dot:
+            table, key = "launch", table
+        if not equals or not key:
+            raise UsageError(f"--set should be KEY=VALUE, as in n=4 or args.lr=0.1, not {assignment!r}")
+        document.setdefault(table, {})[key] = value_of(text.strip())
+    try:
+        return layer(document, "")
+    except UsageError as error:
+        raise UsageError(f"--set: {error}") from None
 
 
-def word(value: object) -> str:
-    """A string, number or boolean as it is written on a command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def show(job: Job, said: Layer) -> str:
+    """The job as it would run, as a job file: loading it gives the same job, wherever it lies.
+
+    said: what the job was made of
+    Raises: UsageError if TOML cannot hold it.
+    """
+    launch = []
+    for key, kind in KEYS.items():
+        value = kind.show(getattr(job, key, None)) if key != "args" else kind.show(said.words)
+        if value is not None:
+            launch.append(line(key, os.path.abspath(value) if kind.path else value))
+    args = [line(key, value) for key, value in said.args.items()]
+    return "".join(("[launch]\n", *launch, *(("\n[args]\n", *args) if args else ())))
 
 
-def _known(table: dict[str, Any], names: tuple[str, ...], what: str) -> None:
+def _value(key: str, value: object, folder: str) -> Any:
+    kind = KEYS[key]
+    try:
+        found = kind.accept(value)
+    except ValueError:
+        raise UsageError(f"{key} should be {kind.what}, not {value!r}") from None
+    return os.path.join(folder, found) if kind.path and found else found
+
+
+def _known(table: dict[str, Any], names: Iterable[str], what: str) -> None:
     for key in table:
         if key not in names:
             raise UsageError(f"unknown {what} {key}{nearest(key, names)}")

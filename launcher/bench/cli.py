@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from launcher.bench.kinds import KINDS
 from launcher.bench.settings import BACKENDS, OPS, RIVALS, Settings, parse_size
-from launcher.cli import nearest
-from launcher.config import read_toml, word
 from launcher.job import UsageError
+from launcher.layers import word
+from launcher.options import nearest
+from launcher.toml import read_toml
 
 HELP = f"""\
 usage: ddp-bench COLLECTIVE... [OPTIONS]        ddp-bench --config FILE [OPTIONS]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.bench.kinds import KINDS
-from launcher.cli import nearest
 from launcher.job import UsageError
+from launcher.options import nearest
 
 BACKENDS = ("auto", "mpi", "nccl", "threads", "single")
 #: Backends whose ranks share one process, or that have only one: no engine starts them.

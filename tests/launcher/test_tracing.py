@@ -44,9 +44,9 @@ def test_the_words() -> None:
 
 def test_a_job_file_counts_its_paths_from_its_folder() -> None:
     document = {"launch": {"script": "train.py", "trace": "out"}}
-    assert config.settings(document, "/job") == {"script": "/job/train.py", "trace": "/job/out", "args": ()}
+    assert config.layer(document, "/job").launch == {"script": "/job/train.py", "trace": "/job/out"}
     with pytest.raises(UsageError, match="trace should be a folder, not 3"):
-        config.settings({"launch": {"trace": 3}}, "")
+        config.layer({"launch": {"trace": 3}}, "")
 
 
 def test_the_folder_is_made_and_an_earlier_trace_in_it_removed(tmp_path: Path) -> None:
