@@ -14,7 +14,7 @@ from launcher.console import BACKLOG, Console
 from launcher.culprits import duration, find, table
 from launcher.motion import SILENCE, Motion
 from launcher.observer import Observer
-from launcher.verdict import Fact, Hung, name_rank
+from launcher.verdict import Fact, Hung, name_rank, name_ranks
 from launcher.wire import Message
 
 # Whoever has not written its stacks by then (s) is stopped, or dead to signals.
@@ -28,7 +28,7 @@ class HangJudge(Observer):
     """Watches over a job of `n` ranks.
 
     limit: seconds without motion after which the job hangs
-    folder: where stacks are written, None: the culprits' go to the console, shortened
+    folder: says where stacks are written; None: the culprits' go to the console, shortened
     ask_stacks: has every rank's stacks sent; fail: ends the job
     """
 
@@ -37,7 +37,7 @@ class HangJudge(Observer):
         n: int,
         limit: float,
         console: Console,
-        folder: Path | None,
+        folder: Callable[[], Path | None],
         ask_stacks: Callable[[], None],
         fail: Callable[[Fact], None],
     ) -> None:
@@ -46,7 +46,6 @@ class HangJudge(Observer):
         self._folder = folder
         self._ask_stacks = ask_stacks
         self._fail = fail
-        self._number = 0
         self._now: float | None = None  # of the last turn
         self._standstill = 0.0  # s that did not count
         self._debugging = False
@@ -67,7 +66,6 @@ class HangJudge(Observer):
     # -- what happens
 
     def attempt(self, number: int, n: int) -> None:
-        self._number = number
         self._debugging = False
         self._begin(n)
 
@@ -181,18 +179,17 @@ class HangJudge(Observer):
 
     def _written(self) -> bool:
         """Puts all stacks into the log folder, if there is one."""
-        if self._folder is None or not self._stacks:
+        folder = self._folder()
+        if folder is None or not self._stacks:
             return False
-        again = f"-attempt-{self._number}" if self._number else ""
         try:
             for rank, text in self._stacks.items():
-                path = self._folder / f"stacks-rank-{rank}{again}.txt"
+                path = folder / f"stacks-rank-{rank}.txt"
                 path.write_text(text, encoding="utf-8", errors="surrogateescape")
         except OSError as error:
             self._say(f"the stacks cannot be written: {error}")
             return False
-        ranks = "1 rank" if len(self._stacks) == 1 else f"{len(self._stacks)} ranks"
-        self._say(f"the stacks of {ranks} are in {self._folder}/stacks-rank-*{again}.txt")
+        self._say(f"the stacks of {name_ranks(sorted(self._stacks))} are in {folder}/stacks-rank-*.txt")
         return True
 
     def _show(self, ranks: tuple[int, ...]) -> None:

@@ -45,7 +45,7 @@ class Court:
         self.verdicts: list[Any] = []
         self.now = 1_000.0
         self.beats: dict[int, dict[str, Any]] = {0: dict(WAITS), 1: dict(SLEEPS)}
-        self.judge = HangJudge(2, limit, self.console, folder, self.ask, self.verdicts.append)  # type: ignore[arg-type]
+        self.judge = HangJudge(2, limit, self.console, lambda: folder, self.ask, self.verdicts.append)  # type: ignore[arg-type]
         self.start()
 
     def ask(self) -> None:
@@ -111,19 +111,24 @@ def test_stacks_go_to_the_log_folder(tmp_path: Path) -> None:
     court.judge.turn(court.now + 2.0)  # rank 0 does not answer
     assert [path.name for path in tmp_path.iterdir()] == ["stacks-rank-1.txt"]
     assert (tmp_path / "stacks-rank-1.txt").read_bytes() == STACKS.encode() + b"\xff"
-    assert court.console.said[-1] == f"ddp-launch: the stacks of 1 rank are in {tmp_path}/stacks-rank-*.txt"
+    assert court.console.said[-1] == f"ddp-launch: the stacks of rank 1 are in {tmp_path}/stacks-rank-*.txt"
     assert len(court.verdicts) == 1
 
+
+def test_a_restart_is_judged_anew() -> None:
+    court = Court(limit=10.0)
+    court.run(11.0)
+    court.judge.turn(court.now + 2.0)
+    assert len(court.verdicts) == 1
     court.judge.attempt(1, 2)
     court.start()
-    court.run(11.0)
+    court.run(10.0)
+    assert court.asked == 1
+    court.run(1.0)
     court.judge.stacks(0, STACKS)
     court.judge.stacks(1, STACKS)
-    court.judge.turn(court.now + 0.1)
-    names = ["stacks-rank-0-attempt-1.txt", "stacks-rank-1-attempt-1.txt", "stacks-rank-1.txt"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert court.console.said[-1].endswith(f"the stacks of 2 ranks are in {tmp_path}/stacks-rank-*-attempt-1.txt")
-    assert len(court.verdicts) == 2
+    court.judge.turn(court.now)
+    assert (court.asked, len(court.verdicts)) == (2, 2)
 
 
 def test_stacks_are_shown_where_the_folder_takes_none(tmp_path: Path) -> None:
