@@ -8,8 +8,8 @@ The launcher imports this module too, and nothing else of `collectives`.
 from __future__ import annotations
 
 import os
+from collections import namedtuple
 from collections.abc import Mapping
-from typing import NamedTuple
 
 #: Set by the keeper to its own pid, in the environment of the rank it watches.
 KEEPER = "DDP_KEEPER"
@@ -26,9 +26,14 @@ BACKEND = "DDP_BACKEND"
 #: pauses that have ended: a rank that was stopped meanwhile could not look at byte 0.
 PAUSE_FD = "DDP_PAUSE_FD"
 PAUSED_AT = 8
+#: In the same page: how many breakpoints the rank with the debugger has gone on from, a native 64-bit integer.
+PASSED_AT = 16
+#: Set by `ddp-launch`: the rank that has its standard input, and a debugger at `breakpoint()`.
+DEBUG_RANK = "DDP_DEBUG_RANK"
 
 
-class World(NamedTuple):  # not a dataclass, whose import would cost every keeper as much as all the rest
+# Neither a dataclass nor of `typing`: their imports would cost every keeper as much as all the rest.
+class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_size"), defaults=(None, None))):
     """A rank's place in the world, as its engine promised it.
 
     engine: "mpich" (also Intel MPI and whatever speaks PMI-1), "openmpi" or "slurm"
@@ -36,11 +41,12 @@ class World(NamedTuple):  # not a dataclass, whose import would cost every keepe
     local_rank, local_size: the same among the ranks of this node; None where the engine does not say
     """
 
+    __slots__ = ()
     engine: str
     rank: int
     size: int
-    local_rank: int | None = None
-    local_size: int | None = None
+    local_rank: int | None
+    local_size: int | None
 
 
 _OMPI = "OMPI_COMM_WORLD"
@@ -84,7 +90,8 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     """Tells the keeper something of this rank, in the order in which it happens; where there is no keeper, nothing.
 
     raised: an uncaught exception; leaving: an exit status; joined, left: this rank became part of a world in which
-    others may wait for it, and took its leave of them
+    others may wait for it, and took its leave of them; debugging: a debugger's prompt is open, or no longer; passed:
+    how many breakpoints it has gone on from; quit: how the user ended the debugger, and with it the job, in words
     """
     if supervised(environ) and REPORT in environ:
         import json  # here, because a keeper imports this module before it forks its rank

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from collectives.world import ATTEMPT, BACKEND, TRACE
-from launcher import report, restarts
+from collectives.world import ATTEMPT, BACKEND, DEBUG_RANK, TRACE
+from launcher import engines, report, restarts
 from launcher.attempt import Attempt, Outcome
 from launcher.console import Console
 from launcher.feeding import StandardInput
@@ -34,6 +34,7 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     """
     fill_standard_streams()
     environ = dict(os.environ)
+    job = engines.settled(job, environ)
     if job.backend != "auto":
         environ[BACKEND] = job.backend
     if job.trace is not None:
@@ -95,7 +96,7 @@ class _Watch:
         while True:
             self.observers.attempt(number, self.job.size)
             started = time.monotonic()
-            environ = {**self.environ, ATTEMPT: str(number)}
+            environ = {**self.environ, ATTEMPT: str(number), DEBUG_RANK: str(self.job.debug_rank)}
             limit = self.until - started
             attempt = Attempt(self.job, self.console, self.stdin, self.observers, self.wakeup, environ, limit)
             try:
