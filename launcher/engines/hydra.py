@@ -12,6 +12,9 @@ from launcher.job import UsageError
 _LOCAL = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
 # The hosts were named: those of an allocation are not asked for. HYDRA_LAUNCHER_EXEC, if set, replaces ssh.
 _NAMED = {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}
+# A proxy writes the machine's topology into /tmp for its ranks, and who kills it leaves that file. With this, each rank
+# looks for itself, which takes milliseconds.
+_NO_FILE = {"HWLOC_XMLFILE": ""}
 
 
 @dataclass(frozen=True)
@@ -57,4 +60,4 @@ class Hydra:
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         """As `Engine.environment`; what the user chose stays."""
         ours = _NAMED if self.hosts else {} if self.elsewhere else _LOCAL
-        return {**ours, **environ}
+        return {**ours, **_NO_FILE, **environ}
