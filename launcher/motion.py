@@ -75,7 +75,8 @@ class _Life:
         self.keeper = int(hello["keeper"])
         self.host = str(hello.get("host", ""))
         self.beat: Message = {}
-        self.heard = at
+        self.beat_at = at
+        self.heard = at  # a beat or anything else
         self.cpu: float | None = None
         self.mark = 0.0, at  # CPU seconds and time of the last sign of life
 
@@ -84,7 +85,7 @@ class _Life:
         return self.beat.get("call_state") in ("queued", "started")
 
     def sight(self, rank: int, at: float) -> Sight:
-        beat, since = self.beat, at - self.heard
+        beat, since = self.beat, at - self.beat_at
         return Sight(
             rank=rank,
             pid=self.pid,
@@ -99,7 +100,7 @@ class _Life:
             where=beat.get("where"),
             where_age=float(beat.get("where_age") or 0.0) + since,
             cpu=self.cpu,
-            silence=since,
+            silence=at - self.heard,
         )
 
 
@@ -125,8 +126,11 @@ class Motion:
 
     def said(self, rank: int, at: float) -> None:
         """A rank has written something."""
-        if rank in self._lives and not self._lives[rank].waits:
-            self._progress = at
+        life = self._lives.get(rank)
+        if life is not None:
+            life.heard = at
+            if not life.waits:
+                self._progress = at
 
     def beat(self, rank: int, beat: Message, at: float) -> None:
         """A keeper says how its rank does."""
@@ -134,11 +138,11 @@ class Motion:
         if life is None:
             return
         before, life.beat = life.beat, beat
-        used, passed = float(beat.get("cpu") or 0.0), at - life.heard
+        used, passed = float(beat.get("cpu") or 0.0), at - life.beat_at
         # Beats that come at once, after the launcher was held up, say nothing about a rate.
         if "cpu" in before and passed >= 0.2:
             life.cpu = max(0.0, used - float(before["cpu"] or 0.0)) / passed
-        life.heard = at
+        life.heard = life.beat_at = at
         changed = any(before.get(name) != beat.get(name) for name in ("calls", "call", "call_state", "step"))
         cpu, since = life.mark
         if changed:

@@ -112,6 +112,14 @@ def test_a_silent_rank_adds_no_motion() -> None:
     assert [sight.silent for sight in motion.sights(30.0)] == [True, False]
 
 
+def test_what_a_rank_prints_is_no_silence() -> None:
+    """Beats may be late behind a lot of output."""
+    motion = follow({0: WAITS, 1: DONE}, until=10)
+    motion.said(0, 19.0)
+    motion.said(1, 19.0)
+    assert [(sight.silence, sight.call_age) for sight in motion.sights(20.0)] == [(1.0, 10.0), (1.0, 10.0)]
+
+
 def test_sights() -> None:
     motion = follow(
         {0: {**WAITS, "call_on": "world", "call_age": 3.0, "where": "train.py:91 in step", "where_age": 0.4}},
