@@ -9,22 +9,22 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from launcher import engine
+from launcher import engines
 from launcher.console import BACKLOG, Console
 from launcher.crew import Crew, Member
+from launcher.engines.words import explain
 from launcher.feeding import StandardInput
 from launcher.guard import Guard
 from launcher.job import Job
 from launcher.observer import Observer
 from launcher.reception import Reception
-from launcher.shield import shield
 from launcher.signals import ENDING, FORWARDED, SUSPENDING
+from launcher.starting import keeper, keepers_environment
 from launcher.verdict import (
     EngineEnded,
     EngineLost,
@@ -38,7 +38,7 @@ from launcher.verdict import (
     name_ranks,
     signal_name,
 )
-from launcher.wire import ADDRESS, PING, SECRET, Message, WireError, to_bytes
+from launcher.wire import PING, Message, WireError, to_bytes
 
 # After a failure nobody needs the others' work: they get at most this long to end by themselves.
 _FAILURE_GRACE = 2.0
@@ -51,6 +51,8 @@ _SETTLE = 0.5
 # The engine cleans up after itself once all keepers have ended.
 _ENGINE_LIMIT = 1.5
 _CHATTER_LIMIT = 1 << 16
+# The deadlines that say how long a job may take, and do not run while somebody debugs it.
+_HELD = ("start", "limit")
 # A loop that turns at least every PING seconds and stood still for longer than this was stopped (s).
 _STOOD_STILL = 2.0
 
@@ -101,19 +103,23 @@ class Attempt:
         self._order: Message = {}  # what ranks that come late are told, once it ends
         # What happens when its time comes; removed when it no longer matters.
         self._deadlines: dict[str, float] = {"start": self.now + job.start_limit, "limit": self.now + limit}
+        self._held: dict[str, float] = {}  # seconds that are left of those that somebody's debugger holds up
         self._ping = self.now  # when the keepers are to hear from us next
-        family, command = _command(job, environ)
-        self._reception = Reception()
+        self._engine = engines.choose(job, environ)
+        self._reception = Reception(self._engine.elsewhere)
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
-        self._guard = Guard(command, self._environment(family, environ, scratch), scratch)
+        told = self._engine.environment({**environ, **self._told()}, scratch)
+        command = self._engine.command(keeper(job), told)
+        self._guard = Guard(command, told, scratch)
         os.set_blocking(self._guard.chatter, False)
 
-    def _environment(self, family: str | None, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        ours = {ADDRESS: self._reception.address, SECRET: self._reception.secret}
+    def _told(self) -> dict[str, str]:
+        """What keepers find in their environment."""
+        reception = self._reception
+        ours = keepers_environment(self.job, self._engine, reception.address, reception.secret)
         if size := self._console.columns():
             ours |= {"COLUMNS": str(max(1, size[0] - self._console.prefix_width)), "LINES": str(size[1])}
-        threads = max(1, len(os.sched_getaffinity(0)) // self.job.size)
-        return {"OMP_NUM_THREADS": str(threads), **engine.engine_environment(family, environ, scratch), **ours}
+        return ours
 
     def run(self) -> Outcome:
         """Watches to the end."""
@@ -272,7 +278,8 @@ class Attempt:
         rank = int(hello["rank"])
         if int(hello["size"]) != self.job.size or rank in self.crew:
             channel.close()
-            text = f"mpiexec was to start {self.job.size} ranks, but rank {rank} was told of a world of {hello['size']}"
+            name, size = self._engine.name, hello["size"]
+            text = f"{name} was to start {self.job.size} ranks, but rank {rank} was told of a world of {size}"
             self.fail(NotStarted(at=self.now, message=text))
             return
         self.crew.add(rank, Member(channel, hello))
@@ -312,6 +319,11 @@ class Attempt:
             self._observers.stacks(rank, str(message["stacks"]))
         if "debugging" in message:
             self._on_debugging(member, bool(message["debugging"]))
+        if "passed" in message:
+            self.crew.tell({"passed": int(message["passed"])}, lambda each: not each.over)
+        if "quit" in message and not self._ending:
+            self._console.say(f"ddp-launch: {message['quit']}: ending the job (Ctrl-C kills it at once)")
+            self._stop(signal.SIGINT)
         if "raised" in message:
             member.leaving = True
             self.fail(self._failed(rank, member, raised=Raised(**message["raised"])))
@@ -332,6 +344,7 @@ class Attempt:
 
     def _on_end(self, rank: int, member: Member, message: Message) -> None:
         member.status = int(message["end"])
+        self._on_debugging(member, False)
         self._observers.ended(rank, member.status)
         # What a rank makes of our own signal is not a failure.
         failed = self._failed(rank, member, status=member.status, memory=message.get("memory"))
@@ -348,6 +361,10 @@ class Attempt:
         if now == before:
             return
         self._observers.debugging(now)
+        if now and not before:
+            self._held = {name: self._deadlines.pop(name) - self.now for name in _HELD if name in self._deadlines}
+        if before and not now and not self._ending:
+            self._deadlines |= {name: self.now + left for name, left in self._held.items()}
         if bool(now) != bool(before):
             self.crew.tell({"pause": bool(now)}, lambda each: not each.over)
 
@@ -357,6 +374,7 @@ class Attempt:
             self.fail(EngineLost(at=self.now, name="the launcher's guard", pid=self._guard.pid))
             self._kill()
         elif self._guard.status is not None and (self._facts or not self._released):
+            self._on_chatter()  # it may have said why
             missing = self.crew.missing()
             fact = EngineEnded(at=self.now, pid=self._guard.engine, status=self._guard.status, missing=missing)
             if not self._ending or fact.status < 0:
@@ -365,6 +383,10 @@ class Attempt:
     def _on_chatter(self) -> None:
         """Keeps what the engine itself says, for the case that nothing explains a failure better."""
         self._chatter = (self._chatter + self._guard.listen())[-_CHATTER_LIMIT:]
+        if self.crew.complete or self._facts:
+            return
+        if sentence := explain(self._chatter.decode("utf-8", "replace")):
+            self.fail(NotStarted(at=self.now, message=sentence, code=2))
 
     def _on_signal(self) -> None:
         for number in os.read(self._wakeup, 512):
@@ -388,14 +410,3 @@ class Attempt:
         self.crew.tell({"freeze": True}, lambda member: not member.over)
         self._console.hide()
         os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _command(job: Job, environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """The engine's family and the command to run; a world of one needs no MPI, its keeper is started directly."""
-    keeper = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
-    rank = [sys.executable, keeper, *shield(job.target)]
-    if job.size == 1:
-        return None, rank
-    mpiexec = engine.find_mpiexec(environ=environ)
-    family = engine.flavour(mpiexec)
-    return family, engine.engine_command(family, mpiexec, job.size, rank)

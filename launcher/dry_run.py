@@ -6,14 +6,12 @@ a word in capitals.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 
-from launcher import engine
-from launcher.attempt import _command
+from launcher import engines
 from launcher.job import Job
-from launcher.wire import ADDRESS, SECRET
+from launcher.starting import keeper, keepers_environment
 
 
 def show(job: Job, environ: Mapping[str, str]) -> str:
@@ -21,10 +19,11 @@ def show(job: Job, environ: Mapping[str, str]) -> str:
 
     Raises: UsageError if there is no engine for it.
     """
-    family, command = _command(job, environ)
-    threads = max(1, len(os.sched_getaffinity(0)) // job.size)
-    then = {"OMP_NUM_THREADS": str(threads), **engine.engine_environment(family, environ, "SCRATCH")}
-    return written(command, environ, {**then, ADDRESS: "HOST:PORT", SECRET: "HIDDEN"})
+    job = engines.settled(job, environ)
+    engine = engines.choose(job, environ)
+    told = {**environ, **keepers_environment(job, engine, "HOST:PORT", "HIDDEN")}
+    then = engine.environment(told, "SCRATCH")
+    return written(engine.command(keeper(job), then), environ, then)
 
 
 def written(command: Sequence[str], before: Mapping[str, str], then: Mapping[str, str]) -> str:

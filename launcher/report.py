@@ -54,8 +54,9 @@ def explain(facts: Sequence[Fact], chatter: bytes, tails: LastLines, several_hos
     if isinstance(first, RankFailed) and first.raised is not None and first.raised.traceback:
         blocks.append(first.raised.traceback)
     # A keeper's own last words come through the engine too.
+    clear = isinstance(first, NotStarted) and first.code == 2  # wrong use, and its sentence says all
     unexplained = isinstance(first, EngineEnded | NotStarted) or b"Traceback" in chatter
-    if unexplained and chatter.strip():
+    if unexplained and not clear and chatter.strip():
         blocks.append(chatter.decode("utf-8", "surrogateescape"))
     blocks.append(f"ddp-launch: {first}")
     return Report(blocks, first.code, str(first))

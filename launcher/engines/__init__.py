@@ -95,11 +95,11 @@ def choose(job: Job, environ: Mapping[str, str]) -> Engine:
     return Hydra(mpiexec, job.size, hosts, elsewhere or away, intel=family == INTEL, here=here)
 
 
-def filled(job: Job, environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """How many ranks each host of a settled job has, in order; None if only the engine knows."""
-    if job.hosts:
-        return tuple(slots for _, slots in dealt(job.size, job.hosts))
-    return None if slurm.inside(environ) else (job.size,)
+def filled(job: Job, engine: Engine) -> tuple[int, ...] | None:
+    """How many ranks each host of a settled job has, in their order; None if the engine alone knows, and tells them."""
+    if engine.name == "srun" or (engine.elsewhere and not job.hosts):
+        return None
+    return tuple(slots for _, slots in dealt(job.size, job.hosts)) or (job.size,)
 
 
 class Alone:

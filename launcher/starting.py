@@ -1,0 +1,30 @@
+"""What an engine is told to start, once for every rank: a keeper, and what this one must know.
+
+Apart from `launcher.attempt`, which starts it, because `--dry-run` only shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from launcher import engines, seat
+from launcher.engines import Engine
+from launcher.job import Job
+from launcher.shield import shield
+from launcher.wire import ADDRESS, SECRET
+
+_KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
+
+
+def keeper(job: Job) -> list[str]:
+    """The command that starts a keeper and its rank."""
+    return [sys.executable, _KEEPER, *shield(job.target)]
+
+
+def keepers_environment(job: Job, engine: Engine, address: str, secret: str) -> dict[str, str]:
+    """What a keeper finds in its environment. address: where the launcher listens"""
+    # Only NCCL cannot share a GPU, and where another backend was asked for it is out of the question.
+    share = job.share_gpu or job.backend in ("mpi", "single")
+    rules = seat.rules(bind=job.bind, share=share, nodes=engines.filled(job, engine))
+    return {ADDRESS: address, SECRET: secret, seat.SEAT: rules}
