@@ -113,7 +113,8 @@ def _zsh_spec(option: Option) -> str:
     if not option.metavar:
         return f"*{option.name}[{_zsh_escaped(option.help)}]"
     attached = "=" if option.name.startswith("--") else "+"
-    return f"*{option.name}{attached}[{_zsh_escaped(option.help)}]:{option.metavar}:{_zsh_action(option)}"
+    rest = ":*: :_files" if option.name == "-m" else ""  # what follows is the module's
+    return f"*{option.name}{attached}[{_zsh_escaped(option.help)}]:{option.metavar}:{_zsh_action(option)}{rest}"
 
 
 def _zsh_action(option: Option) -> str:
