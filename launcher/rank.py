@@ -7,21 +7,32 @@ this: `__main__` is a module of its own, `sys.argv` and `sys.path` are as usual,
 from __future__ import annotations
 
 import builtins
+import faulthandler
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
 
 from collectives.world import report
+
+TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a tenth of its memory
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+#: At this signal a rank writes its Python stacks; a real-time one, far from those that libraries take: SIGUSR1 and
+#: SIGUSR2 are the user's.
+STACKS = signal.SIGRTMAX - 3
 
 # A traceback longer than this would only scroll away what matters; its end names the error.
 _TRACEBACK_LIMIT = 1 << 16
 
 
-def run(target: Sequence[str]) -> NoReturn:
+def run(target: Sequence[str], stacks: int | None) -> NoReturn:
     """Runs `SCRIPT ARGS...` or `-m MODULE ARGS...`; ends the way a Python program does.
+
+    stacks: file descriptor to which all threads' Python stacks are written at the signal STACKS
 
     An uncaught exception or an exit status is reported before exit handlers run: in these the other ranks learn of it,
     and what they make of it must not be heard first.
@@ -30,6 +41,9 @@ def run(target: Sequence[str]) -> NoReturn:
     """
     me = os.getpid()
     told = False
+    if stacks is not None:
+        # In C, in the signal's own handler: whatever holds the GIL or never returns to Python cannot keep it from that.
+        faulthandler.register(STACKS, file=stacks, all_threads=True, chain=False)
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal told
@@ -39,6 +53,7 @@ def run(target: Sequence[str]) -> NoReturn:
             told = True
             report(raised={"type": _type_name(error), "message": _message(error), "traceback": _format(error, trace)})
 
+    sys.breakpointhook = _breakpoint
     # The launcher prints tracebacks, so that the first one comes once, and last. Hooks set later call this one in turn.
     sys.excepthook = tell
     try:
@@ -59,6 +74,16 @@ def run(target: Sequence[str]) -> NoReturn:
     _hush()
     # Looked up now: who must know a program's status before it ends has replaced it.
     sys.exit(status)
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+    """`breakpoint()`: the debugger of the launcher, unless the user has chosen another one."""
+    if os.environ.get("PYTHONBREAKPOINT"):
+        return sys.__breakpointhook__(*args, **kwargs)
+    from launcher.debugger import stop_at  # here, because it imports much
+
+    stop_at(sys._getframe(1), *args, **kwargs)
+    return None
 
 
 def _hush() -> None:

@@ -1,0 +1,279 @@
+"""The keeper's loop: carries between rank and launcher, watches the rank to its end, leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+from launcher import refusal
+from launcher.keeping.halts import ORDERED, PAUSED, SILENT, Halts
+from launcher.keeping.handshake import connect
+from launcher.keeping.memory import Memory
+from launcher.keeping.pulse import Pulse
+from launcher.keeping.stacks import LOOK, Stacks
+from launcher.process import reap_all, sweep
+from launcher.wire import PING, Message, WireError, to_bytes, to_text
+
+TYPE_CHECKING = False  # not of `typing`, whose import would cost a keeper a tenth of its memory
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_CHUNK = 1 << 16
+# A rank whose output the launcher does not take in time is made to wait, as on a full pipe.
+_BACKLOG = 1 << 20
+# What is left in a rank's pipes after its end is read at once; only a process beyond our reach can keep them open.
+_DRAIN_LIMIT = 1.0
+_SWEEP_LIMIT = 2.0
+_BEAT = 1.0  # s
+# A launcher that has let itself be heard every PING seconds, and says nothing for so long, is stopped: so is its job.
+_SILENCE = 4 * PING
+_NEVER = float("inf")
+
+# From outside, an engine most likely, and to end the rank; and for whatever the user wants.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Keeper:
+    """The state of one watch: what is still open, what has been learned, what must still be told.
+
+    pid: of the rank; pipes: our ends of its standard streams and of its reports
+    stacks, page: file descriptors of the memory for its stacks, and of the page by which its time limits are stopped
+    ours: files whose frames are not the user's
+    engine: pid of the parent; identity: what the launcher is told at first
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        pipes: dict[str, int],
+        stacks: int | None,
+        page: int | None,
+        ours: tuple[str, ...],
+        engine: int,
+        identity: Message,
+    ) -> None:
+        self.pid = pid
+        self.pipes = pipes
+        self.engine = engine
+        self.identity = identity
+        self.pulse = Pulse(pid)
+        self.stacks = Stacks(pid, stacks, ours, self.pulse)
+        self.halts = Halts(page)
+        self.memory = Memory(pid)
+        self.report = b""
+        self.joined = False  # others may wait for this rank
+        self.debugging = False
+        self.stdin = b""
+        self.status: int | None = None
+        self.peak = 0  # bytes
+        self.killed = False  # by us
+        self.next_beat = 0.0
+        self.silent_at = _NEVER
+        self.drain_deadline = _NEVER
+        self.told = False
+        self.released = False
+
+    def keep(self, address: str, secret: str) -> NoReturn:
+        """Watches the rank to its end, and ends like it."""
+        self.wakeup, signals = os.pipe()
+        os.set_blocking(self.wakeup, False)
+        os.set_blocking(signals, False)
+        signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *_ENDING, *_PASSED_ON):
+            signal.signal(number, lambda number, frame: None)
+        try:
+            self.channel, messages = connect(address, secret, self.identity)
+        except refusal.Refusal as words:
+            print(refusal.line(words), file=sys.stderr)
+            self._end_at_once()
+        self._obey(messages)  # orders may have come with the answer
+        self._reap()  # a rank may have ended before SIGCHLD had a handler
+        while not self.released:
+            self._turn()
+        self._leave()
+
+    def _turn(self) -> None:
+        """Waits until something happens, and deals with it."""
+        reading: list[int] = [self.wakeup, self.channel.fileno()]
+        if self.channel.backlog < _BACKLOG:
+            reading += [self.pipes[name] for name in ("out", "err") if name in self.pipes]
+        if "report" in self.pipes:
+            reading.append(self.pipes["report"])
+        writing = [self.channel.fileno()] if self.channel.backlog else []
+        if self.stdin and "in" in self.pipes:
+            writing.append(self.pipes["in"])
+        readable, writable, _ = select.select(reading, writing, [], self._wait())
+        if self.channel.fileno() in writable:
+            self.channel.flush()
+        if self.pipes.get("in") in writable:
+            self._feed()
+        for name in ("report", "out", "err"):
+            if self.pipes.get(name) in readable:
+                self._carry(name)
+        if self.wakeup in readable:
+            self._handle_signals(os.read(self.wakeup, 512))
+        if self.channel.fileno() in readable:
+            self._obey(self._receive())
+        self._on_time(time.monotonic())
+        self._tell_end()
+
+    def _wait(self) -> float | None:
+        """Seconds until something is due; None: for ever."""
+        due = min(self.drain_deadline, self.silent_at, self.next_beat if self.status is None else _NEVER)
+        wait = max(0.0, due - time.monotonic())
+        if self.stacks.awaited:
+            wait = min(wait, LOOK)
+        return None if wait == _NEVER else wait
+
+    def _on_time(self, now: float) -> None:
+        if self.stacks.awaited and (text := self.stacks.look(now)) is not None:
+            self.channel.send({"stacks": text})
+        if self.status is None and now >= self.next_beat:
+            self.next_beat = max(self.next_beat + _BEAT, now)
+            self.memory.note()
+            if self.channel.backlog < _BACKLOG:
+                self.channel.send({"beat": {**self.pulse.take(), "debugging": self.debugging}})
+        if now >= self.silent_at:
+            self.silent_at = _NEVER
+            self.halts.set(SILENT, True)
+
+    # -- the rank
+
+    def _carry(self, name: str) -> None:
+        data = os.read(self.pipes[name], _CHUNK)
+        if not data:
+            os.close(self.pipes.pop(name))
+        elif name == "report":
+            *lines, self.report = (self.report + data).split(b"\n")
+            for line in lines:
+                self._take_report(json.loads(line))
+        else:
+            self.channel.send({name: to_text(data)})
+
+    def _take_report(self, message: Message) -> None:
+        if "joined" in message or "left" in message:
+            self.joined = "joined" in message
+        elif "flight" in message:
+            self.pulse.found(int(message["flight"]))
+        else:
+            self.debugging = bool(message.get("debugging", self.debugging))
+            self.channel.send(message)
+
+    def _feed(self) -> None:
+        """Passes stdin on; the launcher sends more when it hears that this has been taken."""
+        try:
+            self.stdin = self.stdin[os.write(self.pipes["in"], self.stdin[:_CHUNK]) :]
+        except BrokenPipeError:
+            os.close(self.pipes.pop("in"))
+            self.stdin = b""
+            return
+        if not self.stdin:
+            self.channel.send({"took": True})
+
+    def _signal(self, number: int) -> None:
+        if self.status is None:
+            os.kill(self.pid, number)  # not reaped yet, so the pid is the rank's
+            self.killed = self.killed or number == signal.SIGKILL
+
+    def _reap(self) -> None:
+        """Buries whoever has ended: the rank, or orphans of its own that came to us."""
+        if self.status is None:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid:
+                self.peak = usage.ru_maxrss << 10
+                self._bury({pid: status})
+        reap_all()
+
+    def _bury(self, ended: dict[int, int]) -> None:
+        if self.pid in ended:
+            self.status = ended[self.pid]
+            # What the rank leaves behind would hold its pipes open, and the machine's memory.
+            sweep(_SWEEP_LIMIT)
+            self.drain_deadline = time.monotonic() + _DRAIN_LIMIT
+
+    # -- engine and launcher
+
+    def _handle_signals(self, numbers: bytes) -> None:
+        if os.getppid() != self.engine:
+            self.channel.send({"lost": True})
+            self._end_at_once()
+        for number in numbers:
+            if number in _ENDING:
+                # Whether this is a stop that the rank may take its time for or a peer has died, the launcher knows.
+                self.channel.send({"asked": number})
+            if number != signal.SIGCHLD:
+                self._signal(number)
+        self._reap()
+
+    def _receive(self) -> list[Message] | None:
+        try:
+            return self.channel.receive()
+        except WireError as error:
+            print(f"keeper: {error}", file=sys.stderr)
+            return None
+
+    def _obey(self, messages: list[Message] | None) -> None:
+        if messages is None:  # the launcher has gone
+            self._end_at_once()
+        for message in messages:
+            if "ping" in message:
+                self.silent_at = time.monotonic() + _SILENCE
+            if "signal" in message:
+                self._signal(int(message["signal"]))
+            if "kill" in message:
+                self.killed = True
+                self._bury(sweep(_SWEEP_LIMIT))
+            if "stdin" in message and "in" in self.pipes:
+                self.stdin += to_bytes(message["stdin"])
+                if not message["stdin"]:
+                    os.close(self.pipes.pop("in"))
+            if "stacks" in message and (text := self.stacks.ask(time.monotonic())) is not None:
+                self.channel.send({"stacks": text})
+            if "pause" in message:
+                self.halts.set(PAUSED, bool(message["pause"]))
+            if "passed" in message:
+                self.halts.pass_breakpoints(int(message["passed"]))
+            if "freeze" in message:
+                self.halts.set(ORDERED, bool(message["freeze"]))
+                self.silent_at = _NEVER  # until the next ping: it stops itself now, or has just been continued
+            if "release" in message:
+                self.released = True
+        if messages:
+            self.halts.set(SILENT, False)
+
+    # -- the end
+
+    def _tell_end(self) -> None:
+        """Reports the rank's end, once everything that it said has been sent before."""
+        if self.status is None or self.told:
+            return
+        if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(("out", "err", "report")):
+            return
+        self.told = True
+        self.drain_deadline = _NEVER
+        for name in list(self.pipes):
+            os.close(self.pipes.pop(name))
+        code = os.waitstatus_to_exitcode(self.status)
+        memory = self.memory.words(self.peak) if code == -signal.SIGKILL and not self.killed else None
+        self.channel.send({"end": code, "deserted": self.joined, "memory": memory})
+
+    def _leave(self) -> NoReturn:
+        """Ends as the rank did, for whoever watches the keeper."""
+        assert self.status is not None
+        code = os.waitstatus_to_exitcode(self.status)
+        if code < 0:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank's core is the one of interest
+            if -code not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        os._exit(code if code >= 0 else 128 - code)
+
+    def _end_at_once(self) -> NoReturn:
+        sweep(_SWEEP_LIMIT)
+        os._exit(1)
