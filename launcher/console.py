@@ -103,6 +103,7 @@ class Console(Observer):
             return
         key = rank, stream
         if self._screen.terminal[self._fds[stream]] and (self._alone or rank in self._debugging):
+            self._begun.discard(key)
             self._continue(key, data)  # exactly what was written, prompts too
             return
         splitter = self._splitters.get(key)

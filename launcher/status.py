@@ -159,7 +159,8 @@ class StatusLine(Observer):
     def turn(self, now: float) -> float:
         if now >= self._next:
             self._next = now + self._every
-            self._console.status(f"ddp-launch: {sentence(self._progress(now))}")
+            running = len(self._ended) < self._n  # what comes then is the engine's end, in a moment
+            self._console.status(f"ddp-launch: {sentence(self._progress(now))}" if running else "")
         return self._next
 
     def _progress(self, now: float) -> Progress:

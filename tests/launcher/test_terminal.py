@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import sys
 import termios
@@ -12,18 +13,30 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.glass import Glass
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 
-def on_a_terminal(start_job: Any, args: list[str], keys: bytes = b"", after: bytes = b"") -> tuple[int, str]:
+def as_seen(text: str) -> list[str]:
+    """What a terminal shows that got this."""
+    glass = Glass(200)
+    glass.feed(text.replace("\n", "\r\n"))
+    return glass.lines
+
+
+def on_a_terminal(
+    start_job: Any, args: list[str], keys: bytes = b"", after: bytes = b"", echo: bool = False
+) -> tuple[int, str]:
     """Runs a command on a terminal of 24 x 60; its exit code and what the terminal got.
 
-    keys: typed in once the terminal shows `after`
+    keys: typed in once the terminal shows `after`; echo: the terminal shows them
     """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     attributes = termios.tcgetattr(slave)
-    attributes[3] &= ~termios.ECHO
+    if not echo:
+        attributes[3] &= ~termios.ECHO
     termios.tcsetattr(slave, termios.TCSANOW, attributes)
     # A session of its own with this terminal, as a shell's foreground job has.
     code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -84,5 +97,42 @@ def test_ctrl_c_on_a_terminal(start_job: Any, script: Any) -> None:
     command = [sys.executable, "-m", "launcher", "-n", "2", path]
     status, seen = on_a_terminal(start_job, command, keys=b"\x03", after=b"ready")
     assert status == 130
-    assert seen.splitlines()[1].replace("^C", "") == "ddp-launch: Ctrl-C: ending the job (once more kills it at once)"
-    assert len(seen.splitlines()) == 2
+    lines = as_seen(seen.replace("^C", ""))
+    assert lines == ["0: ready", "ddp-launch: Ctrl-C: ending the job (once more kills it at once)"]
+
+
+def test_a_prompt_of_rank_0_shows_and_its_answer_arrives(start_job: Any, script: Any) -> None:
+    path = script("name = input('name? ') if rank == 0 else ''\nprint('hello', name) if rank == 0 else None")
+    command = [sys.executable, "-m", "launcher", "-n", "2", path]
+    status, seen = on_a_terminal(start_job, command, keys=b"Ann\n", after=b"name? ", echo=True)
+    assert status == 0
+    assert as_seen(seen) == ["0: name? Ann", "0: hello Ann"]
+
+
+def test_the_status_line_stays_below_all_and_goes_at_the_end(start_job: Any, script: Any) -> None:
+    path = script(
+        """
+        for i in range(30):
+            if rank == 0:
+                print(f"\\r{i} of 30", end="", file=sys.stderr)
+            elif i == 25:
+                print("from another rank")
+            time.sleep(0.1)
+        """
+    )
+    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", "2", path])
+    assert status == 0
+    assert as_seen(seen) == ["1: from another rank", "0: 29 of 30"]
+    until = seen.index("from another rank") + 100
+    bar, below = as_seen(seen[: seen.index("ranks up", until) + len("ranks up, 0:03")])[-2:]
+    assert bar.endswith("of 30")
+    assert re.fullmatch(r"ddp-launch: 2/2 ranks up, 0:0\d", below)
+    assert seen.count("ranks up") < 80  # painted again with the bar, and twice a second
+
+
+@pytest.mark.parametrize("options", [["--no-status"], []])
+def test_no_status_line_where_it_is_not_wanted(start_job: Any, script: Any, options: list[str]) -> None:
+    path = script("time.sleep(1.5)")
+    n = "2" if options else "1"
+    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", n, *options, path])
+    assert (status, seen) == (0, "")
