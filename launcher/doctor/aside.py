@@ -16,12 +16,22 @@ from typing import Any, NamedTuple
 MARK = "ddp-doctor-answer "
 
 
+_ENDING = 3.0  # s; a launcher that is asked to end takes its ranks with it
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
 class Answer(NamedTuple):
-    """What a process said before it ended; trouble: why it said nothing, "" if it did; lines: all that it printed."""
+    """What a process said before it ended.
+
+    said: None if nothing; trouble: why, "" if it said something; lines: all else that it printed
+    status: its exit status, minus the signal that killed it, None if it had not ended in time
+    """
 
     said: Any
     trouble: str
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+    status: int | None = 0
 
 
 def ask(module: str, *args: str, limit: float, environ: Mapping[str, str] | None = None) -> Answer:
@@ -29,20 +39,30 @@ def ask(module: str, *args: str, limit: float, environ: Mapping[str, str] | None
 
     environ: its environment, to which is added where this process finds its modules
     """
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environ = {**(os.environ if environ is None else environ), "PYTHONPATH": paths}
+    try:
+        status, lines = run([sys.executable, "-m", module, *args], limit, environ)
+    except OSError as failure:
+        return Answer(None, f"no process could be started: {failure.strerror}", (), None)
+    return understand(lines, status, limit)
+
+
+def run(command: Sequence[str], limit: float, environ: Mapping[str, str]) -> tuple[int | None, list[str]]:
+    """The exit status of a command, None if it had not ended after `limit` seconds, and the lines that it printed.
+
+    Raises: OSError if it cannot be started.
+    """
     with tempfile.TemporaryFile() as output:  # no pipe: what it leaves behind could keep one open
-        paths = os.pathsep.join(path for path in sys.path if path)
-        command = [sys.executable, "-m", module, *args]
-        try:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**(os.environ if environ is None else environ), "PYTHONPATH": paths},
-                start_new_session=True,
-            )
-        except OSError as failure:
-            return Answer(None, f"could not be started: {failure.strerror}", ())
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            start_new_session=True,
+        )
+        _running.add(child)
         status: int | None = None
         try:
             status = child.wait(limit)
@@ -50,8 +70,15 @@ def ask(module: str, *args: str, limit: float, environ: Mapping[str, str] | None
             pass
         finally:
             _end(child)
+            _running.discard(child)
         output.seek(0)
-        return understand(output.read().decode(errors="replace").splitlines(), status, limit)
+        return status, output.read().decode(errors="replace").splitlines()
+
+
+def end_all() -> None:
+    """Ends what other threads have started, which then return."""
+    for child in list(_running):
+        child.terminate()
 
 
 def answer(look: Callable[[], object]) -> None:
@@ -67,21 +94,21 @@ def understand(lines: Sequence[str], status: int | None, limit: float) -> Answer
         _, mark, text = line.partition(MARK)
         if mark:
             with contextlib.suppress(ValueError):
-                return Answer(json.loads(text), "", printed)
+                return Answer(json.loads(text), "", printed, status)
     if status is None:
-        trouble = f"had not ended after {limit:g} s"
+        trouble = f"the process that tried had not ended after {limit:g} s"
     elif status < 0:
-        trouble = f"died of {_name(-status)}"
+        trouble = f"the process that tried died of {_name(-status)}"
     else:
-        trouble = printed[-1].strip() if printed else f"said nothing and ended with exit status {status}"
-    return Answer(None, trouble, printed)
+        trouble = printed[-1].strip() if printed else f"the process that tried said nothing, exit status {status}"
+    return Answer(None, trouble, printed, status)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
-        child.terminate()  # a launcher takes its ranks with it
+        child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(3.0)
+            child.wait(_ENDING)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

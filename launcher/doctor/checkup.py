@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.doctor import show
+from launcher.doctor.aside import end_all
 from launcher.doctor.finding import Finding, Level, error, exit_code, note, verdict
 from launcher.hosts import Host
 
@@ -64,12 +65,18 @@ def _all(machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
             from launcher.doctor import hosts
 
             quick.append((hosts.CHECK, lambda: hosts.check(machines)))
-        for each in [pool.submit(_guarded, name, check) for name, check in quick]:
-            findings = each.result()
-            found += findings
-            if findings:
-                yield findings
-    yield from _ranks(found, gpu.devices(inquiry.result()), machines)
+        try:
+            for each in [pool.submit(_guarded, name, check) for name, check in quick]:
+                findings = each.result()
+                found += findings
+                if findings:
+                    yield findings
+            gpus = 0 if inquiry.exception() else gpu.devices(inquiry.result())
+        except BaseException:  # Ctrl-C, or nobody reads on: the pool would wait for what nobody wants any more
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
+    yield from _ranks(found, gpus, machines)
 
 
 def _ranks(found: list[Finding], gpus: int, machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
@@ -77,10 +84,13 @@ def _ranks(found: list[Finding], gpus: int, machines: tuple[Host, ...]) -> Itera
 
     broken = {each.check for each in found if each.level is Level.ERROR}
     # What is known to be broken would only be said a second time, and less well.
-    if broken & {"python", "threads", "mpi"}:
+    if broken & {"python", "threads", "mpi", "limits"}:
         yield [note(ranks.CHECK, "not tried: mend the errors above first")]
         return
-    yield _guarded(ranks.CHECK, lambda: ranks.check(2))
+    tried = _guarded(ranks.CHECK, lambda: ranks.check(2))
+    if exit_code(tried) and any(each.level is Level.WARNING for each in found):
+        tried.append(note(ranks.CHECK, "one of the warnings above may be why"))
+    yield tried
     if gpus and "gpu" not in broken:
         yield _guarded(ranks.CHECK, lambda: ranks.check(min(2, gpus), "nccl"))
     if len(machines) > 1 and "hosts" not in broken:

@@ -8,14 +8,14 @@ import json
 import os
 import shlex
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from launcher import route
 from launcher.doctor.finding import Finding, error, note, ok, warning
 from launcher.doctor.python import NEEDED, version
 from launcher.hosts import Host
@@ -42,16 +42,19 @@ def have(name):
         return version(name)
     except Exception:
         return ""
-back = ""
-try:
-    address = os.environ.get("SSH_CONNECTION", "").split(" ")[0] or "127.0.0.1"
-    socket.create_connection((address, int(sys.argv[1])), 3).close()
-except Exception as error:
-    back = "%s: %s" % (address, error)
+back = []
+for address in sys.argv[4].split(","):
+    try:
+        socket.create_connection((address, int(sys.argv[1])), 3).close()
+    except Exception as error:
+        back.append("%s: %s" % (address, error))
+    else:
+        back = []
+        break
 print("\n" + sys.argv[2] + json.dumps({
-    "python": "%d.%d.%d" % sys.version_info[:3], "back": back, "time": time.time(), "name": socket.gethostname(),
-    "folder": os.path.isdir(sys.argv[3]), "cores": len(os.sched_getaffinity(0)),
-    "packages": {name: have(name) for name in sys.argv[4:]}}))
+    "python": "%d.%d.%d" % sys.version_info[:3], "name": socket.gethostname(), "cores": len(os.sched_getaffinity(0)),
+    "back": "; ".join(back), "time": time.time(), "folder": os.path.isdir(sys.argv[3]),
+    "packages": {name: have(name) for name in sys.argv[5:]}}))
 """
 
 
@@ -99,9 +102,10 @@ def check(hosts: Sequence[Host]) -> list[Finding]:
     return judge(look(hosts), here)
 
 
-def is_here(name: str, own: str) -> bool:
-    """True for a name of this machine, whose own name is `own`."""
-    return name in ("localhost", "127.0.0.1", "::1", own, own.partition(".")[0])
+def shell(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The words before a host's name, of the command that reaches it: ssh, or what hydra was told to use instead."""
+    instead = environ.get("HYDRA_LAUNCHER_EXEC")
+    return [instead] if instead else [*_SSH]
 
 
 def _judge(reach: Reach, here: Here) -> list[Finding]:
@@ -174,30 +178,22 @@ def _unreached(reach: Reach, here: Here) -> Finding:
 
 
 def _reach(name: str, port: int) -> Reach:
-    if is_here(name, socket.gethostname()):
+    if route.is_here(name):
         return Reach(name, True, local=True)
-    question = [sys.executable, "-c", _QUESTION, str(port), _MARK, os.getcwd(), *_PACKAGES]
+    arguments = [str(port), _MARK, os.getcwd(), ",".join(route.addresses([name])), *_PACKAGES]
+    question = [sys.executable, "-c", _QUESTION, *arguments]
     start = time.time()
     try:
-        done = subprocess.run(
-            [*_SSH, name, shlex.join(question)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_LIMIT,
-            text=True,
-            errors="replace",
-        )
-    except FileNotFoundError:
+        status, lines = run([*shell(), name, shlex.join(question)], _LIMIT, os.environ)
+    except OSError:
         return Reach(name, _resolves(name), words=_NO_SSH)
-    except subprocess.TimeoutExpired:
-        return Reach(name, _resolves(name))
     middle = (start + time.time()) / 2
-    for line in done.stdout.splitlines():
+    for line in lines:
         if line.startswith(_MARK):
             said = json.loads(line[len(_MARK) :])
-            return Reach(name, True, status=done.returncode, said=said, skew=said["time"] - middle)
-    last = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()][-1:]
-    return Reach(name, _resolves(name), status=done.returncode, words="".join(last))
+            return Reach(name, True, status=status, said=said, skew=said["time"] - middle)
+    last = [line.strip() for line in lines if line.strip()][-1:]
+    return Reach(name, _resolves(name), status=status, words="".join(last))
 
 
 def _resolves(name: str) -> bool:
@@ -212,10 +208,7 @@ class _Doorbell:
     """A port at which other machines may ring: who comes through would also reach the launcher."""
 
     def __enter__(self) -> int:
-        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-        self._socket = socket.create_server(
-            ("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=64
-        )
+        self._socket = socket.create_server(("0.0.0.0", 0), backlog=64)  # as the launcher does
         threading.Thread(target=self._open, daemon=True).start()
         return int(self._socket.getsockname()[1])
 

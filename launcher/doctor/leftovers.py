@@ -1,84 +1,72 @@
-"""Files that killed MPI jobs have left in shared memory, where they take memory until the next boot."""
+"""Files that killed MPI jobs have left in shared memory, where they take memory until the next boot.
+
+Their names do not tell whether somebody uses them, but the kernel does: it grants a write lease only on a file that
+nobody else has open or mapped, in whatever container.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import os
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatch
-from pathlib import Path
+import signal
 from typing import NamedTuple
 
 #: Where MPIs keep what ranks of a machine share.
 FOLDER = "/dev/shm"
-_PATTERNS = ("mpich_shm_*", "sm_segment.*", "vader_segment.*", "Intel_MPI_*")
-_YOUNG = 5.0  # s; whoever has just made a file may not have mapped it yet
+# MPICH's, Open MPI's since 5 and before, UCX's.
+_NAMES = ("mpich_shm_", "mpich_vci_", "sm_segment.", "vader_segment.", "ucx_shm_posix_")
 
 
-class Leftover(NamedTuple):
-    """A file that nobody uses."""
+class Leftovers(NamedTuple):
+    """How many files nobody uses, and the bytes that they take."""
 
-    path: str
+    files: int
     nbytes: int
 
 
-def look(folder: str = FOLDER) -> list[Leftover]:
-    """The files of this user that no process holds which can be seen from here."""
-    mine = []
-    for path in Path(folder).glob("*") if Path(folder).is_dir() else ():
-        with contextlib.suppress(OSError):  # it went while we looked
-            seen = path.stat()
-            if seen.st_uid == os.geteuid() and any(fnmatch(path.name, each) for each in _PATTERNS):
-                mine.append((str(path), seen.st_blocks * 512, time.time() - max(seen.st_ctime, seen.st_mtime)))
-    # Looked for after the files, so that the file of a process that starts meanwhile is not among them.
-    held = _held(folder) if mine else set()
-    return unused(mine, held, os.path.exists)
-
-
-def unused(
-    files: Sequence[tuple[str, int, float]], held: Iterable[str], exists: Callable[[str], bool]
-) -> list[Leftover]:
-    """Which of the files (path, bytes, age in s) nobody holds.
-
-    exists: False for a file that has gone by now, because its job has ended
-    """
-    taken = set(held)
-    return [
-        Leftover(path, nbytes) for path, nbytes, age in files if path not in taken and age > _YOUNG and exists(path)
-    ]
+def look(folder: str = FOLDER) -> Leftovers:
+    """Counts this user's. Only for the main thread, as it has to ignore a signal."""
+    try:
+        paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(_NAMES)]
+    except OSError:
+        paths = []
+    # Whoever opens a file while we have a lease on it makes the kernel send SIGIO, which would end this process.
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    try:
+        sizes = [size for path in paths if (size := _unused(path)) is not None]
+    finally:
+        signal.signal(signal.SIGIO, before)
+    return Leftovers(len(sizes), sum(sizes))
 
 
 def sweep(folder: str = FOLDER) -> int:
-    """`ddp-doctor sweep`: removes them, and says how many; returns 1 if one could not be removed, else 0."""
-    removed, trouble = [], ""
-    for each in look(folder):
-        try:
-            os.unlink(each.path)
-            removed.append(each)
-        except FileNotFoundError:  # somebody else sweeps
-            pass
-        except OSError as failure:
-            trouble = f"{each.path} cannot be removed: {failure.strerror}"
-    nbytes = sum(each.nbytes for each in removed)
-    print(f"{len(removed)} files of MPI jobs that were killed removed from {folder} ({nbytes / 1e6:.0f} MB)")
-    if trouble:
-        print(f"ddp-doctor: {trouble}", file=sys.stderr)
-    return 1 if trouble else 0
+    """`ddp-doctor sweep`: removes them and says so; returns 1 if some are still there, else 0."""
+    from launcher.leftovers import remove_leftovers
+
+    before = look(folder)
+    remove_leftovers(0.0, folder)
+    left = look(folder)
+    freed = (before.nbytes - left.nbytes) / 2**20
+    print(f"{before.files - left.files} files of killed MPI jobs removed from {folder} ({freed:.0f} MiB)")
+    if left.files:
+        print(f"{left.files} could not be removed")
+    return 1 if left.files else 0
 
 
-def _held(folder: str) -> set[str]:
-    """Files of the folder that processes have mapped or opened."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            for line in (process / "maps").read_text(errors="replace").splitlines():
-                _, slash, rest = line.partition(folder + "/")
-                if slash:
-                    found.add(folder + "/" + rest.removesuffix(" (deleted)"))
-        with contextlib.suppress(OSError):
-            for fd in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    found.add(os.readlink(fd))
-    return found
+def _unused(path: str) -> int | None:
+    """The bytes that a file takes; None if it is used, or not this user's."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid():
+            return None
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return found.st_blocks * 512
+    except OSError:  # in use, or a file system that grants no leases
+        return None
+    finally:
+        os.close(fd)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from launcher.doctor.aside import Answer, ask
 from launcher.doctor.finding import Finding, note, ok, warning
-from launcher.doctor.leftovers import Leftover
-from launcher.doctor.leftovers import look as look_for_leftovers
 
 CHECK = "memory"
 _LIMIT = 20.0  # s
@@ -103,16 +100,14 @@ def judge(facts: Memory) -> list[Finding]:
     return found
 
 
-def judge_leftovers(leftovers: Sequence[Leftover], shm: int | None) -> list[Finding]:
+def judge_leftovers(answer: Answer, shm: int | None) -> list[Finding]:
     """What follows from files that killed jobs have left."""
-    if not leftovers:
+    files, nbytes = (answer.said["files"], answer.said["nbytes"]) if answer.said else (0, 0)
+    if not files:
         return []
-    total = sum(each.nbytes for each in leftovers)
-    number = f"{len(leftovers)} file{'s' * (len(leftovers) != 1)}"
-    text = (
-        f"{number} ({size(total)}) in {_SHM} left by MPI jobs that were killed; no process that can be seen uses them"
-    )
-    level = warning if shm is not None and total > shm / 4 else note
+    number = f"{files} file{'s' * (files != 1)} ({size(nbytes)})"
+    text = f"{number} in {_SHM} that MPI jobs left when they were killed, and that nobody uses"
+    level = warning if shm is not None and nbytes > shm / 4 else note
     return [level(CHECK, text, "ddp-doctor sweep")]
 
 
@@ -133,7 +128,7 @@ def check() -> list[Finding]:
     """Looks and judges."""
     facts = look()
     sharing = judge_sharing(ask("launcher.doctor.probes.segment", limit=_LIMIT))
-    return [*judge(facts), *sharing, *judge_leftovers(look_for_leftovers(_SHM), facts.shm)]
+    return [*judge(facts), *sharing, *judge_leftovers(ask("launcher.doctor.probes.leftovers", limit=_LIMIT), facts.shm)]
 
 
 def size(nbytes: int) -> str:

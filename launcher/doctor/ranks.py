@@ -34,25 +34,28 @@ def judge(answer: Answer, n: int, backend: str, hosts: Sequence[Host] = ()) -> l
         # The launcher explains the failure in its last line; what came before it is the story.
         reason = said[-1].partition(": ")[2] if said else answer.trouble
         story = "".join(f"\n{line}" for line in answer.lines[-_SHOWN:] if line not in said[-1:])
-        return [error(CHECK, f"{who} could not try the collectives: {reason}{story}", again)]
+        return [error(CHECK, f"{who} could not try the collectives: {reason}{story}\nto see it again: {again}")]
     seen = answer.said
     found = []
     if seen["wrong"]:
         for name, dtype, elements in seen["wrong"]:
-            found.append(error(CHECK, f"{name} of {dtype} gave {elements} wrong elements between {who}", again))
+            text = f"{name} of {dtype} gave {elements} wrong elements between {who}\nto see it again: {again}"
+            found.append(error(CHECK, text))
     else:
         text = f"{who}: {seen['tried']} collectives give the right numbers in {seen['dtypes']} dtypes"
         found.append(ok(CHECK, text))
+    if answer.status:
+        found.append(warning(CHECK, f"{who} then ended with exit status {answer.status}: {''.join(answer.lines[-1:])}"))
     found += [warning(CHECK, text) for text in seen["refused"]]
-    found += [ok("speed", line) for line in table(seen["timed"], n, backend)]
+    found += [ok("speed", line) for line in table(seen["timed"], n, seen["nodes"])]
     return found
 
 
-def table(timed: Sequence[tuple[int, float]], n: int, backend: str) -> list[str]:
+def table(timed: Sequence[tuple[int, float]], n: int, nodes: int) -> list[str]:
     """A line for each size: bytes, microseconds, and GB/s (1e9 bytes) of the array reduced."""
     rows = [(_size(nbytes), f"{seconds * 1e6:.1f} us", _rate(nbytes, seconds)) for nbytes, seconds in timed]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    who = f"{n} rank{'s' * (n != 1)}, {backend}"
+    who = f"{n} rank{'s' * (n != 1)}" + (f" on {nodes} hosts" if nodes > 1 else "")
     lines = ["  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [f"all_reduce ({who})  {line}" for line in lines]
 

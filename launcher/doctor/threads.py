@@ -77,7 +77,7 @@ def judge(facts: Threads) -> list[Finding]:
     if not facts.chosen:
         found.append(ok(CHECK, "OMP_NUM_THREADS is not set: ddp-launch gives each rank its share of the cores"))
     if facts.load > _BUSY * facts.cores + 1:
-        text = f"the machine is busy ({facts.load:.1f} processes on {cores}): the times below are too long"
+        text = f"the machine is busy ({facts.load:.1f} processes on {cores}): expect slower times below"
         found.append(note(CHECK, text))
     return found
 
