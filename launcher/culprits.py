@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from launcher.motion import Sight
-from launcher.verdict import name_rank, name_ranks
+from launcher.verdict import duration, name_rank, name_ranks
 
 _SHOWN = 3  # ranks in a sentence
 _ROWS = 40
@@ -181,8 +181,3 @@ def _row(sight: Sight) -> tuple[str, ...]:
     cpu = f"{100 * sight.cpu:.0f} %" if sight.cpu is not None else "?"
     state = f"no news for {duration(sight.silence)}" if sight.silent else _STATES.get(sight.state, sight.state)
     return (str(sight.rank), sight.host, str(sight.pid), call, how, sight.where or "?", seen, cpu, state)
-
-
-def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `1200 s`"""
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

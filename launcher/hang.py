@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.console import BACKLOG, Console
-from launcher.culprits import duration, find, table
 from launcher.motion import SILENCE, Motion
 from launcher.observer import Observer
-from launcher.verdict import Fact, Hung, name_rank, name_ranks
+from launcher.verdict import Fact, Hung, duration, name_rank, name_ranks
 from launcher.wire import Message
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Whoever has not written its stacks by then (s) is stopped, or dead to signals.
 _STACKS_LIMIT = 2.0
@@ -143,6 +145,8 @@ class HangJudge(Observer):
                 self._warned = None
             return min(half - quiet, 1.0)
         if self._warned is None:
+            from launcher.culprits import find  # here, because few jobs come to this
+
             self._warned = at - quiet
             text = find(self._motion.sights(at)).text
             left = duration(self._limit - quiet)
@@ -169,6 +173,8 @@ class HangJudge(Observer):
         self._over = True
         if not sights:
             return _NEVER  # all ranks have ended meanwhile: there is nothing to judge any more
+        from launcher.culprits import find, table
+
         finding = find(sights)
         self._console.say(table(sights, finding.ranks or finding.samples))
         if not self._written():

@@ -278,3 +278,8 @@ def name_ranks(numbers: Sequence[int]) -> str:
         return f"rank {numbers[0]}"
     shown = ", ".join(map(str, numbers[:8]))
     return f"ranks {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `1200 s`."""
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -7,9 +7,9 @@ import select
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from collectives.world import ATTEMPT, BACKEND, DEBUG_RANK, TRACE
 from launcher import engines, report, restarts
 from launcher.attempt import Attempt, Outcome
 from launcher.console import Console
@@ -18,9 +18,12 @@ from launcher.job import Job
 from launcher.observer import Observer, Observers
 from launcher.process import fill_standard_streams
 from launcher.signals import ENDING, SignalPipe
-from launcher.verdict import TimeLimit, signal_name
+from launcher.starting import ranks_environment
+from launcher.verdict import Fact, TimeLimit, signal_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from launcher.logs import Logs
 
 
@@ -35,16 +38,14 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     fill_standard_streams()
     environ = dict(os.environ)
     job = engines.settled(job, environ)
-    if job.backend != "auto":
-        environ[BACKEND] = job.backend
     if job.trace is not None:
         from launcher import tracing  # here, because few jobs want it
 
-        environ[TRACE] = tracing.prepare(job.trace)
+        job = replace(job, trace=tracing.prepare(job.trace))
     with SignalPipe() as wakeup:
         code = _Watch(job, wakeup, environ, observers, explain).run()
     if job.trace is not None:
-        _say(tracing.merge(environ[TRACE]))
+        _say(tracing.merge(job.trace))
     return code
 
 
@@ -78,7 +79,8 @@ class _Watch:
         self.stdin = StandardInput(job.debug_rank, shown=self.console.typed)
         self.logs = _logs(job, self.console)
         self.tail = _tail(job, self.console)
-        followers = _followers(job, self.console, self.logs)
+        self.attempt: Attempt | None = None  # the one that runs
+        followers = [*_followers(job, self.console, self.logs), *self._judge()]
         self.observers = Observers([self.console, self.tail, *followers, *observers])
         self.until = float("inf") if job.timeout is None else time.monotonic() + job.timeout
 
@@ -96,9 +98,10 @@ class _Watch:
         while True:
             self.observers.attempt(number, self.job.size)
             started = time.monotonic()
-            environ = {**self.environ, ATTEMPT: str(number), DEBUG_RANK: str(self.job.debug_rank)}
+            environ = {**self.environ, **ranks_environment(self.job, number)}
             limit = self.until - started
             attempt = Attempt(self.job, self.console, self.stdin, self.observers, self.wakeup, environ, limit)
+            self.attempt = attempt
             try:
                 outcome = attempt.run()
                 code, text = self._report(outcome)
@@ -117,6 +120,25 @@ class _Watch:
             self.job = again
             if signalled := self._wait(pause):
                 return 128 + signalled, ""
+
+    def _judge(self) -> list[Observer]:
+        """Who ends an attempt that hangs, if anybody does."""
+        if self.job.hang_timeout is None:
+            return []
+        from launcher.hang import HangJudge
+
+        def folder() -> Path | None:
+            return None if self.logs is None else self.logs.folder
+
+        def ask_stacks() -> None:
+            assert self.attempt is not None
+            self.attempt.ask_stacks()
+
+        def fail(fact: Fact) -> None:
+            assert self.attempt is not None
+            self.attempt.fail(fact)
+
+        return [HangJudge(self.job.size, self.job.hang_timeout, self.console, folder, ask_stacks, fail)]
 
     def _again(self, outcome: Outcome, number: int) -> Job | None:
         """What to start next; None if that was the end."""
