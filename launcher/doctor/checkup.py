@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from launcher.doctor import show
 from launcher.doctor.aside import end_all
-from launcher.doctor.finding import Finding, Level, error, exit_code, note, verdict
+from launcher.doctor.finding import Finding, Level, exit_code, note, verdict, warning
 from launcher.hosts import Host
 
 Check = Callable[[], list[Finding]]
@@ -98,11 +98,11 @@ def _ranks(found: list[Finding], gpus: int, machines: tuple[Host, ...]) -> Itera
 
 
 def _guarded(name: str, check: Check) -> list[Finding]:
-    """A check that fails is itself a finding: the others are worth having."""
+    """A check that fails by itself says nothing of the machine, and the others are worth having."""
     try:
         return check()
     except Exception as failure:
-        return [error(name, f"this check failed by itself: {type(failure).__name__}: {failure}")]
+        return [warning(name, f"this check failed by itself: {type(failure).__name__}: {failure}")]
 
 
 def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:

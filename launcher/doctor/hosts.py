@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from launcher import route
+from launcher.doctor.aside import run
 from launcher.doctor.finding import Finding, error, note, ok, warning
 from launcher.doctor.python import NEEDED, version
 from launcher.hosts import Host
