@@ -110,15 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         layer = said(words)
         job = layer.job()
-        if words.all("--print-config"):
-            from launcher.config import show
+        from launcher.engines import settled  # here, because who made a mistake need not wait for it
 
-            print(show(job, layer), end="")
-            return 0
-        if words.all("--dry-run"):
-            from launcher.dry_run import show as show_command
-
-            print(show_command(job, os.environ), end="")
+        job = settled(job, os.environ)
+        if (text := _preview(words, layer, job)) is not None:
+            print(text, end="")
             return 0
         return _run(job)
     except UsageError as error:
@@ -140,6 +136,19 @@ def _information(words: Words) -> str | None:
         from launcher.completion import script
 
         return script(shells[-1])
+    return None
+
+
+def _preview(words: Words, layer: Layer, job: Job) -> str | None:
+    """What is asked for instead of running the job, None if nothing is. layer: what the job was made of"""
+    if words.all("--print-config"):
+        from launcher import config
+
+        return config.show(job, layer)
+    if words.all("--dry-run"):
+        from launcher import dry_run
+
+        return dry_run.show(job, os.environ)
     return None
 
 

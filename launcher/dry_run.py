@@ -11,17 +11,16 @@ from collections.abc import Mapping, Sequence
 
 from launcher import engines
 from launcher.job import Job
-from launcher.starting import keeper, keepers_environment
+from launcher.starting import keeper, keepers_environment, ranks_environment
 
 
 def show(job: Job, environ: Mapping[str, str]) -> str:
-    """The command for that job, and what it adds to the environment `environ`.
+    """The command for a settled job, and what it adds to the environment `environ`.
 
     Raises: UsageError if there is no engine for it.
     """
-    job = engines.settled(job, environ)
     engine = engines.choose(job, environ)
-    told = {**environ, **keepers_environment(job, engine, "HOST:PORT", "HIDDEN")}
+    told = {**environ, **ranks_environment(job, 0), **keepers_environment(job, engine, "HOST:PORT", "HIDDEN")}
     then = engine.environment(told, "SCRATCH")
     return written(engine.command(keeper(job), then), environ, then)
 

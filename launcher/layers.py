@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from launcher.job import Job, UsageError
+from launcher.values import GPU
 
 # To say one of these is to take back what an earlier layer says of the other.
 _RIVALS = (("script", "module"), ("hosts", "hostfile"))
@@ -29,7 +30,7 @@ class Layer(NamedTuple):
         return Layer(left | self.launch, lower.args | self.args, lower.words + self.words)
 
     def job(self) -> Job:
-        """The job that is said. Raises: UsageError if there can be no such job, or a hostfile is no good."""
+        """The job that is said. Raises: UsageError if there can be no such job: no such script, no GPU to count, ..."""
         fields = dict(self.launch)
         if path := fields.pop("hostfile", None):
             if "hosts" in fields:
@@ -37,6 +38,10 @@ class Layer(NamedTuple):
             from launcher.hosts import read_hostfile
 
             fields["hosts"] = read_hostfile(path)
+        if fields.get("n") == GPU:
+            from launcher.devices import count
+
+            fields["n"] = count()
         return Job(**fields, args=(*words(self.args), *self.words))
 
 

@@ -1,4 +1,4 @@
-"""What an engine is told to start, once for every rank: a keeper, and what this one must know.
+"""What an engine is told to start, once for every rank: a keeper, and what this one and its rank must know.
 
 Apart from `launcher.attempt`, which starts it, because `--dry-run` only shows it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+from collectives.world import ATTEMPT, BACKEND, DEBUG_RANK, TRACE
 from launcher import engines, seat
 from launcher.engines import Engine
 from launcher.job import Job
@@ -28,3 +29,13 @@ def keepers_environment(job: Job, engine: Engine, address: str, secret: str) -> 
     share = job.share_gpu or job.backend in ("mpi", "single")
     rules = seat.rules(bind=job.bind, share=share, nodes=engines.filled(job, engine))
     return {ADDRESS: address, SECRET: secret, seat.SEAT: rules}
+
+
+def ranks_environment(job: Job, attempt: int) -> dict[str, str]:
+    """What a rank finds in its environment, of the job's options and of the start that this is (0 first)."""
+    found = {ATTEMPT: str(attempt), DEBUG_RANK: str(job.debug_rank)}
+    if job.backend != "auto":
+        found[BACKEND] = job.backend
+    if job.trace is not None:
+        found[TRACE] = os.path.abspath(job.trace)
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher import cli, config, toml
+from launcher import cli, config, engines, toml
 from launcher.hosts import Host
 from launcher.job import Job
 from launcher.layers import Layer, words
@@ -223,7 +223,7 @@ def test_a_printed_job_is_the_same_job(argv: list[str], tmp_path: Path, monkeypa
     Path("elsewhere/job.toml").write_text(text)
     again = cli.parse(["--config", "elsewhere/job.toml"])
     asked = cli.parse([str(tmp_path / word) if word in ("train.py", "logs", "e.jsonl", "t") else word for word in argv])
-    assert again == asked
+    assert again == engines.settled(asked, {})
     assert printed(["--config", "elsewhere/job.toml"], capsys) == text
 
 
@@ -256,3 +256,12 @@ def test_no_variable_of_the_environment_changes_a_job(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(os, "environ", Watched())
     assert cli.parse(["-n", "2", HERE]).n == 2
+
+
+def test_the_job_file_of_the_docs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    docs = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
+    (tmp_path / "job.toml").write_text(docs.split("```toml\n")[1].split("```")[0])
+    job = cli.parse(["--config", str(tmp_path / "job.toml")])
+    assert job.args == ("--lr", "0.1", "--layers", "64", "10", "--verbose", "data")
+    assert (job.size, job.hang_timeout, job.ranks) == (8, None, (0, 3))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from collectives.version import __version__
-from launcher import cli, manual
+from launcher import cli, devices, manual
 from launcher.hosts import Host
-from launcher.job import Job
+from launcher.job import Job, UsageError
 from launcher.options import BY_NAME, GROUPS, KEYS, OPTIONS, Option
 
 DOCS = Path(__file__).parents[2] / "docs" / "launcher.md"
@@ -75,6 +75,14 @@ def test_a_hostfile(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=2\n# none\nb:3\n")
     job = cli.parse(["--hostfile", str(tmp_path / "hosts"), HERE])
     assert (job.hosts, job.n, job.size) == ((Host("a", 2), Host("b", 3)), None, 5)
+
+
+def test_a_rank_for_every_gpu(monkeypatch: Any) -> None:
+    monkeypatch.setattr(devices, "look", lambda environ: ["0", "1", "5"])
+    assert cli.parse(["-n", "gpu", HERE]).n == 3
+    monkeypatch.setattr(devices, "look", lambda environ: [])
+    with pytest.raises(UsageError, match="-n gpu: "):
+        cli.parse(["-n", "gpu", HERE])
 
 
 def test_the_size_of_a_job() -> None:

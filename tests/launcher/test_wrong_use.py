@@ -86,7 +86,10 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--hosts a:2 --min-ranks 3 job.py", "the smallest number of ranks must be from 1 to 2, not 3"),
         ("--hosts a:2 --min-ranks 0 job.py", "the smallest number of ranks must be from 1 to 2, not 0"),
         ("-n 4 --min-ranks 2 job.py", "the smallest number of ranks (min_ranks) needs hosts to do without"),
+        ("--ranks 1 job.py", "rank 1 cannot be shown: the job has 1 rank, counted from 0"),
+        ("--debug-rank 1 job.py", "rank 1 cannot be debugged: the job has 1 rank, counted from 0"),
         # hosts
+        ("--hosts a:2,b -n 4 job.py", "4 ranks were asked for, and the hosts have 3 slots"),
         ("--hosts a:b job.py", "--hosts: 'a:b' is not understood"),
         ("--hostfile none job.py", "the hostfile none cannot be read: No such file or directory"),
         ("--hostfile bad_hosts job.py", "bad_hosts, line 3: 'b slots=many' is not understood"),
