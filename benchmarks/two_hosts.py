@@ -33,7 +33,7 @@ sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resol
 
 import collectives as package  # noqa: E402
 from benchmarks import collectives  # noqa: E402
-from launcher.engine import MPICH, find_mpiexec, flavour  # noqa: E402
+from launcher.engines.finding import MPICH, find_mpiexec, flavour  # noqa: E402
 
 SCRIPT = HERE.parent / "tests" / "cluster" / "hosts.sh"
 ADDRESS = "10.0.0.1"  # of the first host

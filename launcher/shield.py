@@ -1,4 +1,4 @@
-"""Arguments that pass through an engine unharmed; apart from `launcher.engine`, so that a keeper loads only this."""
+"""Arguments that pass through an engine unharmed; apart from `launcher.engines`, so that a keeper loads only this."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engine import MPICH, flavour
+from launcher.engines.finding import MPICH, flavour
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(200)]
 

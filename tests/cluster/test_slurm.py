@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engine import MPICH, OPENMPI, flavour
+from launcher.engines.finding import MPICH, OPENMPI, flavour
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(300)]
 

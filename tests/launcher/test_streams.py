@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher import engine
+from launcher.engines.openmpi import OpenMPI
 
 LAUNCH = f"{sys.executable} -m launcher"
 
@@ -74,8 +74,8 @@ def test_ctrl_c_while_a_rank_waits_for_its_threads_prints_no_traceback(ddp_launc
 
 
 def test_open_mpi_gets_a_home_where_there_is_none() -> None:
-    assert "HOME" in engine.engine_environment("openmpi", {}, "/tmp/x")
-    assert engine.engine_environment("openmpi", {"HOME": "/mine"}, "/tmp/x")["HOME"] == "/mine"
+    assert "HOME" in OpenMPI("/m/mpiexec", 2).environment({}, "/tmp/x")
+    assert OpenMPI("/m/mpiexec", 2).environment({"HOME": "/mine"}, "/tmp/x")["HOME"] == "/mine"
 
 
 @pytest.mark.mpi

@@ -3,85 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from launcher import engine, verdict
-from launcher.job import UsageError
+from launcher import verdict
 from launcher.process import children_of
 from launcher.shield import shield, unshield
 from launcher.verdict import EngineEnded, EngineLost, Hung, KeeperLost, NotStarted, Raised, RankFailed, TimeLimit
-
-
-def test_engine_commands() -> None:
-    rank = ["python", "keeper.py", "train.py"]
-    assert engine.engine_command("mpich", "/m/mpiexec", 2, rank) == [
-        "/m/mpiexec",
-        "-disable-auto-cleanup",
-        "-n",
-        "2",
-        *rank,
-    ]
-    assert engine.engine_command("intel", "/m/mpiexec", 2, rank) == ["/m/mpiexec", "-n", "2", *rank]
-    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-    assert engine.engine_command("openmpi", "/m/mpiexec", 3, rank) == ["/m/mpiexec", *options, "-n", "3", *rank]
-
-
-def test_engine_environment_leaves_the_users_choice() -> None:
-    assert engine.engine_environment("openmpi", {"OMPI_MCA_pml": "ucx", "HOME": "/h"}, "/tmp/x") == {
-        "HOME": "/h",
-        "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
-        "OMPI_MCA_pml": "ucx",
-        "OMPI_MCA_mtl": "^ofi",
-        "OMPI_MCA_btl": "self,sm,tcp",
-    }
-    assert engine.engine_environment(None, {"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
-
-
-@pytest.mark.parametrize(
-    ("files", "said", "family"),
-    [
-        (["mpiexec", "hydra_pmi_proxy"], None, "mpich"),
-        (["mpiexec", "mpiexec.hydra"], None, "mpich"),
-        (["mpiexec", "mpiexec.hydra", "hydra_bstrap_proxy"], None, "intel"),
-        (["mpiexec", "prterun"], None, "openmpi"),
-        (["mpiexec", "orterun"], None, "openmpi"),
-        (["mpiexec"], "mpiexec (Open MPI) 5.0.11", "openmpi"),
-        (["mpiexec"], "HYDRA build details:", "mpich"),
-        (["mpiexec"], "Intel(R) MPI Library for Linux", "intel"),
-        # both in one folder, as in /usr/bin: only the program itself knows
-        (["mpiexec", "mpiexec.hydra", "orterun"], "mpiexec (OpenRTE) 4.1.4", "openmpi"),
-    ],
-)
-def test_flavour(tmp_path: Path, files: list[str], said: str | None, family: str) -> None:
-    for name in files:
-        (tmp_path / name).touch()
-
-    def version(path: str) -> str:
-        assert said is not None, "file names were enough"
-        return said
-
-    assert engine.flavour(str(tmp_path / "mpiexec"), version) == family
-
-
-def test_flavour_by_the_name_a_link_resolves_to(tmp_path: Path) -> None:
-    (tmp_path / "mpiexec.openmpi").touch()
-    (tmp_path / "mpiexec").symlink_to(tmp_path / "mpiexec.openmpi")
-    assert engine.flavour(str(tmp_path / "mpiexec")) == "openmpi"
-    with pytest.raises(UsageError, match="neither"):
-        engine.flavour("/x/mpiexec", lambda path: "something else")
-
-
-def test_mpiexec_beside_python_comes_before_path(tmp_path: Path) -> None:
-    for name in ("venv", "path"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mpiexec").touch(mode=0o755)
-    environ = {"PATH": str(tmp_path / "path")}
-    assert engine.find_mpiexec(str(tmp_path / "venv/python"), environ) == str(tmp_path / "venv/mpiexec")
-    assert engine.find_mpiexec(str(tmp_path / "python"), environ) == str(tmp_path / "path/mpiexec")
-    with pytest.raises(UsageError, match="pip install mpich"):
-        engine.find_mpiexec(str(tmp_path / "python"), {"PATH": ""})
 
 
 def test_shield_keeps_every_argument() -> None:

