@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 # A rank whose output the launcher does not take in time is made to wait, as on a full pipe.
 _BACKLOG = 1 << 20
+# A rank that prints line by line is read this much later (s) each time, unless it has filled its pipe: many lines then
+# cost one message. What comes after a pause is passed on at once.
+_REST, _FEW = 0.004, 1 << 14
 # What is left in a rank's pipes after its end is read at once; only a process beyond our reach can keep them open.
 _DRAIN_LIMIT = 1.0
 _SWEEP_LIMIT = 2.0
@@ -74,6 +77,7 @@ class Keeper:
         self.peak = 0  # bytes
         self.killed = False  # by us
         self.next_beat = 0.0
+        self.rested_at = 0.0
         self.silent_at = _NEVER
         self.drain_deadline = _NEVER
         self.told = False
@@ -101,7 +105,7 @@ class Keeper:
     def _turn(self) -> None:
         """Waits until something happens, and deals with it."""
         reading: list[int] = [self.wakeup, self.channel.fileno()]
-        if self.channel.backlog < _BACKLOG:
+        if self.channel.backlog < _BACKLOG and self._resting() == 0.0:
             reading += [self.pipes[name] for name in ("out", "err") if name in self.pipes]
         if "report" in self.pipes:
             reading.append(self.pipes["report"])
@@ -129,13 +133,19 @@ class Keeper:
         wait = max(0.0, due - time.monotonic())
         if self.stacks.awaited:
             wait = min(wait, LOOK)
+        if rest := self._resting():
+            wait = min(wait, rest)
         return None if wait == _NEVER else wait
+
+    def _resting(self) -> float:
+        """For how long (s) output is left alone, 0: it is not."""
+        return max(0.0, self.rested_at - time.monotonic()) if self.status is None else 0.0
 
     def _on_time(self, now: float) -> None:
         if self.stacks.awaited and (text := self.stacks.look(now)) is not None:
             self.channel.send({"stacks": text})
         if self.status is None and now >= self.next_beat:
-            self.next_beat = max(self.next_beat + _BEAT, now)
+            self.next_beat = now + _BEAT
             self.memory.note()
             if self.channel.backlog < _BACKLOG:
                 self.channel.send({"beat": {**self.pulse.take(), "debugging": self.debugging}})
@@ -155,6 +165,8 @@ class Keeper:
                 self._take_report(json.loads(line))
         else:
             self.channel.send({name: to_text(data)})
+            if len(data) < _FEW:
+                self.rested_at = time.monotonic() + _REST
 
     def _take_report(self, message: Message) -> None:
         if "joined" in message or "left" in message:
