@@ -36,7 +36,8 @@ def test_how_a_rank_ended(ddp_launch: Any, act: str, says: str, code: int) -> No
     assert done.returncode == code
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ddp-launch: rank 1 (pid ")
-    assert last.endswith(says)
+    # The figures of memory follow, where the kernel may have done it.
+    assert says in last if "SIGKILL" in says else last.endswith(says)
     assert done.stderr.replace("1: words\n", "").count("\n") == 1
     assert "1: start" in done.stdout
 
