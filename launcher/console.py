@@ -167,7 +167,7 @@ class Console(Observer):
         """Shows what has waited long enough; when to come again."""
         for key in [key for key, at in self._due.items() if at <= now]:
             del self._due[key]
-            if self._splitters[key].unfinished:  # not taken meanwhile by a debugger's beginning, nor finished at its end
+            if self._splitters[key].unfinished:  # else a debugger has begun, or ended, meanwhile
                 self._prompt(key, self._splitters[key].take())
         until = min(self._due.values(), default=float("inf"))
         if self._collapser is not None:

@@ -1,0 +1,256 @@
+"""`breakpoint()` in ranks: one has the terminal, the others wait for it, and no time limit of the job runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.conftest import LAUNCH, wait_for
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+SUM = """
+import numpy as np, collectives
+comm = collectives.init(timeout=1)
+x = 41 + comm.rank
+breakpoint()
+y = comm.all_reduce(np.full(3, x))
+print("sum", y[0])
+"""
+
+
+class Debugged:
+    """A job whose standard input and output this test holds."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        self.seen = ""
+
+    def await_prompt(self) -> str:
+        """What came up to the next prompt."""
+        return self.wait("(Pdb) ")
+
+    def wait(self, word: str) -> str:
+        self.seen = wait_for(self.job.process.stdout, word, 1)
+        return self.seen
+
+    def say(self, line: str) -> None:
+        self.job.process.stdin.write(line + "\n")
+        self.job.process.stdin.flush()
+
+    def end(self) -> subprocess.CompletedProcess[str]:
+        return self.job.wait(20)
+
+
+@pytest.fixture
+def debug(start_job: Any, script: Callable[[str], str]) -> Callable[..., Debugged]:
+    """Starts a script of these lines under the launcher, with a pipe as standard input."""
+
+    def start(body: str, n: int = 2, options: Sequence[str] = (), **more: Any) -> Debugged:
+        command = [*LAUNCH, "-n", str(n), *options, script(body)]
+        return Debugged(start_job(command, **{"stdin": subprocess.PIPE, **more}))
+
+    return start
+
+
+def test_others_wait_in_a_collective_longer_than_its_time_limit(debug: Any) -> None:
+    session = debug(SUM, options=["--timeout", "3"])
+    assert "-> y = comm.all_reduce(np.full(3, x))" in session.await_prompt()
+    time.sleep(3.5)  # more than that limit, and that of the whole job
+    session.say("p x")
+    assert "41" in session.await_prompt()
+    session.say("n")  # the all_reduce, which needs the other rank
+    session.await_prompt()
+    session.say("p y[0]")
+    assert "83" in session.await_prompt()
+    session.say("c")
+    done = session.end()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sum 83" in done.stdout
+
+
+def test_a_time_limit_runs_again_after_the_debugger(debug: Any) -> None:
+    session = debug(SUM.replace("y = ", "if comm.rank == 0: time.sleep(30)\ny = "), n=2)
+    session.await_prompt()
+    time.sleep(1.5)
+    session.say("c")
+    done = session.end()
+    assert done.returncode == 1
+    assert "all_reduce #0" in done.stderr
+    assert "was not complete after 1 s" in done.stderr
+
+
+def test_quitting_ends_the_job_with_one_line(debug: Any) -> None:
+    session = debug(SUM)
+    session.await_prompt()
+    session.say("exit")
+    done = session.end()
+    assert done.returncode == 130
+    line = "ddp-launch: rank 0's debugger was quit at job.py:9: ending the job (Ctrl-C kills it at once)\n"
+    assert done.stderr == line
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_without_standard_input_it_ends_and_says_why(ddp_launch: Any, n: int) -> None:
+    done = ddp_launch("breakpoint()\nprint('not reached')", n=n)
+    assert done.returncode == 130
+    assert done.stderr.startswith("ddp-launch: rank 0 stands in breakpoint()")
+    assert "standard input has ended: ending the job" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "0: not reached" not in done.stdout
+
+
+def test_ctrl_c_at_the_prompt_ends_the_job(debug: Any) -> None:
+    session = debug(SUM)
+    session.await_prompt()
+    start = time.monotonic()
+    session.job.process.send_signal(signal.SIGINT)
+    done = session.end()
+    assert time.monotonic() - start < 4  # not after the grace
+    assert done.returncode == 130
+    assert done.stderr == "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"
+
+
+def test_the_program_may_catch_what_quitting_raises(debug: Any) -> None:
+    session = debug(
+        """
+        try:
+            if rank == 0:
+                breakpoint()
+            time.sleep(20)
+        except KeyboardInterrupt:
+            print(f"saved by {rank}")
+        """
+    )
+    session.await_prompt()
+    session.say("q")
+    done = session.end()
+    assert done.returncode == 130
+    assert sorted(done.stdout.split("\n")[-3:]) == ["", "0: saved by 0", "1: saved by 1"]
+
+
+def test_another_rank_may_have_the_debugger(debug: Any) -> None:
+    session = debug(
+        "breakpoint()\nname = input()\nprint('rank', rank, 'read', name)", n=3, options=["--debug-rank", "2"]
+    )
+    assert "2: > " in session.await_prompt()
+    session.say("p rank * 100")
+    assert "200" in session.await_prompt()
+    session.say("c")
+    session.say("Ann")
+    done = session.end()
+    assert "rank 2 read Ann" in done.stdout
+    assert "EOFError" in done.stderr  # the others have no standard input
+
+
+def test_ranks_stop_at_each_breakpoint_of_a_loop_together(debug: Any, tmp_path: Path) -> None:
+    session = debug(
+        f"""
+        for i in range(3):
+            breakpoint()
+            open({str(tmp_path)!r} + f"/{{rank}}-{{i}}", "w").close()
+        """
+    )
+
+    def there() -> list[str]:
+        return sorted(path.name for path in tmp_path.glob("?-?"))
+
+    for i in range(3):
+        session.await_prompt()
+        time.sleep(0.5)
+        assert there() == sorted(f"{rank}-{before}" for rank in range(2) for before in range(i))
+        session.say("c")
+    done = session.end()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(there()) == 6
+
+
+def test_a_late_rank_does_not_wait_for_a_debugger_that_is_through(debug: Any) -> None:
+    session = debug("time.sleep(1.5 * rank)\nbreakpoint()\nprint('went on')")
+    session.await_prompt()
+    session.say("c")
+    start = time.monotonic()
+    done = session.end()
+    assert time.monotonic() - start < 8
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("went on") == 2
+
+
+def test_a_breakpoint_of_another_rank_alone_is_explained_and_passed(debug: Any) -> None:
+    session = debug("if rank == 1:\n    breakpoint()\nprint('went on')")
+    done = session.end()
+    assert done.returncode == 0
+    first, second = done.stderr.splitlines()
+    assert first == (
+        "1: ddp-launch: rank 1 waits in breakpoint() at job.py:5 for rank 0, 4 s at most: "
+        "--debug-rank 1 gives it the terminal"
+    )
+    assert second == "1: ddp-launch: rank 1 goes on from breakpoint() at job.py:5: rank 0 has not come to one"
+    assert done.stdout.count("went on") == 2
+
+
+def test_a_failure_elsewhere_ends_the_debugger(debug: Any) -> None:
+    session = debug("if rank == 0:\n    breakpoint()\ntime.sleep(0.5)\nraise ValueError('elsewhere')")
+    session.await_prompt()
+    session.job.process.wait(20)
+    done = session.end()
+    assert done.returncode == 1
+    assert "raised ValueError: elsewhere" in done.stderr
+
+
+def test_a_debugger_in_a_thread(debug: Any) -> None:
+    body = "import threading\nthread = threading.Thread(target=lambda: breakpoint())\nthread.start()\nthread.join()\n"
+    session = debug(body + "print('over')", n=1)
+    session.await_prompt()
+    session.say("c")
+    done = session.end()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("over\n")
+    session = debug(body + "print('over')", n=1)
+    session.await_prompt()
+    session.say("q")
+    assert session.end().returncode == 130
+
+
+def test_a_header_and_a_restart(debug: Any) -> None:
+    session = debug("breakpoint(header='look here')", n=1)
+    assert "look here" in session.await_prompt()
+    session.say("restart")
+    assert "cannot be restarted on its own" in session.await_prompt()
+    session.say("c")
+    assert session.end().returncode == 0
+
+
+@pytest.mark.parametrize("chosen", ["0", "builtins.print"])
+def test_the_users_choice_of_a_debugger_counts(ddp_launch: Any, chosen: str) -> None:
+    done = ddp_launch("breakpoint()\nprint('over')", n=1, env={"PYTHONBREAKPOINT": chosen})
+    assert (done.returncode, done.stdout.split()) == (0, ["over"])
+
+
+def test_a_killed_debug_rank_ends_the_job(debug: Any) -> None:
+    session = debug("print('pid', os.getpid())\nbreakpoint()\nprint('over')")
+    seen = session.await_prompt()
+    pid = next(line for line in seen.splitlines() if line.startswith("0: pid")).split()[-1]
+    os.kill(int(pid), signal.SIGKILL)
+    done = session.end()
+    assert done.returncode == 137
+    assert "SIGKILL" in done.stderr
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_clean_command_line(n: int, debug: Any) -> None:
+    """Standard input that holds all commands at once, as from a file."""
+    session = debug("a = 6\nbreakpoint()\nb = a * 7\nprint('b', b)", n=n)
+    for line in ("n", "p b + 1", "c"):
+        session.say(line)
+    done = session.end()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "43" in done.stdout
+    assert "b 42" in done.stdout
