@@ -27,7 +27,8 @@ def check(n: int = 2, backend: str = "mpi", hosts: Sequence[Host] = ()) -> list[
 def judge(answer: Answer, n: int, backend: str, hosts: Sequence[Host] = ()) -> list[Finding]:
     """What follows from the ranks' results, or from what was printed instead."""
     where = f" on {', '.join(host.name for host in hosts)}" if hosts else ""
-    who = f"{n} rank{'s' * (n != 1)}{where} over {'NCCL' if backend == 'nccl' else 'MPI and shared memory'}"
+    through = "NCCL" if backend == "nccl" else "MPI" if hosts else "MPI and shared memory"
+    who = f"{n} rank{'s' * (n != 1)}{where} over {through}"
     again = " ".join(["ddp-launch", *command(n, backend, hosts)])
     if answer.said is None:
         said = [line for line in answer.lines if line.startswith("ddp-launch: ")]
