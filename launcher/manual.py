@@ -25,7 +25,7 @@ Options come before SCRIPT; what follows it belongs to the script. `--` ends the
 The command line wins over --set, and --set over the job file. In parentheses: what holds otherwise.
 
 Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it; 1 for an exception;
-2 for wrong use; 130 after Ctrl-C.
+2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
 """
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from launcher import cli, config, engines, toml
 from launcher.hosts import Host
@@ -183,6 +185,25 @@ HARD = [
 def test_what_is_written_is_read_again(value: object) -> None:
     for key in ("plain", "with.dot", "é", "", 'a"b'):
         assert toml.tomllib.loads(toml.line(key, value)) == {key: value}
+
+
+_WORDS = st.text(max_size=20)
+_VALUES = _WORDS | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.booleans()
+
+
+@settings(deadline=None)
+@given(st.dictionaries(_WORDS, _VALUES | st.lists(_VALUES, max_size=4), max_size=4))
+def test_whatever_is_written_is_read_again(table: dict[str, Any]) -> None:
+    text = "".join(toml.line(key, value) for key, value in table.items())
+    assert toml.tomllib.loads(text) == table
+
+
+@settings(deadline=None)
+@given(_WORDS)
+def test_any_text_is_a_value(text: str) -> None:
+    assert toml.value_of(toml.written(text)) == text
+    if text.isalpha() and text not in ("true", "false", "inf", "nan"):
+        assert toml.value_of(text) == text
 
 
 def test_a_value_is_toml_or_stands_for_itself() -> None:
