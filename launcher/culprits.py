@@ -141,15 +141,16 @@ def _does(sight: Sight) -> str:
 
 
 def _computes(sight: Sight) -> bool:
-    return sight.cpu > 0.3 if sight.cpu is not None else sight.state == "R"
+    # A main thread that wants to run is R even where others leave it little of a core.
+    return sight.state == "R" or (sight.cpu is not None and sight.cpu > 0.3)
 
 
 def _at(sight: Sight) -> str:
     if sight.where is None or sight.waits:
         return ""
-    if sight.where_age <= _FRESH:
+    if sight.where_age <= _FRESH and not sight.stopped:
         return f" at {sight.where}"
-    reason = "" if sight.stopped or not _computes(sight) else ", in C code that keeps the GIL"
+    reason = ", in C code that keeps the GIL" if _computes(sight) and not sight.stopped else ""
     return f"; its Python was last seen at {sight.where}, {duration(sight.where_age)} ago{reason}"
 
 

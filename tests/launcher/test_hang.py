@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from launcher.console import BACKLOG
 from launcher.hang import HangJudge, innermost
 from launcher.verdict import Hung, RankFailed
+from tests.launcher.conftest import HEAD, LAUNCH
 
 GATHER = "gather #417 (train.py:91) root=0 float32 (64, 10)"
 WAITS = {"state": "S", "cpu": 0.0, "calls": 417, "call": GATHER, "call_state": "started", "call_age": 0.0}
@@ -255,3 +257,115 @@ def test_ranks_that_end_while_they_are_asked_are_not_judged() -> None:
 )
 def test_innermost(stacks: str, lines: int, text: str) -> None:
     assert innermost(stacks, lines) == text
+
+
+# -- real ranks. One job takes seconds and hardly a core, so all of them run at the same time.
+
+WORLD = """
+import ctypes
+import numpy as np
+import collectives
+comm = collectives.init()
+def step():
+    comm.all_reduce(np.ones(3))
+def load():
+    {}
+step()
+if rank == 1:
+    load()
+step()
+"""
+TOGETHER = """
+import collectives
+comm = collectives.init()
+comm.barrier()
+until = time.monotonic() + 4
+while time.monotonic() < until:
+    {}
+comm.barrier()
+"""
+CROSSED = """
+import collectives
+comm = collectives.init()
+pair = comm.split(0, 0)
+comm.recv(1) if rank == 0 else pair.barrier()
+"""
+WAIT = r"while rank 0 waits in all_reduce #1 \(job.py:10\) sum float64 \(3,\)$"
+SEEN = r"its Python was last seen at job.py:\d+ in \S+, \d\.\d s ago"
+
+
+class Case(NamedTuple):
+    """A job; how it ends: what it says last, and what the table has of rank 1, as regular expressions."""
+
+    body: str
+    last: str
+    row: str = ""
+    code: int = 1
+    options: tuple[str, ...] = ()
+
+
+CASES = {
+    "sleeps": Case(WORLD.format("time.sleep(60)"), f"sleeps at job.py:12 in load, {WAIT}", "sleeping"),
+    "spins": Case(WORLD.format("while True: pass"), f"computes at job.py:12 in load, {WAIT}", "running"),
+    "computes in C, with the GIL": Case(
+        WORLD.format("sum(range(10**12))"),
+        f"computes; {SEEN}, in C code that keeps the GIL, {WAIT}",
+        "running",
+        options=("--hang-timeout", "6"),
+    ),
+    "is stopped": Case(
+        WORLD.format("os.kill(os.getpid(), signal.SIGSTOP)"), f"is stopped; {SEEN}, {WAIT}", "stopped"
+    ),
+    "another call": Case(
+        CROSSED,
+        r"the ranks wait in different calls: rank 0 in recv #\d .*, rank 1 in barrier #\d .*; every rank must make the "
+        "same calls in the same order$",
+        r"barrier .* (running|sleeping)",
+    ),
+    "together in a computation": Case(TOGETHER.format("sum(range(1000))"), "", code=0),
+    "together in time.sleep": Case(
+        TOGETHER.format("time.sleep(60)"),
+        "no rank computes, and none waits in a collective: rank 0 .* sleeps at ",
+        "sleeping",
+    ),
+    "talks": Case(TOGETHER.format("print('here'); time.sleep(0.5)"), "", code=0),
+    "no world": Case("time.sleep(4)", "", code=0),
+    "once": Case(
+        WORLD.format("if os.environ['DDP_ATTEMPT'] == '0': time.sleep(60)"),
+        "^ddp-launch: restart 1 of 1",
+        "sleeping",
+        code=0,
+        options=("--max-restarts", "1"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(90)
+def test_real_ranks(start_job: Any, tmp_path: Path) -> None:
+    jobs = {}
+    for name, case in CASES.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "job.py").write_text(HEAD + case.body)
+        options = ["-n", "2", "--hang-timeout", "2", "--log-dir", str(folder / "logs"), *case.options]
+        jobs[name] = start_job([*LAUNCH, *options, str(folder / "job.py")])
+    for name, case in CASES.items():
+        done = jobs[name].wait(timeout=60)
+        told = f"{name}:\n{done.stderr}"
+        assert done.returncode == case.code, told
+        lines = done.stderr.splitlines()
+        if not case.last:
+            assert lines == [], told
+            continue
+        assert re.search(case.last, lines[-1]), told
+        at = next(number for number, line in enumerate(lines) if line.startswith("rank  host"))
+        assert re.match("ddp-launch: nothing has moved for .*; ending the job in", lines[at - 2]), told
+        assert re.match(r"ddp-launch: nothing has moved for \d\.\d s$", lines[at - 1]), told
+        assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["0", "1"], told
+        assert re.search(f" {case.row}$", lines[at + 2]), told
+        if "load" in lines[-1]:
+            stacks = (tmp_path / name / "logs" / "latest" / "stacks-rank-1.txt").read_text()
+            assert "in load" in stacks, stacks
+            stacks = (tmp_path / name / "logs" / "latest" / "stacks-rank-0.txt").read_text()
+            assert "line 10 in step" in stacks, stacks

@@ -203,7 +203,7 @@ def waits(rank: int, **fields: Any) -> Sight:
         ),
         # stopped, silent, in the kernel
         (
-            [waits(0), sight(1, state="T", where_age=600.0)],
+            [waits(0), sight(1, state="T", where_age=600.0, cpu=1.0)],
             (1,),
             (
                 "rank 1 (pid 101) is stopped; its Python was last seen at data.py:31 in load, 600 s ago, while rank 0 "
