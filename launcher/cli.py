@@ -106,20 +106,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = take_apart(sys.argv[1:] if argv is None else argv)
         if (text := _information(words)) is not None:
-            print(text, end="")
-            return 0
+            return _print(text)
         layer = said(words)
         job = layer.job()
         from launcher.engines import settled  # here, because who made a mistake need not wait for it
 
         job = settled(job, os.environ)
         if (text := _preview(words, layer, job)) is not None:
-            print(text, end="")
-            return 0
+            return _print(text)
         return _run(job)
     except UsageError as error:
         print(f"ddp-launch: {error}", file=sys.stderr)
         return 2
+
+
+def _print(text: str) -> int:
+    """Prints what was asked for; returns the exit code."""
+    try:
+        print(text, end="", flush=True)
+        return 0
+    except OSError as error:
+        # Else Python would try once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(error, BrokenPipeError):
+            return 128 + signal.SIGPIPE  # nobody reads on, as with `| head`
+        print(f"ddp-launch: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _information(words: Words) -> str | None:

@@ -191,14 +191,14 @@ _WORDS = st.text(max_size=20)
 _VALUES = _WORDS | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.booleans()
 
 
-@settings(deadline=None)
+@settings(derandomize=True, deadline=None, database=None)
 @given(st.dictionaries(_WORDS, _VALUES | st.lists(_VALUES, max_size=4), max_size=4))
 def test_whatever_is_written_is_read_again(table: dict[str, Any]) -> None:
     text = "".join(toml.line(key, value) for key, value in table.items())
     assert toml.tomllib.loads(text) == table
 
 
-@settings(deadline=None)
+@settings(derandomize=True, deadline=None, database=None)
 @given(_WORDS)
 def test_any_text_is_a_value(text: str) -> None:
     assert toml.value_of(toml.written(text)) == text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from launcher.hosts import Host
 from launcher.job import Job, UsageError
 from launcher.options import BY_NAME, GROUPS, KEYS, OPTIONS, Option
 
+LAUNCH = [sys.executable, "-m", "launcher"]
 DOCS = Path(__file__).parents[2] / "docs" / "launcher.md"
 
 
@@ -142,6 +145,17 @@ def test_help(line: str, text: str, capsys: Any) -> None:
 def test_version(capsys: Any) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"ddp-launch {__version__}\n"
+
+
+def test_help_for_nobody(run_job: Any) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as pipe:
+        done = run_job([*LAUNCH, "--help-all"], stdout=pipe)
+    assert (done.returncode, done.stderr) == (141, "")
+    with open("/dev/full", "w") as full:
+        done = run_job([*LAUNCH, "--help-all"], stdout=full)
+    assert (done.returncode, done.stderr) == (1, "ddp-launch: the output cannot be written: No space left on device\n")
 
 
 def rows() -> dict[str, tuple[str, str]]:
