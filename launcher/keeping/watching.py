@@ -73,6 +73,7 @@ class Keeper:
         self.joined = False  # others may wait for this rank
         self.debugging = False
         self.stdin = b""
+        self.keys = b""  # for the terminal of the rank's debugger
         self.status: int | None = None
         self.peak = 0  # bytes
         self.killed = False  # by us
@@ -106,18 +107,22 @@ class Keeper:
         """Waits until something happens, and deals with it."""
         reading: list[int] = [self.wakeup, self.channel.fileno()]
         if self.channel.backlog < _BACKLOG and self._resting() == 0.0:
-            reading += [self.pipes[name] for name in ("out", "err") if name in self.pipes]
+            reading += [self.pipes[name] for name in ("out", "err", "tty") if name in self.pipes]
         if "report" in self.pipes:
             reading.append(self.pipes["report"])
         writing = [self.channel.fileno()] if self.channel.backlog else []
         if self.stdin and "in" in self.pipes:
             writing.append(self.pipes["in"])
+        if self.keys and "tty" in self.pipes:
+            writing.append(self.pipes["tty"])
         readable, writable, _ = select.select(reading, writing, [], self._wait())
         if self.channel.fileno() in writable:
             self.channel.flush()
         if self.pipes.get("in") in writable:
             self._feed()
-        for name in ("report", "out", "err"):
+        if self.keys and self.pipes.get("tty") in writable:
+            self._type()
+        for name in ("report", "out", "err", "tty"):
             if self.pipes.get(name) in readable:
                 self._carry(name)
         if self.wakeup in readable:
@@ -156,7 +161,10 @@ class Keeper:
     # -- the rank
 
     def _carry(self, name: str) -> None:
-        data = os.read(self.pipes[name], _CHUNK)
+        try:
+            data = os.read(self.pipes[name], _CHUNK)
+        except OSError:  # what a terminal says when nobody has it open any more
+            data = b""
         if not data:
             os.close(self.pipes.pop(name))
         elif name == "report":
@@ -164,7 +172,7 @@ class Keeper:
             for line in lines:
                 self._take_report(json.loads(line))
         else:
-            self.channel.send({name: to_text(data)})
+            self.channel.send({"out" if name == "tty" else name: to_text(data)})
             if len(data) < _FEW:
                 self.rested_at = time.monotonic() + _REST
 
@@ -186,6 +194,12 @@ class Keeper:
             self.stdin = b""
             return
         if not self.stdin:
+            self.channel.send({"took": True})
+
+    def _type(self) -> None:
+        """Passes keys on to the rank's debugger, as `_feed` does stdin."""
+        self.keys = self.keys[os.write(self.pipes["tty"], self.keys[:_CHUNK]) :]
+        if not self.keys:
             self.channel.send({"took": True})
 
     def _signal(self, number: int) -> None:
@@ -245,6 +259,8 @@ class Keeper:
                 self.stdin += to_bytes(message["stdin"])
                 if not message["stdin"]:
                     os.close(self.pipes.pop("in"))
+            if "keys" in message and "tty" in self.pipes:
+                self.keys += to_bytes(message["keys"])
             if "stacks" in message and (text := self.stacks.ask(time.monotonic())) is not None:
                 self.channel.send({"stacks": text})
             if "pause" in message:
