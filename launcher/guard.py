@@ -6,6 +6,7 @@ Whatever they leave comes to the guard, a subreaper; when the launcher lets go o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from typing import NoReturn
 from launcher.leftovers import remove_leftovers
 from launcher.process import become_subreaper, die_with_parent, reap_all, sweep
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SWEEP_LIMIT = 3.0
 _CANNOT_START = 127
 
@@ -25,7 +27,7 @@ class Guard:
     """A running engine and the guard above it, as the launcher sees them.
 
     scratch: path of a folder that it makes for the engine's files, and removes with the engine
-    pid, engine: of the guard and of mpiexec
+    pid, engine: of the guard and of mpiexec, which is 0 until the guard has told it
     status: how mpiexec ended (exit code, or minus the signal), None while it runs
     lost: True if the guard itself has gone
     silent: True once the engine can say no more
@@ -41,6 +43,8 @@ class Guard:
         self.silent = False
         self.chatter, words = os.pipe()
         self._socket, theirs = socket.socketpair()
+        # Until it has handlers of its own, what it gets would go to the launcher's.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -50,20 +54,23 @@ class Guard:
                 _watch(command, dict(environ), theirs, words, scratch)
             finally:
                 os._exit(_CANNOT_START)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         os.close(words)
-        self.engine = int(self._line())
+        self.engine = 0
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def read(self) -> None:
-        """Takes the guard's news: the engine has ended, or the guard has."""
+        """Takes the guard's news: the engine has started or ended, or the guard has ended."""
         line = self._line()
-        if line:
-            self.status = int(line)
-        else:
+        if not line:
             self.lost = True
+        elif self.engine == 0:
+            self.engine = int(line)
+        else:
+            self.status = int(line)
 
     def listen(self) -> bytes:
         """What the engine has said since; `chatter` must not block."""
@@ -79,6 +86,7 @@ class Guard:
     def close(self) -> None:
         """Ends whatever still runs below the guard, and then the guard."""
         self._socket.close()
+        os.kill(self.pid, signal.SIGCONT)  # who has been stopped would never see that it is over
         _, status = os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
         if status != 0:  # it was killed, and has left this to us
             _remove(self._scratch)
@@ -107,27 +115,33 @@ def _watch(
     os.set_blocking(signals, False)
     signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, signal.SIG_DFL)  # the launcher's handlers are not ours
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     me = os.getpid()
     engine = os.fork()
     if engine == 0:
         _become(command, environ, me, words)
     # Open ends of these would keep the launcher waiting for more.
     os.close(words)
-    launcher.sendall(b"%d\n" % engine)
+    _tell(launcher, engine)
     while True:
         readable, _, _ = select.select([launcher.fileno(), wakeup], [], [])
         if wakeup in readable:
             os.read(wakeup, 512)
             status = reap_all().get(engine)
             if status is not None:
-                launcher.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+                _tell(launcher, os.waitstatus_to_exitcode(status))
         if launcher.fileno() in readable:  # it has let go, or died: it never sends anything
             sweep(_SWEEP_LIMIT)
             _remove(scratch)
             remove_leftovers(began)
             os._exit(0)
+
+
+def _tell(launcher: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # it has died, which the guard sees next
+        launcher.sendall(b"%d\n" % number)
 
 
 def _remove(folder: str) -> None:
