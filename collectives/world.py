@@ -30,6 +30,8 @@ PAUSED_AT = 8
 PASSED_AT = 16
 #: Set by `ddp-launch`: the rank that has its standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
+#: Set by the keeper of that rank, if `ddp-launch` has a terminal: the file descriptor of one for its debugger.
+TERMINAL_FD = "DDP_TERMINAL_FD"
 
 
 # Neither a dataclass nor of `typing`: their imports would cost every keeper as much as all the rest.
@@ -90,7 +92,8 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     """Tells the keeper something of this rank, in the order in which it happens; where there is no keeper, nothing.
 
     raised: an uncaught exception; leaving: an exit status; joined, left: this rank became part of a world in which
-    others may wait for it, and took its leave of them; debugging: a debugger's prompt is open, or no longer; passed:
+    others may wait for it, and took its leave of them
+    debugging: a debugger's prompt is open, or no longer; editing: it edits lines on TERMINAL_FD, or no longer; passed:
     how many breakpoints it has gone on from; quit: how the user ended the debugger, and with it the job, in words
     """
     if supervised(environ) and REPORT in environ:

@@ -38,7 +38,7 @@ from launcher.verdict import (
     name_ranks,
     signal_name,
 )
-from launcher.wire import PING, Message, WireError, to_bytes
+from launcher.wire import PING, TERMINAL, Message, WireError, to_bytes
 
 # After a failure nobody needs the others' work: they get at most this long to end by themselves.
 _FAILURE_GRACE = 2.0
@@ -119,7 +119,7 @@ class Attempt:
         ours = keepers_environment(self.job, self._engine, reception.address, reception.secret)
         if size := self._console.columns():
             ours |= {"COLUMNS": str(max(1, size[0] - self._console.prefix_width)), "LINES": str(size[1])}
-        return ours
+        return ours | {TERMINAL: "1"} if self._stdin.terminal else ours
 
     def run(self) -> Outcome:
         """Watches to the end."""
@@ -141,6 +141,7 @@ class Attempt:
 
     def close(self) -> None:
         """Ends whatever still runs."""
+        self._stdin.edit(False)
         self.crew.close()
         self._reception.close()
         self._guard.close()
@@ -319,6 +320,8 @@ class Attempt:
             self._observers.stacks(rank, str(message["stacks"]))
         if "debugging" in message:
             self._on_debugging(member, bool(message["debugging"]))
+        if "editing" in message:
+            self._stdin.edit(bool(message["editing"]))
         if "passed" in message:
             self.crew.tell({"passed": int(message["passed"])}, lambda each: not each.over)
         if "quit" in message and not self._ending:
@@ -345,6 +348,8 @@ class Attempt:
     def _on_end(self, rank: int, member: Member, message: Message) -> None:
         member.status = int(message["end"])
         self._on_debugging(member, False)
+        if rank == self._stdin.rank:
+            self._stdin.edit(False)
         self._observers.ended(rank, member.status)
         # What a rank makes of our own signal is not a failure.
         failed = self._failed(rank, member, status=member.status, memory=message.get("memory"))
@@ -409,4 +414,5 @@ class Attempt:
         """Ctrl-Z: the job stands still until somebody continues the launcher."""
         self.crew.tell({"freeze": True}, lambda member: not member.over)
         self._console.hide()
+        self._stdin.rest()
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -16,7 +16,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from collectives.world import DEBUG_RANK, PASSED_AT, PAUSE_FD, report
+from collectives.world import DEBUG_RANK, PASSED_AT, PAUSE_FD, TERMINAL_FD, report
 
 # s; the debug rank is as a rule about to come to the same breakpoint, and may never.
 _SOON, _LIMIT = 1.0, 5.0
@@ -82,15 +82,54 @@ class _Ended(BaseException):
     """The job is being ended while the prompt is open. pdb itself takes KeyboardInterrupt for a slip of the user."""
 
 
+class _Terminal:
+    """While entered, standard input and output are the terminal on which lines can be edited.
+
+    fd: of the terminal, None if there is none, or the program has put something else in the place of the streams
+    """
+
+    def __init__(self) -> None:
+        ours = sys.stdin is sys.__stdin__ and sys.stdout is sys.__stdout__ and TERMINAL_FD in os.environ
+        self.fd = int(os.environ[TERMINAL_FD]) if ours else None
+
+    def __enter__(self) -> None:
+        if self.fd is None:
+            return
+        import readline
+        import termios
+
+        # A rank that is killed could not switch it off again.
+        readline.parse_and_bind("set enable-bracketed-paste off")
+        modes = termios.tcgetattr(self.fd)
+        modes[1] &= ~termios.OPOST  # the launcher's terminal does that
+        termios.tcsetattr(self.fd, termios.TCSANOW, modes)
+        sys.stdout.flush()
+        self._kept = [os.dup(0), os.dup(1)]
+        for fd in (0, 1):
+            os.dup2(self.fd, fd)
+        report(editing=True)
+
+    def __exit__(self, *exc: object) -> None:
+        if self.fd is None:
+            return
+        sys.stdout.flush()
+        for fd, kept in enumerate(self._kept):
+            os.dup2(kept, fd)
+            os.close(kept)
+        report(editing=False)
+
+
 class _Debugger(pdb.Pdb):
-    """pdb on the terminal of the launcher, which has read and edited a line before it sends it.
+    """pdb, on a terminal with editing of lines where there is one.
 
     number: of the breakpoint at which it begins
     """
 
     def __init__(self, rank: int, number: int) -> None:
-        # Ctrl-C is the launcher's, before and after.
-        super().__init__(stdin=sys.__stdin__, stdout=sys.__stdout__, nosigint=True)
+        self._terminal = _Terminal()
+        # pdb edits lines if it is given no streams. Ctrl-C is the launcher's, before and after.
+        streams = (sys.__stdin__, sys.__stdout__) if self._terminal.fd is None else (None, None)
+        super().__init__(stdin=streams[0], stdout=streams[1], nosigint=True)
         self._rank = rank
         self._number: int | None = number
         self._where = ""
@@ -102,7 +141,8 @@ class _Debugger(pdb.Pdb):
         report(debugging=True)
         before = signal.signal(signal.SIGINT, _end) if in_main else None
         try:
-            super().interaction(frame, *more)
+            with self._terminal:
+                super().interaction(frame, *more)
         except _Ended:
             ended = True
         else:

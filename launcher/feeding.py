@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from launcher.crew import Crew
 from launcher.wire import to_text
+
+if TYPE_CHECKING:
+    from launcher.keys import Keys
 
 _CHUNK = 1 << 15
 
@@ -22,6 +26,28 @@ class StandardInput:
         self._shown = shown
         self._fd: int | None = fd
         self._taken = True
+        self._keys: Keys | None = None
+        self._edited = False  # the rank edits lines itself
+
+    @property
+    def terminal(self) -> bool:
+        """Somebody sits there, and sees what the ranks say."""
+        return self._fd is not None and os.isatty(self._fd) and os.isatty(1)
+
+    def edit(self, edited: bool) -> None:
+        """The rank edits lines itself from now on, and wants every key; or no longer."""
+        self._edited = edited
+        if self._fd is not None and in_foreground(self._fd) and (edited or self._keys):
+            if self._keys is None:
+                from launcher.keys import Keys  # here, because few jobs want it
+
+                self._keys = Keys(self._fd)
+            self._keys.switch(edited)
+
+    def rest(self) -> None:
+        """Leaves the terminal to others, as it was, until `wanted` is asked again."""
+        if self._keys is not None:
+            self._keys.switch(False)
 
     def came(self, rank: int, crew: Crew) -> None:
         """A rank has come, perhaps the one whose this is, perhaps again: nothing is on its way to it."""
@@ -36,7 +62,9 @@ class StandardInput:
 
     def wanted(self, crew: Crew) -> int | None:
         """The file descriptor to wait for, None while nothing could be done with what comes."""
-        ready = self._fd is not None and self._taken and self.rank in crew and _may_read(self._fd)
+        ready = self._fd is not None and self._taken and self.rank in crew and in_foreground(self._fd)
+        if ready and self._edited:
+            self.edit(True)  # it may have come back from the background
         return self._fd if ready else None
 
     def read(self, crew: Crew) -> None:
@@ -49,13 +77,16 @@ class StandardInput:
         self._taken = False
         if _echoes(self._fd):
             self._shown(data)
-        crew[self.rank].channel.send({"stdin": to_text(data)})
+        edited = self._keys is not None and self._keys.on
+        crew[self.rank].channel.send({"keys" if edited and data else "stdin": to_text(data)})
         if not data:
+            if edited:  # the terminal has gone: the editor hears of it as of Ctrl-D
+                crew[self.rank].channel.send({"keys": "\x04"})
             self._fd = None
 
 
-def _may_read(fd: int) -> bool:
-    """False for the terminal of a job in the background: reading would stop us."""
+def in_foreground(fd: int) -> bool:
+    """False for the terminal of a job in the background: reading it, or changing its modes, would stop us."""
     try:
         return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:

@@ -18,7 +18,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from collectives.world import DEBUG_RANK, KEEPER, PAUSE_FD, REPORT, World, promised
+from collectives.world import DEBUG_RANK, KEEPER, PAUSE_FD, REPORT, TERMINAL_FD, World, promised
 from launcher import rank, refusal
 from launcher.process import become_subreaper, die_with_parent, fill_standard_streams
 from launcher.seat import SEAT, Seat
@@ -36,6 +36,7 @@ def main(args: Sequence[str]) -> NoReturn:
     # Taken out, so that nothing the rank starts inherits them.
     address, secret = os.environ.pop("DDP_LAUNCH_ADDRESS"), os.environ.pop("DDP_LAUNCH_SECRET")
     reader = int(os.environ.get(DEBUG_RANK, "0"))
+    terminal = os.environ.pop("DDP_LAUNCH_TERMINAL", None)
     fill_standard_streams()
     try:
         seat = Seat(os.environ.pop(SEAT, ""), os.environ, world)
@@ -45,6 +46,9 @@ def main(args: Sequence[str]) -> NoReturn:
     become_subreaper()
     keeper = os.getpid()
     ours, theirs = _pipes()
+    if terminal and world.rank == reader:
+        ours["tty"], theirs["tty"] = os.openpty()
+        os.set_blocking(ours["tty"], False)
     stacks, page = _memory("ddp-stacks"), _memory("ddp-pause", 4096)
     pid = os.fork()
     if pid == 0:
@@ -69,6 +73,8 @@ def main(args: Sequence[str]) -> NoReturn:
             },
             **seat.environment(os.environ),
         )
+        if "tty" in theirs:
+            os.environ[TERMINAL_FD] = str(theirs["tty"])
         if page is not None:
             os.environ[PAUSE_FD] = str(page)
         if seat.cores is not None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: The environment of a keeper: where the launcher listens, and the secret of the job.
 ADDRESS = "DDP_LAUNCH_ADDRESS"
 SECRET = "DDP_LAUNCH_SECRET"
+#: There, too, if the launcher has a terminal, so that a rank's debugger should have one.
+TERMINAL = "DDP_LAUNCH_TERMINAL"
 
 #: The launcher lets every keeper hear of it at least so often (s): who hears nothing for long knows that it is stopped.
 PING = 1.0

@@ -122,7 +122,7 @@ class Keeper:
             self._feed()
         if self.keys and self.pipes.get("tty") in writable:
             self._type()
-        for name in ("report", "out", "err", "tty"):
+        for name in ("tty", "report", "out", "err"):
             if self.pipes.get(name) in readable:
                 self._carry(name)
         if self.wakeup in readable:
@@ -163,11 +163,15 @@ class Keeper:
     def _carry(self, name: str) -> None:
         try:
             data = os.read(self.pipes[name], _CHUNK)
+        except BlockingIOError:
+            return
         except OSError:  # what a terminal says when nobody has it open any more
             data = b""
         if not data:
             os.close(self.pipes.pop(name))
         elif name == "report":
+            if "tty" in self.pipes:
+                self._carry("tty")  # what it wrote to a debugger's terminal, it wrote before
             *lines, self.report = (self.report + data).split(b"\n")
             for line in lines:
                 self._take_report(json.loads(line))
