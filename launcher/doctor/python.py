@@ -46,13 +46,8 @@ def judge(facts: Python) -> list[Finding]:
     found = []
     text = f"Python {'.'.join(map(str, facts.version))}, {facts.executable}"
     if facts.version[:2] < _OLDEST:
-        found.append(
-            error(
-                CHECK,
-                f"{text}: 3.10 is the oldest that works",
-                "sudo apt install python3.12-venv && python3.12 -m venv .venv",
-            )
-        )
+        mend = "sudo apt install python3.12-venv && python3.12 -m venv .venv"
+        found.append(error(CHECK, f"{text}: 3.10 is the oldest that works", mend))
     elif facts.version[:2] > _NEWEST:
         found.append(note(CHECK, f"{text}: newer than the versions that are tested (3.10 to 3.14)"))
     else:

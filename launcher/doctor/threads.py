@@ -82,7 +82,7 @@ def judge(facts: Threads) -> list[Finding]:
     return found
 
 
-def judge_blas(answer: Answer, cores: int) -> list[Finding]:
+def judge_blas(answer: Answer) -> list[Finding]:
     """What follows from NumPy's words about itself, or from its silence."""
     if answer.said is None:
         mend = install("--force-reinstall", "numpy", "ml_dtypes")
@@ -103,8 +103,7 @@ def judge_blas(answer: Answer, cores: int) -> list[Finding]:
 
 def check() -> list[Finding]:
     """Looks and judges."""
-    facts = look()
-    return [*judge(facts), *judge_blas(ask("launcher.doctor.probes.blas", limit=_LIMIT), facts.cores)]
+    return [*judge(look()), *judge_blas(ask("launcher.doctor.probes.blas", limit=_LIMIT))]
 
 
 def _own_group() -> str:

@@ -1,0 +1,210 @@
+"""GPUs that are made up: no test here has seen one. What the doctor makes of what drivers, CuPy and NCCL may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.doctor import gpu
+from launcher.doctor.aside import Answer, ask
+from launcher.doctor.finding import Level, install, pip
+
+OK, NOTE, WARNING, ERROR = Level
+
+CPU = gpu.Gpus(cards=0, module="", library=False, cupys={}, bindings={})
+BOX = gpu.Gpus(
+    cards=2,
+    module="550.54.15",
+    library=True,
+    cupys={"cupy-cuda12x": "14.2.0"},
+    bindings={"pynccl": "0.1.2", "nvidia-nccl-cu12": "2.30.4"},
+)
+H100 = {"name": "NVIDIA H100", "memory": 80 << 30, "capability": "9.0", "mode": 0}
+
+
+def driver(*devices: dict[str, Any], refusal: str = "", version: int = 12080) -> Answer:
+    return Answer({"version": version, "refusal": refusal, "devices": list(devices)}, "")
+
+
+def cupy(trouble: str = "") -> Answer:
+    return Answer({"version": "14.2.0", "runtime": 12090, "trouble": trouble}, "")
+
+
+def nccl(**found: list[str]) -> Answer:
+    failed = {source: "OSError: no libnccl.so.2" for source in ("pynccl", "cupy", "path") if source not in found}
+    return Answer({"found": found, "failed": failed}, "")
+
+
+WHEEL = ["2.30.4", "/v/nvidia/nccl/lib/libnccl.so.2"]
+AWARE, UNAWARE = Answer({"reason": ""}, ""), Answer({"reason": "its MPI says that it cannot read GPU memory"}, "")
+SERVES = (OK, "CUDA's driver serves CUDA 12.8 (kernel module 550.54.15)", "")
+ONE = (OK, "GPU 0: NVIDIA H100, 80.0 GiB, compute capability 9.0", "")
+COMPUTES = (OK, "cupy-cuda12x 14.2.0 (CUDA 12.9) computes on the GPU", "")
+HAS_NCCL = (OK, f"NCCL 2.30.4 ({WHEEL[1]}) by the binding pynccl; installed: pynccl 0.1.2, nvidia-nccl-cu12 2.30.4", "")
+MOVES = (NOTE, "this MPI is not handed GPU memory (its MPI says that it cannot read GPU memory)", "")
+CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
+
+
+@pytest.mark.parametrize(
+    ("facts", "answers", "expected"),
+    [
+        (CPU, gpu.Answers(), [(NOTE, "no NVIDIA GPU is seen here: ranks train on the CPU", "")]),
+        (
+            CPU._replace(cupys={"cupy-cuda12x": "14.2.0"}),
+            gpu.Answers(),
+            [(NOTE, "(cupy-cuda12x 14.2.0 has", "")],
+        ),
+        # A card without a driver, on a machine and in a container.
+        (CPU._replace(cards=1), gpu.Answers(), [(WARNING, "not its driver", "sudo apt install")]),
+        (
+            CPU._replace(module="550", container=True),
+            gpu.Answers(),
+            [(WARNING, "not its driver", "docker run --gpus")],
+        ),
+        # A driver that gives no GPU: broken, hidden by the user, updated without a reboot, of an image on a laptop.
+        (BOX, gpu.Answers(Answer(None, "died of SIGSEGV")), [(ERROR, "cannot be asked: died of", "nvidia-smi")]),
+        (
+            BOX,
+            gpu.Answers(driver(refusal="CUDA_ERROR_UNKNOWN (999)")),
+            [(ERROR, "no GPU: CUDA_ERROR_UN", "nvidia-smi")],
+        ),
+        (
+            BOX._replace(visible=""),
+            gpu.Answers(driver(refusal="CUDA_ERROR_NO_DEVICE (100)")),
+            [(NOTE, "with CUDA_VISIBLE_DEVICES='': ranks train on the CPU", "unset CUDA_VISIBLE_DEVICES")],
+        ),
+        (
+            BOX,
+            gpu.Answers(driver(refusal="CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)")),
+            [(ERROR, "gives no GPU: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)", "sudo reboot")],
+        ),
+        (
+            BOX._replace(cards=0, module=""),
+            gpu.Answers(driver(refusal="CUDA_ERROR_NO_DEVICE (100)")),
+            [(NOTE, "no GPU is seen here (CUDA_ERROR_NO_DEVICE (100))", "")],
+        ),
+        # All as it should be.
+        (
+            BOX,
+            gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL), UNAWARE),
+            [SERVES, ONE, COMPUTES, HAS_NCCL, MOVES],
+        ),
+        (
+            BOX._replace(bindings={}),
+            gpu.Answers(driver(H100), cupy(), nccl(cupy=["2.20.5", "/usr/lib/libnccl.so.2"]), AWARE),
+            [
+                SERVES,
+                ONE,
+                COMPUTES,
+                (OK, "NCCL 2.20.5 (/usr/lib/libnccl.so.2) by CuPy's binding", ""),
+                (OK, "(tried)", ""),
+            ],
+        ),
+        # Compute modes.
+        (
+            BOX,
+            gpu.Answers(driver({**H100, "mode": 3}, {**H100, "mode": 2}), cupy(), nccl(pynccl=WHEEL), AWARE),
+            [
+                SERVES,
+                (NOTE, "one process at a time may use it, so --share-gpu fails", "sudo nvidia-smi -i 0 -c DEFAULT"),
+                (ERROR, "its compute mode forbids computing", "sudo nvidia-smi -i 1 -c DEFAULT"),
+                COMPUTES,
+                HAS_NCCL,
+                (OK, "moves GPU memory by itself", ""),
+            ],
+        ),
+        # CuPy: none, several, one of another CUDA, one that computes wrong.
+        (
+            BOX._replace(cupys={}),
+            gpu.Answers(driver(H100)),
+            [SERVES, ONE, (WARNING, "CuPy is not installed", install(*CUPY12))],
+        ),
+        (
+            BOX._replace(cupys={}),
+            gpu.Answers(driver(H100, version=13000)),
+            [(OK, "serves CUDA 13.0", ""), ONE, (WARNING, "CuPy is not", "cupy-cuda13x nvidia-nccl-cu13 pynccl")],
+        ),
+        (
+            BOX._replace(cupys={"cupy-cuda12x": "14.2.0", "cupy": "13.0.0"}),
+            gpu.Answers(driver(H100), cupy()),
+            [
+                SERVES,
+                ONE,
+                (
+                    ERROR,
+                    "several CuPy packages in one environment (cupy-cuda12x, cupy)",
+                    f"{pip('uninstall', '-y', 'cupy-cuda12x', 'cupy')} && {install('cupy-cuda12x')}",
+                ),
+            ],
+        ),
+        (
+            BOX._replace(cupys={"cupy-cuda13x": "14.2.0"}),
+            gpu.Answers(driver(H100), Answer(None, "cudaErrorInsufficientDriver")),
+            [
+                SERVES,
+                ONE,
+                (
+                    ERROR,
+                    "cupy-cuda13x 14.2.0 does not work with this driver (CUDA 12.8): cudaErrorInsufficientDriver",
+                    f"{pip('uninstall', '-y', 'cupy-cuda13x')} && {install('cupy-cuda12x')}",
+                ),
+            ],
+        ),
+        (
+            BOX,
+            gpu.Answers(driver(H100), cupy("a sum on the GPU is 3 instead of 999000")),
+            [SERVES, ONE, (ERROR, "a sum on the GPU is 3", install("--force-reinstall", "cupy-cuda12x"))],
+        ),
+        # NCCL: none, crashing, two.
+        (
+            BOX,
+            gpu.Answers(driver(H100), cupy(), nccl(), UNAWARE),
+            [SERVES, ONE, COMPUTES, (WARNING, "NCCL is not found", "nvidia-nccl-cu12 pynccl"), MOVES],
+        ),
+        (
+            BOX,
+            gpu.Answers(driver(H100), cupy(), Answer(None, "died"), Answer(None, "died")),
+            [
+                SERVES,
+                ONE,
+                COMPUTES,
+                (WARNING, "NCCL cannot be loaded (died)", "nvidia-nccl-cu12 pynccl"),
+                (NOTE, "could not be found out: died", ""),
+            ],
+        ),
+        (
+            BOX,
+            gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL, cupy=["2.20.5", "/x"], path=WHEEL), UNAWARE),
+            [SERVES, ONE, COMPUTES, HAS_NCCL, (NOTE, "2.20.5 (/x), 2.30.4 (/v/", ""), MOVES],
+        ),
+    ],
+)
+def test_gpus(facts: gpu.Gpus, answers: gpu.Answers, expected: list[tuple[Level, str, str]], assert_found: Any) -> None:
+    assert_found(gpu.judge(facts, answers), *expected)
+
+
+@pytest.mark.parametrize(
+    ("answers", "count"),
+    [(gpu.Answers(), 0), (gpu.Answers(Answer(None, "died")), 0), (gpu.Answers(driver(H100, H100)), 2)],
+)
+def test_how_many_can_be_used(answers: gpu.Answers, count: int) -> None:
+    assert gpu.devices(answers) == count
+
+
+def test_nobody_is_asked_where_there_is_no_driver() -> None:
+    assert gpu.inquire(CPU) == gpu.Answers()
+
+
+def test_what_nccl_says_where_it_is_not_installed() -> None:
+    answer = ask("launcher.doctor.probes.nccl", limit=30)
+    assert answer.said is not None, answer
+    assert {*answer.said["found"], *answer.said["failed"]} == {"pynccl", "cupy", "path"}
+    assert all(answer.said["failed"].values())
+
+
+def test_a_library_that_is_no_driver(tmp_path: Any) -> None:
+    (tmp_path / "libcuda.so.1").write_text("not a library")
+    answer = ask("launcher.doctor.probes.gpu", limit=30, environ={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert answer.said is None
+    assert "libcuda.so.1" in answer.trouble
