@@ -59,7 +59,7 @@ AGAIN = "\nto see it again: ddp-launch -n 2 -m launcher.doctor.pair mpi 90.0"
             [
                 (
                     ERROR,
-                    f"could not try the collectives: rank 0 (pid 7) raised ValueError: no\n0: Traceback\n0: ValueError: no{AGAIN}",
+                    f"rank 0 (pid 7) raised ValueError: no\n0: Traceback\n0: ValueError: no{AGAIN}",
                     "",
                 )
             ],
