@@ -141,8 +141,9 @@ def _does(sight: Sight) -> str:
 
 
 def _computes(sight: Sight) -> bool:
-    # A main thread that wants to run is R even where others leave it little of a core.
-    return sight.state == "R" or (sight.cpu is not None and sight.cpu > 0.3)
+    # Who wants to run does so in most of its beats even where others leave it little of a core; who is woken now and
+    # then, in few. Or its main thread waits for others of its own.
+    return sight.ran > 0.5 or (sight.cpu is not None and sight.cpu > 0.3)
 
 
 def _at(sight: Sight) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.console import BACKLOG, Console
-from launcher.motion import SILENCE, Motion
+from launcher.motion import SILENCE, Motion, Sight
 from launcher.observer import Observer
 from launcher.verdict import Fact, Hung, duration, name_rank, name_ranks
 from launcher.wire import Message
@@ -63,6 +63,7 @@ class HangJudge(Observer):
         self._missed: set[int] = set()  # ranks whose silence has been mentioned
         self._asked: float | None = None  # when the ranks were asked for their stacks, after
         self._quiet = 0.0  # seconds without motion
+        self._sights: list[Sight] = []
         self._stacks: dict[int, str] = {}
 
     # -- what happens
@@ -134,7 +135,8 @@ class HangJudge(Observer):
         self._mention_silence(at)
         quiet = self._motion.quiet(at)
         if quiet >= self._limit:
-            self._asked, self._quiet = self._now, quiet
+            # To be asked for its stacks wakes a rank that sleeps: what counts is what was seen before.
+            self._asked, self._quiet, self._sights = self._now, quiet, self._motion.sights(at)
             self._say(f"nothing has moved for {duration(quiet)}")
             self._ask_stacks()
             return 0.0
@@ -165,14 +167,14 @@ class HangJudge(Observer):
     def _gather(self, now: float) -> float:
         """Waits for the ranks' stacks, for a while."""
         assert self._asked is not None
-        at, until = self._at(now), self._asked + _STACKS_LIMIT
-        sights = self._motion.sights(at)
-        able = {sight.rank for sight in sights if not (sight.stopped or sight.silent)}
+        left = {sight.rank for sight in self._motion.sights(self._at(now))}
+        sights, until = self._sights, self._asked + _STACKS_LIMIT
+        able = {sight.rank for sight in sights if not (sight.stopped or sight.silent)} & left
         if now < until and not able <= self._stacks.keys():
             return until
         self._over = True
-        if not sights:
-            return _NEVER  # all ranks have ended meanwhile: there is nothing to judge any more
+        if not left:
+            return _NEVER  # there is nothing to judge any more
         from launcher.culprits import find, table
 
         finding = find(sights)

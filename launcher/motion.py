@@ -6,7 +6,7 @@ What counts, in the words of the keepers' beats:
   another thread: neither is a sign of life, since it is somebody else's turn.
 - *Progress* is a collective begun or finished, another step, a rank that starts or ends, and output of a rank that
   does not wait.
-- *Motion* is progress, or CPU time (at least 1 % of a core) of a rank that does not wait.
+- *Motion* is progress, or CPU time (at least 1 % of a core) of a rank that does not wait, or of what it has started.
 
 While somebody waits, only progress counts: a rank that spins outside of the collective that the others wait in is what
 holds them up, however busy it is. While nobody waits, motion counts: ranks may compute for hours without a collective.
@@ -36,7 +36,8 @@ class Sight(NamedTuple):
     calls: collectives begun; call: the last of them, on communicator `on`; call_state: "queued", "started", "done",
     "failed", and for how long it is that; None if there was none
     where, where_age: where its Python stood, and when that was seen; None if that is not known
-    cpu: share of a core in use at last, None if not known; silence: since its keeper was last heard
+    cpu: share of a core in use at last, None if not known; ran: share of its beats since its last progress in which it
+    was running, or wanted to; silence: since its keeper was last heard
     """
 
     rank: int
@@ -52,6 +53,7 @@ class Sight(NamedTuple):
     where: str | None
     where_age: float
     cpu: float | None
+    ran: float
     silence: float
 
     @property
@@ -79,6 +81,7 @@ class _Life:
         self.heard = at  # a beat or anything else
         self.cpu: float | None = None
         self.mark = 0.0, at  # CPU seconds and time of the last sign of life
+        self.beats = self.running = 0  # since its last progress, and those of them that found it running
 
     @property
     def waits(self) -> bool:
@@ -100,6 +103,7 @@ class _Life:
             where=beat.get("where"),
             where_age=float(beat.get("where_age") or 0.0) + since,
             cpu=self.cpu,
+            ran=self.running / self.beats if self.beats else 0.0,
             silence=at - self.heard,
         )
 
@@ -138,19 +142,25 @@ class Motion:
         if life is None:
             return
         before, life.beat = life.beat, beat
-        used, passed = float(beat.get("cpu") or 0.0), at - life.beat_at
+        own, passed = float(beat.get("cpu") or 0.0), at - life.beat_at
         # Beats that come at once, after the launcher was held up, say nothing about a rate.
         if "cpu" in before and passed >= 0.2:
-            life.cpu = max(0.0, used - float(before["cpu"] or 0.0)) / passed
+            life.cpu = max(0.0, own - float(before["cpu"] or 0.0)) / passed
+        used = own + float(beat.get("below") or 0.0)
         life.heard = life.beat_at = at
         changed = any(before.get(name) != beat.get(name) for name in ("calls", "call", "call_state", "step"))
         cpu, since = life.mark
         if changed:
+            life.beats = life.running = 0
+        life.beats += 1
+        life.running += beat.get("state") == "R"
+        if changed:
             self._progress = at
         elif not life.waits and used - cpu > _IDLE_BURST + _IDLE_SHARE * (at - since):
             self._motion = at
-        else:
+        elif used >= cpu:
             return
+        # Else what a child had used has gone with it, since nobody waited for its end.
         life.mark = used, at
 
     def quiet(self, at: float) -> float:

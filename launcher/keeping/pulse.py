@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 
+from launcher.keeping.offspring import cpu_below
 from launcher.wire import Message
 
 TYPE_CHECKING = False
@@ -51,9 +52,9 @@ class Pulse:
         return parse_stat(_stat(self._pid))[0]
 
     def take(self) -> Message:
-        """The beat: state, cpu (s since the start), rss (bytes), and all that `Glance.read` says."""
+        """The beat: state, cpu (s since the start), below (the same of its descendants), rss (bytes), `Glance.read`."""
         state, cpu, rss = parse_stat(_stat(self._pid))
-        return {"state": state, "cpu": cpu, "rss": rss, **self._glance()}
+        return {"state": state, "cpu": cpu, "below": cpu_below(self._pid), "rss": rss, **self._glance()}
 
     def stood(self) -> str:
         """Where the rank's Python stood last, in words."""

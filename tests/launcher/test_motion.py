@@ -120,6 +120,18 @@ def test_what_a_rank_prints_is_no_silence() -> None:
     assert [(sight.silence, sight.call_age) for sight in motion.sights(20.0)] == [(1.0, 10.0), (1.0, 10.0)]
 
 
+def test_what_a_rank_has_started_moves_for_it() -> None:
+    motion = follow({0: DONE, 1: DONE}, until=10)
+    for second in range(11, 31):
+        motion.beat(0, DONE, float(second))
+        motion.beat(1, {**DONE, "below": float(second - 10)}, float(second))
+    assert motion.quiet(30.0) == 0.0
+    motion.beat(1, {**DONE, "below": 0.0}, 31.0)  # it has ended
+    assert motion.quiet(31.0) == 1.0
+    motion.beat(1, {**DONE, "below": 0.5}, 32.0)  # another one
+    assert motion.quiet(32.0) == 0.0
+
+
 def test_sights() -> None:
     motion = follow(
         {0: {**WAITS, "call_on": "world", "call_age": 3.0, "where": "train.py:91 in step", "where_age": 0.4}},
@@ -127,8 +139,15 @@ def test_sights() -> None:
         r0=0.5,
     )
     assert motion.sights(2.5) == [
-        Sight(0, 100, 200, "here", "S", 5, REDUCE, "world", "started", 3.5, "train.py:91 in step", 0.9, 0.5, 0.5)
+        Sight(0, 100, 200, "here", "S", 5, REDUCE, "world", "started", 3.5, "train.py:91 in step", 0.9, 0.5, 0.0, 0.5)
     ]
+
+
+def test_how_many_beats_find_a_rank_running() -> None:
+    motion = follow({0: DONE}, until=5)
+    for second, state in enumerate("RSRR", 6):
+        motion.beat(0, {**DONE, "calls": 5, "state": state}, float(second))
+    assert motion.sights(9.0)[0].ran == 0.75
 
 
 def test_beats_that_come_at_once_say_nothing_about_a_rate() -> None:
@@ -145,6 +164,7 @@ def sight(rank: int, **fields: Any) -> Sight:
         "where": "data.py:31 in load",
         "where_age": 0.4,
         "cpu": 0.0,
+        "ran": 0.1,
         "silence": 0.5,
     }
     return Sight(**{"rank": rank, "pid": 100 + rank, **known, **rest, **fields})
@@ -164,7 +184,7 @@ def waits(rank: int, **fields: Any) -> Sight:
             f"rank 1 (pid 101) sleeps at data.py:31 in load, while ranks 0, 2 wait in {GATHER}",
         ),
         (
-            [waits(0), sight(1, cpu=0.99, state="R", where_age=12.0)],
+            [waits(0), sight(1, cpu=0.04, ran=1.0, where_age=12.0)],
             (1,),
             (
                 "rank 1 (pid 101) computes; its Python was last seen at data.py:31 in load, 12 s ago, in C code that "
@@ -172,7 +192,7 @@ def waits(rank: int, **fields: Any) -> Sight:
             ),
         ),
         (
-            [waits(0), sight(1, calls=0, call=None, call_state=None, where=None, cpu=None, state="R")],
+            [waits(0), sight(1, calls=0, call=None, call_state=None, where=None, cpu=0.9)],
             (1,),
             f"rank 1 (pid 101) computes, while rank 0 waits in {GATHER}",
         ),

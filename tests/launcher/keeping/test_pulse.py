@@ -32,7 +32,13 @@ def test_this_process() -> None:
     assert beat["state"] == "R"
     assert beat["cpu"] > 0
     assert beat["rss"] > 1 << 20
-    assert Pulse(1 << 22).take() == {**beat, "state": "", "cpu": 0.0, "rss": 0}  # there is no such process
+    assert Pulse(1 << 22).take() == {
+        **beat,
+        "state": "",
+        "cpu": 0.0,
+        "below": 0.0,
+        "rss": 0,
+    }  # there is no such process
     assert Pulse(1 << 22).stood() == "where its Python stood was never noted"
 
 
