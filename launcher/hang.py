@@ -88,7 +88,10 @@ class HangJudge(Observer):
         self._stacks[rank] = text
 
     def failed(self, fact: Fact) -> None:
-        self._over = True  # the job is being ended already
+        self._over = True  # it will be ended
+
+    def ending(self) -> None:
+        self._over = True
 
     def over(self, code: int, text: str) -> None:
         self._over = True

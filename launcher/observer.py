@@ -35,6 +35,9 @@ class Observer:
     def failed(self, fact: Fact) -> None:
         """Something went wrong."""
 
+    def ending(self) -> None:
+        """The attempt is being ended, for whatever reason: ranks that end from now on were told to."""
+
     def debugging(self, ranks: frozenset[int]) -> None:
         """These ranks are in a debugger now: while there are any, no clock runs."""
 
@@ -89,6 +92,10 @@ class Observers(Observer):
     def failed(self, fact: Fact) -> None:
         for observer in self._each:
             observer.failed(fact)
+
+    def ending(self) -> None:
+        for observer in self._each:
+            observer.ending()
 
     def debugging(self, ranks: frozenset[int]) -> None:
         for observer in self._each:

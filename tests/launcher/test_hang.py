@@ -228,6 +228,7 @@ def test_a_keeper_that_says_nothing_is_mentioned_once() -> None:
 def test_a_job_that_has_failed_or_ended_is_not_judged() -> None:
     for end in (
         lambda judge: judge.failed(RankFailed(at=0.0, rank=1, pid=101, status=3)),
+        lambda judge: judge.ending(),
         lambda judge: judge.over(0, ""),
     ):
         court = Court(limit=10.0)
