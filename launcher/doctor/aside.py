@@ -33,6 +33,11 @@ class Answer(NamedTuple):
     lines: tuple[str, ...] = ()
     status: int | None = 0
 
+    @property
+    def missing(self) -> bool:
+        """True if a package that it needs is not installed."""
+        return self.trouble.startswith("ModuleNotFoundError: ")
+
 
 def ask(module: str, *args: str, limit: float, environ: Mapping[str, str] | None = None) -> Answer:
     """Runs `python -m MODULE ARGS...` for at most `limit` seconds; it and its children are gone when this returns.

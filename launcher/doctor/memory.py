@@ -114,6 +114,8 @@ def judge_leftovers(answer: Answer, shm: int | None) -> list[Finding]:
 def judge_sharing(answer: Answer) -> list[Finding]:
     """What follows from a trial of memory that ranks share."""
     slower = "ranks of a machine send through their MPI instead, which is slower"
+    if answer.missing:
+        return []  # `python` has said so
     if answer.said is None:
         return [warning(CHECK, f"two processes could not share memory ({answer.trouble}): {slower}")]
     if answer.said["unsupported"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -109,8 +110,8 @@ def _starter(facts: Starters) -> list[Finding]:
     if facts.srun:
         return [ok(CHECK, f"Slurm starts the ranks in this allocation ({facts.srun})")]
     if not facts.family:
-        reason, _, _ = facts.trouble.rpartition(": pip install")
-        text = f"{reason or facts.trouble}: nothing could start more than one rank"
+        reason = re.sub(r"(; for one that is)?: pip install \w+$", "", facts.trouble)
+        text = f"{reason}: nothing could start more than one rank"
         return [error(CHECK, text, install("mpich"))]
     name = _NAMES[facts.family]
     found = [ok(CHECK, f"ddp-launch starts ranks with {facts.mpiexec} ({name})")]
@@ -125,9 +126,9 @@ def _starter(facts: Starters) -> list[Finding]:
 
 def _library(facts: Starters, answer: Answer) -> list[Finding]:
     wheel = next((name for name, family in _WHEELS.items() if family == facts.family), "mpich")
+    if answer.missing:
+        return []  # `python` has said so
     if answer.said is None:
-        if "No module named 'mpi4py'" in answer.trouble:
-            return []  # `python` has said so
         mend = install("--force-reinstall", wheel) if wheel in facts.wheels else install(wheel)
         return [error(CHECK, f"mpi4py cannot load an MPI: {answer.trouble}", mend)]
     library, path = str(answer.said["library"]), str(answer.said["path"])

@@ -84,6 +84,8 @@ def judge(facts: Threads) -> list[Finding]:
 
 def judge_blas(answer: Answer) -> list[Finding]:
     """What follows from NumPy's words about itself, or from its silence."""
+    if answer.missing:
+        return []  # `python` has said so
     if answer.said is None:
         mend = install("--force-reinstall", "numpy", "ml_dtypes")
         return [error(CHECK, f"NumPy does not work here: {answer.trouble}", mend)]

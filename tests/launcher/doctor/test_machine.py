@@ -279,3 +279,9 @@ def test_this_machine_has_facts() -> None:
     assert 0 < limits.look().clock < 1e-3
     assert limits.look().year >= 2026
     assert os.access(limits.look().folder, os.W_OK) == limits.look().writable
+
+
+def test_what_is_not_installed_is_said_once() -> None:
+    missing = Answer(None, "ModuleNotFoundError: No module named 'numpy'")
+    assert threads.judge_blas(missing) == []
+    assert memory.judge_sharing(missing) == []

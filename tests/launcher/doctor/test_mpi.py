@@ -45,14 +45,21 @@ LOADS = (OK, "mpi4py loads MPICH 5.0.2 (/v/lib/libmpi.so.12), the same as mpiexe
             ],
         ),
         # mpi4py itself is missing, which another check says.
-        (NOTHING, Answer(None, "No module named 'mpi4py'"), [(ERROR, "no MPI found", install("mpich"))]),
+        (
+            NOTHING,
+            Answer(None, "ModuleNotFoundError: No module named 'mpi4py'"),
+            [(ERROR, "no MPI found", install("mpich"))],
+        ),
         # A stranger's mpiexec.
         (
             NOTHING._replace(
                 trouble="/x/mpiexec is neither MPICH's nor Open MPI's; for one that is: pip install mpich"
             ),
             loaded(MPICH_SAYS),
-            [(ERROR, "/x/mpiexec is neither", install("mpich")), (OK, "mpi4py loads MPICH 5.0.2 (/v/lib", "")],
+            [
+                (ERROR, "Open MPI's: nothing could start", install("mpich")),
+                (OK, "mpi4py loads MPICH 5.0.2 (/v/lib", ""),
+            ],
         ),
         # A library that is broken, of a wheel and of a system.
         (WHEEL, Answer(None, "died"), [STARTS, (ERROR, "an MPI: died", install("--force-reinstall", "mpich"))]),
