@@ -56,5 +56,8 @@ class OpenMPI:
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         """As `Engine.environment`; what the user chose stays."""
         # Without HOME it does not start at all.
-        ours = {"HOME": os.path.expanduser("~"), _SCRATCH: scratch, **({} if self.elsewhere else _FAST)}
+        ours = {"HOME": os.path.expanduser("~")}
+        if not self.elsewhere:
+            # On other hosts nobody would remove that folder; and their networks may be faster than TCP.
+            ours |= {_SCRATCH: scratch, **_FAST}
         return {**ours, **environ}

@@ -1,0 +1,202 @@
+"""ddp-launch across two hosts by a real ssh: the right world, every failure named, and nothing left on either host."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.conftest import wait_for
+
+pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(200)]
+
+HERE = Path(__file__).parent
+WHERE = str(HERE / "where.py")
+SCRIPT = str(HERE / "hosts.sh")
+FIRST, SECOND, NOBODY = "10.0.0.1", "10.0.0.2", "10.0.0.9"
+
+WAITING = """
+import os, sys, time
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+class Hosts:
+    """Two hosts, and who runs on them besides what was there at first."""
+
+    def __init__(self, names: list[str], folder: Path) -> None:
+        self.names = names
+        self.ssh = str(folder / "ssh")
+        self._networks = [os.readlink(f"/proc/{name.removeprefix('host-')}/ns/net") for name in names]
+        self._at_first = {pid for host in (0, 1) for pid in self._on(host)}
+
+    def new(self, host: int) -> dict[int, str]:
+        """Pid and command line of every process on a host that these tests have brought there."""
+        return {pid: text for pid, text in self._on(host).items() if pid not in self._at_first}
+
+    def _on(self, host: int) -> dict[int, str]:
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                alive = (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                if alive and os.readlink(entry / "ns/net") == self._networks[host]:
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # it has ended
+        return found
+
+    def assert_left(self, within: float = 5.0) -> None:
+        """Fails if something still runs on one of them `within` seconds from now."""
+        deadline = time.monotonic() + within
+        while left := {**self.new(0), **self.new(1)}:
+            if time.monotonic() > deadline:
+                for pid in left:
+                    os.kill(pid, signal.SIGKILL)
+                pytest.fail(f"left behind: {left}")
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def hosts(cluster: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Hosts:
+    """Two hosts with an sshd each."""
+    folder = tmp_path_factory.mktemp("ssh")
+    names = cluster("hosts.sh", "up", "", str(folder))
+    time.sleep(0.5)  # the trial connections end
+    return Hosts(names, folder)
+
+
+@pytest.fixture
+def start(hosts: Hosts, mpiexec: list[str], start_job: Any) -> Callable[..., Any]:
+    """`start(script, ...)` runs it under ddp-launch from the first host, on both."""
+
+    def start(*args: str, each: int = 1, on: tuple[str, ...] = (FIRST, SECOND), **environ: str) -> Any:
+        words = ["--hosts", ",".join(f"{host}:{each}" for host in on), *args]
+        environ |= {"HYDRA_LAUNCHER_EXEC": hosts.ssh, "PRTE_MCA_plm_ssh_agent": hosts.ssh}
+        # The hosts share one kernel, and UCX must not find its ways from process to process.
+        environ |= {"UCX_TLS": "tcp,self"}
+        return start_job([SCRIPT, hosts.names[0], sys.executable, "-m", "launcher", *words], env=environ)
+
+    return start
+
+
+@pytest.fixture
+def run(hosts: Hosts, start: Callable[..., Any]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The same, to its end, and leaving nothing."""
+
+    def run(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        done = start(*args, **options).wait(60)
+        hosts.assert_left()
+        return done
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        path = tmp_path / "job.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_the_world_is_right(run: Any, hosts: Hosts) -> None:
+    done = run(WHERE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{hosts.names[0]}:0: mpi True [[0, 0, 0], [1, 0, 1]]\n"
+
+
+def test_hosts_are_filled_in_order_and_a_rank_knows_its_place(run: Any, hosts: Hosts, script: Any) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "FROM_USER")
+    done = run("-n", "3", script(f"import os\nprint(*(os.environ[name] for name in {names}))\n"), each=2, FROM_USER="x")
+    assert done.returncode == 0, done.stderr
+    first, second = hosts.names
+    expected = [f"{first}:0: 0 3 0 2 0 x", f"{first}:1: 1 3 1 2 0 x", f"{second}:2: 2 3 0 1 1 x"]
+    assert sorted(done.stdout.splitlines()) == sorted(expected)
+
+
+def test_a_hostfile_will_do(run: Any, hosts: Hosts, tmp_path: Path, start_job: Any) -> None:
+    (tmp_path / "hosts").write_text(f"{FIRST} slots=1  # this one\n{SECOND}:1\n")
+    environ = {"HYDRA_LAUNCHER_EXEC": hosts.ssh, "PRTE_MCA_plm_ssh_agent": hosts.ssh, "UCX_TLS": "tcp,self"}
+    words = [sys.executable, "-m", "launcher", "--hostfile", str(tmp_path / "hosts"), WHERE]
+    done = start_job([SCRIPT, hosts.names[0], *words], env=environ).wait(60)
+    assert done.stdout == f"{hosts.names[0]}:0: mpi True [[0, 0, 0], [1, 0, 1]]\n", done.stderr
+
+
+def test_the_secret_stands_on_no_command_line(start: Any, hosts: Hosts, script: Any) -> None:
+    job = start(script(WAITING))
+    wait_for(job.process.stdout, "ready", 2)
+    running = {**hosts.new(0), **hosts.new(1)}
+    keepers = [pid for pid, text in running.items() if "keeper.py" in text]
+    secrets = {
+        word.split(b"=", 1)[1].decode()
+        for pid in keepers
+        for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if word.startswith(b"DDP_LAUNCH_SECRET=")
+    }
+    assert len(secrets) == 1
+    assert not [text for text in running.values() if min(secrets) in text]
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(20).returncode == 130
+    hosts.assert_left()
+
+
+@pytest.mark.parametrize(
+    ("victim", "says", "code"),
+    [
+        ("rank", r"rank 1 on {second} \(pid \d+\) was killed by SIGKILL .*", 137),
+        ("keeper", r"the keeper of rank 1 on {second} \(pid \d+\) died, and its rank with it", 1),
+        ("proxy", r"\S+ .*\(pid \d+\), which had started the ranks, died", 1),
+        ("mpiexec", r"mpiexec \(pid \d+\) was killed by SIGKILL \(signal 9\) while ranks were running", 137),
+        ("launcher", None, -9),
+    ],
+)
+def test_whoever_is_killed_all_end(
+    start: Any, hosts: Hosts, script: Any, victim: str, says: str | None, code: int
+) -> None:
+    job = start(script(WAITING))
+    wait_for(job.process.stdout, "ready", 2)
+    there = hosts.new(1)
+    keepers = sorted(pid for pid, text in there.items() if "keeper.py" in text)
+    assert len(keepers) == 2  # the rank is a fork of its keeper, and never had another command
+    pids = {
+        "rank": [keepers[-1]],
+        "keeper": [keepers[0]],
+        "proxy": [pid for pid, text in there.items() if re.match(r"\S*(hydra_pmi_proxy|prted) ", text)],
+        "mpiexec": [pid for pid, text in hosts.new(0).items() if re.match(r"\S*(mpiexec|prterun) ", text)],
+        "launcher": [job.process.pid],
+    }
+    os.kill(min(pids[victim]), signal.SIGKILL)
+    start_of_end = time.monotonic()
+    done = job.wait(20)
+    hosts.assert_left()
+    assert time.monotonic() - start_of_end < 7
+    assert done.returncode == code
+    if says is not None:
+        assert re.fullmatch("ddp-launch: " + says.format(second=hosts.names[1]), done.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [(NOBODY, "No route to host"), ("no.such.host", "(Temporary failure in name|Name or service).*")]
+)
+def test_a_host_that_cannot_be_reached_is_named(run: Any, script: Any, name: str, why: str) -> None:
+    done = run(script("print('started')"), on=(FIRST, name))
+    assert done.returncode == 2
+    assert re.fullmatch(rf"ddp-launch: host {name} cannot be reached by ssh: {why}\n", done.stderr)
+
+
+def test_an_exception_on_the_other_host_comes_with_its_traceback(run: Any, hosts: Hosts, script: Any) -> None:
+    done = run(script("import os\nif os.environ['RANK'] == '1': raise ValueError('no')\nimport time\ntime.sleep(30)\n"))
+    assert done.returncode == 1
+    assert 'job.py", line 2, in <module>' in done.stderr
+    assert re.search(rf"\nddp-launch: rank 1 on {hosts.names[1]} \(pid \d+\) raised ValueError: no\n$", done.stderr)
