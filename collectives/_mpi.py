@@ -62,7 +62,7 @@ class MPIWorld:
         if promised is not None and (promised.size, promised.rank) != (base.size, base.rank):
             raise WorldError(_mismatch(promised, base.size, MPI.Get_library_version()))
         # Calls of ours never meet calls that the user makes on MPI.COMM_WORLD.
-        with _ended_by_a_timer(timeout):
+        with _limited(timeout):
             self._comm = base.Dup()
             self._farewell = base.Dup()
             self._hosts = np.zeros((base.size, _HOST_BYTES), np.uint8)
@@ -180,7 +180,7 @@ def _join_and_wait_for_every_rank_to_call_init(timeout: float) -> Any:
     for name, value in _TCP.items():
         os.environ.setdefault(name, value)
     try:
-        with _ended_by_a_timer(timeout):
+        with _limited(timeout):
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
@@ -188,6 +188,20 @@ def _join_and_wait_for_every_rank_to_call_init(timeout: float) -> Any:
             f"no MPI library can be loaded ({reason}): pip install mpich, or load your cluster's MPI"
         ) from None
     return MPI
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Ends what waits for other ranks longer: the launcher does it, which knows who is missing and who is debugged."""
+    if not world.supervised():
+        with _ended_by_a_timer(seconds):
+            yield
+        return
+    world.report(joining=seconds)
+    try:
+        yield
+    finally:
+        world.report(joining=None)
 
 
 @contextlib.contextmanager

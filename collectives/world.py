@@ -91,8 +91,9 @@ def supervised(environ: Mapping[str, str] = os.environ) -> bool:
 def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     """Tells the keeper something of this rank, in the order in which it happens; where there is no keeper, nothing.
 
-    raised: an uncaught exception; leaving: an exit status; joined, left: this rank became part of a world in which
-    others may wait for it, and took its leave of them
+    raised: an uncaught exception; leaving: an exit status; joining: it waits for all ranks to join the world, so many
+    seconds at most, or (None) no longer; joined, left: it became part of a world in which others may wait for it, and
+    took its leave of them
     debugging: a debugger's prompt is open, or no longer; editing: it edits lines on TERMINAL_FD, or no longer; passed:
     how many breakpoints it has gone on from; quit: how the user ended the debugger, and with it the job, in words
     """

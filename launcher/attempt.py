@@ -52,7 +52,7 @@ _SETTLE = 0.5
 _ENGINE_LIMIT = 1.5
 _CHATTER_LIMIT = 1 << 16
 # The deadlines that say how long a job may take, and do not run while somebody debugs it.
-_HELD = ("start", "limit")
+_HELD = ("start", "limit", "joining")
 # A loop that turns at least every PING seconds and stood still for longer than this was stopped (s).
 _STOOD_STILL = 2.0
 
@@ -104,6 +104,8 @@ class Attempt:
         # What happens when its time comes; removed when it no longer matters.
         self._deadlines: dict[str, float] = {"start": self.now + job.start_limit, "limit": self.now + limit}
         self._held: dict[str, float] = {}  # seconds that are left of those that somebody's debugger holds up
+        self._joining: dict[int, float] = {}  # who waits for all to join the world, and how long at most
+        self._joined: set[int] = set()
         self._ping = self.now  # when the keepers are to hear from us next
         self._engine = engines.choose(job, environ)
         self._reception = Reception(self._engine.elsewhere)
@@ -226,6 +228,9 @@ class Attempt:
         if "limit" in due:
             del self._deadlines["limit"]
             self.fail(TimeLimit(at=self.now, seconds=self.job.timeout or 0.0))
+        if "joining" in due:
+            del self._deadlines["joining"]
+            self.fail(NotStarted(at=self.now, message=self._who_is_missed()))
         if "settle" in due:
             self._end(signal.SIGTERM, min(self.job.grace, _FAILURE_GRACE))
         if "deserted" in due and self._deserter is not None and not self._all_over():
@@ -324,6 +329,8 @@ class Attempt:
             self._on_debugging(member, bool(message["debugging"]))
         if "editing" in message:
             self._stdin.edit(bool(message["editing"]))
+        if "joining" in message:
+            self._on_joining(rank, message["joining"])
         if "passed" in message:
             self.crew.tell({"passed": int(message["passed"])}, lambda each: not each.over)
         if "quit" in message and not self._ending:
@@ -372,8 +379,29 @@ class Attempt:
             self._held = {name: self._deadlines.pop(name) - self.now for name in _HELD if name in self._deadlines}
         if before and not now and not self._ending:
             self._deadlines |= {name: self.now + left for name, left in self._held.items()}
+            self._held = {}
         if bool(now) != bool(before):
             self.crew.tell({"pause": bool(now)}, lambda each: not each.over)
+
+    def _on_joining(self, rank: int, limit: float | None) -> None:
+        """A rank waits in `collectives.init` for all others, or no longer."""
+        if limit is not None:
+            self._joining[rank] = limit
+        else:
+            self._joining.pop(rank, None)
+            self._joined.add(rank)
+        deadlines, now = (self._held, 0.0) if self.crew.debugging() else (self._deadlines, self.now)
+        if not self._joining:
+            deadlines.pop("joining", None)
+        elif not self._ending:
+            deadlines.setdefault("joining", now + min(self._joining.values()))
+
+    def _who_is_missed(self) -> str:
+        missed = [rank for rank, _ in self.crew if rank not in self._joining and rank not in self._joined]
+        waiting, limit = name_ranks(sorted(self._joining)), min(self._joining.values(), default=0.0)
+        if not missed:
+            return f"the world of all ranks was not there within {limit:g} s, for which {waiting} waited"
+        return f"{name_ranks(missed)} did not come to collectives.init() within {limit:g} s, where {waiting} waited"
 
     def _on_guard(self) -> None:
         self._guard.read()

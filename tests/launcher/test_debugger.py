@@ -97,6 +97,23 @@ def test_quitting_ends_the_job_with_one_line(debug: Any) -> None:
     assert done.stderr == line
 
 
+def test_others_wait_in_init_longer_than_its_time_limit(debug: Any) -> None:
+    session = debug("if rank == 0:\n    breakpoint()\nimport collectives\ncollectives.init(timeout=2)\nprint('joined')")
+    session.await_prompt()
+    time.sleep(3.5)
+    session.say("c")
+    done = session.end()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("joined") == 2
+
+
+def test_a_rank_that_does_not_come_to_init_is_named(ddp_launch: Any) -> None:
+    done = ddp_launch("if rank == 1:\n    time.sleep(30)\nimport collectives\ncollectives.init(timeout=1.5)")
+    assert done.returncode == 1
+    text = "ddp-launch: rank 1 did not come to collectives.init() within 1.5 s, where rank 0 waited"
+    assert done.stderr.splitlines()[-1] == text
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_without_standard_input_it_ends_and_says_why(ddp_launch: Any, n: int) -> None:
     done = ddp_launch("breakpoint()\nprint('not reached')", n=n)
