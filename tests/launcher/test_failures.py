@@ -205,3 +205,21 @@ sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, start_limit=fl
     assert done.returncode == 1
     sentence = done.stderr.splitlines()[-1]
     assert sentence == "ddp-launch: mpiexec was to start 2 ranks, but rank 0 was told of a world of 1"
+
+
+def test_the_last_lines_of_a_hidden_rank_come_with_its_failure(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        if rank == 1:
+            for number in range(30):
+                print("line", number)
+            sys.exit(3)
+        time.sleep(60)
+        """,
+        options=("--ranks", "0"),
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    lines = done.stderr.splitlines()
+    assert lines[0] == "ddp-launch: the last 20 lines of rank 1:"
+    assert lines[1:-1] == [f"line {number}" for number in range(10, 30)]
+    assert lines[-1].endswith("exited with code 3")
