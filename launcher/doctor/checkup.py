@@ -71,7 +71,7 @@ def _all(machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
                 found += findings
                 if findings:
                     yield findings
-            gpus = 0 if inquiry.exception() else gpu.devices(inquiry.result())
+            gpus = 0 if inquiry.exception() else gpu.nccl_ranks(inquiry.result())
         except BaseException:  # Ctrl-C, or nobody reads on: the pool would wait for what nobody wants any more
             pool.shutdown(wait=False, cancel_futures=True)
             end_all()

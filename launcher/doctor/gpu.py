@@ -77,8 +77,15 @@ def inquire(facts: Gpus) -> Answers:
 
 
 def devices(answers: Answers) -> int:
-    """How many GPUs can be used."""
+    """How many GPUs the driver gives."""
     return len(answers.driver.said["devices"]) if answers.driver and answers.driver.said else 0
+
+
+def nccl_ranks(answers: Answers) -> int:
+    """How many ranks could speak through NCCL here; 0 where CuPy or NCCL does not work."""
+    works = answers.cupy is not None and answers.cupy.said is not None and not answers.cupy.said["trouble"]
+    found = answers.nccl is not None and answers.nccl.said is not None and answers.nccl.said["found"]
+    return devices(answers) if works and found else 0
 
 
 def judge(facts: Gpus, answers: Answers) -> list[Finding]:

@@ -192,6 +192,20 @@ def test_how_many_can_be_used(answers: gpu.Answers, count: int) -> None:
     assert gpu.devices(answers) == count
 
 
+@pytest.mark.parametrize(
+    ("answers", "count"),
+    [
+        (gpu.Answers(driver(H100, H100), cupy(), nccl(pynccl=WHEEL)), 2),
+        (gpu.Answers(driver(H100, H100), cupy(), nccl()), 0),
+        (gpu.Answers(driver(H100, H100), cupy("wrong"), nccl(pynccl=WHEEL)), 0),
+        (gpu.Answers(driver(H100, H100), Answer(None, "died"), Answer(None, "died")), 0),
+        (gpu.Answers(), 0),
+    ],
+)
+def test_how_many_could_speak_through_nccl(answers: gpu.Answers, count: int) -> None:
+    assert gpu.nccl_ranks(answers) == count
+
+
 def test_nobody_is_asked_where_there_is_no_driver() -> None:
     assert gpu.inquire(CPU) == gpu.Answers()
 

@@ -81,3 +81,5 @@ def test_ranks_elsewhere_and_on_gpus() -> None:
     assert first.text.startswith("2 ranks on a, fe80::1 over MPI: 10 collectives")
     assert speed.text.startswith("all_reduce (2 ranks on 2 hosts)")
     assert ranks.judge(Answer(SEEN, ""), 1, "nccl")[0].text.startswith("1 rank over NCCL: ")
+    (failed,) = ranks.judge(Answer(None, "died"), 2, "nccl")
+    assert failed.level is Level.WARNING, "NCCL is not needed"
