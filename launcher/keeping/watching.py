@@ -206,6 +206,12 @@ class Keeper:
         if not self.keys:
             self.channel.send({"took": True})
 
+    def _show_stacks(self) -> None:
+        # Once reaped, its pid may be another's.
+        text = self.stacks.ask(time.monotonic()) if self.status is None else "it has ended\n"
+        if text is not None:
+            self.channel.send({"stacks": text})
+
     def _signal(self, number: int) -> None:
         if self.status is None:
             os.kill(self.pid, number)  # not reaped yet, so the pid is the rank's
@@ -218,11 +224,12 @@ class Keeper:
             if pid:
                 self.peak = usage.ru_maxrss << 10
                 self._bury({pid: status})
-        reap_all()
+        self._bury(reap_all())  # it may have ended between the two
 
     def _bury(self, ended: dict[int, int]) -> None:
-        if self.pid in ended:
+        if self.pid in ended and self.status is None:
             self.status = ended[self.pid]
+            self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
             # What the rank leaves behind would hold its pipes open, and the machine's memory.
             sweep(_SWEEP_LIMIT)
             self.drain_deadline = time.monotonic() + _DRAIN_LIMIT
@@ -265,8 +272,8 @@ class Keeper:
                     os.close(self.pipes.pop("in"))
             if "keys" in message and "tty" in self.pipes:
                 self.keys += to_bytes(message["keys"])
-            if "stacks" in message and (text := self.stacks.ask(time.monotonic())) is not None:
-                self.channel.send({"stacks": text})
+            if "stacks" in message:
+                self._show_stacks()
             if "pause" in message:
                 self.halts.set(PAUSED, bool(message["pause"]))
             if "passed" in message:

@@ -112,6 +112,13 @@ class TestOfARank:
         kept.send(signal=int(signal.SIGTERM))
         assert kept.end()["end"] == -signal.SIGTERM
 
+    def test_a_rank_that_has_ended(self, keep: Any) -> None:
+        kept = keep("")
+        kept.until(lambda: [message for message in kept.heard if "end" in message])
+        kept.send(stacks=True)
+        assert kept.next("stacks") == "it has ended\n"
+        kept.end()
+
     def test_the_users_own_faulthandler(self, keep: Any) -> None:
         body = """
         import faulthandler
