@@ -159,12 +159,14 @@ class HangJudge(Observer):
         return min(self._limit - quiet, 1.0)
 
     def _mention_silence(self, at: float) -> None:
-        for sight in self._motion.sights(at):
+        sights = self._motion.sights(at)
+        several_hosts = len({sight.host for sight in sights}) > 1
+        for sight in sights:
             if not sight.silent:
                 self._missed.discard(sight.rank)
             elif sight.rank not in self._missed:
                 self._missed.add(sight.rank)
-                who = name_rank(sight.rank, sight.pid)
+                who = name_rank(sight.rank, sight.pid, sight.host if several_hosts else "")
                 self._say(f"{who}: its keeper (pid {sight.keeper}) has said nothing for {SILENCE:g} s; is it stopped?")
 
     def _gather(self, now: float) -> float:
