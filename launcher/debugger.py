@@ -19,7 +19,7 @@ from typing import Any
 from collectives.world import DEBUG_RANK, PASSED_AT, PAUSE_FD, TERMINAL_FD, report
 
 # s; the debug rank is as a rule about to come to the same breakpoint, and may never.
-_SOON, _LIMIT = 1.0, 5.0
+_SOON, _LIMIT = 3.0, 6.0
 _LOOK = 0.02
 # s; within which the launcher ends a job that was quit
 _PATIENCE = 20.0
