@@ -129,9 +129,8 @@ class Attempt:
             self._turn()
         self._on_chatter()
         self._ending, self._deadlines = True, {}
-        if self._facts and (missing := self.crew.missing()):
-            status = self._guard.status or 0
-            self._facts.append(EngineEnded(at=self.now, pid=self._guard.engine, status=status, missing=missing))
+        if self._facts and self.crew.missing():
+            self._facts.append(self._engine_ended())
         gone = frozenset(self.crew.missing()) | self._silent
         return Outcome(self._stopped, self._facts, self._chatter, gone, self.crew.several_hosts())
 
@@ -410,10 +409,13 @@ class Attempt:
             self._kill()
         elif self._guard.status is not None and (self._facts or not self._released):
             self._on_chatter()  # it may have said why
-            missing = self.crew.missing()
-            fact = EngineEnded(at=self.now, pid=self._guard.engine, status=self._guard.status, missing=missing)
+            fact = self._engine_ended()
             if not self._ending or fact.status < 0:
                 self.fail(fact)
+
+    def _engine_ended(self) -> EngineEnded:
+        pid, status, name = self._guard.engine, self._guard.status or 0, self._engine.name
+        return EngineEnded(at=self.now, pid=pid, status=status, missing=self.crew.missing(), name=name)
 
     def _on_chatter(self) -> None:
         """Keeps what the engine itself says, for the case that nothing explains a failure better."""

@@ -127,22 +127,23 @@ class EngineLost:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEnded:
-    """`mpiexec` ended before the ranks did.
+    """The engine ended before the ranks did.
 
-    missing: ranks that had not started yet
+    missing: ranks that had not started yet; name: what the engine is called
     """
 
     at: float
     pid: int
     status: int
     missing: tuple[int, ...] = ()
+    name: str = "mpiexec"
 
     def __str__(self) -> str:
         how = f"exited with code {self.status}"
         if self.status < 0:
             how = f"was killed by {signal_name(-self.status, hint=False)}"
         before = f"before {name_ranks(self.missing)} had started" if self.missing else "while ranks were running"
-        return f"mpiexec (pid {self.pid}) {how} {before}"
+        return f"{self.name} (pid {self.pid}) {how} {before}"
 
     @property
     def code(self) -> int:

@@ -46,7 +46,7 @@ class Srun:
         if self.cpus:
             options.append(f"--cpus-per-task={self.cpus}")  # srun does not take it from the allocation by itself
         if self.hosts:
-            names = [f"{name}*{number}" for name, number in dealt(self.n, self.hosts)]
+            names = [name for name, number in dealt(self.n, self.hosts) for _ in range(number)]
             options += ["--distribution=arbitrary", f"--nodelist={','.join(names)}"]
         return [self.srun, *options, "-n", str(self.n), *rank]
 

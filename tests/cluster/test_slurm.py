@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.engines.finding import MPICH, OPENMPI, flavour
+from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -100,3 +106,92 @@ def test_inside_a_batch_script(slurm: dict[str, str], mpiexec: list[str], run_jo
         "mpi True [[0, 0, 0], [1, 1, 0]]",
         "0: mpi True [[0, 0, 0], [1, 1, 0]]",
     ]
+
+
+def test_ddp_launch_in_an_allocation_needs_no_option(slurm: dict[str, str], run_job: Run, tmp_path: Path) -> None:
+    said = tmp_path / "said.txt"
+    script = tmp_path / "seat.py"
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "SLURM_STEP_NUM_TASKS")
+    script.write_text(f"import os\nprint(*(os.environ.get(name) for name in {names}))\n")
+    for command in (["salloc", "-n", "3"], ["sbatch", "-n", "3", "--wait", "-o", str(said), "--wrap"]):
+        words = [sys.executable, "-m", "launcher"]
+        launch = [*words, str(script)] if command[0] == "salloc" else [f"{' '.join(words)} {script}"]
+        done = run_job([*command, *launch], env=slurm)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout if command[0] == "salloc" else said.read_text()
+        assert sorted(lines.splitlines()) == [f"{rank}: {rank} 3 {rank} 3 0 3" for rank in range(3)]
+    done = run_job(["salloc", "-n", "2", sys.executable, "-m", "launcher", WHERE], env=slurm)
+    assert done.stdout == "0: mpi True [[0, 0, 0], [1, 1, 0]]\n", done.stderr
+
+
+def test_the_user_may_choose_the_engine_and_fewer_ranks(
+    slurm: dict[str, str], mpiexec: list[str], run_job: Run
+) -> None:
+    launch = ["salloc", "-n", "3", sys.executable, "-m", "launcher"]
+    for engine in ("slurm", "openmpi" if flavour(mpiexec[0]) == OPENMPI else "mpich"):
+        done = run_job([*launch, "--engine", engine, "-n", "2", WHERE], env=slurm)
+        assert done.stdout == "0: mpi True [[0, 0, 0], [1, 1, 0]]\n", done.stderr
+    done = run_job([*launch, "-n", "4", WHERE], env=slurm)
+    assert done.returncode == 2
+    assert "ddp-launch: 4 ranks were asked for, and the allocation has 3 tasks\n" in done.stderr
+
+
+def test_hosts_of_the_allocation_may_be_chosen(slurm: dict[str, str], run_job: Run) -> None:
+    node = socket.gethostname().partition(".")[0]
+    words = [sys.executable, "-m", "launcher", "--engine", "slurm", "--hosts", f"{node}:2", WHERE]
+    done = run_job(["salloc", "-n", "3", *words], env=slurm)
+    assert done.stdout == "0: mpi True [[0, 0, 0], [1, 1, 0]]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "says"),
+    [
+        ("sys.exit(3)", 3, "rank 1 .*exited with code 3"),
+        ("raise ValueError('no')", 1, "rank 1 .*raised ValueError: no"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 1 .*was killed by SIGKILL"),
+        ("os.kill(int(os.environ['DDP_KEEPER']), signal.SIGKILL)", 1, "the keeper of rank 1 .*died"),
+    ],
+)
+def test_ddp_launch_judges_a_step(
+    slurm: dict[str, str], run_job: Run, leaving: Callable[[str], str], how: str, status: int, says: str
+) -> None:
+    start = time.monotonic()
+    done = run_job(["salloc", "-n", "2", sys.executable, "-m", "launcher", leaving(how)], env=slurm)
+    assert done.returncode == status, done.stderr
+    assert re.search(rf"\nddp-launch: {says}", "\n" + done.stderr), done.stderr
+    assert time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize("victim", ["launcher", "srun", "slurmstepd"])
+def test_whoever_is_killed_the_step_ends(
+    slurm: dict[str, str], start_job: Callable[..., Any], tmp_path: Path, victim: str
+) -> None:
+    script = tmp_path / "wait.py"
+    script.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    job = start_job(["salloc", "-n", "2", sys.executable, "-m", "launcher", str(script)], env=slurm)
+    wait_for(job.process.stdout, "ready", 2)
+    pids = [pid for pid in _pids() if _runs(pid, victim, slurm["SLURM_CONF"], str(script))]
+    assert pids, victim
+    os.kill(min(pids), signal.SIGKILL)
+    done = job.wait(30)
+    if victim != "launcher":  # of that salloc makes nothing
+        assert done.returncode != 0
+        assert re.search(rf"\nddp-launch: {victim}.* \(pid \d+\)", "\n" + done.stderr), done.stderr
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def _runs(pid: int, what: str, conf: str, script: str) -> bool:
+    """True for the process of that name which belongs to this Slurm, and to no other that runs beside it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    if f"SLURM_CONF={conf}".encode() not in environ:
+        return False
+    if what == "launcher":
+        return words[1:3] == ["-m", "launcher"] and script in words
+    return Path(words[0].rstrip(":")).name == what or words[0].startswith(f"{what}:")
