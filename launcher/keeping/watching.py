@@ -11,6 +11,7 @@ import sys
 import time
 
 from launcher import refusal
+from launcher.keeping.ending import SWEEP_LIMIT, end_at_once, end_like
 from launcher.keeping.halts import ORDERED, PAUSED, SILENT, Halts
 from launcher.keeping.handshake import connect
 from launcher.keeping.memory import Memory
@@ -31,7 +32,6 @@ _BACKLOG = 1 << 20
 _REST, _FEW = 0.004, 1 << 14
 # What is left in a rank's pipes after its end is read at once; only a process beyond our reach can keep them open.
 _DRAIN_LIMIT = 1.0
-_SWEEP_LIMIT = 2.0
 _BEAT = 1.0  # s
 # A launcher that has let itself be heard every PING seconds, and says nothing for so long, is stopped: so is its job.
 _SILENCE = 4 * PING
@@ -96,12 +96,13 @@ class Keeper:
             self.channel, messages = connect(address, secret, self.identity)
         except refusal.Refusal as words:
             print(refusal.line(words), file=sys.stderr)
-            self._end_at_once()
+            end_at_once()
         self._obey(messages)  # orders may have come with the answer
         self._reap()  # a rank may have ended before SIGCHLD had a handler
         while not self.released:
             self._turn()
-        self._leave()
+        assert self.status is not None
+        end_like(os.waitstatus_to_exitcode(self.status))
 
     def _turn(self) -> None:
         """Waits until something happens, and deals with it."""
@@ -231,7 +232,7 @@ class Keeper:
             self.status = ended[self.pid]
             self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
             # What the rank leaves behind would hold its pipes open, and the machine's memory.
-            sweep(_SWEEP_LIMIT)
+            sweep(SWEEP_LIMIT)
             self.drain_deadline = time.monotonic() + _DRAIN_LIMIT
 
     # -- engine and launcher
@@ -239,7 +240,7 @@ class Keeper:
     def _handle_signals(self, numbers: bytes) -> None:
         if os.getppid() != self.engine:
             self.channel.send({"lost": True})
-            self._end_at_once()
+            end_at_once()
         for number in numbers:
             if number in _ENDING:
                 # Whether this is a stop that the rank may take its time for or a peer has died, the launcher knows.
@@ -257,7 +258,7 @@ class Keeper:
 
     def _obey(self, messages: list[Message] | None) -> None:
         if messages is None:  # the launcher has gone
-            self._end_at_once()
+            end_at_once()
         for message in messages:
             if "ping" in message:
                 self.silent_at = time.monotonic() + _SILENCE
@@ -265,7 +266,7 @@ class Keeper:
                 self._signal(int(message["signal"]))
             if "kill" in message:
                 self.killed = True
-                self._bury(sweep(_SWEEP_LIMIT))
+                self._bury(sweep(SWEEP_LIMIT))
             if "stdin" in message and "in" in self.pipes:
                 self.stdin += to_bytes(message["stdin"])
                 if not message["stdin"]:
@@ -301,18 +302,3 @@ class Keeper:
         code = os.waitstatus_to_exitcode(self.status)
         memory = self.memory.words(self.peak) if code == -signal.SIGKILL and not self.killed else None
         self.channel.send({"end": code, "deserted": self.joined, "memory": memory})
-
-    def _leave(self) -> NoReturn:
-        """Ends as the rank did, for whoever watches the keeper."""
-        assert self.status is not None
-        code = os.waitstatus_to_exitcode(self.status)
-        if code < 0:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank's core is the one of interest
-            if -code not in (signal.SIGKILL, signal.SIGSTOP):
-                signal.signal(-code, signal.SIG_DFL)
-            os.kill(os.getpid(), -code)
-        os._exit(code if code >= 0 else 128 - code)
-
-    def _end_at_once(self) -> NoReturn:
-        sweep(_SWEEP_LIMIT)
-        os._exit(1)
