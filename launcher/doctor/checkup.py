@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from launcher.doctor import show
 from launcher.doctor.aside import end_all
@@ -80,21 +81,22 @@ def _all(machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
 
 
 def _ranks(found: list[Finding], gpus: int, machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
-    from launcher.doctor import ranks
+    from launcher.doctor import mpi, ranks
+    from launcher.doctor.trials import trials
+    from launcher.engines import slurm
 
     broken = {each.check for each in found if each.level is Level.ERROR}
-    # What is known to be broken would only be said a second time, and less well.
-    if broken & {"python", "threads", "mpi", "limits"}:
-        yield [note(ranks.CHECK, "not tried: mend the errors above first")]
-        return
-    tried = _guarded(ranks.CHECK, lambda: ranks.check(2))
-    if exit_code(tried) and any(each.level is Level.WARNING for each in found):
-        tried.append(note(ranks.CHECK, "one of the warnings above may be why"))
-    yield tried
-    if gpus and "gpu" not in broken:
-        yield _guarded(ranks.CHECK, lambda: ranks.check(min(2, gpus), "nccl"))
-    if len(machines) > 1 and "hosts" not in broken:
-        yield _guarded(ranks.CHECK, lambda: ranks.check(len(machines), "mpi", machines))
+    starters = mpi.look()
+    tasks = (slurm.tasks(os.environ) or 0) if starters.srun else 0
+    tries = trials(broken, mpiexec=bool(starters.family), tasks=tasks, gpus=gpus, hosts=machines)
+    if not tries:
+        yield [note(ranks.CHECK, "none were started" + (": mend the errors above first" if broken else ""))]
+    warned = any(each.level is Level.WARNING for each in found)
+    for trial in tries:
+        tried = _guarded(ranks.CHECK, partial(ranks.check, trial))
+        if exit_code(tried) and warned:
+            tried.append(note(ranks.CHECK, "one of the warnings above may be why"))
+        yield tried
 
 
 def _guarded(name: str, check: Check) -> list[Finding]:

@@ -31,7 +31,7 @@ class Starters(NamedTuple):
     wheels: MPIs installed by pip, and their versions
     mpiexec: what ddp-launch would use, "" if there is none, for the reason `trouble`; family: whose it is
     bare: what `mpiexec` means to a shell, "" if nothing; bare_family: whose that is
-    srun: what starts the ranks instead, "" if nothing does: Slurm's, inside an allocation
+    srun: Slurm's, if that starts the ranks instead, inside an allocation; else ""
     """
 
     wheels: dict[str, str]

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
+from collectives._gpu.probe import alone
 from launcher.doctor.aside import Answer, ask
 from launcher.doctor.finding import Finding, error, ok, warning
-from launcher.hosts import Host
+from launcher.doctor.trials import Trial
 
 CHECK = "ranks"
 _LIMIT = 90.0  # s; a few seconds on an idle machine
 _SHOWN = 12  # lines of what went wrong
 
 
-def command(n: int, backend: str, hosts: Sequence[Host] = ()) -> list[str]:
+def command(trial: Trial) -> list[str]:
     """What follows `python -m launcher`."""
-    where = ["--hosts", ",".join(f"{_bracketed(host.name)}:1" for host in hosts)] if hosts else []
-    return ["-n", str(n), *where, "-m", "launcher.doctor.pair", backend, str(_LIMIT)]
+    where = ["--hosts", ",".join(f"{_bracketed(host.name)}:1" for host in trial.hosts)] if trial.hosts else []
+    backend = "nccl" if trial.through == "nccl" else "mpi"
+    return ["-n", str(trial.n), *where, "-m", "launcher.doctor.pair", backend, str(_LIMIT)]
 
 
-def check(n: int = 2, backend: str = "mpi", hosts: Sequence[Host] = ()) -> list[Finding]:
+def check(trial: Trial) -> list[Finding]:
     """Starts them and judges."""
-    return judge(ask("launcher", *command(n, backend, hosts), limit=_LIMIT + 10), n, backend, hosts)
+    # What a launcher says to this process is not for them, nor what Slurm does, unless it is to start them.
+    environ = os.environ if trial.through in ("slurm", "hosts") else alone(os.environ)
+    return judge(ask("launcher", *command(trial), limit=_LIMIT + 10, environ=environ), trial)
 
 
-def judge(answer: Answer, n: int, backend: str, hosts: Sequence[Host] = ()) -> list[Finding]:
+def judge(answer: Answer, trial: Trial) -> list[Finding]:
     """What follows from the ranks' results, or from what was printed instead."""
-    where = f" on {', '.join(host.name for host in hosts)}" if hosts else ""
-    through = "NCCL" if backend == "nccl" else "MPI" if hosts else "MPI and shared memory"
-    who = f"{n} rank{'s' * (n != 1)}{where} over {through}"
-    again = " ".join(["ddp-launch", *command(n, backend, hosts)])
+    n = trial.n
+    who = (
+        f"{n} rank{'s' * (n != 1)} "
+        + {
+            "mpi": "over MPI and shared memory",
+            "nccl": "over NCCL",
+            "slurm": "that Slurm starts",
+            "hosts": f"on {', '.join(host.name for host in trial.hosts)} over MPI",
+        }[trial.through]
+    )
+    again = " ".join(["ddp-launch", *command(trial)])
     if answer.said is None:
         said = [line for line in answer.lines if line.startswith("ddp-launch: ")]
         # The launcher explains the failure in its last line; what came before it is the story.
         reason = said[-1].partition(": ")[2] if said else answer.trouble
         story = "".join(f"\n{line}" for line in answer.lines[-_SHOWN:] if line not in said[-1:])
-        level = warning if backend == "nccl" else error  # without NCCL, arrays of a GPU go through the host's memory
+        level = (
+            warning if trial.through == "nccl" else error
+        )  # without NCCL, arrays of a GPU go through the host's memory
         return [level(CHECK, f"{who} could not try the collectives: {reason}{story}\nto see it again: {again}")]
     seen = answer.said
     found = []

@@ -14,6 +14,8 @@ import pytest
 
 from launcher.doctor import checkup
 from launcher.doctor.finding import Finding, Level, error, note, ok, warning
+from launcher.doctor.trials import Trial, trials
+from launcher.hosts import Host
 
 DOCTOR = [sys.executable, "-m", "launcher.doctor"]
 
@@ -60,9 +62,12 @@ def test_a_machine_that_is_broken(run_job: Any, broken: dict[str, str], mpiexec:
         "mpi4py cannot load an MPI: the process that tried died of SIGABRT",
     ]
     assert all("pip install" in mend for mend in errors.values())
-    assert {"check": "ranks", "level": "note", "text": "not tried: mend the errors above first", "mend": ""} in told[
-        "findings"
-    ]
+    assert {
+        "check": "ranks",
+        "level": "note",
+        "text": "none were started: mend the errors above first",
+        "mend": "",
+    } in told["findings"]
     (threads,) = [each for each in told["findings"] if each["text"].startswith("OMP_NUM_THREADS=99999")]
     assert (threads["level"], threads["mend"]) == ("warning", "unset OMP_NUM_THREADS")
 
@@ -89,8 +94,6 @@ def test_what_it_has_started_ends_with_it(start_job: Any, tmp_path: Path, number
     [
         ([ok("mpi", "x")], [ok("ranks", "x")], ["ok"]),
         ([error("mpi", "x")], [], ["note"]),
-        ([error("limits", "x")], [], ["note"]),
-        ([error("gpu", "x")], [ok("ranks", "x")], ["ok"]),
         ([warning("memory", "x")], [error("ranks", "x")], ["error", "note"]),
         ([note("memory", "x")], [error("ranks", "x")], ["error"]),
     ],
@@ -98,22 +101,41 @@ def test_what_it_has_started_ends_with_it(start_job: Any, tmp_path: Path, number
 def test_when_ranks_are_started(
     monkeypatch: pytest.MonkeyPatch, found: list[Finding], tried: list[Finding], expected: list[str]
 ) -> None:
-    monkeypatch.setattr("launcher.doctor.ranks.check", lambda n: list(tried))
+    monkeypatch.setattr("launcher.doctor.ranks.check", lambda trial: list(tried))
+    monkeypatch.setattr("launcher.doctor.trials.trials", lambda broken, **facts: [] if broken else [Trial(2)])
     (levels,) = [[each.level.value for each in findings] for findings in checkup._ranks(found, 0, ())]
     assert levels == expected
 
 
-def test_ranks_on_gpus_and_on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher.hosts import Host
+ALL = {"mpiexec": True, "tasks": 0, "gpus": 0, "hosts": ()}
+HOSTS = (Host("a", 4), Host("b", 4), Host("c", 1))
 
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("launcher.doctor.ranks.check", lambda *args: calls.append(args) or [])
-    hosts = (Host("a", 4), Host("b", 4))
-    assert len(list(checkup._ranks([], 8, hosts))) == 3
-    assert calls == [(2,), (2, "nccl"), (2, "mpi", hosts)]
-    calls.clear()
-    list(checkup._ranks([error("gpu", "x"), error("hosts", "x")], 1, hosts))
-    assert calls == [(2,)]
+
+@pytest.mark.parametrize(
+    ("broken", "change", "expected"),
+    [
+        ((), {}, [Trial(2)]),
+        (("memory", "gpu", "hosts"), {}, [Trial(2)]),
+        (("mpi",), {"gpus": 8, "hosts": HOSTS, "tasks": 4}, []),
+        (("python",), {}, []),
+        (("threads",), {}, []),
+        (("limits",), {}, []),
+        ((), {"tasks": 1}, [Trial(2)]),
+        ((), {"tasks": 4}, [Trial(2), Trial(2, "slurm")]),
+        ((), {"tasks": 4, "mpiexec": False}, [Trial(2, "slurm")]),
+        ((), {"tasks": 1, "mpiexec": False}, []),
+        ((), {"gpus": 8}, [Trial(2), Trial(2, "nccl")]),
+        ((), {"gpus": 1}, [Trial(2), Trial(1, "nccl")]),
+        ((), {"gpus": 1, "mpiexec": False}, [Trial(1, "nccl")]),
+        ((), {"gpus": 2, "mpiexec": False}, []),
+        (("gpu",), {"gpus": 8}, [Trial(2)]),
+        ((), {"hosts": HOSTS}, [Trial(2), Trial(3, "hosts", HOSTS)]),
+        ((), {"hosts": HOSTS[:1]}, [Trial(2)]),
+        (("hosts",), {"hosts": HOSTS}, [Trial(2)]),
+    ],
+)
+def test_which_ranks_are_started(broken: tuple[str, ...], change: dict[str, Any], expected: list[Trial]) -> None:
+    assert trials(set(broken), **{**ALL, **change}) == expected
 
 
 def test_a_check_that_fails_by_itself_is_no_error() -> None:

@@ -9,6 +9,7 @@ import pytest
 from launcher.doctor import ranks
 from launcher.doctor.aside import Answer
 from launcher.doctor.finding import Level
+from launcher.doctor.trials import Trial
 from launcher.hosts import Host
 
 OK, NOTE, WARNING, ERROR = Level
@@ -71,15 +72,18 @@ AGAIN = "\nto see it again: ddp-launch -n 2 -m launcher.doctor.pair mpi 90.0"
     ],
 )
 def test_ranks(answer: Answer, expected: list[tuple[Level, str, str]], assert_found: Any) -> None:
-    assert_found(ranks.judge(answer, 2, "mpi"), *expected)
+    assert_found(ranks.judge(answer, Trial(2)), *expected)
 
 
 def test_ranks_elsewhere_and_on_gpus() -> None:
-    hosts = (Host("a", 4), Host("fe80::1", 4))
-    assert ranks.command(2, "mpi", hosts)[:4] == ["-n", "2", "--hosts", "a:1,[fe80::1]:1"]
-    first, speed, *_ = ranks.judge(Answer({**SEEN, "nodes": 2}, ""), 2, "mpi", hosts)
+    there = Trial(2, "hosts", (Host("a", 4), Host("fe80::1", 4)))
+    assert ranks.command(there)[:4] == ["-n", "2", "--hosts", "a:1,[fe80::1]:1"]
+    first, speed, *_ = ranks.judge(Answer({**SEEN, "nodes": 2}, ""), there)
     assert first.text.startswith("2 ranks on a, fe80::1 over MPI: 10 collectives")
     assert speed.text.startswith("all_reduce (2 ranks on 2 hosts)")
-    assert ranks.judge(Answer(SEEN, ""), 1, "nccl")[0].text.startswith("1 rank over NCCL: ")
-    (failed,) = ranks.judge(Answer(None, "died"), 2, "nccl")
+    assert ranks.judge(Answer(SEEN, ""), Trial(2, "slurm"))[0].text.startswith("2 ranks that Slurm starts: 10 ")
+    alone = Trial(1, "nccl")
+    assert ranks.command(alone)[-2] == "nccl"
+    assert ranks.judge(Answer(SEEN, ""), alone)[0].text.startswith("1 rank over NCCL: ")
+    (failed,) = ranks.judge(Answer(None, "died"), alone)
     assert failed.level is Level.WARNING, "NCCL is not needed"
