@@ -25,7 +25,8 @@ class Trial(NamedTuple):
 def trials(broken: Set[str], *, mpiexec: bool, tasks: int, gpus: int, hosts: tuple[Host, ...]) -> list[Trial]:
     """What is to be tried.
 
-    broken: checks that found errors; mpiexec: there is one; tasks: that srun may start in this allocation, 0 outside of one
+    broken: checks that found errors; mpiexec: there is one
+    tasks: that srun may start in this allocation, 0 outside of one
     gpus: that could be spoken to through NCCL; hosts: that are to train together
     """
     if broken & _NEEDED:
