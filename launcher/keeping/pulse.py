@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.keeping.offspring import cpu_below
+from launcher.keeping.offspring import Offspring
 from launcher.wire import Message
 
 TYPE_CHECKING = False
@@ -35,6 +35,7 @@ class Pulse:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self._offspring = Offspring(pid)
         self._record: Glance | None = None
 
     def found(self, fd: int) -> None:
@@ -54,7 +55,7 @@ class Pulse:
     def take(self) -> Message:
         """The beat: state, cpu (s since the start), below (the same of its descendants), rss (bytes), `Glance.read`."""
         state, cpu, rss = parse_stat(_stat(self._pid))
-        return {"state": state, "cpu": cpu, "below": cpu_below(self._pid), "rss": rss, **self._glance()}
+        return {"state": state, "cpu": cpu, "below": self._offspring.cpu(), "rss": rss, **self._glance()}
 
     def stood(self) -> str:
         """Where the rank's Python stood last, in words."""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from launcher.keeping.offspring import cpu_below
+from launcher.keeping.offspring import Offspring
 
 SPIN = "import sys, time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
 SPIN += "print('spun', flush=True)\nsys.stdin.read()"
@@ -16,15 +16,15 @@ NESTED = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv
 
 
 def test_cpu_below_counts_descendants_alive_and_dead() -> None:
-    before = cpu_below(os.getpid())
+    before = Offspring(os.getpid()).cpu()
     command = [sys.executable, "-c", NESTED, SPIN.format(0.3)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"spun\n"
-        alive = cpu_below(os.getpid()) - before
-        assert cpu_below(child.pid) >= 0.3
+        alive = Offspring(os.getpid()).cpu() - before
+        assert Offspring(child.pid).cpu() >= 0.3
         child.communicate(timeout=20)
-    dead = cpu_below(os.getpid()) - before
+    dead = Offspring(os.getpid()).cpu() - before
     assert alive >= 0.3
     assert dead >= alive
 
@@ -32,6 +32,22 @@ def test_cpu_below_counts_descendants_alive_and_dead() -> None:
 def test_a_process_that_sleeps_or_has_gone_uses_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         time.sleep(0.1)
-        assert cpu_below(child.pid) == 0.0
+        assert Offspring(child.pid).cpu() == 0.0
         child.communicate(b"\n", timeout=20)
-    assert cpu_below(child.pid) == 0.0
+    assert Offspring(child.pid).cpu() == 0.0
+
+
+def test_children_are_found_between_thorough_looks_too() -> None:
+    offspring = Offspring(os.getpid())
+    before = offspring.cpu()
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass\ntime.sleep(60)"]
+    ) as child:
+        try:
+            deadline = time.monotonic() + 20
+            while Offspring(os.getpid()).cpu() - before < 0.2:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert offspring.cpu() - before >= 0.2  # the second look
+        finally:
+            child.kill()
