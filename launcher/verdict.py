@@ -206,14 +206,18 @@ def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
         own = (fact for fact in facts if isinstance(fact, RankFailed) and not is_echo(fact) and not fact.asked)
         return next(own, first)
     if not _may_be_collateral(first):
-        return first
+        if not isinstance(first, RankFailed) or first.raised is not None or (first.status or 0) <= 0:
+            return first
+        # An MPI whose engine dies while it starts ends its rank with a code of its own.
+        lost = [fact for fact in facts if isinstance(fact, EngineLost) and fact.at - first.at <= _SAME_CAUSE]
+        return [*lost, first][0]
     unborn = [fact for fact in facts if isinstance(fact, EngineEnded) and fact.missing]
     near = [fact for fact in facts if fact.at - first.at <= _SAME_CAUSE]
     killed = [fact for fact in near if isinstance(fact, EngineEnded) and fact.status < 0]
-    lost = [fact for fact in near if isinstance(fact, EngineLost)]
+    gone = [fact for fact in near if isinstance(fact, EngineLost)]
     keepers = [fact for fact in near if isinstance(fact, KeeperLost)]
     named = [fact for fact in keepers if re.search(rb"PID %d\b" % fact.pid, chatter)]
-    return [*killed, *lost, *named, *unborn, *keepers, first][0]
+    return [*killed, *gone, *named, *unborn, *keepers, first][0]
 
 
 def is_echo(fact: Fact) -> bool:

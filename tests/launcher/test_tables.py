@@ -39,6 +39,9 @@ _UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
         ([_RAISED, rank_failed(0.1, 0, 3)], b"", 0),
         ([rank_failed(0, 0, 3), _RAISED, _KILLED], b"", 0),  # an exit code is the rank's own
         ([rank_failed(0, 0, -15, True), _KEEPER, _KILLED], b"", 2),
+        ([rank_failed(0, 0, 15), rank_failed(0.1, 1, 15), _LOST], b"", 2),  # its MPI ended it, without an engine
+        ([rank_failed(-1.0, 0, 15), _LOST], b"", 0),
+        ([rank_failed(0, 0, -9), _LOST], b"", 0),
         ([rank_failed(0, 0, -9), _KILLED], b"", 0),  # nobody had asked its keeper to end
         ([_ECHO, rank_failed(0.1, 1, 3)], b"", 1),
         ([_ECHO, rank_failed(0.1, 1, -15, True), EngineEnded(at=0.2, pid=7, status=1)], b"", 0),
