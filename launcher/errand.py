@@ -12,7 +12,7 @@ from launcher.called import VERDICT
 from launcher.job import Job, UsageError
 from launcher.observer import Observer
 from launcher.process import become_subreaper, die_with_parent, sweep
-from launcher.verdict import Fact, RankFailed, TimeLimit, cause
+from launcher.verdict import Fact, NotStarted, RankFailed, TimeLimit, cause
 from launcher.watch import launch
 
 # The caller's wish to end is not worth a long farewell (s).
@@ -58,11 +58,13 @@ class _Listener(Observer):
         self._text = text
 
     def verdict(self, code: int) -> tuple[str, int | None, str]:
-        """How it ended ("well", "late" or "failed"), the rank that is to blame if one is, and a sentence."""
+        """How it ended ("well", "late", "wrong use" or "failed"), the rank to blame if one is, and a sentence."""
         if code == 0:
             return "well", None, ""
         if not self._facts:
             return "failed", None, self._text or f"the launcher ended with code {code}"
         first = cause(self._facts)
         kind = "late" if isinstance(first, TimeLimit) else "failed"
-        return kind, first.rank if isinstance(first, RankFailed) else None, str(first)
+        if isinstance(first, NotStarted) and first.code == 2:
+            kind = "wrong use"
+        return kind, first.rank if isinstance(first, RankFailed) else None, self._text or str(first)

@@ -19,7 +19,7 @@ from launcher.observer import Observer, Observers
 from launcher.process import fill_standard_streams
 from launcher.signals import ENDING, SignalPipe
 from launcher.starting import ranks_environment
-from launcher.verdict import Fact, TimeLimit, signal_name
+from launcher.verdict import Fact, RankFailed, TimeLimit, cause, signal_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
 
     0 if every rank ended with 0; else that of the first rank that failed: 128 + N if signal N killed it, 1 if it
     raised; 124 after `job.timeout`; 130 after Ctrl-C, 143 after SIGTERM.
-    observers: hear of everything; explain: says how it failed, and shows the traceback
+    observers: hear of everything; explain: says, too, why a rank failed or that time is over
     Raises: UsageError if no MPI is there to start more than one rank.
     """
     fill_standard_streams()
@@ -75,7 +75,7 @@ class _Watch:
             hosts=[host.name for host in job.hosts],
             asking=[job.debug_rank] if os.isatty(0) else [],
         )
-        self._say = self.console.say if explain else lambda text: None
+        self._explain = explain
         self.stdin = StandardInput(job.debug_rank, shown=self.console.typed)
         self.logs = _logs(job, self.console)
         self.tail = _tail(job, self.console)
@@ -176,8 +176,9 @@ class _Watch:
         if not outcome.facts:
             return 0, ""
         found = report.explain(outcome.facts, outcome.chatter, self.tail, outcome.several_hosts)
-        for block in found.blocks:
-            self._say(block)
+        if self._explain or not isinstance(cause(outcome.facts, outcome.chatter), RankFailed | TimeLimit):
+            for block in found.blocks:
+                self.console.say(block)
         return found.code, found.sentence
 
 
