@@ -210,7 +210,7 @@ def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
             return first
         # An MPI whose engine dies while it starts ends its rank with a code of its own.
         lost = [fact for fact in facts if isinstance(fact, EngineLost) and fact.at - first.at <= _SAME_CAUSE]
-        return [*lost, first][0]
+        return lost[0] if lost else first
     unborn = [fact for fact in facts if isinstance(fact, EngineEnded) and fact.missing]
     near = [fact for fact in facts if fact.at - first.at <= _SAME_CAUSE]
     killed = [fact for fact in near if isinstance(fact, EngineEnded) and fact.status < 0]
