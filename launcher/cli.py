@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -165,9 +166,11 @@ def _preview(words: Words, layer: Layer, job: Job) -> str | None:
 
 
 def _run(job: Job) -> int:
+    from launcher.leftovers import remove_leftovers
     from launcher.process import become_subreaper, childless, children_of, parents, sweep
     from launcher.watch import launch
 
+    began = time.time()
     # If the guard is killed, what it guarded comes to us; what this process had before it became us is not ours.
     before = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
     become_subreaper()
@@ -176,3 +179,4 @@ def _run(job: Job) -> int:
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
         sweep(_SWEEP_LIMIT, spare=before)
+        remove_leftovers(began)
