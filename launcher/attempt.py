@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from collectives.world import ATTEMPT
 from launcher import engines
 from launcher.console import BACKLOG, Console
 from launcher.crew import Crew, Member
@@ -24,7 +25,7 @@ from launcher.job import Job
 from launcher.observer import Observer
 from launcher.reception import Reception
 from launcher.signals import ENDING, FORWARDED, SUSPENDING
-from launcher.starting import keeper, keepers_environment
+from launcher.starting import keeper, keepers_environment, threads
 from launcher.verdict import (
     EngineEnded,
     EngineLost,
@@ -113,6 +114,10 @@ class Attempt:
         told = self._engine.environment({**environ, **self._told()}, scratch)
         command = self._engine.command(keeper(job), told)
         self._guard = Guard(command, told, scratch)
+        # On a terminal only, and once: who reads a file has asked for what the ranks say.
+        first = environ.get(ATTEMPT, "0") == "0"
+        if first and console.columns() and (text := threads(job, self._engine, environ, len(os.sched_getaffinity(0)))):
+            console.say(f"ddp-launch: {text}")
         os.set_blocking(self._guard.chatter, False)
 
     def _told(self) -> dict[str, str]:

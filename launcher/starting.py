@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from collectives.world import ATTEMPT, BACKEND, DEBUG_RANK, TRACE
 from launcher import engines, seat
@@ -39,3 +40,15 @@ def ranks_environment(job: Job, attempt: int) -> dict[str, str]:
     if job.trace is not None:
         found[TRACE] = os.path.abspath(job.trace)
     return found
+
+
+def threads(job: Job, engine: Engine, environ: Mapping[str, str], cores: int) -> str | None:
+    """What the user should know of the threads that ranks may use; None if he has chosen, or there is nothing to share.
+
+    cores: of this machine
+    """
+    if seat.THREADS in environ or job.size == 1:
+        return None
+    if engines.filled(job, engine) != (job.size,):
+        return f"{seat.THREADS} is the number of each host's cores / ranks, unless you set it"
+    return f"{seat.THREADS} is {max(1, cores // job.size)} ({cores} cores / {job.size} ranks), unless you set it"

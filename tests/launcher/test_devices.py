@@ -12,8 +12,11 @@ import pytest
 
 from collectives.world import World
 from launcher import devices, seat
-from launcher.job import UsageError
+from launcher.engines.hydra import Hydra
+from launcher.hosts import Host
+from launcher.job import Job, UsageError
 from launcher.refusal import Refusal
+from launcher.starting import threads
 
 ROOT = Path(__file__).parent.parent.parent
 NODES = ["null", "nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "nvme0"]
@@ -137,6 +140,26 @@ def test_rules_reach_the_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "OMP_NUM_THREADS" not in found.environment({"OMP_NUM_THREADS": "7"})
     unbound = seat.Seat(seat.rules(bind=False, share=True, nodes=None), {}, World("mpich", 0, 2, 0, 2))
     assert (unbound.cores, unbound.node) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "text"),
+    [
+        ({"n": 4}, {}, "OMP_NUM_THREADS is 2 (8 cores / 4 ranks), unless you set it"),
+        ({"n": 9}, {}, "OMP_NUM_THREADS is 1 (8 cores / 9 ranks), unless you set it"),
+        ({"n": 4}, {"OMP_NUM_THREADS": "1"}, None),
+        ({"n": 1}, {}, None),
+        (
+            {"n": 4, "hosts": (Host("a", 2), Host("b", 2))},
+            {},
+            "OMP_NUM_THREADS is the number of each host's cores / ranks, unless you set it",
+        ),
+    ],
+)
+def test_what_is_said_of_threads(settings: dict[str, Any], environ: dict[str, str], text: str | None) -> None:
+    job = Job(module="train", **settings)
+    engine = Hydra("/m/mpiexec", job.size, job.hosts, tuple(host.name for host in job.hosts[1:]))
+    assert threads(job, engine, environ, 8) == text
 
 
 SAYS = """
