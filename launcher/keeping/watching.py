@@ -35,6 +35,8 @@ _DRAIN_LIMIT = 1.0
 _BEAT = 1.0  # s
 # A launcher that has let itself be heard every PING seconds, and says nothing for so long, is stopped: so is its job.
 _SILENCE = 4 * PING
+# Of a killed parent that has several threads the one which started us may die first (s): we hear, and it seems to live.
+_DYING = 0.02
 _NEVER = float("inf")
 
 # From outside, an engine most likely, and to end the rank; and for whatever the user wants.
@@ -238,6 +240,8 @@ class Keeper:
     # -- engine and launcher
 
     def _handle_signals(self, numbers: bytes) -> None:
+        if signal.SIGTERM in numbers and os.getppid() == self.engine:
+            time.sleep(_DYING)
         if os.getppid() != self.engine:
             self.channel.send({"lost": True})
             end_at_once()
