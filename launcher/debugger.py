@@ -7,6 +7,7 @@ at each until the debug rank has gone on from as many, so ranks that run the sam
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pdb
 import signal
@@ -89,8 +90,9 @@ class _Terminal:
     """
 
     def __init__(self) -> None:
-        ours = sys.stdin is sys.__stdin__ and sys.stdout is sys.__stdout__ and TERMINAL_FD in os.environ
-        self.fd = int(os.environ[TERMINAL_FD]) if ours else None
+        ours = sys.stdin is sys.__stdin__ and sys.stdout is sys.__stdout__
+        editor = importlib.util.find_spec("readline") is not None  # a part of Python that not every system has
+        self.fd = int(os.environ[TERMINAL_FD]) if ours and editor and TERMINAL_FD in os.environ else None
 
     def __enter__(self) -> None:
         if self.fd is None:

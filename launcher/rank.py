@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from types import CodeType, ModuleType, TracebackType
 
-from collectives.world import report
+from collectives.world import report, supervised
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a tenth of its memory
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def run(target: Sequence[str], stacks: int | None) -> NoReturn:
             told = True
             report(raised={"type": _type_name(error), "message": _message(error), "traceback": _format(error, trace)})
 
-    sys.breakpointhook = _breakpoint
+    if not os.environ.get("PYTHONBREAKPOINT"):  # else the user has chosen a debugger
+        sys.breakpointhook = _breakpoint
     # The launcher prints tracebacks, so that the first one comes once, and last. Hooks set later call this one in turn.
     sys.excepthook = tell
     try:
@@ -77,13 +78,15 @@ def run(target: Sequence[str], stacks: int | None) -> NoReturn:
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> Any:
-    """`breakpoint()`: the debugger of the launcher, unless the user has chosen another one."""
-    if os.environ.get("PYTHONBREAKPOINT"):
-        return sys.__breakpointhook__(*args, **kwargs)
-    from launcher.debugger import stop_at  # here, because it imports much
+    """`breakpoint()`: the launcher's debugger, or Python's own in a process that is no rank but was forked by one."""
+    if supervised():
+        from launcher.debugger import stop_at  # here, because it imports much
 
-    stop_at(sys._getframe(1), *args, **kwargs)
-    return None
+        stop_at(sys._getframe(1), *args, **kwargs)
+    else:
+        import pdb
+
+        pdb.Pdb().set_trace(sys._getframe(1))
 
 
 def _hush() -> None:

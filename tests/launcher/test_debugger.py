@@ -265,6 +265,26 @@ def test_the_users_choice_of_a_debugger_counts(ddp_launch: Any, chosen: str) -> 
     assert (done.returncode, done.stdout.split()) == (0, ["over"])
 
 
+def test_a_child_of_a_rank_is_none(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        import bdb
+        child = os.fork()
+        if child == 0:
+            try:
+                breakpoint()
+                time.sleep(0)
+            except bdb.BdbQuit:
+                os._exit(5)  # Python's own debugger, without input
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+        n=1,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "job.py" in done.stdout.splitlines()[0]  # it stands in the user's code
+    assert done.stdout.endswith("5\n")
+
+
 def test_a_killed_debug_rank_ends_the_job(debug: Any) -> None:
     session = debug("print('pid', os.getpid())\nbreakpoint()\nprint('over')")
     seen = session.await_prompt()
