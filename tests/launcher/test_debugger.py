@@ -83,6 +83,7 @@ def test_others_wait_in_a_collective_longer_than_its_time_limit(debug: Any) -> N
     session.await_prompt()
     session.say("p y[0]")
     assert "83" in session.await_prompt()
+    time.sleep(2.5)  # the other rank has ended, and waits for this one to leave the world with it
     session.say("c")
     done = session.end()
     assert (done.returncode, done.stderr) == (0, "")
