@@ -294,11 +294,16 @@ class Attempt:
             text = f"{name} was to start {self.job.size} ranks, but rank {rank} was told of a world of {size}"
             self.fail(NotStarted(at=self.now, message=text))
             return
-        self.crew.add(rank, Member(channel, hello))
+        member = Member(channel, hello)
+        self.crew.add(rank, member)
         self._stdin.came(rank, self.crew)
         self._observers.up(rank, hello)
         if self.crew.complete:
             self._deadlines.pop("start", None)
+        if self.job.size > 1 and member.engine == self._guard.pid and member.host == os.uname().nodename:
+            # What had started the keeper died before this could look who it was: the guard is who orphans come to.
+            text = f"a process of {self._engine.name} died as soon as it had started rank {rank}"
+            self.fail(NotStarted(at=self.now, message=text))
         if self._ending:
             channel.send(self._order)
 
