@@ -352,7 +352,7 @@ class Attempt:
             member.leaving = True
             self.fail(self._failed(rank, member, status=int(message["leaving"])))
         if "lost" in message:
-            self.fail(EngineLost(at=self.now, name=member.engine_name, pid=member.engine))
+            self.fail(EngineLost(at=self.now, name=member.engine_name, pid=member.engine, host=member.host))
         if "asked" in message:
             member.asked = True
         if "took" in message:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from launcher.observer import Observer
-from launcher.verdict import EngineEnded, Fact, Hung, KeeperLost, NotStarted, RankFailed, cause, others
+from launcher.verdict import EngineEnded, EngineLost, Fact, Hung, KeeperLost, NotStarted, RankFailed, cause, others
 
 _KEPT = 20  # lines of each rank
 _WIDEST = 2_000  # bytes of a line
@@ -42,7 +42,8 @@ def explain(facts: Sequence[Fact], chatter: bytes, tails: LastLines, several_hos
     several_hosts: ranks ran on more than one, so that sentences say where
     """
     if not several_hosts:
-        facts = [replace(fact, host="") if isinstance(fact, RankFailed | KeeperLost) else fact for fact in facts]
+        local = RankFailed | KeeperLost | EngineLost
+        facts = [replace(fact, host="") if isinstance(fact, local) else fact for fact in facts]
     first = cause(facts, chatter)
     blocks = []
     if also := others(facts, first):

@@ -114,15 +114,17 @@ class KeeperLost:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLost:
-    """A keeper's parent, a process of the engine, has died."""
+    """A keeper's parent, a process of the engine, has died. host: where, "" where that goes without saying"""
 
     at: float
     name: str
     pid: int
+    host: str = ""
     code: int = 1
 
     def __str__(self) -> str:
-        return f"{self.name or 'the MPI engine'} (pid {self.pid}), which had started the ranks, died"
+        where = f" on {self.host}" if self.host else ""
+        return f"{self.name or 'the MPI engine'}{where} (pid {self.pid}), which had started the ranks, died"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,10 +48,9 @@ class Hydra:
         options = [] if self.intel else ["-disable-auto-cleanup"]
         if not self.hosts:
             return [self.mpiexec, *options, "-n", str(self.n), *rank]
-        if self.here is not None:
-            # Other hosts may know this one by another name than its own, or by none.
-            options += ["-localhost", self.here]
         if not self.intel:
+            # Other hosts may know this one by another name than its own, or by none.
+            options += [] if self.here is None else ["-localhost", self.here]
             hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
             return [self.mpiexec, *options, "-hosts", hosts, "-n", str(self.n), *rank]
         programs = [["-n", str(number), "-host", name, *rank] for name, number in dealt(self.n, self.hosts)]

@@ -156,7 +156,7 @@ def test_the_secret_stands_on_no_command_line(start: Any, hosts: Hosts, script: 
     [
         ("rank", r"rank 1 on {second} \(pid \d+\) was killed by SIGKILL .*", 137),
         ("keeper", r"the keeper of rank 1 on {second} \(pid \d+\) died, and its rank with it", 1),
-        ("proxy", r"\S+ .*\(pid \d+\), which had started the ranks, died", 1),
+        ("proxy", r"\S+ on {second} \(pid \d+\), which had started the ranks, died", 1),
         ("mpiexec", r"mpiexec \(pid \d+\) was killed by SIGKILL \(signal 9\) while ranks were running", 137),
         ("launcher", None, -9),
     ],
