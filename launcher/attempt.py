@@ -105,6 +105,7 @@ class Attempt:
         # What happens when its time comes; removed when it no longer matters.
         self._deadlines: dict[str, float] = {"start": self.now + job.start_limit, "limit": self.now + limit}
         self._held: dict[str, float] = {}  # seconds that are left of those that somebody's debugger holds up
+        self._passed = 0  # breakpoints that the debugger has gone on from
         self._joining: dict[int, float] = {}  # who waits for all to join the world, and how long at most
         self._joined: set[int] = set()
         self._ping = self.now  # when the keepers are to hear from us next
@@ -304,6 +305,11 @@ class Attempt:
             # What had started the keeper died before this could look who it was: the guard is who orphans come to.
             text = f"a process of {self._engine.name} died as soon as it had started rank {rank}"
             self.fail(NotStarted(at=self.now, message=text))
+        # What the others have been told before it came.
+        if self.crew.debugging():
+            channel.send({"pause": True})
+        if self._passed:
+            channel.send({"passed": self._passed})
         if self._ending:
             channel.send(self._order)
 
@@ -341,7 +347,8 @@ class Attempt:
         if "joining" in message:
             self._on_joining(rank, message["joining"])
         if "passed" in message:
-            self.crew.tell({"passed": int(message["passed"])}, lambda each: not each.over)
+            self._passed = int(message["passed"])
+            self.crew.tell({"passed": self._passed}, lambda each: not each.over)
         if "quit" in message and not self._ending:
             self._console.say(f"ddp-launch: {message['quit']}: ending the job (Ctrl-C kills it at once)")
             self._stop(signal.SIGINT)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.launcher.conftest import LAUNCH, wait_for
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -145,8 +146,9 @@ def test_ctrl_c_at_the_prompt_ends_the_job(debug: Any) -> None:
     session.await_prompt()
     start = time.monotonic()
     session.job.process.send_signal(signal.SIGINT)
-    done = session.end()
+    session.job.process.wait(20)  # with standard input still open
     assert time.monotonic() - start < 4  # not after the grace
+    done = session.end()
     assert done.returncode == 130
     assert done.stderr == "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"
 
@@ -211,6 +213,23 @@ def test_a_late_rank_does_not_wait_for_a_debugger_that_is_through(debug: Any) ->
     session.say("c")
     done = session.end()
     assert "goes on from" not in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("went on") == 2
+
+
+SLOW = """
+import os, sys, time
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")) and "keeper" in " ".join(sys.orig_argv):
+    time.sleep(2)
+"""
+
+
+def test_a_rank_that_starts_when_the_debugger_is_through_does_not_wait(debug: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    session = debug("breakpoint()\nprint('went on')", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    session.await_prompt()
+    session.say("c")
+    done = session.end()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("went on") == 2
 
