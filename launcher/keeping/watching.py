@@ -240,8 +240,9 @@ class Keeper:
     # -- engine and launcher
 
     def _handle_signals(self, numbers: bytes) -> None:
-        if signal.SIGTERM in numbers and os.getppid() == self.engine:
-            time.sleep(_DYING)
+        until = time.monotonic() + _DYING
+        while signal.SIGTERM in numbers and os.getppid() == self.engine and time.monotonic() < until:
+            time.sleep(0.001)
         if os.getppid() != self.engine:
             self.channel.send({"lost": True})
             end_at_once()
