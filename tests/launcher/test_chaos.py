@@ -24,7 +24,7 @@ from tests.launcher.conftest import LAUNCH
 
 SEED = 3331  # its first ten strike every kind of process, with every signal, and one of them is a hang
 LAST = 1.5  # s; strikes fall between the start and this
-LIMIT = 25.0  # s; from the strike to the end of the job
+LIMIT = 45.0  # s; from the strike to the end of the job; MPI_Finalize alone may take 30 without its engine
 HANG = 3.0  # s
 GONE = 5.0  # s; until nothing is left
 
@@ -48,8 +48,6 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal
 
 ENGINE = re.compile(r"^\S*(mpiexec|prterun)")
 KEEPER = re.compile(r"^\S*python\S* \S*/launcher/keeper.py ")
-# What is said of ranks that never came, or hang where they meet.
-NEVER_MET = "did not start within|was not there within|nothing has moved"
 
 
 class Strike(NamedTuple):
@@ -144,9 +142,9 @@ def complaint(strike: Strike, result: Result) -> str:
     if result.pid is None:
         return "the victim never came"
     if strike.number == signal.SIGSTOP and strike.victim not in ("rank", "keeper"):
-        # It goes on, or others do its work; only ranks that still need it to come together hang.
-        fine = result.code == 0 or (strike.victim in ("mpiexec", "proxy") and re.search(NEVER_MET, last))
-        return "" if fine else f"exit code {result.code}, and nobody was harmed"
+        # It goes on, or others do its work. Ranks that come together or part need the engine for that: they hang.
+        needed = strike.victim in ("mpiexec", "proxy") and last.startswith("ddp-launch: ")
+        return "" if result.code == 0 or needed else f"exit code {result.code}, and nobody was harmed"
     gentle = strike.number in (signal.SIGTERM, signal.SIGINT)
     if gentle and strike.victim in ("mpiexec", "proxy"):  # hydra passes it on to the ranks, or does not mind
         return "" if result.code == 0 or last.startswith("ddp-launch: ") else "the last line is not ours"
