@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.launcher.conftest import LAUNCH, wait_for
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -226,7 +225,9 @@ if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")) a
 
 def test_a_rank_that_starts_when_the_debugger_is_through_does_not_wait(debug: Any, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW)
-    session = debug("breakpoint()\nprint('went on')", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    session = debug(
+        "breakpoint()\nprint('went on')", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    )
     session.await_prompt()
     session.say("c")
     done = session.end()
