@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 _log = logging.getLogger("collectives")
@@ -50,8 +49,8 @@ def share(node: Sequence[Cores], local_rank: int) -> int:
     >>> share([both, both], 0), share([Cores(frozenset({0, 1}), 8), Cores(frozenset({2}), 8)], 0)
     (4, 2)
     """
-    parts = (Fraction(1, sum(core in other.mine for other in node)) for core in node[local_rank].mine)
-    return max(1, int(sum(parts, Fraction(0))))
+    own = sum(1 / sum(core in other.mine for other in node) for core in node[local_rank].mine)
+    return max(1, int(own + 1e-6))  # three thirds are one
 
 
 def too_narrow(node: Sequence[Cores]) -> list[int]:

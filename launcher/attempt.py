@@ -413,7 +413,7 @@ class Attempt:
             deadlines.setdefault("joining", now + min(self._joining.values()))
 
     def _who_is_missed(self) -> str:
-        missed = [rank for rank, _ in self.crew if rank not in self._joining and rank not in self._joined]
+        missed = [rank for rank in range(self.job.size) if rank not in self._joining and rank not in self._joined]
         waiting, limit = name_ranks(sorted(self._joining)), min(self._joining.values(), default=0.0)
         if not missed:
             return f"the world of all ranks was not there within {limit:g} s, for which {waiting} waited"

@@ -37,6 +37,8 @@ EIGHT = set(range(8))
         (bound(EIGHT), [8]),
         (bound(EIGHT, EIGHT), [4, 4]),
         (bound(EIGHT, EIGHT, EIGHT), [2, 2, 2]),
+        (bound(*[set(range(49))] * 49), [1] * 49),  # 49 times 1/49 is less than 1 to a computer
+        (bound(*[set(range(98))] * 49), [2] * 49),
         (bound({0, 1, 2, 3}, {4, 5, 6, 7}), [4, 4]),  # an engine has split them already
         (bound({0}, {0}), [1, 1]),
         (bound({0, 1, 2}, {2, 3}), [2, 1]),  # core 2 is half each one's
