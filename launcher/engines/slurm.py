@@ -121,6 +121,9 @@ def silence(family: str | None, srun: str) -> str:
         return "no MPI found (pip install mpich)"
     if family not in _LANGUAGES:
         return "Intel MPI is started by its own mpiexec: --engine mpich"
+    said = _ask(srun).strip()
+    if "MPI" not in said:
+        return f"{srun} does not work here: {(said.splitlines() or ['it says nothing'])[0]}"
     return f"{srun} does not speak {_LANGUAGES[family][0]}, which this MPI needs (see srun --mpi=list)"
 
 
