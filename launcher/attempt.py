@@ -12,15 +12,18 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from collectives.world import ATTEMPT
 from launcher import engines
+from launcher.clocks import Clocks
 from launcher.console import BACKLOG, Console
 from launcher.crew import Crew, Member
+from launcher.ending import Ending
 from launcher.engines.words import explain
 from launcher.feeding import StandardInput
 from launcher.guard import Guard
+from launcher.hearing import Hearing
 from launcher.job import Job
 from launcher.observer import Observer
 from launcher.reception import Reception
@@ -30,30 +33,21 @@ from launcher.verdict import (
     EngineEnded,
     EngineLost,
     Fact,
-    KeeperLost,
     NotStarted,
-    Raised,
-    RankFailed,
     TimeLimit,
     is_echo,
     name_ranks,
     signal_name,
 )
-from launcher.wire import PING, TERMINAL, Message, WireError, to_bytes
+from launcher.wire import PING, TERMINAL
 
 # After a failure nobody needs the others' work: they get at most this long to end by themselves.
 _FAILURE_GRACE = 2.0
-# A rank that ended with 0 but took no leave of the others (os._exit) is no failure if they end like that too.
-_DESERTION_LIMIT = 1.0
-# Killed ranks are reported within milliseconds, unless their keeper is stopped or gone: then the guard ends everything.
-_KILL_LIMIT = 0.5
 # A rank that failed because a peer did may be heard of first, though the peer said so before it let the others know.
 _SETTLE = 0.5
 # The engine cleans up after itself once all keepers have ended.
 _ENGINE_LIMIT = 1.5
 _CHATTER_LIMIT = 1 << 16
-# The deadlines that say how long a job may take, and do not run while somebody debugs it.
-_HELD = ("start", "limit", "joining")
 # A loop that turns at least every PING seconds and stood still for longer than this was stopped (s).
 _STOOD_STILL = 2.0
 
@@ -64,6 +58,7 @@ class Outcome(NamedTuple):
     stop: the signal by which the user ended it, 0 if it was not the user
     facts: what went wrong, as it was learned; chatter: what the engine said
     gone: ranks that never came, or fell silent without a word; several_hosts: the ranks were on more than one
+    until: when the whole job must have ended (monotonic, s), later by the time for which it stood still
     """
 
     stop: int
@@ -71,6 +66,7 @@ class Outcome(NamedTuple):
     chatter: bytes
     gone: frozenset[int]
     several_hosts: bool
+    until: float
 
 
 class Attempt:
@@ -97,17 +93,14 @@ class Attempt:
         self._console, self._stdin, self._observers, self._wakeup = console, stdin, observers, wakeup
         self._facts: list[Fact] = []
         self._chatter = b""
-        self._deserter: RankFailed | None = None
-        self._stopped = 0  # the signal by which the user ended the job
-        self._ending = self._killed = self._released = False
+        self._released = False
         self._silent: frozenset[int] = frozenset()  # ranks whose keepers fell silent without a word
-        self._order: Message = {}  # what ranks that come late are told, once it ends
-        # What happens when its time comes; removed when it no longer matters.
-        self._deadlines: dict[str, float] = {"start": self.now + job.start_limit, "limit": self.now + limit}
-        self._held: dict[str, float] = {}  # seconds that are left of those that somebody's debugger holds up
-        self._passed = 0  # breakpoints that the debugger has gone on from
-        self._joining: dict[int, float] = {}  # who waits for all to join the world, and how long at most
-        self._joined: set[int] = set()
+        self._clocks = Clocks()
+        self._clocks.put("start", self.now, job.start_limit)
+        self._clocks.put("limit", self.now, limit)
+        self._until = self.now + limit
+        self._ending = Ending(self.crew, self._clocks, observers)
+        self._hearing = Hearing(self.crew, console, stdin, observers, self._clocks, self._ending, self.fail, job.grace)
         self._ping = self.now  # when the keepers are to hear from us next
         self._engine = engines.choose(job, environ)
         self._reception = Reception(self._engine.elsewhere)
@@ -134,11 +127,13 @@ class Attempt:
         while not self._finished():
             self._turn()
         self._on_chatter()
-        self._ending, self._deadlines = True, {}
+        self._ending.begun = True
+        self._clocks.clear()
         if self._facts and self.crew.missing():
             self._facts.append(self._engine_ended())
-        gone = frozenset(self.crew.missing()) | self._silent
-        return Outcome(self._stopped, self._facts, self._chatter, gone, self.crew.several_hosts())
+        gone = frozenset(self.crew.missing()) | self._hearing.silent
+        until = self._until + self._clocks.stood
+        return Outcome(self._ending.stopped, self._facts, self._chatter, gone, self.crew.several_hosts(), until)
 
     def drain(self) -> None:
         """A slow reader gets everything, unless the user presses Ctrl-C. The job is over."""
@@ -155,18 +150,18 @@ class Attempt:
 
     def fail(self, fact: Fact) -> None:
         """Takes note of a failure. The first ends the job."""
-        if self._stopped:
+        if self._ending.stopped:
             return
         self._facts.append(fact)
         self._observers.failed(fact)
-        if self._ending:
+        if self._ending.begun:
             return
         if is_echo(fact):
             # Ending the others now would kill the one whose failure this is, before it has told us.
-            self._deadlines.setdefault("settle", self.now + _SETTLE)
+            self._clocks.begin("settle", self.now, _SETTLE)
         else:
             grace = self.job.grace if isinstance(fact, TimeLimit) else min(self.job.grace, _FAILURE_GRACE)
-            self._end(signal.SIGTERM, grace)
+            self._ending.begin(signal.SIGTERM, self.now, grace)
 
     def ask_stacks(self) -> None:
         """Has every rank's Python stacks written; observers hear of them one by one."""
@@ -183,7 +178,7 @@ class Attempt:
         if self._ping <= self.now:
             self._ping = self.now + PING
             self.crew.tell({"ping": True})
-        until = min(*self._deadlines.values(), self._reception.deadline, self._observers.turn(self.now), self._ping)
+        until = min(self._clocks.next, self._reception.deadline, self._observers.turn(self.now), self._ping)
         wait = max(0.0, 1000 * (until - time.monotonic()))
         before = time.monotonic()
         events = poll.poll(wait)
@@ -195,12 +190,12 @@ class Attempt:
         self._on_deadlines()
         self._advance()
         self._console.flush()
-        if self._console.broken and not self._ending:
-            self._stop(signal.SIGPIPE)
+        if self._console.broken and not self._ending.begun:
+            self._ending.stop(signal.SIGPIPE, self.now, self.job.grace)
 
     def _move(self, by: float) -> None:
         """This process was stopped for a while, and its keepers stopped their ranks: that time does not count."""
-        self._deadlines = {name: at + by for name, at in self._deadlines.items()}
+        self._clocks.move(by)
         self._observers.moved(by)
         self.crew.tell({"freeze": False}, lambda member: not member.over)
 
@@ -211,7 +206,7 @@ class Attempt:
         for rank, member in self.crew:
             if not member.closed:
                 mask = reading | (select.POLLOUT if member.channel.backlog else 0)
-                table[member.channel.fileno()] = mask, partial(self._on_rank, rank, member)
+                table[member.channel.fileno()] = mask, partial(self._hearing.hear, rank, member)
         for fileno in self._reception.filenos():
             table[fileno] = select.POLLIN, partial(self._on_reception, fileno)
         table[self._wakeup] = select.POLLIN, self._on_signal
@@ -226,22 +221,22 @@ class Attempt:
         return table
 
     def _on_deadlines(self) -> None:
-        due = {name for name, at in self._deadlines.items() if at <= self.now}
+        due = self._clocks.due(self.now)
         if "start" in due:
             text = f"{name_ranks(self.crew.missing())} did not start within {self.job.start_limit:g} s"
             self.fail(NotStarted(at=self.now, message=text))
         if "limit" in due:
-            del self._deadlines["limit"]
+            self._clocks.drop("limit")
             self.fail(TimeLimit(at=self.now, seconds=self.job.timeout or 0.0))
         if "joining" in due:
-            del self._deadlines["joining"]
-            self.fail(NotStarted(at=self.now, message=self._who_is_missed()))
+            self._clocks.drop("joining")
+            self.fail(NotStarted(at=self.now, message=self._hearing.joining.sentence()))
         if "settle" in due:
-            self._end(signal.SIGTERM, min(self.job.grace, _FAILURE_GRACE))
-        if "deserted" in due and self._deserter is not None and not self._all_over():
-            self.fail(self._deserter)
+            self._ending.begin(signal.SIGTERM, self.now, min(self.job.grace, _FAILURE_GRACE))
+        if "deserted" in due and self._hearing.deserter is not None and not self._all_over():
+            self.fail(self._hearing.deserter)
         if "kill" in due:
-            self._kill()
+            self._ending.kill(self.now)
         self._reception.drop_silent(self.now)
 
     def _advance(self) -> None:
@@ -249,37 +244,17 @@ class Attempt:
         if self._released or not self._all_over():
             return
         self._released = True
-        self._deadlines = {"engine": self.now + _ENGINE_LIMIT}
+        self._clocks.clear()
+        self._clocks.put("engine", self.now, _ENGINE_LIMIT)
         self.crew.tell({"release": True})
 
     def _finished(self) -> bool:
-        if any(name in self._deadlines and self._deadlines[name] <= self.now for name in ("sweep", "engine")):
+        if self._clocks.due(self.now) & {"sweep", "engine"}:
             return True
         return self._all_over() and (self._guard.status is not None or self._guard.lost)
 
     def _all_over(self) -> bool:
-        return (self._ending or self.crew.complete) and self.crew.over
-
-    # -- ending
-
-    def _stop(self, number: int) -> None:
-        self._stopped = number
-        self._end(number if number != signal.SIGPIPE else signal.SIGTERM, self.job.grace)
-
-    def _end(self, number: int, grace: float) -> None:
-        if not self._ending:
-            self._observers.ending()
-        self._ending = True
-        self._order = {"signal": number}
-        self._deadlines = {"kill": self.now + grace}
-        # A rank that raised or exits is on its way out, through its exit handlers.
-        self.crew.tell(self._order, lambda member: not member.over and not member.leaving)
-
-    def _kill(self) -> None:
-        self._ending = self._killed = True
-        self._order = {"kill": True}
-        self._deadlines = {"sweep": self.now + _KILL_LIMIT}
-        self.crew.tell(self._order, lambda member: not member.over)
+        return (self._ending.begun or self.crew.complete) and self.crew.over
 
     # -- events
 
@@ -296,138 +271,23 @@ class Attempt:
             self.fail(NotStarted(at=self.now, message=text))
             return
         member = Member(channel, hello)
-        self.crew.add(rank, member)
-        self._stdin.came(rank, self.crew)
-        self._observers.up(rank, hello)
+        self._hearing.welcome(rank, member, hello)
         if self.crew.complete:
-            self._deadlines.pop("start", None)
+            self._clocks.drop("start")
         if self.job.size > 1 and member.engine == self._guard.pid and member.host == os.uname().nodename:
             # What had started the keeper died before this could look who it was: the guard is who orphans come to.
             text = f"a process of {self._engine.name} died as soon as it had started rank {rank}"
             self.fail(NotStarted(at=self.now, message=text))
-        # What the others have been told before it came.
-        if self.crew.debugging():
-            channel.send({"pause": True})
-        if self._passed:
-            channel.send({"passed": self._passed})
-        if self._ending:
-            channel.send(self._order)
-
-    def _on_rank(self, rank: int, member: Member) -> None:
-        member.channel.flush()
-        try:
-            messages = member.channel.receive()
-        except WireError:
-            messages = None  # as good as gone: nothing that it says can be trusted
-        if messages is None:
-            member.closed = True
-            member.channel.close()
-            if not member.over:
-                member.lost = True
-                self._console.leave(rank)
-                if not self._killed:
-                    self._silent |= {rank}
-                    self.fail(KeeperLost(at=self.now, rank=rank, pid=member.keeper, host=member.host))
-            return
-        for message in messages:
-            self._on_message(rank, member, message)
-
-    def _on_message(self, rank: int, member: Member, message: Message) -> None:
-        for stream in ("out", "err"):
-            if stream in message:
-                self._observers.said(rank, stream, to_bytes(message[stream]))
-        if "beat" in message:
-            self._observers.beat(rank, message["beat"], self.now)
-        if "stacks" in message:
-            self._observers.stacks(rank, str(message["stacks"]))
-        if "debugging" in message:
-            self._on_debugging(member, bool(message["debugging"]))
-        if "editing" in message:
-            self._stdin.edit(bool(message["editing"]))
-        if "joining" in message:
-            self._on_joining(rank, message["joining"])
-        if "passed" in message:
-            self._passed = int(message["passed"])
-            self.crew.tell({"passed": self._passed}, lambda each: not each.over)
-        if "quit" in message and not self._ending:
-            self._console.say(f"ddp-launch: {message['quit']}: ending the job (Ctrl-C kills it at once)")
-            self._stop(signal.SIGINT)
-        if "raised" in message:
-            member.leaving = True
-            self.fail(self._failed(rank, member, raised=Raised(**message["raised"])))
-        if "leaving" in message:
-            member.leaving = True
-            self.fail(self._failed(rank, member, status=int(message["leaving"])))
-        if "lost" in message:
-            self.fail(EngineLost(at=self.now, name=member.engine_name, pid=member.engine, host=member.host))
-        if "asked" in message:
-            member.asked = True
-        if "took" in message:
-            self._stdin.taken()
-        if "end" in message:
-            self._on_end(rank, member, message)
-
-    def _failed(self, rank: int, member: Member, **how: Any) -> RankFailed:
-        return RankFailed(at=self.now, rank=rank, pid=member.pid, host=member.host, asked=member.asked, **how)
-
-    def _on_end(self, rank: int, member: Member, message: Message) -> None:
-        member.status = int(message["end"])
-        self._on_debugging(member, False)
-        if rank == self._stdin.rank:
-            self._stdin.edit(False)
-        self._observers.ended(rank, member.status)
-        # What a rank makes of our own signal is not a failure.
-        failed = self._failed(rank, member, status=member.status, memory=message.get("memory"))
-        if member.status != 0 and not member.leaving and not self._ending:
-            self.fail(failed)
-        elif member.status == 0 and message["deserted"] and not self._ending and self._deserter is None:
-            self._deserter = failed
-            self._deadlines["deserted"] = self.now + _DESERTION_LIMIT
-
-    def _on_debugging(self, member: Member, debugging: bool) -> None:
-        before = self.crew.debugging()
-        member.debugging = debugging
-        now = self.crew.debugging()
-        if now == before:
-            return
-        self._observers.debugging(now)
-        if now and not before:
-            self._held = {name: self._deadlines.pop(name) - self.now for name in _HELD if name in self._deadlines}
-        if before and not now and not self._ending:
-            self._deadlines |= {name: self.now + left for name, left in self._held.items()}
-            self._held = {}
-        if bool(now) != bool(before):
-            self.crew.tell({"pause": bool(now)}, lambda each: not each.over)
-
-    def _on_joining(self, rank: int, limit: float | None) -> None:
-        """A rank waits in `collectives.init` for all others, or no longer."""
-        if limit is not None:
-            self._joining[rank] = limit
-        else:
-            self._joining.pop(rank, None)
-            self._joined.add(rank)
-        deadlines, now = (self._held, 0.0) if self.crew.debugging() else (self._deadlines, self.now)
-        if not self._joining:
-            deadlines.pop("joining", None)
-        elif not self._ending:
-            deadlines.setdefault("joining", now + min(self._joining.values()))
-
-    def _who_is_missed(self) -> str:
-        missed = [rank for rank in range(self.job.size) if rank not in self._joining and rank not in self._joined]
-        waiting, limit = name_ranks(sorted(self._joining)), min(self._joining.values(), default=0.0)
-        if not missed:
-            return f"the world of all ranks was not there within {limit:g} s, for which {waiting} waited"
-        return f"{name_ranks(missed)} did not come to collectives.init() within {limit:g} s, where {waiting} waited"
 
     def _on_guard(self) -> None:
         self._guard.read()
         if self._guard.lost:
             self.fail(EngineLost(at=self.now, name="the launcher's guard", pid=self._guard.pid))
-            self._kill()
+            self._ending.kill(self.now)
         elif self._guard.status is not None and (self._facts or not self._released):
             self._on_chatter()  # it may have said why
             fact = self._engine_ended()
-            if not self._ending or fact.status < 0:
+            if not self._ending.begun or fact.status < 0:
                 self.fail(fact)
 
     def _engine_ended(self) -> EngineEnded:
@@ -450,14 +310,13 @@ class Attempt:
                 self._suspend()
             elif number not in ENDING:
                 continue  # SIGCONT, SIGWINCH: only to look again
-            elif self._ending:
+            elif self._ending.begun:
                 self._console.drop()
-                self._kill()
-                self._deadlines["sweep"] = self.now
+                self._ending.kill(self.now, limit=0.0)
             else:
                 name = "Ctrl-C" if number == signal.SIGINT else signal_name(number, hint=False)
                 self._console.say(f"ddp-launch: {name}: ending the job (once more kills it at once)")
-                self._stop(number)
+                self._ending.stop(number, self.now, self.job.grace)
 
     def _suspend(self) -> None:
         """Ctrl-Z: the job stands still until somebody continues the launcher."""

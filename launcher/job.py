@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 GRACE = 5.0
 #: Seconds within which every rank must have started.
 START_LIMIT = 60.0
-#: Seconds without any progress after which a job counts as hanging.
-HANG_TIMEOUT = 600.0
+#: Seconds without any progress after which a job counts as hanging: a little less than a collective waits by itself, so
+#: that the job ends with a table of all ranks, and not with what one of them saw.
+HANG_TIMEOUT = 540.0
 #: Who may start the ranks; hydra stands behind "mpich" whether it is MPICH's or Intel's.
 ENGINES = ("auto", "mpich", "openmpi", "slurm")
 #: What `collectives.init(backend=...)` takes.

@@ -19,7 +19,7 @@ from launcher.observer import Observer, Observers
 from launcher.process import fill_standard_streams
 from launcher.signals import ENDING, SignalPipe
 from launcher.starting import ranks_environment
-from launcher.verdict import Fact, RankFailed, TimeLimit, cause, signal_name
+from launcher.verdict import Fact, NotStarted, RankFailed, TimeLimit, cause, signal_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +104,7 @@ class _Watch:
             self.attempt = attempt
             try:
                 outcome = attempt.run()
+                self.until = outcome.until
                 code, text = self._report(outcome)
                 again = self._again(outcome, number)
                 if again is None:
@@ -146,6 +147,8 @@ class _Watch:
             return None
         if number >= self.job.max_restarts:
             return None
+        if number == 0 and any(isinstance(fact, NotStarted) and fact.code == 2 for fact in outcome.facts):
+            return None  # wrong use: it would go wrong the next time, too
         lost = restarts.lost_hosts(self.job.hosts, outcome.gone)
         again = restarts.smaller(self.job, lost)
         if again is None:
