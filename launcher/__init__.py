@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from launcher.calling import run as run
     from launcher.job import Job as Job
     from launcher.job import UsageError as UsageError
-    from launcher.watch import launch as launch
+    from launcher.running.watch import launch as launch
 
 __all__ = ["Job", "RankError", "UsageError", "launch", "run"]
 
@@ -22,7 +22,7 @@ _HOMES = {
     "Job": "launcher.job",
     "RankError": "launcher.calling",
     "UsageError": "launcher.job",
-    "launch": "launcher.watch",
+    "launch": "launcher.running.watch",
     "run": "launcher.calling",
 }
 

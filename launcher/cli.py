@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from launcher.job import Job, UsageError
-from launcher.layers import Layer
-from launcher.options import BY_NAME, Option, nearest
+from launcher.settings.layers import Layer
+from launcher.settings.options import BY_NAME, Option, nearest
 
 _SWEEP_LIMIT = 1.0
 
@@ -72,7 +72,7 @@ def said(words: Words) -> Layer:
     layer = Layer({}, {})
     files, changes = words.all("--config"), words.all("--set")
     if files or changes:
-        from launcher import config  # here, because reading TOML takes milliseconds
+        from launcher.settings import config  # here, because reading TOML takes milliseconds
 
         if files:
             layer = config.load(files[-1])
@@ -138,7 +138,7 @@ def _print(text: str) -> int:
 def _information(words: Words) -> str | None:
     """What is asked for instead of a job, None if nothing is."""
     if words.all("--help") or words.all("--help-all"):
-        from launcher import manual
+        from launcher.settings import manual
 
         return manual.full() if words.all("--help-all") else manual.short()
     if words.all("--version"):
@@ -146,7 +146,7 @@ def _information(words: Words) -> str | None:
 
         return f"ddp-launch {__version__}\n"
     if shells := words.all("--completion"):
-        from launcher.completion import script
+        from launcher.settings.completion import script
 
         return script(shells[-1])
     return None
@@ -155,11 +155,11 @@ def _information(words: Words) -> str | None:
 def _preview(words: Words, layer: Layer, job: Job) -> str | None:
     """What is asked for instead of running the job, None if nothing is. layer: what the job was made of"""
     if words.all("--print-config"):
-        from launcher import config
+        from launcher.settings import config
 
         return config.show(job, layer)
     if words.all("--dry-run"):
-        from launcher import dry_run
+        from launcher.settings import dry_run
 
         return dry_run.show(job, os.environ)
     return None
@@ -168,7 +168,7 @@ def _preview(words: Words, layer: Layer, job: Job) -> str | None:
 def _run(job: Job) -> int:
     from launcher.leftovers import remove_leftovers
     from launcher.process import become_subreaper, childless, children_of, parents, sweep
-    from launcher.watch import launch
+    from launcher.running.watch import launch
 
     began = time.time()
     # If the guard is killed, what it guarded comes to us; what this process had before it became us is not ours.

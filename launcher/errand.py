@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from launcher.called import VERDICT
 from launcher.job import Job, UsageError
-from launcher.observer import Observer
+from launcher.judging.verdict import Fact, NotStarted, RankFailed, TimeLimit, cause
 from launcher.process import become_subreaper, die_with_parent, sweep
-from launcher.verdict import Fact, NotStarted, RankFailed, TimeLimit, cause
-from launcher.watch import launch
+from launcher.running.observer import Observer
+from launcher.running.watch import launch
 
 # The caller's wish to end is not worth a long farewell (s).
 _GRACE = 2.0

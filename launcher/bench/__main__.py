@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _start(settings: Settings) -> int:
     """Starts a job for each backend, one after the other."""
-    from launcher.watch import launch
+    from launcher.running.watch import launch
 
     preflight.check(settings, preflight.available_memory())
     outcomes = []

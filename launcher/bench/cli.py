@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from launcher.bench.kinds import KINDS
 from launcher.bench.settings import BACKENDS, OPS, RIVALS, Settings, parse_size
 from launcher.job import UsageError
-from launcher.layers import word
-from launcher.options import nearest
-from launcher.toml import read_toml
+from launcher.settings.layers import word
+from launcher.settings.options import nearest
+from launcher.settings.toml import read_toml
 
 HELP = f"""\
 usage: ddp-bench COLLECTIVE... [OPTIONS]        ddp-bench --config FILE [OPTIONS]

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.bench.kinds import KINDS
 from launcher.job import UsageError
-from launcher.options import nearest
+from launcher.settings.options import nearest
 
 BACKENDS = ("auto", "mpi", "nccl", "threads", "single")
 #: Backends whose ranks share one process, or that have only one: no engine starts them.

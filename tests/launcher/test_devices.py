@@ -16,7 +16,7 @@ from launcher.engines.hydra import Hydra
 from launcher.hosts import Host
 from launcher.job import Job, UsageError
 from launcher.refusal import Refusal
-from launcher.starting import threads
+from launcher.running.starting import threads
 
 ROOT = Path(__file__).parent.parent.parent
 NODES = ["null", "nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "nvme0"]

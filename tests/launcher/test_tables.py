@@ -6,10 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from launcher import verdict
+from launcher.judging import verdict
+from launcher.judging.verdict import (
+    EngineEnded,
+    EngineLost,
+    Hung,
+    KeeperLost,
+    NotStarted,
+    Raised,
+    RankFailed,
+    TimeLimit,
+)
 from launcher.process import children_of
 from launcher.shield import shield, unshield
-from launcher.verdict import EngineEnded, EngineLost, Hung, KeeperLost, NotStarted, Raised, RankFailed, TimeLimit
 
 
 def test_shield_keeps_every_argument() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.reception import Reception
+from launcher.running.reception import Reception
 from launcher.wire import ADDRESS, SECRET, Channel, Message, to_bytes
 
 KEEPER = Path(__file__).parents[3] / "launcher" / "keeper.py"

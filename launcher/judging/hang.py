@@ -1,0 +1,225 @@
+"""The judge of hangs: hears every beat, warns at half the limit, and ends a job in which nothing moves any more.
+
+What moves is decided in `launcher.judging.motion`, whose fault it is in `launcher.judging.culprits`; here is when that
+is said, and how the ranks' stacks are gathered before these are gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from launcher.judging.motion import SILENCE, Motion, Sight
+from launcher.judging.verdict import Fact, Hung, duration, name_rank, name_ranks
+from launcher.output.console import BACKLOG, Console
+from launcher.running.observer import Observer
+from launcher.wire import Message
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Whoever has not written its stacks by then (s) is stopped, or dead to signals.
+_STACKS_LIMIT = 2.0
+# Lines of a stack, the innermost ones, where there is no log folder to put the whole into.
+_LINES = 15
+_NEVER = float("inf")
+
+
+class HangJudge(Observer):
+    """Watches over a job of `n` ranks.
+
+    limit: seconds without motion after which the job hangs
+    folder: says where stacks are written; None: the culprits' go to the console, shortened
+    ask_stacks: has every rank's stacks sent; fail: ends the job
+    """
+
+    def __init__(
+        self,
+        n: int,
+        limit: float,
+        console: Console,
+        folder: Callable[[], Path | None],
+        ask_stacks: Callable[[], None],
+        fail: Callable[[Fact], None],
+    ) -> None:
+        self._limit = limit
+        self._console = console
+        self._folder = folder
+        self._ask_stacks = ask_stacks
+        self._fail = fail
+        self._now: float | None = None  # of the last turn
+        self._standstill = 0.0  # s that did not count
+        self._debugging = False
+        self._begin(n)
+
+    def _begin(self, n: int) -> None:
+        self._motion = Motion(n, self._at(self._now or 0.0))
+        self._over = False
+        self._news: list[Callable[[float], None]] = []  # of this turn; the next one knows what time it is
+        self._spoken: set[int] = set()
+        self._next = 0.0  # when to look again
+        self._warned: float | None = None  # since when nothing moved, once that has been said
+        self._missed: set[int] = set()  # ranks whose silence has been mentioned
+        self._asked: float | None = None  # when the ranks were asked for their stacks, after
+        self._quiet = 0.0  # seconds without motion
+        self._sights: list[Sight] = []
+        self._stacks: dict[int, str] = {}
+
+    # -- what happens
+
+    def attempt(self, number: int, n: int) -> None:
+        self._debugging = False
+        self._begin(n)
+
+    def up(self, rank: int, hello: Message) -> None:
+        self._news.append(lambda at: self._motion.up(rank, hello, at))
+
+    def ended(self, rank: int, status: int) -> None:
+        self._news.append(lambda at: self._motion.ended(rank, at))
+
+    def said(self, rank: int, stream: str, data: bytes) -> None:
+        self._spoken.add(rank)
+
+    def beat(self, rank: int, beat: Message, now: float) -> None:
+        self._news.append(lambda at: self._motion.beat(rank, beat, at))
+
+    def stacks(self, rank: int, text: str) -> None:
+        self._stacks[rank] = text
+
+    def failed(self, fact: Fact) -> None:
+        self._over = True  # it will be ended
+
+    def ending(self) -> None:
+        self._over = True
+
+    def over(self, code: int, text: str) -> None:
+        self._over = True
+
+    def debugging(self, ranks: frozenset[int]) -> None:
+        self._debugging = bool(ranks)
+
+    def moved(self, by: float) -> None:
+        if not self._still():  # else it is counted already
+            self._standstill += by
+
+    # -- the clock
+
+    def _at(self, now: float) -> float:
+        return now - self._standstill
+
+    def _still(self) -> bool:
+        """True while time does not count: in a debugger, and while the launcher reads nothing, for nobody reads it."""
+        return self._debugging or self._console.backlog >= BACKLOG
+
+    def turn(self, now: float) -> float:
+        if self._now is not None and self._still():
+            self._standstill += now - self._now
+        self._now = now
+        if self._over:
+            return _NEVER
+        at = self._at(now)
+        news, self._news = self._news, []
+        for tell in news:
+            tell(at)
+        for rank in self._spoken:
+            self._motion.said(rank, at)
+        self._spoken.clear()
+        if self._asked is not None:
+            return self._gather(now)
+        if now >= self._next:
+            self._next = now + self._look(at)
+        return self._next
+
+    # -- what is made of it
+
+    def _look(self, at: float) -> float:
+        """Judges; returns in how many seconds to look again."""
+        self._mention_silence(at)
+        quiet = self._motion.quiet(at)
+        if quiet >= self._limit:
+            # To be asked for its stacks wakes a rank that sleeps: what counts is what was seen before.
+            self._asked, self._quiet, self._sights = self._now, quiet, self._motion.sights(at)
+            self._say(f"nothing has moved for {duration(quiet)}")
+            self._ask_stacks()
+            return 0.0
+        half = self._limit / 2
+        if quiet < half:
+            if self._warned is not None:
+                self._say(f"it moves again, after {duration(at - quiet - self._warned)}")
+                self._warned = None
+            return min(half - quiet, 1.0)
+        if self._warned is None:
+            from launcher.judging.culprits import find  # here, because few jobs come to this
+
+            self._warned = at - quiet
+            text = find(self._motion.sights(at)).text
+            left = duration(self._limit - quiet)
+            self._say(f"nothing has moved for {duration(quiet)}: {text}; ending the job in {left} (--hang-timeout)")
+        return min(self._limit - quiet, 1.0)
+
+    def _mention_silence(self, at: float) -> None:
+        sights = self._motion.sights(at)
+        several_hosts = len({sight.host for sight in sights}) > 1
+        for sight in sights:
+            if not sight.silent:
+                self._missed.discard(sight.rank)
+            elif sight.rank not in self._missed:
+                self._missed.add(sight.rank)
+                who = name_rank(sight.rank, sight.pid, sight.host if several_hosts else "")
+                self._say(f"{who}: its keeper (pid {sight.keeper}) has said nothing for {SILENCE:g} s; is it stopped?")
+
+    def _gather(self, now: float) -> float:
+        """Waits for the ranks' stacks, for a while."""
+        assert self._asked is not None
+        left = {sight.rank for sight in self._motion.sights(self._at(now))}
+        sights, until = self._sights, self._asked + _STACKS_LIMIT
+        able = {sight.rank for sight in sights if not (sight.stopped or sight.silent)} & left
+        if now < until and not able <= self._stacks.keys():
+            return until
+        self._over = True
+        if not left:
+            return _NEVER  # there is nothing to judge any more
+        from launcher.judging.culprits import find, table
+
+        finding = find(sights)
+        self._console.say(table(sights, finding.ranks or finding.samples))
+        if not self._written():
+            self._show(finding.samples)
+        message = f"nothing has moved for {duration(self._quiet)}: {finding.text}"
+        self._fail(Hung(at=now, ranks=finding.ranks, message=message))
+        return _NEVER
+
+    def _written(self) -> bool:
+        """Puts all stacks into the log folder, if there is one."""
+        folder = self._folder()
+        if folder is None or not self._stacks:
+            return False
+        try:
+            for rank, text in self._stacks.items():
+                path = folder / f"stacks-rank-{rank}.txt"
+                path.write_text(text, encoding="utf-8", errors="surrogateescape")
+        except OSError as error:
+            self._say(f"the stacks cannot be written: {error}")
+            return False
+        self._say(f"the stacks of {name_ranks(sorted(self._stacks))} are in {folder}/stacks-rank-*.txt")
+        return True
+
+    def _show(self, ranks: tuple[int, ...]) -> None:
+        for rank in ranks:
+            if rank in self._stacks:
+                self._say(f"rank {rank} stands here, innermost first:\n{innermost(self._stacks[rank])}")
+
+    def _say(self, text: str) -> None:
+        self._console.say(f"ddp-launch: {text}")
+
+
+def innermost(stacks: str, lines: int = _LINES) -> str:
+    """The innermost `lines` lines of the main thread, in what `faulthandler` writes of all threads.
+
+    It comes last there, since that is the oldest thread.
+    """
+    threads = re.split(r"(?m)^(?=(?:Current thread|Thread) 0x[0-9a-f]+)", stacks)
+    frames = [line for line in threads[-1].splitlines() if line.startswith("  ")]
+    more = f"\n  and {len(frames) - lines} more" if len(frames) > lines else ""
+    return "\n".join(frames[:lines]) + more if frames else stacks.strip()

@@ -1,0 +1,1 @@
+"""What is seen of a job: the console, log files, events for programs, the status line."""

@@ -1,0 +1,222 @@
+"""A job from its first start to its last end: what is told to the user, and whether it starts again."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher import engines
+from launcher.job import Job
+from launcher.judging import report
+from launcher.judging.verdict import Fact, NotStarted, RankFailed, TimeLimit, cause, signal_name
+from launcher.output.console import Console
+from launcher.process import fill_standard_streams
+from launcher.running import restarts
+from launcher.running.attempt import Attempt, Outcome
+from launcher.running.feeding import StandardInput
+from launcher.running.observer import Observer, Observers
+from launcher.running.signals import ENDING, SignalPipe
+from launcher.running.starting import ranks_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launcher.output.logs import Logs
+
+
+def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True) -> int:
+    """Runs a job to its end and returns its exit code.
+
+    0 if every rank ended with 0; else that of the first rank that failed: 128 + N if signal N killed it, 1 if it
+    raised; 124 after `job.timeout`; 130 after Ctrl-C, 143 after SIGTERM.
+    observers: hear of everything; explain: says, too, why a rank failed or that time is over
+    Raises: UsageError if no MPI is there to start more than one rank.
+    """
+    fill_standard_streams()
+    environ = dict(os.environ)
+    job = engines.settled(job, environ)
+    if job.trace is not None:
+        from launcher import tracing  # here, because few jobs want it
+
+        job = replace(job, trace=tracing.prepare(job.trace))
+    with SignalPipe() as wakeup:
+        code = _Watch(job, wakeup, environ, observers, explain).run()
+    if job.trace is not None:
+        _say(tracing.merge(job.trace))
+    return code
+
+
+def _say(text: str) -> None:
+    """Says something when the console is closed."""
+    try:
+        print(f"ddp-launch: {text}", file=sys.stderr)
+    except OSError:
+        pass  # nobody reads it
+
+
+class _Watch:
+    """All starts of one job."""
+
+    def __init__(
+        self, job: Job, wakeup: int, environ: dict[str, str], observers: Sequence[Observer], explain: bool
+    ) -> None:
+        self.job = job
+        self.wakeup = wakeup
+        self.environ = environ
+        self.console = Console(
+            job.size,
+            prefix=job.prefix,
+            ranks=job.ranks,
+            collapse=job.collapse,
+            status=job.status,
+            hosts=[host.name for host in job.hosts],
+            asking=[job.debug_rank] if os.isatty(0) else [],
+        )
+        self._explain = explain
+        self.stdin = StandardInput(job.debug_rank, shown=self.console.typed)
+        self.logs = _logs(job, self.console)
+        self.tail = _tail(job, self.console)
+        self.attempt: Attempt | None = None  # the one that runs
+        followers = [*_followers(job, self.console, self.logs), *self._judge()]
+        self.observers = Observers([self.console, self.tail, *followers, *observers])
+        self.until = float("inf") if job.timeout is None else time.monotonic() + job.timeout
+
+    def run(self) -> int:
+        """Starts the job as often as it takes; returns the exit code."""
+        try:
+            code, text = self._run()
+            self.observers.over(code, text)
+            return code
+        finally:
+            self.observers.close()
+
+    def _run(self) -> tuple[int, str]:
+        number = failures = 0
+        while True:
+            self.observers.attempt(number, self.job.size)
+            started = time.monotonic()
+            environ = {**self.environ, **ranks_environment(self.job, number)}
+            limit = self.until - started
+            attempt = Attempt(self.job, self.console, self.stdin, self.observers, self.wakeup, environ, limit)
+            self.attempt = attempt
+            try:
+                outcome = attempt.run()
+                self.until = outcome.until
+                code, text = self._report(outcome)
+                again = self._again(outcome, number)
+                if again is None:
+                    self.console.finish()
+                    attempt.drain()
+                    return code, text
+            finally:
+                attempt.close()
+            failures = restarts.in_a_row(failures, time.monotonic() - started)
+            number += 1
+            pause = restarts.pause(failures)
+            in_a_while = f" in {pause:g} s" if pause else ""
+            self.console.say(f"ddp-launch: restart {number} of {self.job.max_restarts}{in_a_while}{self._fewer(again)}")
+            self.job = again
+            if signalled := self._wait(pause):
+                return 128 + signalled, ""
+
+    def _judge(self) -> list[Observer]:
+        """Who ends an attempt that hangs, if anybody does."""
+        if self.job.hang_timeout is None:
+            return []
+        from launcher.judging.hang import HangJudge
+
+        def folder() -> Path | None:
+            return None if self.logs is None else self.logs.folder
+
+        def ask_stacks() -> None:
+            assert self.attempt is not None
+            self.attempt.ask_stacks()
+
+        def fail(fact: Fact) -> None:
+            assert self.attempt is not None
+            self.attempt.fail(fact)
+
+        return [HangJudge(self.job.size, self.job.hang_timeout, self.console, folder, ask_stacks, fail)]
+
+    def _again(self, outcome: Outcome, number: int) -> Job | None:
+        """What to start next; None if that was the end."""
+        if outcome.stop or not outcome.facts or any(isinstance(fact, TimeLimit) for fact in outcome.facts):
+            return None
+        if number >= self.job.max_restarts:
+            return None
+        if number == 0 and any(isinstance(fact, NotStarted) and fact.code == 2 for fact in outcome.facts):
+            return None  # wrong use: it would go wrong the next time, too
+        lost = restarts.lost_hosts(self.job.hosts, outcome.gone)
+        again = restarts.smaller(self.job, lost)
+        if again is None:
+            names = ", ".join(host.name for host in lost)
+            self.console.say(f"ddp-launch: no restart: without {names} too few ranks are left")
+        return again
+
+    def _fewer(self, again: Job) -> str:
+        lost = [host.name for host in self.job.hosts if host not in again.hosts]
+        return f", without {', '.join(lost)}: {again.size} ranks" if lost else ""
+
+    def _wait(self, seconds: float) -> int:
+        """Lets time pass, and what was said be read; the signal by which the user ended that, else 0."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            waiting = self.console.waiting_for
+            select.select([self.wakeup], [] if waiting is None else [waiting], [], left)
+            self.console.flush()
+            for number in _pending(self.wakeup):
+                if number in ENDING:
+                    return number
+        return 0
+
+    def _report(self, outcome: Outcome) -> tuple[int, str]:
+        """Says what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
+        if outcome.stop:
+            return 128 + outcome.stop, f"ended by {signal_name(outcome.stop, hint=False)}"
+        if not outcome.facts:
+            return 0, ""
+        found = report.explain(outcome.facts, outcome.chatter, self.tail, outcome.several_hosts)
+        if self._explain or not isinstance(cause(outcome.facts, outcome.chatter), RankFailed | TimeLimit):
+            for block in found.blocks:
+                self.console.say(block)
+        return found.code, found.sentence
+
+
+def _tail(job: Job, console: Console) -> report.Tail:
+    hidden = frozenset[int]() if job.ranks is None else frozenset(range(job.size)) - {*job.ranks}
+    size = console.columns()
+    return report.Tail(hidden, size[1]) if size else report.Tail(hidden)
+
+
+def _logs(job: Job, console: Console) -> Logs | None:
+    if job.log_dir is None:
+        return None
+    from launcher.output.logs import Logs
+
+    return Logs(job.log_dir, console, sys.argv)
+
+
+def _followers(job: Job, console: Console, logs: Logs | None) -> list[Observer]:
+    """Who keeps a record of the job, or shows how it goes; imported by the jobs that want them alone."""
+    found: list[Observer] = [] if logs is None else [logs]
+    if job.events is not None:
+        from launcher.output.events import Events
+
+        found.append(Events(job, console, sys.argv))
+    if console.shows_status:
+        from launcher.output.status import StatusLine
+
+        found.append(StatusLine(console))
+    return found
+
+
+def _pending(wakeup: int) -> bytes:
+    try:
+        return os.read(wakeup, 512)
+    except BlockingIOError:
+        return b""

@@ -1,0 +1,370 @@
+"""What is shown of what ranks say, on a terminal and elsewhere: whole lines, prompts, one bar, a status line below."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.output.console import Console
+from tests.launcher.output.glass import Glass, Terminal
+
+PLAIN = {"TERM": "xterm", "NO_COLOR": "1"}
+
+
+class Clock:
+    """A clock that stands still until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Piped:
+    """A console whose two streams are one pipe, as in `ddp-launch ... 2>&1 | cat`."""
+
+    def __init__(self, n: int, **options: Any) -> None:
+        self.clock = Clock()
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self.console = Console(n, self.writer, self.writer, PLAIN, clock=self.clock, **options)
+
+    def read(self) -> str:
+        """What has been written since."""
+        self.console.flush()
+        try:
+            return os.read(self.reader, 1 << 20).decode()
+        except BlockingIOError:
+            return ""
+
+    def later(self, seconds: float) -> str:
+        """What is written when time has passed."""
+        self.clock.now += seconds
+        self.console.turn(self.clock.now)
+        return self.read()
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    with Terminal() as terminal:
+        yield terminal
+
+
+def on(terminal: Terminal, n: int, **options: Any) -> Console:
+    return Console(n, terminal.fd, terminal.fd, PLAIN, clock=Clock(), **options)
+
+
+def see(terminal: Terminal, console: Console) -> list[str]:
+    console.flush()
+    return terminal.look()
+
+
+# -- lines
+
+
+def test_lines_are_whole_and_bear_their_rank() -> None:
+    piped = Piped(12)
+    piped.console.said(0, "out", b"a\nb\nc")
+    piped.console.said(11, "err", b"x\n")
+    assert piped.read() == " 0: a\n 0: b\n11: x\n"
+    piped.console.said(0, "out", b"c\n\nd")
+    piped.console.ended(0, 0)
+    assert piped.read() == " 0: cc\n 0: \n 0: d\n"
+
+
+def test_a_rank_that_is_alone_needs_no_name() -> None:
+    piped = Piped(1)
+    piped.console.said(0, "out", b"a\nb")
+    piped.console.leave(0)
+    assert piped.read() == "a\nb\n"
+
+
+def test_several_hosts_have_names() -> None:
+    piped = Piped(4, hosts=["node1.cluster", "node2.cluster"])
+    assert piped.console.prefix_width == len("node1:0: ")
+    for rank in range(4):
+        piped.console.up(rank, {"host": f"node{1 + rank // 2}.cluster"})
+    piped.console.said(0, "out", b"a\n")
+    piped.console.said(3, "out", b"b\n")
+    assert piped.read() == "node1:0: a\nnode2:3: b\n"
+
+
+def test_one_host_needs_no_name() -> None:
+    piped = Piped(2, hosts=["node1"])
+    piped.console.up(0, {"host": "node1.cluster"})
+    piped.console.said(0, "out", b"a\n")
+    assert piped.read() == "0: a\n"
+
+
+def test_only_these_ranks() -> None:
+    piped = Piped(8, ranks=(3, 5))
+    for rank in range(8):
+        piped.console.said(rank, "out", b"a\n")
+        piped.console.leave(rank)
+    piped.console.say("ddp-launch: rank 0 failed")
+    assert piped.read() == "3: a\n5: a\nddp-launch: rank 0 failed\n"
+
+
+def test_colour_on_a_terminal_only(terminal: Terminal) -> None:
+    console = Console(2, terminal.fd, terminal.fd, {"TERM": "xterm"})
+    console.said(1, "out", b"a\n")
+    assert see(terminal, console) == ["1: a"]
+    assert "\x1b[33m1: \x1b[0ma" in terminal.raw
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colour_where_none_is_wanted(terminal: Terminal, environ: dict[str, str]) -> None:
+    console = Console(2, terminal.fd, terminal.fd, environ)
+    console.said(1, "out", b"a\n")
+    see(terminal, console)
+    assert terminal.raw == "1: a\r\n"
+
+
+def test_a_bar_leaves_its_last_state_in_a_file() -> None:
+    piped = Piped(2)
+    for state in (b"\r10%", b"\r20%", b"\r30%\n"):
+        piped.console.said(0, "err", state)
+    assert piped.read() == "0: 30%\n"
+
+
+# -- collapsed
+
+
+def test_what_ranks_say_alike_is_shown_once() -> None:
+    piped = Piped(4, collapse=True)
+    for rank in range(4):
+        piped.console.said(rank, "out", b"hello\nmy rank is %d\n" % rank)
+    assert piped.read() == "[0-3] hello\n"  # nobody else can say it
+    assert piped.later(0.3) == "".join(f"{rank}: my rank is {rank}\n" for rank in range(4))
+    for rank in (0, 2, 3):
+        piped.console.said(rank, "err", b"warning\nwarning\n")
+    piped.console.said(1, "out", b"busy\n")
+    piped.console.said(1, "out", b"busy\n")
+    assert piped.read() == ""
+    piped.console.say("ddp-launch: below all that has been said")
+    assert piped.read() == "[0,2,3] warning x 2\n1: busy x 2\nddp-launch: below all that has been said\n"
+
+
+def test_the_last_lines_do_not_wait() -> None:
+    piped = Piped(2, collapse=True)
+    piped.console.said(0, "out", b"a")
+    piped.console.leave(0)
+    piped.console.finish()
+    assert piped.read() == "0: a\n"
+
+
+def test_collapsing_knows_when_it_is_due() -> None:
+    piped = Piped(2, collapse=True)
+    assert piped.console.turn(100.0) == float("inf")
+    piped.console.said(0, "out", b"a\n")
+    assert piped.console.turn(100.1) == 100.3
+
+
+# -- prompts
+
+
+def test_a_prompt_shows_after_50_ms() -> None:
+    piped = Piped(2, asking=[0])
+    piped.console.said(0, "out", b"name? ")
+    piped.console.said(1, "out", b"mine stays unfinished")
+    assert piped.later(0.049) == ""
+    assert piped.console.turn(100.049) == 100.05
+    assert piped.later(0.001) == "0: name? "
+    piped.console.said(0, "out", b"hello Ann\nnext")
+    assert piped.read() == "hello Ann\n"
+    assert piped.later(0.05) == "0: next"
+    piped.console.said(0, "out", b", ")
+    assert piped.later(0.05) == ", "
+    piped.console.leave(0)
+    piped.console.leave(1)
+    assert piped.read() == "\n1: mine stays unfinished\n"
+
+
+def test_without_anybody_to_ask_lines_are_whole() -> None:
+    piped = Piped(2)
+    piped.console.said(0, "out", b"name? ")
+    assert piped.later(60.0) == ""
+
+
+def test_another_rank_does_not_speak_into_a_prompt() -> None:
+    piped = Piped(2, asking=[0])
+    piped.console.said(0, "out", b"name? ")
+    piped.later(0.05)
+    piped.console.said(1, "out", b"here\n")
+    assert piped.read() == "\n1: here\n"
+    piped.console.said(0, "out", b"Ann\nrest\n")
+    assert piped.read() == "0: Ann\n0: rest\n"
+    piped.console.said(0, "out", b"again? ")
+    piped.later(0.05)
+    piped.console.say("ddp-launch: a word")
+    piped.console.said(0, "out", b"\n")  # it ends a line that has been ended already
+    piped.console.said(0, "out", b"a\n")
+    assert piped.read() == "\nddp-launch: a word\n0: a\n"
+
+
+def test_a_prompt_comes_after_what_was_said_before() -> None:
+    piped = Piped(2, asking=[0], collapse=True)
+    piped.console.said(1, "out", b"a\n")
+    piped.console.said(0, "out", b"b\nname? ")
+    assert piped.later(0.05) == "1: a\n0: b\n0: name? "
+
+
+def test_what_is_typed_ends_the_line_of_a_prompt(terminal: Terminal) -> None:
+    console = on(terminal, 2, asking=[0])
+    console.said(0, "out", b"name? ")
+    console.turn(200.0)
+    console.flush()
+    os.write(terminal.fd, b"Ann\n")  # what the terminal does by itself
+    console.typed(b"Ann\n")
+    console.said(0, "out", b"hello\nall\n")
+    assert see(terminal, console) == ["0: name? Ann", "0: hello", "0: all"]
+
+
+def test_a_rank_in_a_debugger_has_the_terminal(terminal: Terminal) -> None:
+    console = on(terminal, 2)
+    console.said(0, "out", b"unfinished ")
+    console.debugging(frozenset({0}))
+    console.said(0, "out", b"\n> train.py(3)\n(Pdb) ")
+    assert see(terminal, console) == ["0: unfinished", "> train.py(3)", "(Pdb)"]
+    console.said(1, "out", b"from another rank\n")
+    console.said(0, "out", b"7\n(Pdb) ")
+    assert see(terminal, console)[2:] == ["(Pdb)", "1: from another rank", "7", "(Pdb)"]
+    console.debugging(frozenset())
+    console.said(0, "out", b"going on\n")
+    assert see(terminal, console)[-3:] == ["7", "(Pdb)", "0: going on"]
+
+
+# -- the floor: a bar, and the status line below it
+
+
+def test_a_bar_and_the_status_line_live_together(terminal: Terminal) -> None:
+    console = on(terminal, 2)
+    assert console.shows_status
+    console.said(0, "err", b"\r10%")
+    assert see(terminal, console) == ["0: 10%"]
+    console.status("ddp-launch: 2/2 ranks up")
+    assert see(terminal, console) == ["0: 10%", "ddp-launch: 2/2 ranks up"]
+    console.said(0, "err", b"\r20%")
+    console.said(1, "out", b"a line\n")
+    assert see(terminal, console) == ["1: a line", "0: 20%", "ddp-launch: 2/2 ranks up"]
+    console.said(0, "err", b"\r30%\n")
+    assert see(terminal, console) == ["1: a line", "0: 30%", "ddp-launch: 2/2 ranks up"]
+    console.said(0, "err", b"\r" + 100 * b"#")  # two rows of this terminal
+    assert see(terminal, console)[2:] == ["0: " + 57 * "#", 43 * "#", "ddp-launch: 2/2 ranks up"]
+    console.said(0, "err", b"\rshort")
+    console.status(80 * "s")  # cut: one row is what it may have
+    assert see(terminal, console)[2:] == ["0: short", 59 * "s"]
+    console.leave(0)
+    console.finish()
+    assert see(terminal, console) == ["1: a line", "0: 30%", "0: short"]
+
+
+def test_the_status_line_gives_way_to_a_prompt(terminal: Terminal) -> None:
+    console = on(terminal, 2, asking=[0])
+    console.status("ddp-launch: fine")
+    assert see(terminal, console) == ["ddp-launch: fine"]
+    console.said(0, "out", b"name? ")
+    console.turn(200.0)
+    assert see(terminal, console) == ["0: name?"]
+    console.status("ddp-launch: still fine")
+    assert see(terminal, console) == ["0: name?"]
+    os.write(terminal.fd, b"Ann\n")
+    console.typed(b"Ann\n")
+    assert see(terminal, console) == ["0: name? Ann", "ddp-launch: still fine"]
+    os.write(terminal.fd, b"\n")  # somebody leans on Enter
+    console.typed(b"\n")
+    console.said(1, "out", b"a\n")
+    assert see(terminal, console) == ["0: name? Ann", "1: a", "ddp-launch: still fine"]
+
+
+def test_the_floor_makes_room_while_the_launcher_is_stopped(terminal: Terminal) -> None:
+    console = on(terminal, 2)
+    console.said(0, "err", b"\r10%")
+    console.status("ddp-launch: fine")
+    assert len(see(terminal, console)) == 2
+    console.hide()
+    assert terminal.look() == []
+    assert see(terminal, console) == ["0: 10%", "ddp-launch: fine"]
+
+
+def test_the_launchers_words_come_above_the_floor(terminal: Terminal) -> None:
+    console = on(terminal, 2)
+    heard: list[str] = []
+    console.witness = heard.append
+    console.said(0, "err", b"\r10%")
+    console.status("ddp-launch: fine")
+    console.say("ddp-launch: Ctrl-C\n")
+    assert see(terminal, console) == ["ddp-launch: Ctrl-C", "0: 10%", "ddp-launch: fine"]
+    assert heard == ["ddp-launch: Ctrl-C\n"]
+
+
+def test_where_a_status_line_belongs(terminal: Terminal) -> None:
+    reader, writer = os.pipe()
+    fd = terminal.fd
+    both = [
+        (Console(2, fd, fd, PLAIN), True),
+        (Console(2, fd, fd, {"TERM": "dumb"}), False),
+        (Console(1, fd, fd, PLAIN), False),  # a script alone has the terminal to itself
+        (Console(1, fd, fd, PLAIN, status=True), True),
+        (Console(2, fd, fd, PLAIN, status=False), False),
+        (Console(2, fd, fd, PLAIN, prefix=False), False),
+        (Console(2, writer, fd, PLAIN), False),  # ... | tee log: who knows where that writes
+        (Console(2, writer, writer, PLAIN), False),
+        (Console(2, writer, writer, PLAIN, status=True), True),
+    ]
+    assert [console.shows_status for console, _ in both] == [shows for _, shows in both]
+    for end in (reader, writer):
+        os.close(end)
+
+
+def test_off_a_terminal_the_status_is_printed() -> None:
+    piped = Piped(2, status=True)
+    piped.console.status("ddp-launch: fine")
+    piped.console.status("")
+    assert piped.read() == "ddp-launch: fine\n"
+
+
+# -- writing
+
+
+def test_a_slow_reader_blocks_nobody_and_gets_everything() -> None:
+    piped = Piped(2)
+    line = b"x" * 99 + b"\n"
+    for _ in range(100):
+        piped.console.said(0, "out", 100 * line)
+        piped.console.flush()
+    assert piped.console.backlog > 500_000
+    assert piped.console.waiting_for is not None
+    text = ""
+    while more := piped.read():
+        text += more
+    assert text == 10_000 * ("0: " + line.decode())
+    assert (piped.console.backlog, piped.console.waiting_for) == (0, None)
+
+
+def test_nobody_reads() -> None:
+    piped = Piped(2)
+    os.close(piped.reader)
+    piped.console.said(0, "out", b"a\n")
+    piped.console.flush()
+    assert piped.console.broken
+    assert piped.console.waiting_for is None
+
+
+def test_our_streams_stay_blocking_for_whoever_shares_them() -> None:
+    piped = Piped(2)
+    piped.console.said(0, "out", b"a\n")
+    assert piped.read() == "0: a\n"
+    assert os.get_blocking(piped.writer)
+
+
+def test_the_glass() -> None:
+    glass = Glass(width=5)
+    glass.feed("abcdefg\r\nxy\rz\x1b[K\n")
+    assert glass.lines == ["abcde", "fg", "z"]
+    glass.feed("\x1b[A\x1b[A\rQ")
+    assert glass.lines == ["abcde", "Qg", "z"]

@@ -1,0 +1,169 @@
+"""Log files: everything of every rank, whole lines, a folder a run; a disk that fails costs lines and not the job."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job import UsageError
+from launcher.judging.verdict import Raised, RankFailed
+from launcher.output import logs as module
+from launcher.output.logs import Logs
+
+
+class Words:
+    """Stands for the console: what the launcher says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.witness: Callable[[str], None] = lambda text: None
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        self.witness(text)
+
+
+def start(folder: Path) -> tuple[Any, Words]:
+    words: Any = Words()
+    logs = Logs(str(folder), words, ["ddp-launch", "-n", "2", "my train.py"])
+    logs.attempt(0, 2)
+    return logs, words
+
+
+def test_a_run_has_a_folder_and_every_rank_a_file(tmp_path: Path) -> None:
+    logs, words = start(tmp_path / "deep" / "logs")
+    logs.up(1, {})
+    logs.said(0, "out", b"one\ntw")
+    logs.said(0, "err", b"\r10%")
+    logs.said(0, "out", b"o\n")
+    logs.said(0, "err", b"\r20%\nwarning")
+    raised = Raised(type="ValueError", message="no", traceback="Traceback ...\nValueError: no\n")
+    logs.failed(RankFailed(at=0.0, rank=0, pid=7, raised=raised))
+    logs.ended(0, 1)
+    words.say("ddp-launch: rank 0 raised ValueError: no")
+    logs.over(1, "rank 0 raised ValueError: no")
+    logs.close()
+    folder = logs.folder
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d_\d\d-\d\d-\d\d_{os.getpid()}", folder.name)
+    assert (tmp_path / "deep/logs/latest").resolve() == folder.resolve()
+    traceback = "Traceback ...\nValueError: no\n"
+    assert (folder / "rank-0.log").read_text() == f"one\ntwo\n20%\n{traceback}warning\n"
+    assert (folder / "rank-1.log").read_text() == ""
+    lines = [line[20:] for line in (folder / "launcher.log").read_text().splitlines()]
+    failure = "rank 0 raised ValueError: no"
+    assert lines == ["ddp-launch -n 2 'my train.py'", f"ddp-launch: {failure}", f"exit code 1: {failure}"]
+    assert words.said == [f"ddp-launch: {failure}"]
+
+
+def test_a_restart_has_a_folder_below(tmp_path: Path) -> None:
+    logs, _ = start(tmp_path)
+    logs.said(1, "out", b"first, unfinished")
+    run = logs.folder
+    logs.attempt(1, 2)
+    logs.said(1, "out", b"second\n")
+    logs.close()
+    assert logs.folder == run / "attempt-1"
+    assert (run / "rank-1.log").read_text() == "first, unfinished\n"
+    assert (run / "attempt-1/rank-1.log").read_text() == "second\n"
+
+
+def test_the_link_follows_the_last_run(tmp_path: Path) -> None:
+    first, _ = start(tmp_path)
+    second, _ = start(tmp_path)
+    assert first.folder != second.folder
+    assert os.readlink(tmp_path / "latest") == second.folder.name
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.folder.name, second.folder.name, "latest"])
+
+
+def test_what_cannot_be_a_log_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file/logs cannot be used: Not a directory"):
+        start(tmp_path / "file" / "logs")
+    (tmp_path / "taken" / "latest").mkdir(parents=True)
+    with pytest.raises(UsageError, match="no link to a run"):
+        start(tmp_path / "taken")
+
+
+def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
+    logs, words = start(tmp_path)
+    for rank in (0, 1):
+        (logs.folder / f"rank-{rank}.log").symlink_to("/dev/full")
+        for _ in range(3):
+            logs.said(rank, "out", b"line\n")
+    logs.close()
+    assert len(words.said) == 1
+    assert "cannot be written (No space left on device): lines are missing there" in words.said[0]
+
+
+def test_what_is_missing_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs, _ = start(tmp_path)
+    write, room = os.write, 8
+
+    def small(fd: int, data: Any) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "full")
+        written = write(fd, data[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(module.os, "write", small)
+    for number in range(4):
+        logs.said(0, "out", b"line %d\n" % number)  # 7 bytes each: the second is torn, two are lost
+    room = 1000
+    logs.said(0, "out", b"line 4\n")
+    logs.said(0, "out", b"line 5\n")
+    text = (logs.folder / "rank-0.log").read_text()
+    assert text == "line 0\nl\n[ddp-launch: 20 bytes are missing here]\nline 4\nline 5\n"
+
+
+def test_a_folder_that_is_removed_is_said_once(tmp_path: Path) -> None:
+    logs, words = start(tmp_path)
+    logs.said(0, "out", b"line\n")
+    assert logs.turn(100.0) == 105.0
+    shutil.rmtree(logs.folder)
+    logs.turn(104.9)
+    assert words.said == []
+    logs.turn(105.0)
+    logs.said(0, "out", b"line\n")
+    assert logs.turn(200.0) == float("inf")
+    logs.over(0, "")
+    logs.close()
+    assert [text.partition(" were ")[2] for text in words.said] == ["removed: nothing more is written there"]
+
+
+def test_more_ranks_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_OPEN", 3)
+    logs, _ = start(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(2):
+        for rank in range(10):
+            logs.said(rank, "out", b"line %d\n" % number)
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    logs.close()
+    assert all((logs.folder / f"rank-{rank}.log").read_text() == "line 0\nline 1\n" for rank in range(10))
+
+
+@pytest.mark.mpi
+def test_a_job_with_log_files(ddp_launch: Any, tmp_path: Path) -> None:
+    body = "print('hello', rank)\nprint('warning', file=sys.stderr)\nsys.exit(3 * rank)"
+    done = ddp_launch(body, options=("--log-dir", str(tmp_path / "logs"), "--ranks", "0"))
+    assert done.returncode == 3
+    assert done.stdout == "0: hello 0\n"
+    latest = tmp_path / "logs/latest"
+    assert sorted((latest / "rank-1.log").read_text().splitlines()) == ["hello 1", "warning"]
+    assert "exited with code 3" in (latest / "launcher.log").read_text()
+
+
+@pytest.mark.mpi
+def test_a_log_folder_that_cannot_be_is_wrong_use(ddp_launch: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = ddp_launch("print('never')", options=("--log-dir", str(tmp_path / "file")))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -1,0 +1,107 @@
+"""The door of a job: which addresses keepers are told, which of them they find, and who is let in."""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import route
+from launcher.keeping.handshake import connect
+from launcher.refusal import Refusal
+from launcher.running.reception import Reception
+
+ROOT = Path(__file__).parents[3]
+ME = {"rank": 3, "size": 4}
+
+
+@contextmanager
+def open_door(**options: Any) -> Iterator[tuple[Reception, list[Any]]]:
+    """A reception that serves until the block ends, and whom it has let in."""
+    reception, guests, done = Reception(**options), [], threading.Event()
+
+    def serve() -> None:
+        while not done.is_set():
+            for fileno in select.select([*reception.filenos()], [], [], 0.01)[0]:
+                if news := reception.serve(fileno):
+                    guests.append(news)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield reception, guests
+    finally:
+        done.set()
+        thread.join()
+        reception.close()
+        for channel, _ in guests:
+            channel.close()
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """An address at which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_a_keeper_takes_the_first_address_that_answers() -> None:
+    with open_door() as (reception, guests), closed_port() as nobody, socket.create_server(("127.0.0.1", 0)) as other:
+        stranger = f"127.0.0.1:{other.getsockname()[1]}"  # answers nothing: its part of the time passes
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", reception.address)
+        channel, _ = connect(f"{nobody},{reception.address},{stranger}", reception.secret, ME)
+        channel.close()
+    assert [hello["rank"] for _, hello in guests] == [3]
+
+
+def test_a_keeper_that_finds_nobody_says_where_it_looked() -> None:
+    with closed_port() as first, closed_port() as second:
+        text = rf"^rank 3 on \S+ cannot reach the launcher at {first} \(Connection refused\) or {second} \(Connection"
+        with pytest.raises(Refusal, match=text):
+            connect(f"{first},{second}", "secret", ME)
+
+
+def test_another_jobs_keeper_is_not_let_in() -> None:
+    with open_door() as (reception, guests), pytest.raises(Refusal, match="closed during the handshake"):
+        connect(reception.address, "another secret", ME)
+    assert not guests
+
+
+def test_a_job_with_ranks_elsewhere_is_found_at_every_address_of_this_machine() -> None:
+    with open_door(elsewhere=("192.0.2.1",)) as (reception, guests):
+        addresses = reception.address.split(",")
+        assert [address.rpartition(":")[0] for address in addresses] == route.addresses(["192.0.2.1"])
+        for address in addresses:
+            connect(address, reception.secret, ME)[0].close()
+    assert len(guests) == len(addresses)
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.1.1", socket.gethostname()])
+def test_names_of_this_machine(name: str) -> None:
+    assert route.is_here(name)
+
+
+@pytest.mark.parametrize("name", ["192.0.2.1", "no host has such a name", "-oProxyCommand=x"])
+def test_names_of_other_machines(name: str) -> None:
+    assert not route.is_here(name)
+
+
+@pytest.mark.mpi
+def test_a_port_that_is_refused_is_one_sentence(ddp_launch: Any, tmp_path: Path) -> None:
+    """A firewall between host and launcher, as far as a keeper can tell."""
+    with closed_port() as nobody:
+        patch = f"import os\nif 'DDP_LAUNCH_ADDRESS' in os.environ: os.environ['DDP_LAUNCH_ADDRESS'] = '{nobody}'\n"
+        (tmp_path / "sitecustomize.py").write_text(patch)
+        done = ddp_launch("time.sleep(30)", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert (done.returncode, done.stdout) == (2, "")
+    text = rf"ddp-launch: rank \d on \S+ cannot reach the launcher at {nobody} \(Connection refused\): is there a"
+    assert re.match(text, done.stderr)
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,127 @@
+"""A job that failed starts again: as often as it may, not after the user has ended it, and nothing is left over."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.hosts import Host
+from launcher.job import Job
+from launcher.running.restarts import in_a_row, lost_hosts, pause, smaller
+
+A, B, C = Host("a", 2), Host("b", 2), Host("c", 1)
+SCRIPT = str(Path(__file__))
+
+
+def test_pauses_grow_and_end_somewhere() -> None:
+    assert [pause(number) for number in range(1, 10)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_long_run_makes_up_for_earlier_failures() -> None:
+    assert in_a_row(0, ran=1) == 1
+    assert in_a_row(3, ran=599) == 4
+    assert in_a_row(3, ran=601) == 1
+
+
+@pytest.mark.parametrize(
+    ("gone", "lost"),
+    [
+        ((), []),
+        ((2,), []),
+        ((2, 3), [B]),
+        ((0, 2, 3, 4), [B, C]),
+        ((0, 1, 2, 3, 4), []),
+    ],
+)
+def test_a_host_is_lost_when_nothing_is_heard_from_any_of_its_ranks(gone: tuple[int, ...], lost: list[Host]) -> None:
+    assert lost_hosts([A, B, C], gone) == lost
+
+
+def test_a_job_goes_on_with_the_hosts_that_are_left() -> None:
+    job = Job(script=SCRIPT, hosts=(A, B, C), min_ranks=3, ranks=(0, 4), debug_rank=4)
+    left = smaller(job, [B])
+    assert left is not None
+    assert (left.hosts, left.size, left.ranks, left.debug_rank) == ((A, C), 3, (0,), 0)
+    assert smaller(job, []) is job
+    assert smaller(job, [A, C]) is None
+
+
+def test_all_hosts_are_needed_unless_a_smaller_number_of_ranks_is_allowed() -> None:
+    assert smaller(Job(script=SCRIPT, hosts=(A, B)), [B]) is None
+
+
+FAILS = """
+attempt = int(os.environ["DDP_ATTEMPT"])
+print(f"attempt {attempt}", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_a_job_that_fails_starts_again_and_the_last_failure_counts(ddp_launch: Any) -> None:
+    done = ddp_launch(FAILS + "if rank == 1: sys.exit(3 + attempt)\ntime.sleep(9)", options=("--max-restarts", "1"))
+    assert done.returncode == 4
+    assert [line for line in done.stderr.splitlines() if line.startswith("ddp-launch")] == [
+        done.stderr.splitlines()[0],
+        "ddp-launch: restart 1 of 1",
+        done.stderr.splitlines()[2],
+    ]
+    assert "exited with code 3" in done.stderr.splitlines()[0]
+    assert "exited with code 4" in done.stderr.splitlines()[2]
+    assert sorted(done.stdout.splitlines()) == [f"{rank}: attempt {attempt}" for rank in (0, 1) for attempt in (0, 1)]
+
+
+@pytest.mark.mpi
+def test_a_job_that_works_the_second_time_has_worked(ddp_launch: Any) -> None:
+    body = FAILS + "if attempt == 0: os.kill(os.getpid(), signal.SIGKILL)"
+    done = ddp_launch(body, options=("--max-restarts", "5"))
+    assert done.returncode == 0
+    assert done.stderr.count("restart") == 1
+
+
+def test_standard_input_that_has_ended_has_ended_for_the_next_attempt_too(ddp_launch: Any) -> None:
+    body = FAILS + "print(sys.stdin.read() or 'nothing')\nsys.exit(attempt == 0)"
+    done = ddp_launch(body, n=1, options=("--max-restarts", "1"))
+    assert (done.returncode, done.stdout) == (0, "attempt 0\nnothing\nattempt 1\nnothing\n")
+
+
+def test_ctrl_c_ends_a_job_while_it_waits_for_its_restart(start_launch: Any) -> None:
+    job = start_launch("print('ready', flush=True)\nsys.exit(1)", n=1, options=("--max-restarts", "9"))
+    time.sleep(0.8)  # the first restart comes at once, the second after a second
+    job.process.send_signal(signal.SIGINT)
+    done = job.wait(10)
+    assert done.returncode == 130
+
+
+def test_what_the_user_ends_does_not_start_again(start_launch: Any) -> None:
+    job = start_launch("print('ready', flush=True)\ntime.sleep(60)", n=1, options=("--max-restarts", "9"))
+    job.process.send_signal(signal.SIGTERM)
+    done = job.wait(10)
+    assert done.returncode == 143
+    assert "restart" not in done.stderr
+
+
+def test_a_job_that_takes_too_long_ends_and_does_not_start_again(ddp_launch: Any) -> None:
+    start = time.monotonic()
+    done = ddp_launch("time.sleep(60)", n=1, options=("--max-restarts", "9", "--timeout", "1", "--grace", "1"))
+    assert done.returncode == 124
+    assert done.stderr == "ddp-launch: the job took longer than 1 s\n"
+    assert time.monotonic() - start < 8
+
+
+def test_signals_meant_for_the_ranks_reach_them(start_launch: Any) -> None:
+    job = start_launch(
+        "signal.signal(signal.SIGUSR1, lambda *_: print('one', flush=True))\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.1)",
+        n=1,
+    )
+    job.process.send_signal(signal.SIGUSR1)
+    time.sleep(0.3)
+    job.process.send_signal(signal.SIGUSR2)
+    done = job.wait(10)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "one\n", "")
