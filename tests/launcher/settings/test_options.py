@@ -121,7 +121,7 @@ def test_the_long_help_has_every_option_in_its_group() -> None:
 
 @pytest.mark.parametrize(
     ("name", "default"),
-    [("-n", ""), ("--grace", "5"), ("--hang-timeout", "600"), ("--engine", "auto"), ("--max-restarts", "0")],
+    [("-n", ""), ("--grace", "5"), ("--hang-timeout", "540"), ("--engine", "auto"), ("--max-restarts", "0")],
 )
 def test_helps_show_the_defaults_of_a_job(name: str, default: str) -> None:
     assert manual.default(BY_NAME[name]) == default
