@@ -26,7 +26,6 @@ from launcher.judging.verdict import (
     TimeLimit,
     is_echo,
     name_ranks,
-    signal_name,
 )
 from launcher.output.console import BACKLOG, Console
 from launcher.running.clocks import Clocks
@@ -37,7 +36,7 @@ from launcher.running.guard import Guard
 from launcher.running.hearing import Hearing
 from launcher.running.observer import Observer
 from launcher.running.reception import Reception
-from launcher.running.signals import ENDING, FORWARDED, SUSPENDING
+from launcher.running.signals import ENDING, FORWARDED, SUSPENDING, name_of, stand_still
 from launcher.running.starting import keeper, keepers_environment, threads
 from launcher.wire import PING, TERMINAL
 
@@ -314,8 +313,7 @@ class Attempt:
                 self._console.drop()
                 self._ending.kill(self.now, limit=0.0)
             else:
-                name = "Ctrl-C" if number == signal.SIGINT else signal_name(number, hint=False)
-                self._console.say(f"ddp-launch: {name}: ending the job (once more kills it at once)")
+                self._console.say(f"ddp-launch: {name_of(number)}: ending the job (once more kills it at once)")
                 self._ending.stop(number, self.now, self.job.grace)
 
     def _suspend(self) -> None:
@@ -323,7 +321,6 @@ class Attempt:
         self.crew.tell({"freeze": True}, lambda member: not member.over)
         self._console.hide()
         self._stdin.rest()
-        before = time.monotonic()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stood = stand_still()
         self.now = time.monotonic()
-        self._move(self.now - before)
+        self._move(stood)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import Any
+
+from launcher.judging.verdict import signal_name
 
 #: What ends a job, and is passed on to its ranks.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -15,6 +18,18 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 SUSPENDING = signal.SIGTSTP
 # Back in the foreground, or in another window: time to look again.
 _WAKING = (signal.SIGCONT, signal.SIGWINCH)
+
+
+def name_of(number: int) -> str:
+    """What the user calls a signal that ends a job."""
+    return "Ctrl-C" if number == signal.SIGINT else signal_name(number, hint=False)
+
+
+def stand_still() -> float:
+    """Stops this process until somebody continues it; for how long that was (s)."""
+    before = time.monotonic()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return time.monotonic() - before
 
 
 class SignalPipe:

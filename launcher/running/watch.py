@@ -20,7 +20,7 @@ from launcher.running import restarts
 from launcher.running.attempt import Attempt, Outcome
 from launcher.running.feeding import StandardInput
 from launcher.running.observer import Observer, Observers
-from launcher.running.signals import ENDING, SignalPipe
+from launcher.running.signals import ENDING, SUSPENDING, SignalPipe, name_of, stand_still
 from launcher.running.starting import ranks_environment
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ class _Watch:
             in_a_while = f" in {pause:g} s" if pause else ""
             self.console.say(f"ddp-launch: restart {number} of {self.job.max_restarts}{in_a_while}{self._fewer(again)}")
             self.job = again
-            if signalled := self._wait(pause):
-                return 128 + signalled, ""
+            if (end := self._wait(pause)) is not None:
+                return end
 
     def _judge(self) -> list[Observer]:
         """Who ends an attempt that hangs, if anybody does."""
@@ -162,17 +162,28 @@ class _Watch:
         lost = [host.name for host in self.job.hosts if host not in again.hosts]
         return f", without {', '.join(lost)}: {again.size} ranks" if lost else ""
 
-    def _wait(self, seconds: float) -> int:
-        """Lets time pass, and what was said be read; the signal by which the user ended that, else 0."""
+    def _wait(self, seconds: float) -> tuple[int, str] | None:
+        """Lets time pass before a restart; if that ends the job: its exit code, and the sentence that explains it."""
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
+        while (now := time.monotonic()) < min(until, self.until):
             waiting = self.console.waiting_for
-            select.select([self.wakeup], [] if waiting is None else [waiting], [], left)
+            wait = min(until, self.until, self.observers.turn(now)) - now
+            select.select([self.wakeup], [] if waiting is None else [waiting], [], max(0.0, wait))
             self.console.flush()
             for number in _pending(self.wakeup):
                 if number in ENDING:
-                    return number
-        return 0
+                    self.console.say(f"ddp-launch: {name_of(number)}: the job does not start again")
+                    return 128 + number, f"ended by {signal_name(number, hint=False)}"
+                if number == SUSPENDING:
+                    self.console.hide()
+                    stood = stand_still()
+                    until, self.until = until + stood, self.until + stood
+                    self.observers.moved(stood)
+        if self.until > now:
+            return None
+        fact = TimeLimit(at=now, seconds=self.job.timeout or 0.0)
+        self.observers.failed(fact)
+        return self._report(Outcome(0, [fact], b"", frozenset(), False, self.until))
 
     def _report(self, outcome: Outcome) -> tuple[int, str]:
         """Says what went wrong, if anything did; returns the exit code, and the sentence that explains it."""

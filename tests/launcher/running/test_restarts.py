@@ -94,6 +94,29 @@ def test_ctrl_c_ends_a_job_while_it_waits_for_its_restart(start_launch: Any) -> 
     job.process.send_signal(signal.SIGINT)
     done = job.wait(10)
     assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == "ddp-launch: Ctrl-C: the job does not start again"
+
+
+def test_a_time_limit_ends_a_job_while_it_waits_for_its_restart(ddp_launch: Any) -> None:
+    start = time.monotonic()
+    # Restarts after 0, 1, 2, 4 s, of which the last would come too late.
+    done = ddp_launch("print('ready')\nsys.exit(1)", n=1, options=("--max-restarts", "9", "--timeout", "4"))
+    assert 3.9 < time.monotonic() - start < 6
+    assert (done.returncode, done.stdout.count("ready")) == (124, 4)
+    assert done.stderr.splitlines()[-1] == "ddp-launch: the job took longer than 4 s"
+
+
+def test_ctrl_z_stops_a_job_that_waits_for_its_restart(start_launch: Any) -> None:
+    options = ("--max-restarts", "3", "--timeout", "3")
+    job = start_launch("print('ready', flush=True)\nsys.exit(os.environ['DDP_ATTEMPT'] < '2')", n=1, options=options)
+    time.sleep(0.8)  # the first restart comes at once, the second after a second
+    job.process.send_signal(signal.SIGTSTP)
+    time.sleep(0.3)
+    assert Path(f"/proc/{job.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    time.sleep(3.0)  # this time does not count
+    job.process.send_signal(signal.SIGCONT)
+    done = job.wait(10)
+    assert (done.returncode, done.stderr.count("restart")) == (0, 2), done.stderr
 
 
 def test_what_the_user_ends_does_not_start_again(start_launch: Any) -> None:
