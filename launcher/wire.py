@@ -6,7 +6,6 @@ neither feed the launcher nor command a rank. Bytes that ranks wrote travel as t
 
 from __future__ import annotations
 
-import errno
 import hmac
 import json
 import os
@@ -95,15 +94,13 @@ class Channel:
                 sent = self.socket.send(self._out[:_CHUNK])
             except BlockingIOError:
                 return
-            except OSError as error:
-                if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
-                    raise
+            except OSError:
                 self._out.clear()
                 return
             del self._out[:sent]
 
     def receive(self) -> list[Message] | None:
-        """The messages that are complete now; None once the other side has closed.
+        """The messages that are complete now; None once the other side has closed, or nothing leads to it any more.
 
         Raises: WireError if they are none of ours.
         """
@@ -111,7 +108,7 @@ class Channel:
             data = self.socket.recv(_CHUNK)
         except BlockingIOError:
             return []
-        except (ConnectionResetError, TimeoutError):
+        except OSError:  # reset, timed out, no route to it: all the same to us
             return None
         if not data:
             return None
