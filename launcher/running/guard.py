@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from launcher.job import UsageError
 from launcher.leftovers import remove_leftovers
 from launcher.process import become_subreaper, die_with_parent, reap_all, sweep
 
@@ -32,12 +33,18 @@ class Guard:
     lost: True if the guard itself has gone
     silent: True once the engine can say no more
     chatter: file descriptor of what the engine itself prints
+
+    Raises: UsageError if there is no place for that folder.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], scratch: str) -> None:
         self._scratch = scratch
         self._began = time.time()
-        os.mkdir(scratch, 0o700)
+        try:
+            os.mkdir(scratch, 0o700)
+        except OSError as error:
+            where = os.path.dirname(scratch)
+            raise UsageError(f"the folder for temporary files {where} cannot be used: {error.strerror}") from None
         self.status: int | None = None
         self.lost = False
         self.silent = False

@@ -144,6 +144,13 @@ def test_a_job_file(run_job: Any, script: Any, tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"{rank}: {rank} ['--lr', '0.5', '--seed', '1']" for rank in range(2)]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_without_a_place_for_temporary_files_nothing_starts(ddp_launch: Any, tmp_path: Path, n: int) -> None:
+    done = ddp_launch("print('started')", n=n, env={"TMPDIR": str(tmp_path / "none")})
+    why = f"the folder for temporary files {tmp_path}/none cannot be used: No such file or directory"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"ddp-launch: {why}\n")
+
+
 def test_a_reader_that_has_enough_ends_the_job(start_job: Any, script: Any) -> None:
     path = script("while True: print('line ' * 20)")
     job = start_job(["bash", "-c", f'"$0" -m launcher -n 2 {path} | head -1; echo ${{PIPESTATUS[0]}}', sys.executable])
