@@ -52,6 +52,8 @@ class Clocks:
         """The job stood still for so long."""
         self._at = {name: at + by for name, at in self._at.items()}
         self.stood += by
+        if self._held is not None:
+            self._held += by  # or it would count twice
 
     def hold(self, now: float) -> None:
         """Somebody debugs the job."""

@@ -72,6 +72,7 @@ class Hearing:
             member.closed = True
             member.channel.close()
             if not member.over:
+                self._on_debugging(member, False)
                 member.lost = True
                 self._console.leave(rank)
                 if not self._ending.killed:

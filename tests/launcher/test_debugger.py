@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -314,6 +315,20 @@ def test_a_killed_debug_rank_ends_the_job(debug: Any) -> None:
     done = session.end()
     assert done.returncode == 137
     assert "SIGKILL" in done.stderr
+
+
+def test_nobody_is_in_a_debugger_whose_keeper_was_killed(debug: Any, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    options = ("--max-restarts", "1", "--events", str(events))
+    body = "print('keeper', os.getppid())\nif os.environ['DDP_ATTEMPT'] == '0': breakpoint()\ntime.sleep(0.3)"
+    session = debug(body, options=options)
+    seen = session.await_prompt()
+    keeper = next(line for line in seen.splitlines() if line.startswith("0: keeper")).split()[-1]
+    os.kill(int(keeper), signal.SIGKILL)
+    done = session.end()
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in events.read_text().splitlines() if '"debugging"' in line]
+    assert [(event["attempt"], event["ranks"]) for event in told] == [(0, [0]), (0, [])]
 
 
 @pytest.mark.parametrize("n", [1, 2])
