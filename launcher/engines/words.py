@@ -12,6 +12,8 @@ _SSH = (
     re.compile(r"^(?:\S+@)?(?P<host>[^\s@:]+): (?P<why>Permission denied \(.+?\))\.?\r?$", re.MULTILINE),
     re.compile(r"^(?P<why>Connection (?:closed|reset)) by (?:remote host |\S+ )?(?P<host>\S+) port \d+", re.MULTILINE),
 )
+# Hydra may notice that ssh has ended before it passes on what ssh said.
+_NO_PROXY = re.compile(r"\bLaunch proxy failed\.$", re.MULTILINE)
 _HOST_KEY = re.compile(r"^Host key verification failed\.\r?$", re.MULTILINE)
 
 
@@ -24,9 +26,24 @@ def explain(chatter: str) -> str | None:
     complete = chatter[: chatter.rfind("\n") + 1]
     if refused := refusal.heard(complete):
         return refused
-    for pattern in _SSH:
-        if match := pattern.search(complete):
-            return f"host {match['host']} cannot be reached by ssh: {match['why']}"
+    if match := _no_way(complete):
+        return f"host {match['host']} cannot be reached by ssh: {match['why']}"
     if _HOST_KEY.search(complete):
         return "a host cannot be reached by ssh: host key verification failed (ssh to each of them once, by hand)"
+    if _NO_PROXY.search(complete):
+        return "mpiexec could not start on one of the hosts, and does not say why: ssh to each of them by hand shows it"
     return None
+
+
+def unreached(chatter: str) -> str | None:
+    """The name of the host that ssh did not reach; None if it has complained of none.
+
+    >>> unreached("ssh: connect to host b port 22: No route to host\\n")
+    'b'
+    """
+    match = _no_way(chatter)
+    return match["host"] if match else None
+
+
+def _no_way(chatter: str) -> re.Match[str] | None:
+    return next((match for pattern in _SSH if (match := pattern.search(chatter))), None)

@@ -112,7 +112,7 @@ class Tail(Observer):
     """
 
     def __init__(self, hidden: frozenset[int] = frozenset(), screen: int = _SCREEN) -> None:
-        self._hidden = hidden
+        self.hidden = hidden
         self._screen = screen
         self._begin()
 
@@ -128,7 +128,7 @@ class Tail(Observer):
 
     def said(self, rank: int, stream: str, data: bytes) -> None:
         finished = data.count(b"\n")
-        if rank not in self._hidden:
+        if rank not in self.hidden:
             self._shown += finished
             self._own[rank] = self._own.get(rank, 0) + finished
         before = self._foreign(rank)
@@ -154,7 +154,7 @@ class Tail(Observer):
         kept = self._lines.get(rank)
         if not kept:
             return []
-        if rank in self._hidden or self._foreign(rank) - kept[0][0] > self._screen:
+        if rank in self.hidden or self._foreign(rank) - kept[0][0] > self._screen:
             return self.lines(rank)
         return []
 

@@ -66,9 +66,7 @@ class Console(Observer):
         #: Whether the status line can be repainted, or must be printed anew.
         self.repaints = self._screen.paints(out) or self._screen.paints(err)
         self._alone = prefix and n == 1 and not self.shows_status
-        self._ranks = None if ranks is None else frozenset(ranks)
-        self._bar_rank = min(ranks) if ranks else 0
-        self._asking = frozenset(asking)
+        self.choose(ranks, asking)
         self._debugging: frozenset[int] = frozenset()
         self._labels = Labels(n, hosts)
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
@@ -82,6 +80,12 @@ class Console(Observer):
             self._collapser = Collapser(n if ranks is None else len(ranks))
         #: Hears what the launcher itself says.
         self.witness: Callable[[str], None] = lambda text: None
+
+    def choose(self, ranks: Sequence[int] | None, asking: Iterable[int]) -> None:
+        """From now on the lines of `ranks` are shown, and unfinished ones of `asking` are prompts; see above."""
+        self._ranks = None if ranks is None else frozenset(ranks)
+        self._bar_rank = min(ranks) if ranks else 0
+        self._asking = frozenset(asking)
 
     @property
     def prefix_width(self) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from collectives.world import ATTEMPT
 from launcher import engines
-from launcher.engines.words import explain
+from launcher.engines.words import explain, unreached
 from launcher.job import Job
 from launcher.judging.verdict import (
     EngineEnded,
@@ -28,6 +28,7 @@ from launcher.judging.verdict import (
     name_ranks,
 )
 from launcher.output.console import BACKLOG, Console
+from launcher.running import restarts
 from launcher.running.clocks import Clocks
 from launcher.running.crew import Crew, Member
 from launcher.running.ending import Ending
@@ -56,7 +57,8 @@ class Outcome(NamedTuple):
 
     stop: the signal by which the user ended it, 0 if it was not the user
     facts: what went wrong, as it was learned; chatter: what the engine said
-    gone: ranks that never came, or fell silent without a word; several_hosts: the ranks were on more than one
+    gone: ranks of a host that ssh does not reach; else those that never came, or fell silent
+    several_hosts: the ranks were on more than one
     until: when the whole job must have ended (monotonic, s), later by the time for which it stood still
     """
 
@@ -93,7 +95,6 @@ class Attempt:
         self._facts: list[Fact] = []
         self._chatter = b""
         self._released = False
-        self._silent: frozenset[int] = frozenset()  # ranks whose keepers fell silent without a word
         self._clocks = Clocks()
         self._clocks.put("start", self.now, job.start_limit)
         self._clocks.put("limit", self.now, limit)
@@ -130,9 +131,15 @@ class Attempt:
         self._clocks.clear()
         if self._facts and self.crew.missing():
             self._facts.append(self._engine_ended())
-        gone = frozenset(self.crew.missing()) | self._hearing.silent
         until = self._until + self._clocks.stood
-        return Outcome(self._ending.stopped, self._facts, self._chatter, gone, self.crew.several_hosts(), until)
+        return Outcome(self._ending.stopped, self._facts, self._chatter, self._gone(), self.crew.several_hosts(), until)
+
+    def _gone(self) -> frozenset[int]:
+        """The ranks that are not heard of."""
+        # Where ssh has said whose host it does not reach, others may just not have come yet.
+        away = restarts.ranks_on(self.job.hosts, self.job.size, unreached(self._chatter.decode("utf-8", "replace")))
+        beyond = {rank for rank, member in self.crew if not member.over}  # they were killed, and it did not help
+        return away or frozenset(self.crew.missing()) | self._hearing.silent | beyond
 
     def drain(self) -> None:
         """A slow reader gets everything, unless the user presses Ctrl-C. The job is over."""

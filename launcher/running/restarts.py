@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from launcher.hosts import Host
@@ -29,21 +29,34 @@ def in_a_row(before: int, ran: float) -> int:
     return 1 if ran >= _SETTLED else before + 1
 
 
-def lost_hosts(hosts: Sequence[Host], gone: Collection[int]) -> list[Host]:
-    """The hosts of which no rank is left: `gone` are those that were never heard of, or fell silent without a word.
+def ranks_on(hosts: Sequence[Host], n: int, name: str | None) -> frozenset[int]:
+    """The ranks of the host of that name, of a job of `n`.
 
-    Ranks fill the hosts in order. None if that is true of all hosts, which says nothing about any of them.
+    >>> sorted(ranks_on([Host("a", 2), Host("b", 2)], 3, "b"))
+    [2]
+    """
+    return frozenset(rank for host, ranks in _dealt(hosts, n) if host.name == name for rank in ranks)
 
-    >>> lost_hosts([Host("a", 2), Host("b", 2)], gone={2, 3})
+
+def lost_hosts(hosts: Sequence[Host], n: int, gone: Collection[int]) -> list[Host]:
+    """The hosts of which no rank is left, of a job of `n`. gone: those that are not heard of
+
+    None if that is true of all hosts, which says nothing about any of them.
+
+    >>> lost_hosts([Host("a", 2), Host("b", 2)], 4, gone={2, 3})
     [Host(name='b', slots=2)]
     """
-    first, lost = 0, []
+    used = [(host, ranks) for host, ranks in _dealt(hosts, n) if ranks]
+    lost = [host for host, ranks in used if all(rank in gone for rank in ranks)]
+    return [] if len(lost) == len(used) else lost
+
+
+def _dealt(hosts: Sequence[Host], n: int) -> Iterator[tuple[Host, range]]:
+    """Ranks fill the hosts in order."""
+    first = 0
     for host in hosts:
-        ranks = range(first, first + host.slots)
+        yield host, range(first, min(first + host.slots, n))
         first += host.slots
-        if all(rank in gone for rank in ranks):
-            lost.append(host)
-    return [] if len(lost) == len(hosts) else lost
 
 
 def smaller(job: Job, lost: Collection[Host]) -> Job | None:

@@ -75,7 +75,7 @@ class _Watch:
             collapse=job.collapse,
             status=job.status,
             hosts=[host.name for host in job.hosts],
-            asking=[job.debug_rank] if os.isatty(0) else [],
+            asking=_asking(job),
         )
         self._explain = explain
         self.stdin = StandardInput(job.debug_rank, shown=self.console.typed)
@@ -120,7 +120,7 @@ class _Watch:
             pause = restarts.pause(failures)
             in_a_while = f" in {pause:g} s" if pause else ""
             self.console.say(f"ddp-launch: restart {number} of {self.job.max_restarts}{in_a_while}{self._fewer(again)}")
-            self.job = again
+            self._take(again)
             if (end := self._wait(pause)) is not None:
                 return end
 
@@ -151,16 +151,23 @@ class _Watch:
             return None
         if number == 0 and any(isinstance(fact, NotStarted) and fact.code == 2 for fact in outcome.facts):
             return None  # wrong use: it would go wrong the next time, too
-        lost = restarts.lost_hosts(self.job.hosts, outcome.gone)
+        lost = restarts.lost_hosts(self.job.hosts, self.job.size, outcome.gone)
         again = restarts.smaller(self.job, lost)
         if again is None:
             names = ", ".join(host.name for host in lost)
             self.console.say(f"ddp-launch: no restart: without {names} too few ranks are left")
         return again
 
+    def _take(self, again: Job) -> None:
+        """What is started next: with fewer ranks others may be shown, or have the standard input."""
+        self.job = again
+        self.stdin.rank = again.debug_rank
+        self.console.choose(again.ranks, _asking(again))
+        self.tail.hidden = _hidden(again)
+
     def _fewer(self, again: Job) -> str:
         lost = [host.name for host in self.job.hosts if host not in again.hosts]
-        return f", without {', '.join(lost)}: {again.size} ranks" if lost else ""
+        return f", without {', '.join(lost)}: {again.size} rank{'s' * (again.size != 1)}" if lost else ""
 
     def _wait(self, seconds: float) -> tuple[int, str] | None:
         """Lets time pass before a restart; if that ends the job: its exit code, and the sentence that explains it."""
@@ -199,9 +206,18 @@ class _Watch:
 
 
 def _tail(job: Job, console: Console) -> report.Tail:
-    hidden = frozenset[int]() if job.ranks is None else frozenset(range(job.size)) - {*job.ranks}
     size = console.columns()
-    return report.Tail(hidden, size[1]) if size else report.Tail(hidden)
+    return report.Tail(_hidden(job), size[1]) if size else report.Tail(_hidden(job))
+
+
+def _hidden(job: Job) -> frozenset[int]:
+    """Ranks that the console does not show."""
+    return frozenset() if job.ranks is None else frozenset(range(job.size)) - {*job.ranks}
+
+
+def _asking(job: Job) -> list[int]:
+    """Ranks whose questions somebody may answer."""
+    return [job.debug_rank] if os.isatty(0) else []
 
 
 def _logs(job: Job, console: Console) -> Logs | None:

@@ -13,7 +13,7 @@ from launcher.engines import finding, slurm
 from launcher.engines.hydra import Hydra
 from launcher.engines.openmpi import OpenMPI
 from launcher.engines.slurm import Srun
-from launcher.engines.words import explain
+from launcher.engines.words import explain, unreached
 from launcher.hosts import Host, dealt
 from launcher.job import Job, UsageError
 
@@ -411,12 +411,29 @@ def test_slurm_where_there_is_none() -> None:
             "x\nHost key verification failed.\n",
             "a host cannot be reached by ssh: host key verification failed (ssh to each of them once, by hand)",
         ),
+        (
+            "[mpiexec@a] ui_cmd_cb (mpiexec/pmiserv_pmci.c:51): Launch proxy failed.\n",
+            "mpiexec could not start on one of the hosts, and does not say why: ssh to each of them by hand shows it",
+        ),
         ("ddp-launch refuses: 2 ranks would share 1 GPU\nddp-launch refuses: x\n", "2 ranks would share 1 GPU"),
         ("ddp-launch refuses: 2 ranks wou", None),
     ],
 )
 def test_what_engines_say_in_one_sentence(chatter: str, sentence: str | None) -> None:
     assert explain(chatter) == sentence
+
+
+@pytest.mark.parametrize(
+    ("chatter", "host"),
+    [
+        ("", None),
+        ("x\nssh: connect to host b port 22: No route to host\n", "b"),
+        ("Connection closed by 10.0.0.2 port 22\n", "10.0.0.2"),
+        ("Host key verification failed.\n", None),
+    ],
+)
+def test_which_host_ssh_does_not_reach(chatter: str, host: str | None) -> None:
+    assert unreached(chatter) == host
 
 
 def test_what_a_keeper_prints_is_heard() -> None:

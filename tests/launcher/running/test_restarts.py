@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.engines.finding import MPICH, flavour
 from launcher.hosts import Host
 from launcher.job import Job
-from launcher.running.restarts import in_a_row, lost_hosts, pause, smaller
+from launcher.running.restarts import in_a_row, lost_hosts, pause, ranks_on, smaller
+from tests.launcher.conftest import LAUNCH, wait_for
 
 A, B, C = Host("a", 2), Host("b", 2), Host("c", 1)
 SCRIPT = str(Path(__file__))
@@ -28,17 +32,25 @@ def test_a_long_run_makes_up_for_earlier_failures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "lost"),
+    ("n", "gone", "lost"),
     [
-        ((), []),
-        ((2,), []),
-        ((2, 3), [B]),
-        ((0, 2, 3, 4), [B, C]),
-        ((0, 1, 2, 3, 4), []),
+        (5, (), []),
+        (5, (2,), []),
+        (5, (2, 3), [B]),
+        (5, (0, 2, 3, 4), [B, C]),
+        (5, (0, 1, 2, 3, 4), []),
+        (3, (2,), [B]),  # of B one slot is used, of C none
+        (3, (0, 1, 2), []),
     ],
 )
-def test_a_host_is_lost_when_nothing_is_heard_from_any_of_its_ranks(gone: tuple[int, ...], lost: list[Host]) -> None:
-    assert lost_hosts([A, B, C], gone) == lost
+def test_a_host_is_lost_when_nothing_is_heard_from_any_of_its_ranks(
+    n: int, gone: tuple[int, ...], lost: list[Host]
+) -> None:
+    assert lost_hosts([A, B, C], n, gone) == lost
+
+
+def test_ranks_of_a_host() -> None:
+    assert [sorted(ranks_on([A, B, C], 4, name)) for name in ("a", "b", "c", "d")] == [[0, 1], [2, 3], [], []]
 
 
 def test_a_job_goes_on_with_the_hosts_that_are_left() -> None:
@@ -148,3 +160,61 @@ def test_signals_meant_for_the_ranks_reach_them(start_launch: Any) -> None:
     job.process.send_signal(signal.SIGUSR2)
     done = job.wait(10)
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\n", "")
+
+
+SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+[ ! -e "$0.down" ] || { echo "ssh: connect to host $1 port 22: No route to host" >&2; sleep 0.02; exit 255; }
+shift
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def elsewhere(start_job: Any, script: Any, mpiexec: list[str], tmp_path: Path) -> Callable[..., Any]:
+    """Starts a script of these lines, one rank on this machine and one on a host beyond an ssh, which is this one too.
+
+    From then on there is no way to that host if `DOWN`, a file's name in the script, is made.
+    """
+    if flavour(mpiexec[0]) != MPICH:
+        pytest.skip("Open MPI will not have two hosts that are one")
+    ssh = tmp_path / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+
+    def start(body: str, *options: str, **more: Any) -> Any:
+        where = ["--hosts", "localhost:1,elsewhere:1", "--max-restarts", "3", *options]
+        path = script(f"DOWN = '{ssh}.down'\n{FAILS}" + body)
+        return start_job([*LAUNCH, *where, path], env={"HYDRA_LAUNCHER_EXEC": str(ssh)}, **more)
+
+    return start
+
+
+@pytest.mark.mpi
+def test_a_job_goes_on_without_a_host_that_cannot_be_reached_any_more(elsewhere: Callable[..., Any]) -> None:
+    body = "if attempt == 0 and rank == 1: open(DOWN, 'w'); sys.exit(3)\nif attempt == 0: time.sleep(9)\nprint(size)"
+    done = elsewhere(body, "--min-ranks", "1").wait(20)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith(":0: 1")
+    assert [line for line in done.stderr.splitlines() if "restart" in line or "reached" in line] == [
+        "ddp-launch: restart 1 of 3",
+        "ddp-launch: host elsewhere cannot be reached by ssh: No route to host",
+        "ddp-launch: restart 2 of 3 in 1 s, without elsewhere: 1 rank",
+    ]
+
+
+@pytest.mark.mpi
+def test_the_standard_input_of_a_rank_that_is_lost_is_rank_0s(elsewhere: Callable[..., Any]) -> None:
+    body = (
+        "if attempt == 0 and rank == 1: time.sleep(0.3); os.kill(os.getppid(), signal.SIGKILL)\n"
+        "if attempt == 0: time.sleep(9)\n"
+        "print(size, 'ready', flush=True)\n"
+        "print('read', sys.stdin.readline())"
+    )
+    job = elsewhere(body, "--min-ranks", "1", "--debug-rank", "1", "--ranks", "1", stdin=subprocess.PIPE)
+    wait_for(job.process.stdout, "1 ready", 1)
+    job.process.stdin.write("hello\n")
+    job.process.stdin.flush()
+    done = job.wait(20)
+    assert done.returncode == 0, done.stderr
+    assert "read hello" in done.stdout
