@@ -2,7 +2,7 @@
 
 Every engine tells its ranks who they are through environment variables; reading them costs nothing, so a world of one
 never imports MPI, and a world that turns out smaller than promised is an error instead of a silent singleton.
-The launcher imports this module too, and nothing else of `collectives`.
+The launcher imports this module too.
 """
 
 from __future__ import annotations
