@@ -169,6 +169,32 @@ def test_the_launcher_may_be_stopped_and_continued(start_launch: Any) -> None:
     assert (status, out.count("done"), err) == (0, 2, "")
 
 
+MEET = """
+import numpy as np, collectives
+comm = collectives.init(timeout=2)
+go_on = np.ones(1)
+print("ready", flush=True)
+end = time.monotonic() + 4
+while go_on[0]:
+    go_on[0] = time.monotonic() < end
+    comm.broadcast(go_on, 0)
+    time.sleep(0.02)
+print("done")
+"""
+
+
+def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
+    job = start_launch(MEET, options=("--hang-timeout", "2", "--timeout", "4"))
+    job.process.send_signal(signal.SIGTSTP)
+    time.sleep(0.5)
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in job.pids()]
+    assert states.count("T") == 3  # two ranks and the launcher
+    time.sleep(5.0)
+    job.process.send_signal(signal.SIGCONT)
+    status, out, err = end(job, 8)
+    assert (status, out.count("done"), err) == (0, 2, "")
+
+
 def test_strangers_are_dropped(start_launch: Any) -> None:
     job = start_launch(READY + "time.sleep(1)\nprint('done')\n")
     table = Path("/proc/net/tcp").read_text().splitlines()[1:]
