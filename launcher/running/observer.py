@@ -61,10 +61,6 @@ class Observers(Observer):
     def __init__(self, each: Sequence[Observer] = ()) -> None:
         self._each = list(each)
 
-    def add(self, observer: Observer) -> None:
-        """One more."""
-        self._each.append(observer)
-
     def attempt(self, number: int, n: int) -> None:
         for observer in self._each:
             observer.attempt(number, n)
