@@ -203,3 +203,30 @@ def test_an_exception_on_the_other_host_comes_with_its_traceback(run: Any, hosts
     assert done.returncode == 1
     assert 'job.py", line 2, in <module>' in done.stderr
     assert re.search(rf"\nddp-launch: rank 1 on {hosts.names[1]} \(pid \d+\) raised ValueError: no\n$", done.stderr)
+
+
+@pytest.mark.parametrize("loss", ["keeper", "network"])
+def test_a_restart_does_without_a_host_that_is_lost(start: Any, hosts: Hosts, script: Any, loss: str) -> None:
+    body = (
+        "import os, signal, time\n"
+        "attempt, rank = os.environ['DDP_ATTEMPT'], os.environ['RANK']\n"
+        "print('ready', flush=True)\n"
+        f"if attempt == '0' and rank == '1' and {loss == 'keeper'}:\n"
+        "    time.sleep(0.5)\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "if attempt == '0': time.sleep(6)\n"
+        "print('world', os.environ['WORLD_SIZE'])\n"
+    )
+    job = start("--max-restarts", "1", "--min-ranks", "1", "--hang-timeout", "6", script(body))
+    wait_for(job.process.stdout, "ready", 2)
+    cable = ["nsenter", "--target", hosts.names[1].removeprefix("host-"), "--net", "ip", "link", "set", "eth0"]
+    try:
+        if loss == "network":
+            subprocess.run([*cable, "down"], check=True)
+        out, err = job.process.communicate(timeout=60)
+    finally:
+        subprocess.run([*cable, "up"], check=True)
+    hosts.assert_left(within=30)  # whoever was cut off learns of the end by TCP's next attempt
+    assert job.process.returncode == 0, err
+    assert out.splitlines()[-1].endswith(":0: world 1")
+    assert f"ddp-launch: restart 1 of 1, without {SECOND}: 1 rank\n" in err

@@ -162,6 +162,22 @@ def test_ddp_launch_judges_a_step(
     assert time.monotonic() - start < 15
 
 
+def test_a_step_that_fails_starts_again_in_the_same_allocation(
+    slurm: dict[str, str], run_job: Run, tmp_path: Path
+) -> None:
+    script = tmp_path / "again.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "if os.environ['DDP_ATTEMPT'] == '1': print('again')\n"
+        "elif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "else: time.sleep(60)\n"
+    )
+    launch = [sys.executable, "-m", "launcher", "--max-restarts", "1", str(script)]
+    done = run_job(["salloc", "-n", "2", *launch], env=slurm)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0: again", "1: again"]
+
+
 @pytest.mark.parametrize("victim", ["launcher", "srun", "slurmstepd"])
 def test_whoever_is_killed_the_step_ends(
     slurm: dict[str, str], start_job: Callable[..., Any], tmp_path: Path, victim: str
