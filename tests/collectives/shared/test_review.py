@@ -214,7 +214,8 @@ def test_an_error_while_a_result_is_made_ends_the_call_in_the_record(monkeypatch
             with np.errstate(over="ignore"):
                 _reduce(comm, x, None)
         comm.barrier()
-        with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        # A call that is prepared raises what happened; one that had to wait long goes the general way, which wraps it.
+        with np.errstate(over="raise"), pytest.raises((FloatingPointError, CollectivesError), match="overflow"):
             _reduce(comm, x, None)
 
     run_sharing(body, PAIR)
