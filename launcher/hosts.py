@@ -84,6 +84,13 @@ def dealt(n: int, hosts: Sequence[Host]) -> list[Host]:
     return found
 
 
+def refuse_addresses(program: str, hosts: Iterable[Host]) -> None:
+    """For a program that takes a colon for the end of a name. Raises: UsageError for an IPv6 address."""
+    for host in hosts:
+        if ":" in host.name:
+            raise UsageError(f"{program} takes no IPv6 address ({host.name}): give the host a name")
+
+
 def _line(words: str, where: str) -> Host:
     name, *rest = words.split(maxsplit=1)
     host = _host(name, where, words)

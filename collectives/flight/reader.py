@@ -100,9 +100,3 @@ def read(pid: int) -> FlightRecord:
     """
     with Window.of(pid) as window:
         return window.read()
-
-
-def read_fd(pid: int, fd: int) -> FlightRecord:
-    """The same, from the memfd that process `pid` has open as `fd`. Raises: RecordError"""
-    with Window.of_fd(pid, fd) as window:
-        return window.read()

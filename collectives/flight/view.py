@@ -152,7 +152,7 @@ def _own_pid(pid: int) -> int:
                 if line.startswith(b"NSpid:"):
                     return int(line.split()[-1])
     except OSError:
-        pass
+        pass  # it has ended, or hides from us: what follows says so
     return pid
 
 

@@ -72,7 +72,7 @@ def run(command: Sequence[str], limit: float, environ: Mapping[str, str]) -> tup
         try:
             status = child.wait(limit)
         except subprocess.TimeoutExpired:
-            pass
+            pass  # no status: the caller says so
         finally:
             _end(child)
             _running.discard(child)

@@ -56,7 +56,7 @@ def look() -> Limits:
         with tempfile.TemporaryFile(dir=folder):
             writable = True
     except OSError:
-        pass
+        pass  # no room, or not writable: that is the finding
     return Limits(
         *(files, files_hard, processes, locked, infiniband, folder, room, writable),
         *(_clock_cost(), _clock_source(), time.gmtime().tm_year),

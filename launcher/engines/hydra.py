@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.hosts import Host, dealt
-from launcher.job import UsageError
+from launcher.hosts import Host, dealt, refuse_addresses
 
 # The job is on this machine, also inside an allocation: no ssh, no srun.
 _LOCAL = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
@@ -34,9 +33,7 @@ class Hydra:
     name: str = "mpiexec"
 
     def __post_init__(self) -> None:
-        for host in self.hosts:
-            if ":" in host.name:
-                raise UsageError(f"{self.mpiexec} takes no IPv6 address ({host.name}): give the host a name")
+        refuse_addresses(self.mpiexec, self.hosts)
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """As `Engine.command`: the environment goes along by itself.

@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.hosts import Host
-from launcher.job import UsageError
+from launcher.hosts import Host, refuse_addresses
 
 # What it needs to start as fast as MPICH on one machine; by default it probes every network first.
 _FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm,tcp"}
@@ -33,9 +32,7 @@ class OpenMPI:
     name: str = "mpiexec"
 
     def __post_init__(self) -> None:
-        for host in self.hosts:
-            if ":" in host.name:
-                raise UsageError(f"{self.mpiexec} takes no IPv6 address ({host.name}): give the host a name")
+        refuse_addresses(self.mpiexec, self.hosts)
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """As `Engine.command`.

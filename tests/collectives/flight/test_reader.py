@@ -18,8 +18,9 @@ import pytest
 
 from collectives.errors import RecordError
 from collectives.flight import layout
-from collectives.flight.reader import Window, read, read_fd
+from collectives.flight.reader import Window, read
 from collectives.flight.recorder import Recorder
+from tests.collectives.flight.reading import read_fd
 
 # Everything that a call says follows from its number, so that a torn one would show.
 FULL_SPEED = """

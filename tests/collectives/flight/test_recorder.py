@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from collectives.flight.reader import Window, read, read_fd
+from collectives.flight.reader import Window, read
 from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder, of_this_process
 from collectives.flight.report import RecordedCall
+from tests.collectives.flight.reading import read_fd
 
 
 def signature(recorder: Recorder, name: str = "all_reduce") -> int:
