@@ -15,10 +15,10 @@ _FORMS = "host, host:4, [::1]:4 or host slots=4"
 # A name goes to a remote shell: what would be an option, or two words, there is no host. IPv6 stands in brackets.
 _HOST = re.compile(
     r"""(?: (?P<name> [A-Za-z0-9_] [\w.\-]* ) | \[ (?P<address> [0-9A-Fa-f:.]+ (?: %[\w.\-]+ )? ) \] )
-        (?: : (?P<slots> \d+ ) )?""",
+        (?: : (?P<slots> \d{1,9} ) )?""",
     re.VERBOSE | re.ASCII,
 )
-_SLOTS = re.compile(r"slots\s*=\s*(\d+)", re.ASCII)
+_SLOTS = re.compile(r"slots\s*=\s*(\d{1,9})", re.ASCII)
 
 
 class Host(NamedTuple):

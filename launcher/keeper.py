@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 from collectives.world import DEBUG_RANK, KEEPER, PAUSE_FD, REPORT, TERMINAL_FD, World, promised
 from launcher import rank, refusal
-from launcher.process import become_subreaper, die_with_parent, fill_standard_streams
-from launcher.seat import SEAT, Seat
+from launcher.process import become_subreaper, die_with_parent, fill_standard_streams, is_above
+from launcher.seat import NCCL_FILE, SEAT, Seat
 from launcher.shield import unshield
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a tenth of its memory
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 def main(args: Sequence[str]) -> NoReturn:
     """Forks the rank that runs `args` (`SCRIPT ARGS...` or `-m MODULE ARGS...`) and keeps it until its end."""
     engine = os.getppid()
+    launcher = os.environ.pop("DDP_LAUNCH_PID", None)
+    above = [engine]
+    if launcher is not None and not is_above(int(launcher)):
+        from launcher.warden import stand_guard  # here, because most keepers have the launcher's guard above them
+
+        above.insert(0, stand_guard())
     world = promised() or World("", 0, 1, 0, 1)
     # Taken out, so that nothing the rank starts inherits them.
     address, secret = os.environ.pop("DDP_LAUNCH_ADDRESS"), os.environ.pop("DDP_LAUNCH_SECRET")
@@ -49,7 +55,12 @@ def main(args: Sequence[str]) -> NoReturn:
     if terminal and world.rank == reader:
         ours["tty"], theirs["tty"] = os.openpty()
         os.set_blocking(ours["tty"], False)
+    if seat.debug:
+        ours["nccl"], theirs["nccl"] = os.pipe()
+        os.set_blocking(ours["nccl"], False)
     stacks, page = _memory("ddp-stacks"), _memory("ddp-pause", 4096)
+    # What comes right after a fork, Python takes for the parent's and forgets: the rank takes it when it can.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     pid = os.fork()
     if pid == 0:
         die_with_parent(keeper)
@@ -75,16 +86,20 @@ def main(args: Sequence[str]) -> NoReturn:
         )
         if "tty" in theirs:
             os.environ[TERMINAL_FD] = str(theirs["tty"])
+        if "nccl" in theirs:
+            # By the rank's number, so that a program which it starts finds the same pipe and not a file of its own.
+            os.environ[NCCL_FILE] = f"/proc/{os.getpid()}/fd/{theirs['nccl']}"
         if page is not None:
             os.environ[PAUSE_FD] = str(page)
         if seat.cores is not None:
             os.sched_setaffinity(0, seat.cores)
-        rank.run(unshield(args), stacks)
+        rank.run(unshield(args), stacks, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _leave_group(pid)
     for fd in theirs.values():
         os.close(fd)
     # A signal may come from the engine (it ends the job) or from the kernel (the engine has died).
-    die_with_parent(engine, signal.SIGTERM)
+    die_with_parent(above[0], signal.SIGTERM)
     from launcher.keeping.watching import Keeper  # here, because the rank has no use for it
 
     identity = {
@@ -94,12 +109,13 @@ def main(args: Sequence[str]) -> NoReturn:
         "gpus": seat.gpus,
         "pid": pid,
         "keeper": keeper,
+        "started": above[0] if above[1:] else keeper,
         "engine": engine,
         "name": _name(engine),
         "host": os.uname().nodename,
     }
     files = (rank.__file__, __file__)
-    Keeper(pid, ours, stacks, page, files, engine, identity).keep(address, secret)
+    Keeper(pid, ours, stacks, page, files, above, identity).keep(address, secret)
 
 
 def _leave_group(pid: int) -> None:

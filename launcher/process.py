@@ -57,13 +57,26 @@ def parents() -> dict[int, int]:
     """The parent of every process that lives now."""
     table = {}
     for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as stat:
-                    table[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended while we looked
+        if name.isdigit() and (parent := parent_of(int(name))):
+            table[int(name)] = parent
     return table
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process that lives now; 0 if it has gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def is_above(pid: int) -> bool:
+    """True if that process is this one's parent, or the parent's parent, and so on."""
+    each = os.getppid()
+    while each not in (0, pid):
+        each = parent_of(each)
+    return each == pid
 
 
 def sweep(limit: float, spare: frozenset[int] = frozenset()) -> dict[int, int]:

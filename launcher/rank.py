@@ -12,10 +12,11 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import CodeType, ModuleType, TracebackType
 
 from collectives.world import report, supervised
+from launcher.refusal import Refusal
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a tenth of its memory
 if TYPE_CHECKING:
@@ -29,13 +30,16 @@ STACKS = signal.SIGRTMAX - 3
 _TRACEBACK_LIMIT = 1 << 16
 
 
-def run(target: Sequence[str], stacks: int | None) -> NoReturn:
+def run(target: Sequence[str], stacks: int | None, mask: Iterable[int] = ()) -> NoReturn:
     """Runs `SCRIPT ARGS...` or `-m MODULE ARGS...`; ends the way a Python program does.
 
     stacks: file descriptor to which all threads' Python stacks are written at the signal STACKS
+    mask: of signals, from the moment on at which an interruption is the script's
 
     An uncaught exception or an exit status is reported before exit handlers run: in these the other ranks learn of it,
     and what they make of it must not be heard first.
+
+    A module that cannot be run is wrong use, and reported as such: no code of the user's has failed.
 
     Raises: SystemExit, always
     """
@@ -58,12 +62,16 @@ def run(target: Sequence[str], stacks: int | None) -> NoReturn:
     # The launcher prints tracebacks, so that the first one comes once, and last. Hooks set later call this one in turn.
     sys.excepthook = tell
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _execute(target)
         status = 0
     except SystemExit as exit_:
         status = _status(exit_.code)
     except KeyboardInterrupt:
         status = 130
+    except Refusal as words:
+        status, told = 2, True
+        report(refused=str(words))
     except BaseException as error:
         status = 1
         error.__traceback__ = trace = _users_part(error.__traceback__)
@@ -123,14 +131,21 @@ def _execute(target: Sequence[str]) -> None:
 def _load_module(name: str, main: ModuleType) -> CodeType:
     import importlib.util
 
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # what a package above it imports is missing
+        spec = None
     if spec is None:
-        raise ModuleNotFoundError(f"No module named {name!r}, or it is a package that cannot be run", name=name)
+        raise Refusal(f"there is no module {name}")
+    if spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+        if spec is None:
+            raise Refusal(f"{name} is a package without a module __main__, and cannot be run")
     code = getattr(spec.loader, "get_code", lambda name: None)(spec.name)
     if code is None:
-        raise ImportError(f"{name} has no Python code to run", name=name)
+        raise Refusal(f"the module {name} has no Python code to run")
     main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
     if spec.origin is not None:
         main.__file__ = sys.argv[0] = spec.origin

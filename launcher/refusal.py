@@ -1,4 +1,4 @@
-"""Why a keeper cannot start its rank: one sentence, said where the engine's words are read; there is no other way yet.
+"""Why a rank cannot be started, in one sentence. A keeper says it where the engine's words are read, for want of a way.
 
 Apart from everything else, because a keeper loads it before it forks.
 """

@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 #: In a keeper's environment: the rules by which it deals, as `rules` writes them.
 SEAT = "DDP_LAUNCH_SEAT"
 THREADS = "OMP_NUM_THREADS"
+#: What NCCL reads: how much it says of itself, and the file that it writes that to.
+NCCL, NCCL_FILE = "NCCL_DEBUG", "NCCL_DEBUG_FILE"
 
 
-def rules(bind: bool, share: bool, nodes: Sequence[int] | None) -> str:
+def rules(bind: bool, share: bool, nodes: Sequence[int] | None, files: bool = False) -> str:
     """What keepers are told.
 
     bind: ranks are bound to cores; share: ranks may share GPUs
     nodes: how many ranks each host has, which are filled in order; None if only the engine knows
+    files: the launcher keeps log files
 
     >>> rules(bind=True, share=False, nodes=(4, 2))
     'bind nodes=4,2'
     """
-    told = {"bind": bind, "share": share, "nodes=" + ",".join(map(str, nodes or ())): nodes is not None}
+    told = {"bind": bind, "share": share, "files": files, "nodes=" + ",".join(map(str, nodes or ())): nodes is not None}
     return " ".join(word for word, said in told.items() if said)
 
 
@@ -40,7 +43,7 @@ class Seat:
 
     local_rank, local_size: among the ranks of its host; node: the host's number, None if nobody knows
     gpus: the GPU that it is given, as `CUDA_VISIBLE_DEVICES` names it; [] where there are none
-    cores: to which it is bound, or None
+    cores: to which it is bound, or None; debug: what its libraries say of themselves goes to a log file
     threads: its share of the host's cores in numbers
 
     Raises: Refusal if ranks would have to share a GPU and may not.
@@ -52,7 +55,21 @@ class Seat:
         self.gpus = deal(look(environ), self.local_rank, self.local_size, "share" in words)
         allowed = os.sched_getaffinity(0)
         self.threads = max(1, len(allowed) // self.local_size)
-        self.cores = cut(in_order(allowed), self.local_rank, self.local_size) if "bind" in words else None
+        self.cores = self._cores(allowed, "bind" in words, look(environ) if self.gpus else [])
+        # Where the user has not said otherwise, NCCL writes among what the rank prints.
+        self.debug = "files" in words and NCCL in environ and NCCL_FILE not in environ
+
+    def _cores(self, allowed: set[int], bound: bool, gpus: Sequence[str]) -> list[int] | None:
+        part, parts = self.local_rank, self.local_size
+        if gpus:
+            from launcher.nearness import cores_of, share  # here: most keepers stand beside no GPU
+
+            near = [cores_of(gpus[rank % len(gpus)]) for rank in range(self.local_size)]
+            found, at, of = share(near, allowed, self.local_rank, bound)
+            if found:
+                allowed, part, parts = found, at, of
+                bound = True
+        return cut(in_order(allowed), part, parts) if bound else None
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables that the rank finds; the user's number of threads stays."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: The environment of a keeper: where the launcher listens, and the secret of the job.
 ADDRESS = "DDP_LAUNCH_ADDRESS"
 SECRET = "DDP_LAUNCH_SECRET"
+#: The pid of the launcher, above which a keeper knows that it stands where a guard of the launcher's is.
+LAUNCHER = "DDP_LAUNCH_PID"
 #: There, too, if the launcher has a terminal, so that a rank's debugger should have one.
 TERMINAL = "DDP_LAUNCH_TERMINAL"
 

@@ -35,7 +35,8 @@ def check(settings: Settings, memory: int | None) -> None:
             _check_writable(path)
     if "nccl" in settings.backend:
         if importlib.util.find_spec("cupy") is None:
-            raise UsageError("backend nccl needs CuPy, which is not installed: pip install 'ddp-runtime[cuda12]'")
+            extras = "pip install 'ddp-runtime[cuda12]', or [cuda13]"
+            raise UsageError(f"backend nccl needs CuPy, which is not installed: {extras}")
         if not gpus():
             raise UsageError("backend nccl needs a GPU, and no CUDA device can be used here")
     for backend in settings.backend:

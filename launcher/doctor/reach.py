@@ -19,12 +19,21 @@ from typing import NamedTuple
 
 from launcher import route
 from launcher.doctor.aside import run
+from launcher.engines import finding
+from launcher.engines.finding import INTEL, MPICH, OPENMPI
 from launcher.hosts import Host
+from launcher.job import UsageError
 
 LIMIT = 20.0  # s; for all that is asked of one host
 #: The words of a host that cannot be asked, because this machine has no ssh.
 NO_SSH = "ssh is not installed"
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-T")
+_QUIETLY = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-T")
+# Where each engine is told of another way than ssh; Open MPI's name of before version 5 is the second.
+_AGENTS = {
+    MPICH: ("HYDRA_LAUNCHER_EXEC",),
+    INTEL: ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC"),
+    OPENMPI: ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
+}
 _MARK = "ddp-doctor-host "
 
 # What a host is asked to run: any Python 3 understands it, and nothing need be installed.
@@ -74,24 +83,42 @@ class Reach(NamedTuple):
 
 def look(hosts: Sequence[Host], packages: Sequence[str]) -> list[Reach]:
     """Asks all of them at the same time. packages: whose versions are wanted"""
+    way = shell(os.environ, _family())
     with _Doorbell() as port, ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        return list(pool.map(lambda host: _reach(host.name, port, packages), hosts))
+        return list(pool.map(lambda host: _reach(host.name, way, port, packages), hosts))
 
 
-def shell(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The words before a host's name, of the command that reaches it: ssh, or what hydra was told to use instead."""
-    instead = environ.get("HYDRA_LAUNCHER_EXEC")
-    return [instead] if instead else [*_SSH]
+def _family() -> str | None:
+    """Of the engine that ddp-launch would choose."""
+    try:
+        return finding.find("auto")[1]
+    except UsageError:
+        return None
 
 
-def _reach(name: str, port: int, packages: Sequence[str]) -> Reach:
+def shell(environ: Mapping[str, str], family: str | None) -> list[str]:
+    """The words before a host's name, of the command that reaches it: ssh, or what the engine was told to use instead.
+
+    family: of the engine, as in `launcher.engines.finding`; None: there is none
+
+    >>> shell({"PRTE_MCA_plm_ssh_agent": "/x/rsh -q : ssh"}, "openmpi")
+    ['/x/rsh', '-q']
+    """
+    instead = next((environ[name] for name in _AGENTS.get(family or "", ()) if environ.get(name)), "")
+    # Open MPI takes several, of which the first that is there counts, and their options.
+    words = shlex.split(instead.partition(":")[0]) if family == OPENMPI else [instead] if instead else []
+    words = words or ["ssh"]
+    return [*words, *_QUIETLY] if words[0] == "ssh" else words
+
+
+def _reach(name: str, way: Sequence[str], port: int, packages: Sequence[str]) -> Reach:
     if route.is_here(name):
         return Reach(name, True, local=True)
     arguments = [str(port), _MARK, os.getcwd(), ",".join(route.addresses([name])), *packages]
     question = [sys.executable, "-c", _QUESTION, *arguments]
     start = time.time()
     try:
-        status, lines = run([*shell(), name, shlex.join(question)], LIMIT, os.environ)
+        status, lines = run([*way, name, shlex.join(question)], LIMIT, os.environ)
     except OSError:
         return Reach(name, _resolves(name), words=NO_SSH)
     middle = (start + time.time()) / 2

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 # An engine's death reaches its ranks within this many seconds, as TERM or KILL out of nowhere.
 _SAME_CAUSE = 0.5
 
-# What `collectives` raises in a rank whose peer has gone; the peer's own failure, if it was one, says more.
-_ECHOES = ("collectives.errors.PeerLeft",)
+# What `collectives` and `ddp` raise in a rank whose peer has gone, or failed; the peer's own failure, if it was one,
+# says more.
+_ECHOES = ("collectives.errors.PeerLeft", "ddp.errors.PeerError")
 
 _OURS = "collectives.errors."
 _SAYS_WHO = re.compile(r"^rank \d+: ")
@@ -97,15 +98,17 @@ class RankFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class KeeperLost:
-    """A keeper has gone without a word about its rank's end.
+    """A keeper, or the guard above it, has gone without a word about its rank's end.
 
     host: where it ran, "" where that goes without saying
+    started: pid of that of the two which the engine had started, and knows
     """
 
     at: float
     rank: int
     pid: int
     host: str = ""
+    started: int | None = None
     code: int = 1
 
     def __str__(self) -> str:
@@ -114,12 +117,16 @@ class KeeperLost:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLost:
-    """A keeper's parent, a process of the engine, has died. host: where, "" where that goes without saying"""
+    """A keeper's parent, a process of the engine, has died.
+
+    host: where, "" where that goes without saying; above: it is the guard above the engine, which goes with it
+    """
 
     at: float
     name: str
     pid: int
     host: str = ""
+    above: bool = False
     code: int = 1
 
     def __str__(self) -> str:
@@ -177,6 +184,23 @@ class TimeLimit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NotStopped:
+    """Ranks that went on, and had to be ended, when others had stopped as they were asked to.
+
+    seconds: for how long they were waited for
+    """
+
+    at: float
+    ranks: tuple[int, ...]
+    seconds: float
+    code: int = 1
+
+    def __str__(self) -> str:
+        who = name_ranks(self.ranks)
+        return f"{who} went on for {duration(self.seconds)} after the others had stopped as asked (more time: --grace)"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hung:
     """Nothing moved for too long.
 
@@ -192,7 +216,7 @@ class Hung:
         return self.message
 
 
-Fact = RankFailed | KeeperLost | EngineLost | EngineEnded | NotStarted | TimeLimit | Hung
+Fact = RankFailed | KeeperLost | EngineLost | EngineEnded | NotStarted | TimeLimit | NotStopped | Hung
 
 
 def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
@@ -212,13 +236,16 @@ def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
             return first
         # An MPI whose engine dies while it starts ends its rank with a code of its own.
         lost = [fact for fact in facts if isinstance(fact, EngineLost) and fact.at - first.at <= _SAME_CAUSE]
-        return lost[0] if lost else first
+        return min(lost, key=lambda fact: not fact.above, default=first)
+    if isinstance(first, EngineEnded) and first.status == -signal.SIGPIPE:
+        # Nobody sends that: the engine wrote to a process of its own that had gone.
+        return next((fact for fact in facts if isinstance(fact, RankFailed) and not fact.asked), first)
     unborn = [fact for fact in facts if isinstance(fact, EngineEnded) and fact.missing]
     near = [fact for fact in facts if fact.at - first.at <= _SAME_CAUSE]
     killed = [fact for fact in near if isinstance(fact, EngineEnded) and fact.status < 0]
-    gone = [fact for fact in near if isinstance(fact, EngineLost)]
+    gone = sorted((fact for fact in near if isinstance(fact, EngineLost)), key=lambda fact: not fact.above)
     keepers = [fact for fact in near if isinstance(fact, KeeperLost)]
-    named = [fact for fact in keepers if re.search(rb"PID %d\b" % fact.pid, chatter)]
+    named = [fact for fact in keepers if re.search(rb"PID %d\b" % (fact.started or fact.pid), chatter)]
     return [*killed, *gone, *named, *unborn, *keepers, first][0]
 
 

@@ -17,11 +17,12 @@ from launcher.keeping.handshake import connect
 from launcher.keeping.memory import Memory
 from launcher.keeping.pulse import Pulse
 from launcher.keeping.stacks import LOOK, Stacks
-from launcher.process import reap_all, sweep
+from launcher.process import parent_of, reap_all, sweep
 from launcher.wire import PING, Message, WireError, to_bytes, to_text
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost a keeper a tenth of its memory
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
 
 _CHUNK = 1 << 16
@@ -50,7 +51,7 @@ class Keeper:
     pid: of the rank; pipes: our ends of its standard streams and of its reports
     stacks, page: file descriptors of the memory for its stacks, and of the page by which its time limits are stopped
     ours: files whose frames are not the user's
-    engine: pid of the parent; identity: what the launcher is told at first
+    above: pids of the parent, and of its parent if that is our guard; identity: what the launcher is told at first
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class Keeper:
         stacks: int | None,
         page: int | None,
         ours: tuple[str, ...],
-        engine: int,
+        above: Sequence[int],
         identity: Message,
     ) -> None:
         self.pid = pid
         self.pipes = pipes
-        self.engine = engine
+        self.above = above
         self.identity = identity
         self.pulse = Pulse(pid)
         self.stacks = Stacks(pid, stacks, ours, self.pulse)
@@ -110,7 +111,7 @@ class Keeper:
         """Waits until something happens, and deals with it."""
         reading: list[int] = [self.wakeup, self.channel.fileno()]
         if self.channel.backlog < _BACKLOG and self._resting() == 0.0:
-            reading += [self.pipes[name] for name in ("out", "err", "tty") if name in self.pipes]
+            reading += [self.pipes[name] for name in ("out", "err", "tty", "nccl") if name in self.pipes]
         if "report" in self.pipes:
             reading.append(self.pipes["report"])
         writing = [self.channel.fileno()] if self.channel.backlog else []
@@ -125,7 +126,7 @@ class Keeper:
             self._feed()
         if self.keys and self.pipes.get("tty") in writable:
             self._type()
-        for name in ("tty", "report", "out", "err"):
+        for name in ("tty", "report", "out", "err", "nccl"):
             if self.pipes.get(name) in readable:
                 self._carry(name)
         if self.wakeup in readable:
@@ -241,10 +242,10 @@ class Keeper:
 
     def _handle_signals(self, numbers: bytes) -> None:
         until = time.monotonic() + _DYING
-        while signal.SIGTERM in numbers and os.getppid() == self.engine and time.monotonic() < until:
+        while signal.SIGTERM in numbers and self._lost() is None and time.monotonic() < until:
             time.sleep(0.001)
-        if os.getppid() != self.engine:
-            self.channel.send({"lost": True})
+        if (lost := self._lost()) is not None:
+            self.channel.send({"lost": lost})
             end_at_once()
         for number in numbers:
             if number in _ENDING:
@@ -253,6 +254,15 @@ class Keeper:
             if number != signal.SIGCHLD:
                 self._signal(number)
         self._reap()
+
+    def _lost(self) -> int | None:
+        """Who has died of those above this process: its guard, if it has one, or the engine; None: nobody."""
+        child = os.getpid()
+        for pid in self.above:
+            if parent_of(child) != pid:
+                return pid
+            child = pid
+        return None
 
     def _receive(self) -> list[Message] | None:
         try:
@@ -298,7 +308,9 @@ class Keeper:
         """Reports the rank's end, once everything that it said has been sent before."""
         if self.status is None or self.told:
             return
-        if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(("out", "err", "report")):
+        if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(
+            ("out", "err", "report", "nccl")
+        ):
             return
         self.told = True
         self.drain_deadline = _NEVER

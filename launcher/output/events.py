@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from launcher.job import Job, UsageError
+from launcher.judging.stopping import Stop
 from launcher.judging.verdict import Fact, Hung, KeeperLost, RankFailed
 from launcher.output.console import Console
 from launcher.running.observer import Observer
@@ -26,6 +27,7 @@ _KINDS = {
     "EngineEnded": "engine ended",
     "NotStarted": "not started",
     "TimeLimit": "time limit",
+    "NotStopped": "not stopped",
 }
 
 
@@ -85,6 +87,9 @@ class Events(Observer):
         if isinstance(fact, RankFailed) and fact.raised is not None:
             what |= {"exception": fact.raised.type, "traceback": fact.raised.traceback}
         self._emit("failure", **what)
+
+    def stopped(self, stop: Stop) -> None:
+        self._emit("stopped", step=stop.step, late=list(stop.late))
 
     def debugging(self, ranks: frozenset[int]) -> None:
         self._emit("debugging", ranks=sorted(ranks))

@@ -31,7 +31,8 @@ class Logs(Observer):
     """The log files of one run, in a folder of its own below `log_dir`: `2026-11-21_18-20-05_4711`, time and pid.
 
     `rank-0.log` and so on hold stdout and stderr in the order of arrival, in whole lines; of what was repainted only
-    the last state. `launcher.log` is the launcher's. A restart's files lie in `attempt-1` and so on below.
+    the last state. `rank-0.nccl.log` is what NCCL says where `NCCL_DEBUG` asks it to. `launcher.log` is the launcher's.
+    A restart's files lie in `attempt-1` and so on below.
 
     folder: where this attempt's files are
     command: as it was typed
@@ -72,6 +73,10 @@ class Logs(Observer):
         for piece in log.streams[stream].feed(data):
             if isinstance(piece, Lines):
                 self._write(log.file, piece.text)
+
+    def noted(self, rank: int, name: str, data: bytes) -> None:
+        file = self._rank(rank).notes.setdefault(name, _File(self.folder / f"rank-{rank}.{name}.log"))
+        self._write(file, data)
 
     def failed(self, fact: Fact) -> None:
         if isinstance(fact, RankFailed) and fact.raised is not None:  # it came another way than what the rank printed
@@ -116,8 +121,9 @@ class Logs(Observer):
         for splitter in log.streams.values():
             for piece in splitter.close():
                 self._write(log.file, piece.text)
-        self._open.pop(log.file, None)
-        log.file.close()
+        for file in (log.file, *log.notes.values()):
+            self._open.pop(file, None)
+            file.close()
 
     def _hear(self, text: str) -> None:
         """What the launcher says, with the time."""
@@ -193,6 +199,7 @@ class _RankLog:
     def __init__(self, path: Path) -> None:
         self.file = _File(path)
         self.streams = {"out": LineSplitter(), "err": LineSplitter()}
+        self.notes: dict[str, _File] = {}
 
 
 def _make_run(log_dir: Path) -> Path:

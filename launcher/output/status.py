@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import NamedTuple
@@ -28,6 +29,7 @@ class Progress(NamedTuple):
     step: that the slowest has reached; rate: steps/s; None: unknown
     restarts: so far; seconds: since the job began
     debugging: ranks in a debugger
+    pause: seconds until it starts again; None: it runs
     """
 
     n: int
@@ -38,6 +40,7 @@ class Progress(NamedTuple):
     restarts: int
     seconds: float
     debugging: frozenset[int] = frozenset()
+    pause: float | None = None
 
 
 def sentence(progress: Progress) -> str:
@@ -46,6 +49,8 @@ def sentence(progress: Progress) -> str:
     >>> sentence(Progress(n=4, up=4, ended=0, step=1200, rate=8.31, restarts=1, seconds=185.0))
     '4/4 ranks up, step 1200, 8.3 steps/s, 1 restart, 3:05'
     """
+    if progress.pause is not None:
+        return f"restart {progress.restarts + 1} in {math.ceil(progress.pause)} s, {clock(progress.seconds)}"
     words = [f"{progress.up}/{progress.n} {'rank' if progress.n == 1 else 'ranks'} up"]
     if progress.ended:
         words.append(f"{progress.ended} ended")
@@ -131,6 +136,7 @@ class StatusLine(Observer):
         self._ended: set[int] = set()
         self._steps: dict[int, int] = {}
         self._pace = Pace()
+        self._restart_at: float | None = None
 
     def attempt(self, number: int, n: int) -> None:
         self._restarts, self._n = number, n
@@ -155,12 +161,18 @@ class StatusLine(Observer):
 
     def moved(self, by: float) -> None:
         self._pace.clear()
+        if self._restart_at is not None:
+            self._restart_at += by
+
+    def waiting(self, until: float) -> None:
+        self._restart_at = until
 
     def turn(self, now: float) -> float:
         if now >= self._next:
             self._next = now + self._every
-            running = len(self._ended) < self._n  # what comes then is the engine's end, in a moment
-            self._console.status(f"ddp-launch: {sentence(self._progress(now))}" if running else "")
+            # When all have ended, what comes is the engine's end, in a moment.
+            something = len(self._ended) < self._n or self._restart_at is not None
+            self._console.status(f"ddp-launch: {sentence(self._progress(now))}" if something else "")
         return self._next
 
     def _progress(self, now: float) -> Progress:
@@ -173,4 +185,5 @@ class StatusLine(Observer):
             restarts=self._restarts,
             seconds=now - self._began,
             debugging=self._debugging,
+            pause=None if self._restart_at is None else max(0.0, self._restart_at - now),
         )

@@ -18,11 +18,13 @@ from collectives.world import ATTEMPT
 from launcher import engines
 from launcher.engines.words import explain, unreached
 from launcher.job import Job
+from launcher.judging.stopping import Stop
 from launcher.judging.verdict import (
     EngineEnded,
     EngineLost,
     Fact,
     NotStarted,
+    NotStopped,
     TimeLimit,
     is_echo,
     name_ranks,
@@ -48,22 +50,24 @@ _SETTLE = 0.5
 # The engine cleans up after itself once all keepers have ended.
 _ENGINE_LIMIT = 1.5
 _CHATTER_LIMIT = 1 << 16
-# A loop that turns at least every PING seconds and stood still for longer than this was stopped (s).
-_STOOD_STILL = 2.0
+#: A loop that turns at least every PING seconds and stood still for longer than this was stopped (s).
+STOOD_STILL = 2.0
 
 
 class Outcome(NamedTuple):
     """How an attempt ended.
 
-    stop: the signal by which the user ended it, 0 if it was not the user
-    facts: what went wrong, as it was learned; chatter: what the engine said
+    asked: the signal by which the user ended it, 0 if it was not the user
+    facts: what went wrong, as it was learned; stop: how the ranks stopped, if nothing did, and if they say so
+    chatter: what the engine said
     gone: ranks of a host that ssh does not reach; else those that never came, or fell silent
     several_hosts: the ranks were on more than one
     until: when the whole job must have ended (monotonic, s), later by the time for which it stood still
     """
 
-    stop: int
+    asked: int
     facts: list[Fact]
+    stop: Stop | None
     chatter: bytes
     gone: frozenset[int]
     several_hosts: bool
@@ -132,7 +136,22 @@ class Attempt:
         if self._facts and self.crew.missing():
             self._facts.append(self._engine_ended())
         until = self._until + self._clocks.stood
-        return Outcome(self._ending.stopped, self._facts, self._chatter, self._gone(), self.crew.several_hosts(), until)
+        asked = self._ending.stopped
+        stop = self._stop()
+        return Outcome(asked, self._facts, stop, self._chatter, self._gone(), self.crew.several_hosts(), until)
+
+    def _stop(self) -> Stop | None:
+        """How the job stopped, if it did so as it was asked to."""
+        stop = self.crew.stop()
+        if stop is not None and stop.late and not self._ending.stopped and not self._facts:
+            fact = NotStopped(at=self.now, ranks=stop.late, seconds=2 * self.job.grace)
+            self._facts.append(fact)
+            self._observers.failed(fact)
+        # Of a failure, and of a time limit, is said what they are.
+        if stop is not None and not self._facts:
+            self._observers.stopped(stop)
+            return stop
+        return None
 
     def _gone(self) -> frozenset[int]:
         """The ranks that are not heard of."""
@@ -156,7 +175,7 @@ class Attempt:
 
     def fail(self, fact: Fact) -> None:
         """Takes note of a failure. The first ends the job."""
-        if self._ending.stopped:
+        if self._ending.stopped or self.crew.saved:
             return
         self._facts.append(fact)
         self._observers.failed(fact)
@@ -189,7 +208,7 @@ class Attempt:
         before = time.monotonic()
         events = poll.poll(wait)
         self.now = time.monotonic()
-        if (stood := self.now - before - 1e-3 * wait) > _STOOD_STILL:
+        if (stood := self.now - before - 1e-3 * wait) > STOOD_STILL:
             self._move(stood)
         for fd, _ in events:
             interests[fd][1]()
@@ -237,6 +256,8 @@ class Attempt:
         if "joining" in due:
             self._clocks.drop("joining")
             self.fail(NotStarted(at=self.now, message=self._hearing.joining.sentence()))
+        if "stopping" in due:  # nobody has agreed with them: they are asked now, and may save as well
+            self._ending.begin(signal.SIGTERM, self.now, self.job.grace)
         if "settle" in due:
             self._ending.begin(signal.SIGTERM, self.now, min(self.job.grace, _FAILURE_GRACE))
         if "deserted" in due and self._hearing.deserter is not None and not self._all_over():
@@ -288,7 +309,7 @@ class Attempt:
     def _on_guard(self) -> None:
         self._guard.read()
         if self._guard.lost:
-            self.fail(EngineLost(at=self.now, name="the launcher's guard", pid=self._guard.pid))
+            self.fail(EngineLost(at=self.now, name="the launcher's guard", pid=self._guard.pid, above=True))
             self._ending.kill(self.now)
         elif self._guard.status is not None and (self._facts or not self._released):
             self._on_chatter()  # it may have said why
@@ -317,8 +338,9 @@ class Attempt:
             elif number not in ENDING:
                 continue  # SIGCONT, SIGWINCH: only to look again
             elif self._ending.begun:
-                self._console.drop()
-                self._ending.kill(self.now, limit=0.0)
+                if not self._ending.is_same_wish(self.now):
+                    self._console.drop()
+                    self._ending.kill(self.now, limit=0.0)
             else:
                 self._console.say(f"ddp-launch: {name_of(number)}: ending the job (once more kills it at once)")
                 self._ending.stop(number, self.now, self.job.grace)

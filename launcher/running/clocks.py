@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Those that say how long a job may take: they do not run while somebody debugs it. The others end a job that is over.
-_HELD = ("start", "limit", "joining")
+_HELD = ("start", "limit", "joining", "stopping")
 
 
 class Clocks:

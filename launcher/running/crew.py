@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from collectives.world import STOPPED
+from launcher.judging.stopping import Stop, stop_of
 from launcher.wire import Channel, Message
 
 
@@ -14,10 +16,13 @@ class Member:
         self.channel = channel
         self.pid = int(hello["pid"])
         self.keeper = int(hello["keeper"])
+        self.started = int(hello["started"])  # by the engine: the keeper, or a guard above it
         self.engine = int(hello["engine"])
         self.engine_name = str(hello["name"])
         self.host = str(hello.get("host", ""))
         self.leaving = False  # it has said why it ends
+        self.saved = False  # it stops as it was asked to, whatever becomes of its exit handlers
+        self.step: int | None = None  # after which it stops as it was asked to
         self.status: int | None = None  # exit code, or minus the signal that killed it
         self.asked = False  # by somebody but the launcher to end
         self.debugging = False
@@ -60,6 +65,11 @@ class Crew:
         """None of those that have come runs any more."""
         return all(member.over for member in self._members.values())
 
+    @property
+    def saved(self) -> bool:
+        """All have stopped as they were asked to: nothing that happens from now on costs the job anything."""
+        return self.complete and all(member.saved for member in self._members.values())
+
     def missing(self) -> tuple[int, ...]:
         """Those that have not come."""
         return tuple(rank for rank in range(self.n) if rank not in self._members)
@@ -67,6 +77,11 @@ class Crew:
     def debugging(self) -> frozenset[int]:
         """Those in a debugger."""
         return frozenset(rank for rank, member in self if member.debugging and not member.over)
+
+    def stop(self) -> Stop | None:
+        """How they stopped, if they did so as they were asked to."""
+        steps = [member.step for _, member in self if member.step is not None]
+        return stop_of({rank: STOPPED if member.saved else member.status for rank, member in self}, steps)
 
     def several_hosts(self) -> bool:
         """They are not all on one host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 
 from launcher.running.clocks import Clocks
@@ -11,6 +12,8 @@ from launcher.wire import Message
 
 # Killed ranks are reported within milliseconds, unless their keeper is stopped or gone: then the guard ends everything.
 _KILL_LIMIT = 0.5
+# s; one wish may come twice: `timeout` of the coreutils signals its child, and then its child's whole group.
+_TWICE = 0.1
 
 
 class Ending:
@@ -23,13 +26,18 @@ class Ending:
     def __init__(self, crew: Crew, clocks: Clocks, observers: Observer) -> None:
         self.begun = self.killed = False
         self.stopped = 0
+        self._stopped_at = -math.inf
         self.order: Message | None = None
         self._crew, self._clocks, self._observers = crew, clocks, observers
 
     def stop(self, number: int, now: float, grace: float) -> None:
         """The user ends the job by this signal; SIGPIPE: by not reading on."""
-        self.stopped = number
+        self.stopped, self._stopped_at = number, now
         self.begin(number if number != signal.SIGPIPE else signal.SIGTERM, now, grace)
+
+    def is_same_wish(self, now: float) -> bool:
+        """Whether a signal that comes now is the one by which the user has ended the job, once more."""
+        return now - self._stopped_at <= _TWICE
 
     def begin(self, number: int, now: float, grace: float) -> None:
         """The ranks are asked to end, by a signal, and have `grace` seconds for it."""

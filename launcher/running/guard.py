@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from launcher.job import UsageError
 from launcher.leftovers import remove_leftovers
@@ -132,6 +132,7 @@ def _watch(
     # Open ends of these would keep the launcher waiting for more.
     os.close(words)
     _tell(launcher, engine)
+    modes = _modes()
     while True:
         readable, _, _ = select.select([launcher.fileno(), wakeup], [], [])
         if wakeup in readable:
@@ -140,10 +141,37 @@ def _watch(
             if status is not None:
                 _tell(launcher, os.waitstatus_to_exitcode(status))
         if launcher.fileno() in readable:  # it has let go, or died: it never sends anything
+            if modes is not None:
+                _restore(modes)
             sweep(_SWEEP_LIMIT)
             _remove(scratch)
             remove_leftovers(began)
             os._exit(0)
+
+
+def _modes() -> list[Any] | None:
+    """The modes of the terminal from which the launcher reads, if it does."""
+    if not os.isatty(0):
+        return None
+    import termios  # here and below, because few jobs have one
+
+    try:
+        return termios.tcgetattr(0)
+    except termios.error:
+        return None  # it has gone
+
+
+def _restore(modes: list[Any]) -> None:
+    """Gives the terminal these modes if it still has those that a killed launcher gave it, and not a shell's own."""
+    import termios
+
+    from launcher.running.keys import one_by_one
+
+    try:
+        if termios.tcgetattr(0) == one_by_one(modes):
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+    except termios.error:
+        pass  # it has gone
 
 
 def _tell(launcher: socket.socket, number: int) -> None:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launcher.judging.verdict import EngineLost, Fact, KeeperLost, Raised, RankFailed
+from collectives.world import STOPPED
+from launcher.judging.verdict import EngineLost, Fact, KeeperLost, NotStarted, Raised, RankFailed
 from launcher.output.console import Console
 from launcher.running.clocks import Clocks
 from launcher.running.crew import Crew, Member
@@ -29,6 +30,7 @@ class Hearing:
     silent: ranks whose keepers fell silent without a word
     deserter: a rank that ended with 0 and perhaps left others waiting; "deserted" of the clocks is when that is certain
     joining: who waits for all to join the world; "joining" of the clocks is when they wait no longer
+    Of the clocks "stopping" is when ranks that go on, though others have stopped as asked, are told to stop as well.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Hearing:
                 self._console.leave(rank)
                 if not self._ending.killed:
                     self.silent |= {rank}
-                    self._fail(KeeperLost(at=time.monotonic(), rank=rank, pid=member.keeper, host=member.host))
+                    self._fail(self._keeper_lost(rank, member, member.keeper))
             return
         for message in messages:
             self._on_message(rank, member, message)
@@ -86,6 +88,8 @@ class Hearing:
         for stream in ("out", "err"):
             if stream in message:
                 self._observers.said(rank, stream, to_bytes(message[stream]))
+        if "nccl" in message:
+            self._observers.noted(rank, "nccl", to_bytes(message["nccl"]))
         if "beat" in message:
             self._observers.beat(rank, message["beat"], time.monotonic())
         if "stacks" in message:
@@ -106,20 +110,44 @@ class Hearing:
         if "quit" in message and not self._ending.begun:
             self._console.say(f"ddp-launch: {message['quit']}: ending the job (Ctrl-C kills it at once)")
             self._ending.stop(signal.SIGINT, time.monotonic(), self._grace)
+        if "refused" in message:
+            member.leaving = True
+            where = f"{member.host}: " if self._crew.several_hosts() else ""
+            self._fail(NotStarted(at=time.monotonic(), message=f"{where}{message['refused']}", code=2))
         if "raised" in message:
             member.leaving = True
             self._fail(self._failed(rank, member, raised=Raised(**message["raised"])))
+        if "stopped" in message:
+            member.step = int(message["stopped"])
         if "leaving" in message:
             member.leaving = True
-            self._fail(self._failed(rank, member, status=int(message["leaving"])))
+            self._leaves(member, self._failed(rank, member, status=int(message["leaving"])))
         if "lost" in message:
-            self._fail(EngineLost(at=time.monotonic(), name=member.engine_name, pid=member.engine, host=member.host))
+            self._on_lost(rank, member, int(message["lost"]))
         if "asked" in message:
             member.asked = True
         if "took" in message:
             self._stdin.taken()
         if "end" in message:
             self._on_end(rank, member, message)
+
+    def _on_lost(self, rank: int, member: Member, pid: int) -> None:
+        if pid == member.engine:
+            self._fail(EngineLost(at=time.monotonic(), name=member.engine_name, pid=pid, host=member.host))
+        else:
+            self._fail(self._keeper_lost(rank, member, pid))
+
+    def _keeper_lost(self, rank: int, member: Member, pid: int) -> KeeperLost:
+        return KeeperLost(at=time.monotonic(), rank=rank, pid=pid, host=member.host, started=member.started)
+
+    def _leaves(self, member: Member, how: RankFailed) -> None:
+        """A rank leaves with another exit code than 0."""
+        if how.status != STOPPED:
+            self._fail(how)
+            return
+        member.saved = True
+        if not self._ending.begun:
+            self._clocks.begin("stopping", time.monotonic(), self._grace)
 
     def _failed(self, rank: int, member: Member, **how: Any) -> RankFailed:
         return RankFailed(at=time.monotonic(), rank=rank, pid=member.pid, host=member.host, asked=member.asked, **how)
@@ -135,7 +163,7 @@ class Hearing:
         if self._ending.begun:
             return
         if member.status != 0 and not member.leaving:
-            self._fail(failed)
+            self._leaves(member, failed)
         elif member.status == 0 and message["deserted"] and self.deserter is None:
             self.deserter = failed
             self._clocks.put("deserted", time.monotonic(), _DESERTION_LIMIT)

@@ -7,6 +7,15 @@ lines, and shown, by the terminal itself is switched off meanwhile.
 from __future__ import annotations
 
 import termios
+from typing import Any
+
+
+def one_by_one(modes: list[Any]) -> list[Any]:
+    """Modes of a terminal, as `termios.tcgetattr` has them, in which keys come one by one and are not shown."""
+    changed = [*modes[:6], [*modes[6]]]
+    changed[3] &= ~(termios.ICANON | termios.ECHO)
+    changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
+    return changed
 
 
 class Keys:
@@ -14,7 +23,7 @@ class Keys:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._modes: list[object] | None = None  # of before
+        self._modes: list[Any] | None = None  # of before
 
     @property
     def on(self) -> bool:
@@ -28,9 +37,7 @@ class Keys:
         try:
             if on:
                 self._modes = termios.tcgetattr(self._fd)
-                changed = termios.tcgetattr(self._fd)
-                changed[3] &= ~(termios.ICANON | termios.ECHO)
-                changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
+                changed = one_by_one(self._modes)
             else:
                 assert self._modes is not None
                 changed, self._modes = self._modes, None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from launcher.judging.stopping import Stop
 from launcher.judging.verdict import Fact
 from launcher.wire import Message
 
@@ -23,6 +24,9 @@ class Observer:
     def said(self, rank: int, stream: str, data: bytes) -> None:
         """What a rank wrote. stream: "out" or "err"; data: as it came, not cut into lines"""
 
+    def noted(self, rank: int, name: str, data: bytes) -> None:
+        """What a library of a rank wrote to a file of its own. name: "nccl"; data: as it came, not cut into lines"""
+
     def beat(self, rank: int, beat: Message, now: float) -> None:
         """A keeper's word on how its rank does, once a second. now: monotonic, s"""
 
@@ -35,6 +39,9 @@ class Observer:
     def failed(self, fact: Fact) -> None:
         """Something went wrong."""
 
+    def stopped(self, stop: Stop) -> None:
+        """The attempt is over, since it was asked to stop, and has."""
+
     def ending(self) -> None:
         """The attempt is being ended, for whatever reason: ranks that end from now on were told to."""
 
@@ -43,6 +50,9 @@ class Observer:
 
     def moved(self, by: float) -> None:
         """The launcher itself stood still for `by` seconds, and with it the job: they do not count."""
+
+    def waiting(self, until: float) -> None:
+        """The attempt has failed; the next one starts at `until` (monotonic, s)."""
 
     def turn(self, now: float) -> float:
         """Called whenever the loop turns; returns by when it wants to be called again (monotonic, s; inf: never)."""
@@ -73,6 +83,10 @@ class Observers(Observer):
         for observer in self._each:
             observer.said(rank, stream, data)
 
+    def noted(self, rank: int, name: str, data: bytes) -> None:
+        for observer in self._each:
+            observer.noted(rank, name, data)
+
     def beat(self, rank: int, beat: Message, now: float) -> None:
         for observer in self._each:
             observer.beat(rank, beat, now)
@@ -89,6 +103,10 @@ class Observers(Observer):
         for observer in self._each:
             observer.failed(fact)
 
+    def stopped(self, stop: Stop) -> None:
+        for observer in self._each:
+            observer.stopped(stop)
+
     def ending(self) -> None:
         for observer in self._each:
             observer.ending()
@@ -100,6 +118,10 @@ class Observers(Observer):
     def moved(self, by: float) -> None:
         for observer in self._each:
             observer.moved(by)
+
+    def waiting(self, until: float) -> None:
+        for observer in self._each:
+            observer.waiting(until)
 
     def turn(self, now: float) -> float:
         return min((observer.turn(now) for observer in self._each), default=float("inf"))

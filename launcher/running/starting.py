@@ -14,7 +14,7 @@ from launcher import engines, seat
 from launcher.engines import Engine
 from launcher.job import Job
 from launcher.shield import shield
-from launcher.wire import ADDRESS, SECRET
+from launcher.wire import ADDRESS, LAUNCHER, SECRET
 
 _KEEPER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "keeper.py")
 
@@ -28,8 +28,8 @@ def keepers_environment(job: Job, engine: Engine, address: str, secret: str) -> 
     """What a keeper finds in its environment. address: where the launcher listens"""
     # Only NCCL cannot share a GPU, and where another backend was asked for it is out of the question.
     share = job.share_gpu or job.backend in ("mpi", "single")
-    rules = seat.rules(bind=job.bind, share=share, nodes=engines.filled(job, engine))
-    return {ADDRESS: address, SECRET: secret, seat.SEAT: rules}
+    rules = seat.rules(bind=job.bind, share=share, nodes=engines.filled(job, engine), files=job.log_dir is not None)
+    return {ADDRESS: address, SECRET: secret, LAUNCHER: str(os.getpid()), seat.SEAT: rules}
 
 
 def ranks_environment(job: Job, attempt: int) -> dict[str, str]:

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from collectives.world import STOPPED
 from launcher import engines
-from launcher.job import Job
+from launcher.job import Job, UsageError
 from launcher.judging import report
 from launcher.judging.verdict import Fact, NotStarted, RankFailed, TimeLimit, cause, signal_name
 from launcher.output.console import Console
 from launcher.process import fill_standard_streams
 from launcher.running import restarts
-from launcher.running.attempt import Attempt, Outcome
+from launcher.running.attempt import STOOD_STILL, Attempt, Outcome
 from launcher.running.feeding import StandardInput
 from launcher.running.observer import Observer, Observers
 from launcher.running.signals import ENDING, SUSPENDING, SignalPipe, name_of, stand_still
@@ -33,7 +34,8 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     """Runs a job to its end and returns its exit code.
 
     0 if every rank ended with 0; else that of the first rank that failed: 128 + N if signal N killed it, 1 if it
-    raised; 124 after `job.timeout`; 130 after Ctrl-C, 143 after SIGTERM.
+    raised; 75 if ranks were asked to stop, and have saved their state; 124 after `job.timeout`; 130 after Ctrl-C, 143
+    after SIGTERM.
     observers: hear of everything; explain: says, too, why a rank failed or that time is over
     Raises: UsageError if no MPI is there to start more than one rank.
     """
@@ -92,6 +94,9 @@ class _Watch:
             code, text = self._run()
             self.observers.over(code, text)
             return code
+        except UsageError as error:  # what a start needs was not there, or is there no more
+            self.observers.over(2, str(error))
+            raise
         finally:
             self.observers.close()
 
@@ -145,7 +150,7 @@ class _Watch:
 
     def _again(self, outcome: Outcome, number: int) -> Job | None:
         """What to start next; None if that was the end."""
-        if outcome.stop or not outcome.facts or any(isinstance(fact, TimeLimit) for fact in outcome.facts):
+        if outcome.asked or not outcome.facts or any(isinstance(fact, TimeLimit) for fact in outcome.facts):
             return None
         if number >= self.job.max_restarts:
             return None
@@ -172,10 +177,14 @@ class _Watch:
     def _wait(self, seconds: float) -> tuple[int, str] | None:
         """Lets time pass before a restart; if that ends the job: its exit code, and the sentence that explains it."""
         until = time.monotonic() + seconds
+        self.observers.waiting(until)
         while (now := time.monotonic()) < min(until, self.until):
             waiting = self.console.waiting_for
-            wait = min(until, self.until, self.observers.turn(now)) - now
-            select.select([self.wakeup], [] if waiting is None else [waiting], [], max(0.0, wait))
+            wait = max(0.0, min(until, self.until, self.observers.turn(now)) - now)
+            select.select([self.wakeup], [] if waiting is None else [waiting], [], wait)
+            if (stood := time.monotonic() - now - wait) > STOOD_STILL:  # somebody has stopped this process
+                until += stood
+                self._move(stood)
             self.console.flush()
             for number in _pending(self.wakeup):
                 if number in ENDING:
@@ -184,20 +193,27 @@ class _Watch:
                 if number == SUSPENDING:
                     self.console.hide()
                     stood = stand_still()
-                    until, self.until = until + stood, self.until + stood
-                    self.observers.moved(stood)
+                    until += stood
+                    self._move(stood)
         if self.until > now:
             return None
         fact = TimeLimit(at=now, seconds=self.job.timeout or 0.0)
         self.observers.failed(fact)
-        return self._report(Outcome(0, [fact], b"", frozenset(), False, self.until))
+        return self._report(Outcome(0, [fact], None, b"", frozenset(), False, self.until))
+
+    def _move(self, by: float) -> None:
+        """The job stood still for so long while it waited, which does not count."""
+        self.until += by
+        self.observers.moved(by)
 
     def _report(self, outcome: Outcome) -> tuple[int, str]:
         """Says what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
-        if outcome.stop:
-            return 128 + outcome.stop, f"ended by {signal_name(outcome.stop, hint=False)}"
+        if outcome.stop is not None:
+            self.console.say(f"ddp-launch: {outcome.stop}")
+        if outcome.asked:
+            return 128 + outcome.asked, f"ended by {signal_name(outcome.asked, hint=False)}"
         if not outcome.facts:
-            return 0, ""
+            return (0, "") if outcome.stop is None else (STOPPED, str(outcome.stop))
         found = report.explain(outcome.facts, outcome.chatter, self.tail, outcome.several_hosts)
         if self._explain or not isinstance(cause(outcome.facts, outcome.chatter), RankFailed | TimeLimit):
             for block in found.blocks:

@@ -39,6 +39,9 @@ class Layer(NamedTuple):
 
             fields["hosts"] = read_hostfile(path)
         if fields.get("n") == GPU:
+            if fields.get("hosts"):
+                text = "give every host its number of ranks, as in --hosts a:8,b:8"
+                raise UsageError(f"-n gpu counts the GPUs of this machine, not those of hosts: {text}")
             from launcher.devices import count
 
             fields["n"] = count()
@@ -59,6 +62,8 @@ def words(args: dict[str, Any]) -> tuple[str, ...]:
             raise UsageError(f"{key} in [args] should be a string, a number, a boolean or a list of these")
         if value is not False:
             found += [f"--{key}", *(word(one) for one in values if value is not True)]
+        if any("\0" in word for word in found):
+            raise UsageError(f"{key!r} in [args] has a zero byte, which no argument of a program can have")
     return tuple(found)
 
 

@@ -14,6 +14,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]  # not installed where it is not needed
 
+# An integer of thousands of digits is a ValueError of Python's own, and what is nested too deep ends the recursion.
+_NOT_TOML = (ValueError, RecursionError)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -24,7 +26,7 @@ def read_toml(path: str, what: str) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except _NOT_TOML as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -38,7 +40,7 @@ def value_of(text: str) -> Any:
         return text  # not a value with a comment
     try:
         found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except _NOT_TOML:
         return text
     return found["value"] if len(found) == 1 else text
 

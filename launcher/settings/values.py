@@ -52,7 +52,23 @@ def _only(*types: type) -> Callable[[Any], Any]:
     return accept
 
 
-_text, _whole, _number, _flag = _only(str), _only(int), _only(int, float), _only(bool)
+_whole, _flag = _only(int), _only(bool)
+
+
+def _text(value: Any) -> str:
+    text: str = _only(str)(value)
+    if "\0" in text:  # which ends a path, a name and an argument for the system
+        raise ValueError(value)
+    return text
+
+
+def _number(value: Any) -> float:
+    number: float = _only(int, float)(value)
+    try:
+        float(number)
+    except OverflowError:  # an integer, which TOML does not limit
+        raise ValueError(value) from None
+    return number
 
 
 def _read_count(word: str) -> int | str:

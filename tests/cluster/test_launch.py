@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from launcher.process import parent_of
 from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(200)]
@@ -23,11 +24,14 @@ WHERE = str(HERE / "where.py")
 SCRIPT = str(HERE / "hosts.sh")
 FIRST, SECOND, NOBODY = "10.0.0.1", "10.0.0.2", "10.0.0.9"
 
+# The child is one that no process group and no session would find.
 WAITING = """
-import os, sys, time
-print("ready", flush=True)
+import os, subprocess, time
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+print("ready", os.environ["RANK"], os.getpid(), os.getppid(), flush=True)
 time.sleep(60)
 """
+READY = re.compile(r"ready (\d+) (\d+) (\d+)\n")
 
 
 class Hosts:
@@ -151,11 +155,13 @@ def test_the_secret_stands_on_no_command_line(start: Any, hosts: Hosts, script: 
     hosts.assert_left()
 
 
+@pytest.mark.parametrize("each", [1, 2])
 @pytest.mark.parametrize(
     ("victim", "says", "code"),
     [
-        ("rank", r"rank 1 on {second} \(pid \d+\) was killed by SIGKILL .*", 137),
-        ("keeper", r"the keeper of rank 1 on {second} \(pid \d+\) died, and its rank with it", 1),
+        ("rank", r"rank {last} on {second} \(pid {pid}\) was killed by SIGKILL .*", 137),
+        ("keeper", r"the keeper of rank {last} on {second} \(pid {pid}\) died, and its rank with it", 1),
+        ("guard", r"the keeper of rank {last} on {second} \(pid {pid}\) died, and its rank with it", 1),
         # Open MPI's own mpiexec ends at once when it misses the one on the other host, and may be heard of first.
         ("proxy", r"\S+ on (?:{second}|{first}) \(pid \d+\), which had started the ranks, died", 1),
         ("mpiexec", r"mpiexec \(pid \d+\) was killed by SIGKILL \(signal 9\) while ranks were running", 137),
@@ -163,30 +169,32 @@ def test_the_secret_stands_on_no_command_line(start: Any, hosts: Hosts, script: 
     ],
 )
 def test_whoever_is_killed_all_end(
-    start: Any, hosts: Hosts, script: Any, victim: str, says: str | None, code: int
+    start: Any, hosts: Hosts, script: Any, victim: str, says: str | None, code: int, each: int
 ) -> None:
-    job = start(script(WAITING))
-    wait_for(job.process.stdout, "ready", 2)
-    there = hosts.new(1)
-    keepers = sorted(pid for pid, text in there.items() if "keeper.py" in text)
-    assert len(keepers) == 2  # the rank is a fork of its keeper, and never had another command
+    job = start(script(WAITING), each=each)
+    said = wait_for(job.process.stdout, "ready", 2 * each)
+    last = 2 * each - 1  # a rank of the second host
+    rank, keeper = next((int(pid), int(parent)) for n, pid, parent in READY.findall(said) if int(n) == last)
+    guard = parent_of(keeper)
+    assert len([pid for pid, text in hosts.new(1).items() if text == "sleep 60 "]) == each
     pids = {
-        "rank": [keepers[-1]],
-        "keeper": [keepers[0]],
-        "proxy": [int(Path(f"/proc/{keepers[0]}/stat").read_text().rpartition(")")[2].split()[1])],
-        "mpiexec": [pid for pid, text in hosts.new(0).items() if re.match(r"\S*(mpiexec|prterun) ", text)],
-        "launcher": [job.process.pid],
+        "rank": rank,
+        "keeper": keeper,
+        "guard": guard,
+        "proxy": parent_of(guard),
+        "mpiexec": min(pid for pid, text in hosts.new(0).items() if re.match(r"\S*(mpiexec|prterun) ", text)),
+        "launcher": job.process.pid,
     }
-    os.kill(min(pids[victim]), signal.SIGKILL)
+    os.kill(pids[victim], signal.SIGKILL)
     start_of_end = time.monotonic()
     done = job.wait(20)
     hosts.assert_left()
-    assert time.monotonic() - start_of_end < 7
+    assert time.monotonic() - start_of_end < 5
     assert done.returncode == code
     if says is not None:
-        assert re.fullmatch(
-            "ddp-launch: " + says.format(first=hosts.names[0], second=hosts.names[1]), done.stderr.splitlines()[-1]
-        )
+        first, second = hosts.names
+        told = says.format(first=first, second=second, last=last, pid=pids[victim])
+        assert re.fullmatch("ddp-launch: " + told, done.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize(

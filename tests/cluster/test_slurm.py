@@ -178,6 +178,39 @@ def test_a_step_that_fails_starts_again_in_the_same_allocation(
     assert sorted(done.stdout.splitlines()) == ["0: again", "1: again"]
 
 
+def test_slurm_asks_the_ranks_to_stop_and_the_job_waits_for_its_next_turn(
+    slurm: dict[str, str], run_job: Run, tmp_path: Path
+) -> None:
+    script, batch, said = tmp_path / "train.py", tmp_path / "batch.sh", tmp_path / "said.txt"
+    script.write_text(
+        "import signal, sys, time\n"
+        "import numpy as np\n"
+        "import collectives\n"
+        "asked = []\n"
+        "signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))\n"
+        "comm = collectives.init(timeout=60)\n"
+        "while not comm.all_reduce(np.array([len(asked)]), 'max')[0]: time.sleep(0.02)\n"
+        "sys.exit(75)\n"
+    )
+    # The script of docs/launcher.md. Slurm looks every 30 s whether it is time.
+    batch.write_text(
+        "#!/bin/sh\n"
+        "#SBATCH --ntasks=2 --time=2 --signal=USR1@110 --requeue --open-mode=append\n"
+        f"{sys.executable} -m launcher {script}\n"
+        "code=$?\n"
+        '[ $code -ne 75 ] || exec scontrol requeue "$SLURM_JOB_ID"\n'
+        "exit $code\n"
+    )
+    job = run_job(["sbatch", "--parsable", "-o", str(said), str(batch)], env=slurm).stdout.strip()
+    end = time.monotonic() + 100
+    while "Restarts=1" not in (shown := run_job(["scontrol", "show", "job", job], env=slurm).stdout):
+        assert time.monotonic() < end, shown + said.read_text()
+        time.sleep(1)
+    run_job(["scancel", job], env=slurm)  # the next turn comes two minutes later
+    assert "JobState=PENDING" in shown
+    assert said.read_text() == "ddp-launch: stopped as asked, state saved: start the same command to go on\n"
+
+
 @pytest.mark.parametrize("victim", ["launcher", "srun", "slurmstepd"])
 def test_whoever_is_killed_the_step_ends(
     slurm: dict[str, str], start_job: Callable[..., Any], tmp_path: Path, victim: str

@@ -102,6 +102,24 @@ def test_the_terminal_is_restored_however_it_ends(sit_down: Any, keys: str) -> N
     assert terminal.end() == ENDS[keys]
 
 
+def test_a_launcher_that_is_killed_leaves_a_terminal_in_order(sit_down: Any) -> None:
+    terminal = sit_down()
+    terminal.job.process.kill()
+    terminal.become(edited=False)
+    assert terminal.end() == -signal.SIGKILL
+
+
+def test_the_modes_that_a_shell_has_set_meanwhile_are_its_own(sit_down: Any) -> None:
+    terminal = sit_down()
+    shells = termios.tcgetattr(terminal.slave)
+    shells[0] &= ~termios.ICRNL
+    termios.tcsetattr(terminal.slave, termios.TCSANOW, shells)
+    terminal.job.process.kill()
+    terminal.job.process.wait(20)
+    terminal.job.assert_gone()
+    assert termios.tcgetattr(terminal.slave) == shells
+
+
 def test_the_terminal_is_the_shells_while_the_job_is_suspended(sit_down: Any) -> None:
     terminal = sit_down()
     terminal.type("p num")

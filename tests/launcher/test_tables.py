@@ -35,8 +35,12 @@ _RAISED = RankFailed(at=0.0, rank=1, pid=101, raised=Raised(type="ValueError", m
 _ECHO = RankFailed(
     at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.PeerLeft", message="rank 1", traceback="")
 )
+_ECHO_OF_DDP = RankFailed(
+    at=0.0, rank=0, pid=100, raised=Raised(type="ddp.errors.PeerError", message="rank 1", traceback="")
+)
 _KILLED = EngineEnded(at=0.1, pid=7, status=-9)
 _LOST = EngineLost(at=0.1, name="hydra_pmi_proxy", pid=8)
+_GUARD = EngineLost(at=0.2, name="the launcher's guard", pid=9, above=True)
 _KEEPER = KeeperLost(at=0.0, rank=0, pid=200)
 _OTHER = KeeperLost(at=0.1, rank=1, pid=201)
 _UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
@@ -53,11 +57,14 @@ _UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
         ([rank_failed(0, 0, -9), _LOST], b"", 0),
         ([rank_failed(0, 0, -9), _KILLED], b"", 0),  # nobody had asked its keeper to end
         ([_ECHO, rank_failed(0.1, 1, 3)], b"", 1),
+        ([_ECHO_OF_DDP, _RAISED], b"", 1),
         ([_ECHO, rank_failed(0.1, 1, -15, True), EngineEnded(at=0.2, pid=7, status=1)], b"", 0),
         ([_KEEPER, _OTHER], b"", 0),
         ([_KEEPER, _OTHER], b"=   PID 201 RUNNING AT vm", 1),
         ([rank_failed(0, 0, -15, True), _OTHER], b"", 1),
         ([_KEEPER, _LOST], b"", 1),
+        ([_LOST, _KEEPER, _GUARD], b"", 2),  # the engine went with what stood above it
+        ([rank_failed(0, 0, 15), _LOST, _GUARD], b"", 2),
         ([rank_failed(0, 0, -15, True), EngineEnded(at=5.0, pid=7, status=-9)], b"", 0),  # much later: another story
         ([rank_failed(0, 0, -15, True), _UNBORN], b"", 1),
         ([_KEEPER, _UNBORN], b"", 1),

@@ -392,7 +392,7 @@ def test_a_progress_bar_on_a_terminal_only(backend: str, start_job: Any) -> None
         "-f",
         "8",
         "--budget",
-        "0.4",
+        "0.25",
         "--check",
     ]
     job = start_job(args, stdout=slave, stderr=slave, env={"TERM": "xterm"})

@@ -13,6 +13,7 @@ import pytest
 from launcher.doctor import hosts, reach
 from launcher.doctor.finding import Level
 from launcher.doctor.reach import NO_SSH, Reach
+from launcher.engines.finding import INTEL, MPICH, OPENMPI
 from launcher.hosts import Host
 
 OK, NOTE, WARNING, ERROR = Level
@@ -126,7 +127,26 @@ def test_a_machine_without_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert far.words == NO_SSH
 
 
-def test_hydra_may_have_been_told_another_way() -> None:
-    assert reach.shell({})[0] == "ssh"
-    assert "BatchMode=yes" in reach.shell({})
-    assert reach.shell({"HYDRA_LAUNCHER_EXEC": "/x/rsh"}) == ["/x/rsh"]
+SSH = reach.shell({}, None)
+
+
+@pytest.mark.parametrize(
+    ("family", "environ", "words"),
+    [
+        (None, {"HYDRA_LAUNCHER_EXEC": "/x/rsh"}, SSH),
+        (MPICH, {}, SSH),
+        (MPICH, {"HYDRA_LAUNCHER_EXEC": "/a folder/rsh"}, ["/a folder/rsh"]),
+        (MPICH, {"PRTE_MCA_plm_ssh_agent": "/x/rsh"}, SSH),
+        (INTEL, {"I_MPI_HYDRA_BOOTSTRAP_EXEC": "/x/rsh", "HYDRA_LAUNCHER_EXEC": "/y"}, ["/x/rsh"]),
+        (OPENMPI, {"HYDRA_LAUNCHER_EXEC": "/x/rsh"}, SSH),
+        (OPENMPI, {"PRTE_MCA_plm_ssh_agent": "/x/rsh -q : ssh"}, ["/x/rsh", "-q"]),
+        (OPENMPI, {"OMPI_MCA_plm_rsh_agent": "ssh -p 7"}, ["ssh", "-p", "7", *SSH[1:]]),
+        (OPENMPI, {"PRTE_MCA_plm_ssh_agent": "ssh : rsh"}, SSH),  # its own default
+    ],
+)
+def test_an_engine_may_have_been_told_another_way(
+    family: str | None, environ: dict[str, str], words: list[str]
+) -> None:
+    assert reach.shell(environ, family) == words
+    assert SSH[0] == "ssh"
+    assert "BatchMode=yes" in SSH

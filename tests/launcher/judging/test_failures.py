@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,17 +115,21 @@ def test_a_hook_that_calls_the_one_before_adds_nothing(ddp_launch: Any) -> None:
     assert "rank.py" not in done.stderr
 
 
-def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any) -> None:
+def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any, tmp_path: Path) -> None:
     done = ddp_launch(
         """
         class PeerLeft(Exception):
             __module__ = "collectives.errors"
-        if rank != 1:
-            raise PeerLeft("rank 1 has failed")
-        time.sleep(0.2)
-        sys.exit(3)
+        if rank == 1:
+            open("failed", "w").close()
+            time.sleep(0.2)
+            sys.exit(3)
+        while not os.path.exists("failed"):  # it may start late, on a busy machine
+            time.sleep(0.01)
+        raise PeerLeft("rank 1 has failed")
         """,
         n=3,
+        cwd=tmp_path,
     )
     assert done.returncode == 3
     assert "rank 0 (pid " in done.stderr.splitlines()[0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.judging.report import Tail, explain
-from launcher.judging.verdict import EngineEnded, Fact, Hung, KeeperLost, NotStarted, Raised, RankFailed
+from launcher.judging.verdict import EngineEnded, Fact, Hung, KeeperLost, NotStarted, Raised, RankFailed, cause
 
 TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: no\n"
 RAISED = RankFailed(
@@ -182,3 +182,10 @@ def test_memory_is_bounded() -> None:
         assert tracemalloc.get_traced_memory()[0] < 100_000
     finally:
         tracemalloc.stop()
+
+
+def test_an_engine_that_wrote_to_what_had_gone_is_not_the_cause() -> None:
+    broken = EngineEnded(at=0.0, pid=7, status=-13, missing=())
+    assert cause([broken, EXITED]) is EXITED
+    assert cause([broken, replace(EXITED, asked=True)]) is broken
+    assert cause([replace(broken, status=-9), EXITED]).status == -9  # type: ignore[union-attr]

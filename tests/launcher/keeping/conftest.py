@@ -7,7 +7,7 @@ import select
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +82,18 @@ class Kept:
 
 @pytest.fixture
 def keep(start_job: Any, tmp_path: Path) -> Iterator[Callable[..., Kept]]:
-    """Starts a keeper whose rank runs these lines, and returns once it has said who it is."""
+    """Starts a keeper whose rank runs these lines, and returns once it has said who it is.
+
+    engine: a command that starts the one which follows it
+    """
     reception = Reception()
     channels = []
 
-    def start(body: str, **environ: str) -> Kept:
+    def start(body: str, engine: Sequence[str] = (), **environ: str) -> Kept:
         script = tmp_path / "kept.py"
         script.write_text("import os, signal, subprocess, sys, threading, time\n" + textwrap.dedent(body))
         ours = {ADDRESS: reception.address, SECRET: reception.secret, **environ}
-        job = start_job([sys.executable, str(KEEPER), str(script)], env=ours)
+        job = start_job([*engine, sys.executable, str(KEEPER), str(script)], env=ours)
         deadline = time.monotonic() + LIMIT
         while True:
             readable = select.select(list(reception.filenos()), [], [], max(0.0, deadline - time.monotonic()))[0]

@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +169,40 @@ def test_a_log_folder_that_cannot_be_is_wrong_use(ddp_launch: Any, tmp_path: Pat
     (tmp_path / "file").touch()
     done = ddp_launch("print('never')", options=("--log-dir", str(tmp_path / "file")))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+SPEAKS = """
+import os, subprocess, sys
+path = os.environ.get("NCCL_DEBUG_FILE")
+if path is None:
+    print("NCCL INFO among the rest")
+else:
+    with open(path, "w", buffering=1) as file:  # as NCCL opens it
+        file.write(f"rank {os.environ['RANK']} NCCL INFO Bootstrap\\n")
+    code = "import os; print('NCCL INFO of a program that it started', file=open(os.environ['NCCL_DEBUG_FILE'], 'w'))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+print("trained")
+"""
+
+
+@pytest.mark.mpi
+def test_what_nccl_says_is_filed_apart(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    script = tmp_path / "speaks.py"
+    script.write_text(SPEAKS)
+    command = [sys.executable, "-m", "launcher", "-n", "2"]
+    done = run_job([*command, "--log-dir", str(tmp_path / "logs"), str(script)], timeout=60, env={"NCCL_DEBUG": "INFO"})
+    assert done.returncode == 0, done.stderr
+    assert "NCCL" not in done.stdout
+    latest = tmp_path / "logs" / "latest"
+    for rank in (0, 1):
+        said = (latest / f"rank-{rank}.nccl.log").read_text()
+        assert said == f"rank {rank} NCCL INFO Bootstrap\nNCCL INFO of a program that it started\n"
+        assert (latest / f"rank-{rank}.log").read_text() == "trained\n"
+    free = run_job([*command, str(script)], timeout=60, env={"NCCL_DEBUG": "INFO"})
+    assert free.stdout.count("NCCL INFO among the rest") == 2, "without log files NCCL writes where it always does"
+    own = tmp_path / "own.log"
+    env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(own)}
+    assert run_job([*command, "--log-dir", str(tmp_path / "again"), str(script)], timeout=60, env=env).returncode == 0
+    assert "NCCL INFO" in own.read_text()

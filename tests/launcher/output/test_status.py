@@ -26,6 +26,7 @@ from launcher.output.status import Pace, Progress, StatusLine, clock, sentence
         ({"restarts": 2}, "4/4 ranks up, 2 restarts, 0:05"),
         ({"debugging": frozenset({0})}, "4/4 ranks up, rank 0 in a debugger, 0:05"),
         ({"debugging": frozenset({0, 1, 2})}, "4/4 ranks up, ranks 0-2 in a debugger, 0:05"),
+        ({"restarts": 1, "up": 0, "ended": 4, "pause": 3.2}, "restart 2 in 4 s, 0:05"),
     ],
 )
 def test_sentences(progress: dict[str, Any], text: str) -> None:
@@ -107,6 +108,23 @@ def test_steps_are_those_of_the_slowest_and_start_anew() -> None:
     assert shown.lines == [
         "ddp-launch: 2/2 ranks up, step 29, 10.0 steps/s, 0:05",
         "ddp-launch: 0/2 ranks up, 1 restart, 0:06",
+    ]
+
+
+def test_while_a_restart_is_waited_for_it_says_how_long_that_takes() -> None:
+    line, shown = follow()
+    for rank in (0, 1):
+        line.ended(rank, 1)
+    line.waiting(until=104.0)
+    line.turn(101.0)
+    line.moved(1.0)
+    line.turn(102.0)
+    line.attempt(1, 2)
+    line.turn(105.0)
+    assert shown.lines == [
+        "ddp-launch: restart 1 in 3 s, 0:01",
+        "ddp-launch: restart 1 in 3 s, 0:02",
+        "ddp-launch: 0/2 ranks up, 1 restart, 0:05",
     ]
 
 

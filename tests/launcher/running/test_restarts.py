@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -74,7 +75,10 @@ print(f"attempt {attempt}", flush=True)
 
 @pytest.mark.mpi
 def test_a_job_that_fails_starts_again_and_the_last_failure_counts(ddp_launch: Any) -> None:
-    done = ddp_launch(FAILS + "if rank == 1: sys.exit(3 + attempt)\ntime.sleep(9)", options=("--max-restarts", "1"))
+    done = ddp_launch(
+        FAILS + "if rank == 1:\n    time.sleep(1)\n    sys.exit(3 + attempt)\ntime.sleep(9)",
+        options=("--max-restarts", "1"),
+    )
     assert done.returncode == 4
     assert [line for line in done.stderr.splitlines() if line.startswith("ddp-launch")] == [
         done.stderr.splitlines()[0],
@@ -118,17 +122,34 @@ def test_a_time_limit_ends_a_job_while_it_waits_for_its_restart(ddp_launch: Any)
     assert done.stderr.splitlines()[-1] == "ddp-launch: the job took longer than 4 s"
 
 
-def test_ctrl_z_stops_a_job_that_waits_for_its_restart(start_launch: Any) -> None:
-    options = ("--max-restarts", "3", "--timeout", "3")
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP])
+def test_a_job_that_is_stopped_while_it_waits_for_its_restart(start_launch: Any, number: int) -> None:
+    options = ("--max-restarts", "3", "--timeout", "4")
     job = start_launch("print('ready', flush=True)\nsys.exit(os.environ['DDP_ATTEMPT'] < '2')", n=1, options=options)
     time.sleep(0.8)  # the first restart comes at once, the second after a second
-    job.process.send_signal(signal.SIGTSTP)
+    job.process.send_signal(number)
     time.sleep(0.3)
     assert Path(f"/proc/{job.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    time.sleep(3.0)  # this time does not count
+    time.sleep(3.2)  # this time does not count
     job.process.send_signal(signal.SIGCONT)
     done = job.wait(10)
     assert (done.returncode, done.stderr.count("restart")) == (0, 2), done.stderr
+
+
+def test_a_restart_for_which_something_is_missing_ends_the_job(
+    ddp_launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    events = tmp_path / "events"
+    body = f"import shutil\nshutil.rmtree({str(scratch)!r})\nsys.exit(1)"
+    done = ddp_launch(body, n=1, options=("--max-restarts", "1", "--events", str(events)))
+    assert done.returncode == 2
+    says = f"the folder for temporary files {scratch} cannot be used: No such file or directory"
+    assert done.stderr.splitlines()[-1] == f"ddp-launch: {says}"
+    last = json.loads(events.read_text().splitlines()[-1])
+    assert (last["event"], last["attempt"], last["code"], last["message"]) == ("job_ended", 1, 2, says)
 
 
 def test_what_the_user_ends_does_not_start_again(start_launch: Any) -> None:

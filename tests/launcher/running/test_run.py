@@ -89,9 +89,37 @@ def test_modules_and_packages(run_job: Any, tmp_path: Path) -> None:
     done = run_job([*command, "-m", "package", "--x"], cwd=tmp_path)
     main = tmp_path / "package" / "__main__.py"
     assert done.stdout == f"__main__ package package.__main__ ['--x'] {main}\n", done.stderr
-    done = run_job([*command, "-n", "2", "-m", "no_such_module"], cwd=tmp_path)
-    assert done.returncode == 1
-    assert "raised ModuleNotFoundError: No module named 'no_such_module'" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("no_such_module", 2, "there is no module no_such_module"),
+        ("no_such.module", 2, "there is no module no_such.module"),
+        ("single.module", 2, "there is no module single.module"),
+        ("hollow", 2, "hollow is a package without a module __main__, and cannot be run"),
+        ("hollow.no", 2, "there is no module hollow.no"),
+        ("sys", 2, "the module sys has no Python code to run"),
+        # What the user's own code imports is another matter.
+        ("plain", 1, "raised ModuleNotFoundError: No module named 'lacking'"),
+        ("needy.module", 1, "raised ModuleNotFoundError: No module named 'lacking'"),
+    ],
+)
+def test_a_module_that_cannot_be_run_is_wrong_use(
+    run_job: Any, tmp_path: Path, name: str, code: int, says: str
+) -> None:
+    for package, text in (("hollow", ""), ("needy", "import lacking")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(text)
+    (tmp_path / "plain.py").write_text("import lacking")
+    (tmp_path / "single.py").touch()
+    n = "2" if name == "no_such_module" else "1"  # one sentence, however many say it
+    done = run_job([*LAUNCH, "-n", n, "--max-restarts", str(2 * (code == 2)), "-m", name], cwd=tmp_path)
+    assert done.returncode == code
+    if code == 2:
+        assert done.stderr == f"ddp-launch: {says}\n"
+    else:
+        assert done.stderr.splitlines()[-1].endswith(says)
 
 
 def test_lines_stay_whole(ddp_launch: Any) -> None:

@@ -61,6 +61,16 @@ def test_grace_ends(start_launch: Any) -> None:
     assert (status, err.count("\n")) == (130, 1)
 
 
+def test_a_signal_that_comes_twice_at_once_is_one(start_launch: Any) -> None:
+    """As from `timeout`, which signals the launcher and then its group."""
+    slow = "import atexit; atexit.register(print, 'at exit'); atexit.register(time.sleep, 0.5)"
+    job = start_launch(slow + READY + SLEEP)
+    job.process.send_signal(signal.SIGINT)
+    job.process.send_signal(signal.SIGINT)
+    status, out, err = end(job, 4)
+    assert (status, err.count("\n"), out.count("at exit")) == (130, 1, 2)
+
+
 def test_the_second_signal_kills_at_once(start_launch: Any) -> None:
     job = start_launch(STUBBORN + READY + SLEEP, options=("--grace", "30"))
     job.process.send_signal(signal.SIGINT)

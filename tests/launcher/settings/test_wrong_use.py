@@ -99,6 +99,10 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--engine lam job.py", "the engine should be one of auto, mpich, openmpi, slurm, not 'lam'"),
         ("--backend gloo job.py", "the backend should be one of auto, single, mpi, nccl, not 'gloo'"),
         ("--completion csh", "--completion should be one of bash, zsh, fish, not 'csh'"),
+        (
+            "-n gpu --hosts a:8,b:8 job.py",
+            "-n gpu counts the GPUs of this machine, not those of hosts: give every host ",
+        ),
         # files and folders
         ("--trace= job.py", "the trace needs a folder"),
         ("--log-dir= job.py", "the log folder needs a name"),
