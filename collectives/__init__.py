@@ -13,6 +13,7 @@ TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a
 if TYPE_CHECKING:
     from typing import Any
 
+    from collectives._nccl.config import NcclConfig as NcclConfig
     from collectives.call import Work as Work
     from collectives.communicator import Communicator as Communicator
     from collectives.errors import ArgumentError as ArgumentError
@@ -42,6 +43,7 @@ _HOMES = {
     "CommunicatorClosed": "errors",
     "DtypeError": "errors",
     "MismatchError": "errors",
+    "NcclConfig": "_nccl.config",
     "NcclError": "errors",
     "PeerLeft": "errors",
     "ReduceOp": "reduction",
@@ -63,6 +65,7 @@ __all__ = [
     "CommunicatorClosed",
     "DtypeError",
     "MismatchError",
+    "NcclConfig",
     "NcclError",
     "PeerLeft",
     "ReduceOp",

@@ -55,6 +55,15 @@ class Calls:
             self._door = open_door(self, self._transport, x)
         return self._door
 
+    def watch_device(self, name: str) -> None:
+        """A graph with captured collectives of this communicator was launched on the current stream: it has to end.
+
+        Where it does not within the communicator's time limit, it is treated as a collective that does not.
+        Raises: what has gone wrong on the device before.
+        """
+        if self._door is not None:
+            self._door.watch_stream(name)
+
     def enter(self) -> None:
         """Has the ranks meet in NCCL if it was asked for by name. Collective.
 

@@ -16,7 +16,7 @@ import numpy as np
 from collectives._shared import takes
 from collectives._shared.quick import LEFT, Recipe
 from collectives._shared.setup import add_array, share, sharing
-from collectives.arrays import as_array, as_bytes
+from collectives.arrays import as_array, as_bytes, is_device_array
 from collectives.call import Call, Steps
 from collectives.errors import ArgumentError, DtypeError
 from collectives.family import Family
@@ -70,8 +70,12 @@ class Communicator(Reductions, Movements, Objects, Pairs):
         recipe = Recipe(None, None, lambda board, headers: takes.nothing())
         return self._run("barrier", None, steps, async_op, recipe=recipe)
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:
         """An array in memory that the ranks of a node share, so that reducing and gathering it needs no copy.
+
+        like: an array on a GPU: then the new one is there too, and over NCCL in memory that the library allocates and
+        registers (`ncclMemAlloc`, windows from 2.27 on), where it has that. Such memory is given back at a later
+        `empty`, when every rank has let go of it.
 
         Collective, as every rank needs the others' memory: all ranks call it, with the same shape and dtype. What it
         holds at first is zero. The memory is given back when every rank has let go of its array and all its views.
@@ -91,6 +95,8 @@ class Communicator(Reductions, Movements, Objects, Pairs):
         except TypeError:
             raise DtypeError(f"dtype should be one of NumPy's or ml_dtypes.bfloat16, is {dtype!r}") from None
         kind = as_array(np.empty(0, asked)).dtype
+        if is_device_array(like):
+            return self._device(like).empty(lengths, kind)
         nbytes = math.prod(lengths) * kind.itemsize
 
         def steps(call: Call[Array]) -> Steps[Array]:

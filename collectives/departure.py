@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from collectives.world import STOPPED
+
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
@@ -18,6 +20,11 @@ class Departure:
 
     status: int
     calls: Mapping[str, int]
+
+    @property
+    def failed(self) -> bool:
+        """True if this rank did not leave in order."""
+        return not in_order(self.status)
 
     def encode(self) -> bytes:
         """This departure as JSON."""
@@ -30,14 +37,21 @@ class Departure:
         return Departure(status=read["status"], calls=read["calls"])
 
 
+def in_order(status: int) -> bool:
+    """True for the exit status of a rank that has done its work, or has stopped as it was asked to.
+
+    >>> [in_order(status) for status in (0, STOPPED, 1, 143)]
+    [True, True, False, False]
+    """
+    return status in (0, STOPPED)
+
+
 def never_coming(departures: Mapping[int, Departure], communicator: str, number: int) -> list[int]:
     """The ranks that left before making call `number` (counted from 0) on that communicator, in rank order.
 
     A rank that failed counts whatever it made: it may have died with calls queued, and the job is lost anyway.
     """
-    return sorted(
-        rank for rank, left in departures.items() if left.status != 0 or left.calls.get(communicator, 0) <= number
-    )
+    return sorted(rank for rank, left in departures.items() if left.failed or left.calls.get(communicator, 0) <= number)
 
 
 def among(members: Sequence[int], departures: Mapping[int, Departure]) -> dict[int, Departure]:
@@ -52,4 +66,6 @@ def describe(departures: Mapping[int, Departure], ranks: list[int]) -> str:
 
 
 def _how(status: int) -> str:
+    if status == STOPPED:
+        return f"stopped as asked (exit status {status})"
     return "left (exit status 0)" if status == 0 else f"failed (exit status {status})"

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from collectives.pausing import Limit
 from collectives.progress import CallQueue
+
+if TYPE_CHECKING:
+    from collectives._nccl.config import NcclConfig
 
 
 class Family:
     """The calls of all communicators of one world on one rank. A closed one is remembered by its number of calls.
 
-    wanted: the backend for arrays on GPUs that was asked for by name, if any
+    wanted: the backend for arrays on GPUs that was asked for by name, if any; nccl: how its communicators are made
     """
 
-    def __init__(self, wanted: str | None = None) -> None:
+    def __init__(self, wanted: str | None = None, nccl: NcclConfig | None = None) -> None:
         self.wanted = wanted
+        self.nccl = nccl
         self._open: dict[str, CallQueue] = {}
         self._closed: dict[str, int] = {}  # calls, by communicator and by line
         self._closed_with: dict[str, list[CallQueue]] = {}  # what was made of a communicator for its own use

@@ -2,7 +2,9 @@
 
 MPI_Finalize waits for all ranks, without a limit and without a word. So finalizing is ours: at exit every rank tells
 the others its status and how far it came, and waits until it has heard from all of them. All there: finalize. Somebody
-failed, or did not come in time: say who, and end the job with the first failing rank's status.
+failed, or did not come in time: say who, and end the job with the first failing rank's status. Ranks that stopped as
+they were asked to (STOPPED) part like those that are done: an engine that sees one die before the others have finalized
+ends these, and says so on a page.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from collectives.departure import Departure
+from collectives.departure import Departure, in_order
 from collectives.family import Family
 from collectives.pausing import Limit
+from collectives.world import STOPPED
 
 _GRACE = 1.0  # s; how long a failing rank lets the others find out and speak before it ends them
 _READ = 0.1  # s; engines kill on abort and drop what they have not read: the traceback just printed
@@ -82,11 +85,12 @@ def exit_code(status: object) -> int:
 
 
 def verdict(mine: int, before: Sequence[int], after: Sequence[int]) -> int:
-    """The job's status: the first failure known.
+    """The job's status: the first failure known; without one STOPPED, if any rank stopped as it was asked to.
 
     before: the others' statuses that had arrived when this rank left, in order; after: those that arrived later
     """
-    return next((status for status in [*before, mine, *after] if status != 0), 0)
+    known = [*before, mine, *after]
+    return next((status for status in known if not in_order(status)), STOPPED if STOPPED in known else 0)
 
 
 def depart(membership: Membership, family: Family, status: int, timeout: float, supervised: bool) -> None:
@@ -96,10 +100,10 @@ def depart(membership: Membership, family: Family, status: int, timeout: float, 
     """
     limit = Limit(timeout)
     before = [left.status for left in membership.departures().values()]
-    if status == 0:
+    if in_order(status):
         family.drain(limit)
     membership.leave(Departure(status=status, calls=family.calls()))
-    if supervised and status != 0:
+    if supervised and not in_order(status):
         _flush()
         os._exit(status)  # the launcher knows already, and ends the others
     failed = _gather(membership, status, limit)
@@ -116,11 +120,11 @@ def depart(membership: Membership, family: Family, status: int, timeout: float, 
             f"collectives: rank {membership.rank} has finished and waited {timeout:g} s for rank {names}, still at "
             "work or hanging. Ending the job"
         )
-        code = code or 1
+        code = 1
     _flush()
     if supervised:
         os._exit(code)
-    if status == 0:
+    if in_order(status):
         time.sleep(_GRACE)  # the rank that failed ends the job, and has something to say first
     time.sleep(_READ)
     membership.abort(code)
@@ -132,7 +136,7 @@ def _gather(membership: Membership, status: int, limit: Limit) -> bool:
     while True:
         departures = membership.departures()
         now = time.monotonic()
-        if failed_at is None and (status != 0 or any(left.status != 0 for left in departures.values())):
+        if failed_at is None and (not in_order(status) or any(left.failed for left in departures.values())):
             failed_at = now
         everyone = len(departures) == membership.size - 1 and membership.said_goodbye()
         enough = failed_at is not None and now > failed_at + _GRACE

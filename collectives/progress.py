@@ -155,6 +155,14 @@ class CallQueue:
             self.letters[line] = call.number + 1
             self._beside += 1
 
+    def note(self, call: Call[Any]) -> None:
+        """Enters a call that is on a device already, beside the collectives' order."""
+        with self._changed:
+            self._admit(call)
+            call.number = self.started
+            self._enlist(call, STARTED)
+        call.finish(None, None)
+
     def leave_beside(self) -> None:
         """A call beside the collectives is finished."""
         with self._changed:

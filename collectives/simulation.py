@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from collectives._threads import Board, ThreadTransport
 from collectives.communicator import Communicator
-from collectives.departure import Departure
+from collectives.departure import Departure, in_order
 from collectives.errors import ArgumentError, CollectiveTimeout, PeerLeft
+from collectives.farewell import exit_code
 from collectives.pausing import Limit
 
 T = TypeVar("T")
@@ -48,10 +49,13 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
         try:
             results[rank] = fn(comm)
             status = 0
+        except SystemExit as exit_:
+            errors.append(exit_)
+            status = exit_code(exit_.code)
         except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
         finally:
-            comm.family.drain(Limit(timeout if status == 0 else 0.0))
+            comm.family.drain(Limit(timeout if in_order(status) else 0.0))
             left[rank] = Departure(status=status, calls=comm.family.calls())
             comm.family.close()
 

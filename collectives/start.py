@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from collectives import cores, farewell, simulation, world
+from collectives._apart import ApartTransport, place
 from collectives._gpu.local import take_local_gpu
 from collectives._shared.setup import share
 from collectives._single import SingleTransport
@@ -21,6 +22,7 @@ from collectives.waiting import complete
 
 if TYPE_CHECKING:
     from collectives._mpi import MPIWorld
+    from collectives._nccl.config import NcclConfig
 
 _BACKENDS = ("auto", "single", "mpi", "nccl")
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes
@@ -29,7 +31,9 @@ _lock = threading.Lock()
 _world: Communicator | None = None
 
 
-def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") -> Communicator:
+def init(
+    backend: str = "auto", timeout: float = 600.0, check: str = "first", nccl: NcclConfig | None = None
+) -> Communicator:
     """The communicator of all ranks. Collective at the first call; later calls return the same one.
 
     backend: "auto" takes "mpi" where an engine started several ranks, and "single" otherwise, which imports nothing; a
@@ -39,7 +43,9 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
     timeout: seconds; the time limit of every collective, of start and of exit
     check: "first" compares what ranks on different nodes call in the first 100 calls of each communicator, "always" in
     all, for one small exchange a call; ranks of one node are always compared. The same on every rank
-    Inside `run_threads` it returns the calling rank's communicator.
+    nccl: how NCCL's communicators are made (thread blocks, network, ...); the same on every rank
+    Inside `run_threads` it returns the calling rank's communicator. In a worker process of a DataLoader it returns one
+    that has the rank's place in the world, and whose calls raise WorldError.
 
     In a world of several ranks it also gives each its part of the node, where no launcher has: BLAS gets as many
     threads as the rank has cores, unless OMP_NUM_THREADS or the like is set; and ranks that all stand at the first of
@@ -60,7 +66,7 @@ def init(backend: str = "auto", timeout: float = 600.0, check: str = "first") ->
     with _lock:
         if _world is None:
             wanted = "nccl" if backend == "nccl" else None
-            _world = _join(choose(backend, world.promised()), timeout, _CHECKS[check], wanted)
+            _world = _join(choose(backend, world.promised()), timeout, _CHECKS[check], wanted, nccl)
         elif backend not in ("auto", _world.backend):
             raise BackendError(f"backend {backend!r} was asked for, but this process already uses {_world.backend!r}")
         return _world
@@ -94,9 +100,13 @@ def _take_place(membership: MPIWorld, engine: str) -> None:
         take_local_gpu(local_rank)
 
 
-def _join(backend: str, timeout: float, checks: int | None, wanted: str | None) -> Communicator:
+def _join(
+    backend: str, timeout: float, checks: int | None, wanted: str | None, nccl: NcclConfig | None
+) -> Communicator:
     if backend == "single":
-        comm = Communicator(SingleTransport(), timeout, Family(wanted))
+        where = place(os.environ)
+        alone = SingleTransport() if where is None else ApartTransport(where)
+        comm = Communicator(alone, timeout, Family(wanted, nccl))
         comm.enter()
         return comm
     from collectives._mpi import MPIWorld  # here, so that a world of one never loads MPI
@@ -109,10 +119,15 @@ def _join(backend: str, timeout: float, checks: int | None, wanted: str | None) 
         _take_place(membership, promised.engine if promised else "")
         Sampler(recorder, besides=membership.answer).start()
     below = membership.transport()
-    comm = Communicator(complete("init", share(below), below, timeout), timeout, Family(wanted))
+    comm = Communicator(complete("init", share(below), below, timeout), timeout, Family(wanted, nccl))
     family = comm.family
     status = farewell.ExitStatus(lambda: sum(family.calls().values()))
     status.watch()
     atexit.register(lambda: farewell.depart(membership, family, status.status(), timeout, world.supervised()))
     comm.enter()
     return comm
+
+
+def joined() -> Communicator | None:
+    """The communicator of all ranks, None before the first `init`."""
+    return _world

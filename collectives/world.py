@@ -33,6 +33,10 @@ DEBUG_RANK = "DDP_DEBUG_RANK"
 #: Set by the keeper of that rank, if `ddp-launch` has a terminal: the file descriptor of one for its debugger.
 TERMINAL_FD = "DDP_TERMINAL_FD"
 
+#: The exit code of a rank that stopped as it was asked to, its state saved: start the same command to go on. It is
+#: EX_TEMPFAIL of sysexits.h, "try again later": no signal's 128 + N, and nothing that Python or an engine ends with.
+STOPPED = 75
+
 
 # Neither a dataclass nor of `typing`: their imports would cost every keeper as much as all the rest.
 class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_size"), defaults=(None, None))):
@@ -91,7 +95,8 @@ def supervised(environ: Mapping[str, str] = os.environ) -> bool:
 def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     """Tells the keeper something of this rank, in the order in which it happens; where there is no keeper, nothing.
 
-    raised: an uncaught exception; leaving: an exit status; joining: it waits for all ranks to join the world, so many
+    raised: an uncaught exception; leaving: an exit status; stopped: the step after which it stops as it was asked to,
+    its state saved, just before it leaves with STOPPED; joining: it waits for all ranks to join the world, so many
     seconds at most, or (None) no longer; joined, left: it became part of a world in which others may wait for it, and
     took its leave of them
     debugging: a debugger's prompt is open, or no longer; editing: it edits lines on TERMINAL_FD, or no longer; passed:

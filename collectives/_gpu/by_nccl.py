@@ -21,6 +21,7 @@ import numpy as np
 
 from collectives._gpu.carrier import Rest, parts_of
 from collectives._gpu.cuda import Cuda
+from collectives._gpu.registered import Memory, Registry
 from collectives._nccl.communicator import NcclCommunicator
 from collectives._nccl.issuer import Issuer
 from collectives._nccl.table import Nccl
@@ -29,7 +30,7 @@ from collectives.call import Call, Steps
 from collectives.errors import CollectivesError
 from collectives.flight.recorder import FAILED
 from collectives.reduction import ReduceOp, wire_op
-from collectives.transport import offsets
+from collectives.transport import Transport, offsets
 
 _BYTE = np.dtype(np.uint8)
 _WIDER: dict[Any, np.dtype[Any]] = {np.dtype(np.int16): np.dtype(np.int32), np.dtype(np.uint16): np.dtype(np.uint32)}
@@ -95,6 +96,7 @@ class ByNccl:
         self._issuer = issuer
         self._watchdog = Watchdog(communicator, record=self._record, on_failure=failed)
         self.stream = cuda.stream()
+        self._registry = Registry(cuda, communicator, self._hand_over)
 
     @property
     def issuer(self) -> Issuer:
@@ -242,6 +244,12 @@ class ByNccl:
         made: list[NcclCommunicator | None] = []
         yield from self._hand_over(lambda: made.append(self._comm.split(color, key)))
         return made[0]
+
+    def memory(self, nbytes: int, transport: Transport) -> Steps[Memory | None]:
+        """Memory that NCCL moves without copies of its own; None where the library has none. Collective."""
+        if self._comm.size == 1 or not self.nccl.has("ncclMemAlloc"):
+            return None
+        return (yield from self._registry.empty(nbytes, transport))
 
     # Life ------------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from collectives._gpu.cuda import Cuda
 from collectives._gpu.staged import Staged
 from collectives._nccl import issuer, library
 from collectives._nccl.communicator import NcclCommunicator, unique_id
+from collectives._nccl.config import NcclConfig
 from collectives._nccl.limit import aside
 from collectives._nccl.table import UNIQUE_ID_BYTES, Nccl
 from collectives.call import Steps
@@ -32,22 +33,23 @@ def choose(
     wanted: str | None,
     failed: Callable[[Exception], object],
     why_not: str = "",
+    config: NcclConfig | None = None,
 ) -> Steps[Carrier]:
     """What moves device arrays between the ranks of `transport`. Collective.
 
     cuda: this rank's device, None if it has none, for the reason `why_not`
-    wanted: "nccl" if NCCL was asked for by name; failed: as in `ByNccl`
+    wanted: "nccl" if NCCL was asked for by name; failed: as in `ByNccl`; config: how NCCL's communicator is made
     Raises: BackendError on every rank if NCCL was asked for, and one of them cannot use it.
     """
     if cuda is not None and transport.size == 1 and wanted != "nccl":
         return Alone(cuda)
-    nccl, mine = _ballot(cuda, transport.node, why_not)
+    nccl, mine = _ballot(cuda, transport.node, why_not, str(config or ""))
     choice = vote.decide((yield from vote.collect(transport, mine)))
     carrier: Carrier | None = None
     if choice.backend == "nccl":
         assert cuda is not None
         assert nccl is not None
-        carrier, trouble = yield from _meet(cuda, nccl, transport, timeout, failed)
+        carrier, trouble = yield from _meet(cuda, nccl, transport, timeout, failed, config)
         # The library may be there, and the ranks still not reach each other: then again nobody uses it.
         second = vote.Ballot(reason=trouble, node=transport.node, gpu=mine.gpu, nccl=mine.nccl, shares=mine.shares)
         choice = vote.decide((yield from vote.collect(transport, second)))
@@ -78,7 +80,7 @@ def _distrust(cuda: Cuda | None, timeout: float) -> Steps[str]:
     return tried.result()
 
 
-def _ballot(cuda: Cuda | None, node: int, why_not: str) -> tuple[Nccl | None, vote.Ballot]:
+def _ballot(cuda: Cuda | None, node: int, why_not: str, config: str) -> tuple[Nccl | None, vote.Ballot]:
     if cuda is None:
         return None, vote.Ballot(reason=why_not, node=node)
     gpu = cuda.identity()
@@ -87,11 +89,16 @@ def _ballot(cuda: Cuda | None, node: int, why_not: str) -> tuple[Nccl | None, vo
         nccl = library.load()
     except CollectivesError as error:
         return None, vote.Ballot(reason=str(error), node=node, gpu=gpu, shares=shares)
-    return nccl, vote.Ballot(node=node, gpu=gpu, nccl=nccl.version, shares=shares)
+    return nccl, vote.Ballot(node=node, gpu=gpu, nccl=nccl.version, shares=shares, config=config)
 
 
 def _meet(
-    cuda: Cuda, nccl: Nccl, transport: Transport, timeout: float, failed: Callable[[Exception], object]
+    cuda: Cuda,
+    nccl: Nccl,
+    transport: Transport,
+    timeout: float,
+    failed: Callable[[Exception], object],
+    config: NcclConfig | None,
 ) -> Steps[tuple[ByNccl | None, str]]:
     """This rank's end of a new NCCL communicator, or why there is none."""
     told = np.zeros(UNIQUE_ID_BYTES + 1, np.uint8)
@@ -109,7 +116,8 @@ def _meet(
 
     def connect() -> NcclCommunicator:
         rank, size = transport.rank, transport.size
-        return NcclCommunicator.connect(nccl, told[1:].tobytes(), rank, size, timeout=timeout, enter=use)
+        unique = told[1:].tobytes()
+        return NcclCommunicator.connect(nccl, unique, rank, size, timeout=timeout, enter=use, config=config)
 
     met = aside(connect, "collectives-choice")  # it waits for the other ranks
     yield met.done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from collectives._gpu import cuda
@@ -11,7 +12,8 @@ from collectives._gpu.movements import DeviceMovements
 from collectives._gpu.reductions import DeviceReductions
 from collectives.call import Call, Steps, Words
 from collectives.calls import Calls
-from collectives.errors import BackendError, CollectivesError
+from collectives.errors import ArgumentError, BackendError, CollectivesError
+from collectives.meeting import Header, agreed
 from collectives.site import user_site
 from collectives.transport import Transport
 
@@ -29,6 +31,33 @@ class Door(DeviceReductions, DeviceMovements, DeviceLetters):
 
         call.steps = steps()
         return self._calls.queue.run(call)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array of zeros, in memory that suits what carries the arrays. Collective.
+
+        Raises: ArgumentError while a graph is captured; MismatchError on every rank if shapes or dtypes differ.
+        """
+        origin = self._cuda.current_stream()
+        if self._cuda.capturing(origin):
+            raise ArgumentError("empty: memory that ranks share cannot be made while a graph is captured")
+        nbytes = math.prod(shape) * dtype.itemsize
+        header = Header(agreed("empty", "on GPU", dtype, shape))
+        call: Call[Any] = Call("empty", Words(None, f"{dtype} {shape} on GPU"), user_site(), self._calls.timeout)
+
+        def steps() -> Steps[Any]:
+            yield from self._calls._meet(call, header)
+            carrier = yield from self.carrier()
+            if not nbytes or not isinstance(carrier, ByNccl):
+                return None
+            return (yield from carrier.memory(nbytes, self._transport))
+
+        call.steps = steps()
+        memory = self._calls.queue.run(call)
+        self.check()
+        with self._cuda.on(origin):
+            array = self._cuda.empty(shape, dtype) if memory is None else self._cuda.laid(memory, shape, dtype)
+            array[...] = 0
+        return array
 
     def split(
         self, calls: Calls | None, transport: Transport | None, color: int | None, key: int
@@ -61,7 +90,7 @@ def open_door(calls: Calls, transport: Transport, x: Any) -> Door:
     absent = cuda.why_absent()
     try:
         if absent is not None:
-            raise BackendError(f"{absent} (pip install 'ddp-runtime[cuda12]')")
+            raise BackendError(f"{absent} (pip install 'ddp-runtime[cuda12]', or [cuda13])")
         locate = getattr(x, "__dlpack_device__", None)
         return Door(calls, transport, cuda.load(None if locate is None else int(locate()[1])))
     except CollectivesError as error:

@@ -81,6 +81,7 @@ class Desk:
                 self._calls.family.wanted,
                 self._failed,
                 self._why_not,
+                self._calls.family.nccl,
             )
         return self._carrier
 
@@ -94,6 +95,16 @@ class Desk:
         if self._carrier is not None:
             with contextlib.suppress(CollectivesError):  # the communicator is broken, and says so elsewhere
                 self._carrier.close()
+
+    def watch_stream(self, name: str) -> None:
+        """What the current stream has now must end in time: a graph was launched there. Raises: what has gone wrong."""
+        if self._carrier is None:
+            return
+        self.check()
+        call: Call[None] = Call(name, Words(None, "on GPU"), user_site(), self._calls.timeout)
+        self._calls.queue.note(call)
+        # Recorded outside of any capture, so that the watchdog may ask it.
+        self._carrier.watch(self._cuda.mark(self._cuda.current_stream()), call)
 
     def _failed(self, error: Exception) -> None:
         """Called by another thread when the device's part of a call has failed: host calls must raise it, too."""

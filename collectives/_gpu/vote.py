@@ -30,7 +30,7 @@ _told: set[str] = set()
 class Ballot:
     """What one rank says. reason: why it cannot use NCCL, "" if it can; gpu: tells its GPU from every other of its node
 
-    nccl: NCCL's version, (2, 30, 4); shares: it was told that ranks may share a GPU
+    nccl: NCCL's version, (2, 30, 4); shares: it was told that ranks may share a GPU; config: what is set of NCCL's
     """
 
     reason: str = ""
@@ -38,6 +38,7 @@ class Ballot:
     gpu: str = ""
     nccl: tuple[int, ...] = ()
     shares: bool = False
+    config: str = ""
 
     def encode(self) -> Array:
         """(1024,) uint8"""
@@ -78,6 +79,10 @@ def decide(ballots: Sequence[Ballot]) -> Choice:
     if len(versions) > 1:
         table = ", ".join(f"rank {rank}: {_dotted(ballot.nccl)}" for rank, ballot in enumerate(ballots))
         return Choice(backend="mpi", reason=f"the ranks have different NCCLs ({table})")
+    for rank, ballot in enumerate(ballots):
+        if ballot.config != ballots[0].config:
+            texts = f"rank 0 has ({ballots[0].config}), rank {rank} ({ballot.config})"
+            return Choice(backend="mpi", reason=f"the ranks were given different NcclConfigs: {texts}")
     if versions[0][:2] < _SHARING or not all(ballot.shares for ballot in ballots):
         owners: dict[tuple[int, str], int] = {}
         for rank, ballot in enumerate(ballots):

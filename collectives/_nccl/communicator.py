@@ -10,10 +10,11 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_int, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives._nccl.config import NcclConfig, configuration
 from collectives._nccl.handle import Handle
 from collectives._nccl.limit import StillRunning, within
 from collectives._nccl.table import (
@@ -21,10 +22,10 @@ from collectives._nccl.table import (
     IN_PROGRESS,
     NO_COLOR,
     SUCCESS,
+    SYMMETRIC,
     UNIQUE_ID_BYTES,
     Nccl,
     UniqueId,
-    nonblocking,
 )
 from collectives.errors import ArgumentError, CollectivesError, CommunicatorClosed, NcclError
 from collectives.reduction import ReduceOp
@@ -39,6 +40,29 @@ def unique_id(nccl: Nccl) -> bytes:
     if result != SUCCESS:
         raise NcclError(f"ncclGetUniqueId returned {nccl.explain(result)}")
     return ctypes.string_at(byref(made), UNIQUE_ID_BYTES)
+
+
+def allocate(nccl: Nccl, nbytes: int) -> int:
+    """Memory on the current device that NCCL can share between ranks. Returns: its address. Raises: NcclError."""
+    made = c_void_p()
+    result = nccl.call("ncclMemAlloc", byref(made), nbytes)
+    if result != SUCCESS or not made.value:
+        raise NcclError(f"ncclMemAlloc of {nbytes} bytes returned {nccl.explain(result)}")
+    return made.value
+
+
+def give_back(nccl: Nccl, pointer: int) -> None:
+    """Memory of `allocate`, which nothing uses any more. Raises: NcclError."""
+    result = nccl.call("ncclMemFree", pointer)
+    if result != SUCCESS:
+        raise NcclError(f"ncclMemFree returned {nccl.explain(result)}")
+
+
+class Registered(NamedTuple):
+    """What NCCL calls memory that it was told of, as a window or alone."""
+
+    window: bool
+    handle: c_void_p
 
 
 class PreMulSum:
@@ -97,21 +121,24 @@ class NcclCommunicator(Handle):
         *,
         timeout: float,
         enter: Callable[[], object] = lambda: None,
+        config: NcclConfig | None = None,
     ) -> NcclCommunicator:
         """Meets the other ranks of a new communicator. Collective.
 
         unique_id: (128,) bytes of `unique_id`, the same on all ranks
         timeout: s; for the meeting, and for every later call
         enter: called in the thread that calls NCCL, to set the current device there (`cupy.cuda.Device(i).use`)
-        Raises: CollectiveTimeout if not all ranks have come by then.
+        config: the same on all ranks
+        Raises: CollectiveTimeout if not all ranks have come by then; BackendError if the library is too old for what is
+        configured.
         """
         if len(unique_id) != UNIQUE_ID_BYTES:
             raise ArgumentError(f"a unique id has {UNIQUE_ID_BYTES} bytes, this one {len(unique_id)}")
         deadline = time.monotonic() + timeout
-        handle, config = c_void_p(), nonblocking()
+        handle, structure = c_void_p(), configuration(config, nccl.version)
         name, more = "ncclCommInitRank", ()
         if nccl.has("ncclCommInitRankConfig"):
-            name, more = "ncclCommInitRankConfig", (byref(config),)  # type: ignore[assignment]
+            name, more = "ncclCommInitRankConfig", (byref(structure),)  # type: ignore[assignment]
         communicator = cls(nccl, handle, rank, size, timeout)
 
         def meet() -> int:
@@ -228,6 +255,26 @@ class NcclCommunicator(Handle):
         with self._calling:
             if self._handle is not None:
                 self._check("ncclRedOpDestroy", self.nccl.call("ncclRedOpDestroy", code, self._handle))
+
+    def register(self, pointer: int, nbytes: int) -> Registered:
+        """Tells NCCL of memory of `allocate` that collectives will use: it then moves it without copies of its own.
+
+        As a window where the library has them: that is collective, with as many bytes on every rank.
+        Raises: BackendError before NCCL 2.19.
+        """
+        window = self.nccl.has("ncclCommWindowRegister")
+        name, more = ("ncclCommWindowRegister", (SYMMETRIC,)) if window else ("ncclCommRegister", ())
+        made, deadline = c_void_p(), time.monotonic() + self.timeout
+        with self._calling:
+            result = self.nccl.call(name, self._ready(), pointer, nbytes, byref(made), *more)
+            self._settle(name, result, deadline)
+        return Registered(window, made)
+
+    def deregister(self, what: Registered) -> None:
+        """Takes that back; collective for windows. No call that uses the memory may be under way."""
+        name, deadline = "ncclCommWindowDeregister" if what.window else "ncclCommDeregister", time.monotonic()
+        with self._calling:
+            self._settle(name, self.nccl.call(name, self._ready(), what.handle), deadline + self.timeout)
 
     def split(self, color: int | None, key: int) -> NcclCommunicator | None:
         """A communicator of the ranks that give the same color, ordered by key; None if color is None. Collective.

@@ -10,18 +10,20 @@ Source: nccl.h of NCCL 2.32, and the versions in NVIDIA's release notes.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from collectives._nccl.config import Config
 from collectives.errors import BackendError, DtypeError
 from collectives.reduction import ReduceOp
 
 UNIQUE_ID_BYTES = 128
 NO_COLOR = -1  # of a rank that takes part in ncclCommSplit and is in none of the new communicators
+SYMMETRIC = 1  # of a window at the same place in the same memory on every rank: NCCL_WIN_COLL_SYMMETRIC
 HOST_IMMEDIATE = 1  # ncclRedOpCreatePreMulSum reads the factor before it returns
 
 SUCCESS = 0
@@ -49,22 +51,6 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]  # ctypes reads it so
 
 
-class Config(ctypes.Structure):
-    """How a communicator behaves: the fields of NCCL 2.14, which later versions accept by size and version."""
-
-    _fields_ = [  # ctypes reads it so
-        ("size", c_size_t),
-        ("magic", c_uint),
-        ("version", c_uint),
-        ("blocking", c_int),
-    ]
-
-
-def nonblocking() -> Config:
-    """The configuration of a communicator whose calls never block."""
-    return Config(size=ctypes.sizeof(Config), magic=0xCAFEBEEF, version=21400, blocking=0)
-
-
 @dataclass(frozen=True)
 class Function:
     """One function of libnccl. since: the version that brought it, (major, minor)"""
@@ -80,6 +66,7 @@ _STREAM = c_void_p
 _BUFFER = c_void_p
 _DTYPE = c_int
 _OP = c_int
+_REGISTERED = c_void_p
 
 FUNCTIONS = {
     function.name: function
@@ -108,6 +95,12 @@ FUNCTIONS = {
         Function("ncclRecv", (_BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM), (2, 7)),
         Function("ncclGroupStart", (), (2, 0)),
         Function("ncclGroupEnd", (), (2, 0)),
+        Function("ncclMemAlloc", (POINTER(c_void_p), c_size_t), (2, 19)),
+        Function("ncclMemFree", (c_void_p,), (2, 19)),
+        Function("ncclCommRegister", (_COMM, _BUFFER, c_size_t, POINTER(_REGISTERED)), (2, 19)),
+        Function("ncclCommDeregister", (_COMM, _REGISTERED), (2, 19)),
+        Function("ncclCommWindowRegister", (_COMM, _BUFFER, c_size_t, POINTER(_REGISTERED), c_int), (2, 27)),
+        Function("ncclCommWindowDeregister", (_COMM, _REGISTERED), (2, 27)),
     )
 }
 

@@ -1,5 +1,32 @@
-"""The contract's files are no test files themselves, and their asserts should say as much as those of one."""
+"""Tests that run in a job of MPI's: a test starts it, and every rank runs those of a file whose names say so.
+
+The contract's files are no test files themselves, and their asserts should say as much as those of one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
 
 import pytest
 
 pytest.register_assert_rewrite("tests.collectives.contract")
+
+# What they do without takes longer to import than many of them to run.
+_PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", *("-p", "no:cacheprovider"), *("-p", "no:hypothesispytest")]
+
+
+@pytest.fixture
+def hold_over_mpi(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], request: pytest.FixtureRequest
+) -> Callable[..., None]:
+    """`hold_over_mpi(__file__, "TestMPI", 3)`: those tests of a file pass on each of three ranks."""
+
+    def hold(file: str, names: str, size: int) -> None:
+        long = ["--long"] if request.config.getoption("--long") else []
+        done = run_job([*mpiexec, "-n", str(size), *_PYTEST, *long, file, "-k", names], timeout=110)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(" passed") == size
+
+    return hold

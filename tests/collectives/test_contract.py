@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -76,15 +74,5 @@ def by_messages(limit: int) -> Communicator:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_contract_holds_over_mpi(
-    run_job: Callable[..., subprocess.CompletedProcess[str]],
-    mpiexec: list[str],
-    size: int,
-    request: pytest.FixtureRequest,
-) -> None:
-    pytest_ = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider"]
-    if request.config.getoption("--long"):
-        pytest_.append("--long")
-    done = run_job([*mpiexec, "-n", str(size), *pytest_], timeout=110)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" passed") == size
+def test_the_contract_holds_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
+    hold_over_mpi(__file__, "TestMPI", size)

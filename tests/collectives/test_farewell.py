@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from collectives.farewell import ExitStatus, exit_code, verdict
+from collectives.world import STOPPED
 
 SCRIPT = """
 import os, signal, sys, time
@@ -109,7 +110,16 @@ def test_exit_codes_are_pythons(status: object, code: int) -> None:
 
 @pytest.mark.parametrize(
     ("mine", "before", "after", "expected"),
-    [(0, [], [0], 0), (3, [], [0], 3), (1, [3], [], 3), (0, [0], [5], 5), (1, [0], [7], 1)],
+    [
+        (0, [], [0], 0),
+        (3, [], [0], 3),
+        (1, [3], [], 3),
+        (0, [0], [5], 5),
+        (1, [0], [7], 1),
+        (STOPPED, [], [STOPPED], STOPPED),
+        (0, [], [STOPPED], STOPPED),
+        (STOPPED, [STOPPED], [1], 1),
+    ],
 )
 def test_the_first_failure_gives_the_status(mine: int, before: list[int], after: list[int], expected: int) -> None:
     assert verdict(mine, before, after) == expected

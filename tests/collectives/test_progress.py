@@ -17,6 +17,7 @@ from collectives._single import SingleTransport
 from collectives.call import Work
 from collectives.departure import Departure, describe, never_coming
 from collectives.transport import Test
+from collectives.world import STOPPED
 
 
 class NeverTransport(SingleTransport):
@@ -146,6 +147,9 @@ def test_never_coming_is_a_table() -> None:
     assert never_coming({2: left[2]}, "other", 0) == [2]
     assert describe(left, [1, 2]) == "rank 1 has failed (exit status 3) and rank 2 has left (exit status 0)"
     assert Departure.decode(left[1].encode()) == left[1]
+    left[1] = Departure(status=STOPPED, calls={"world": 3})  # in order: it took part in what it called
+    assert never_coming(left, "world", 2) == []
+    assert describe(left, [1]) == "rank 1 has stopped as asked (exit status 75)"
 
 
 def test_a_simulated_rank_that_returns_early_is_named() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -189,14 +187,9 @@ if world.promised() is not None:  # inside the job that the next test starts
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("size", [2, 3])
-def test_reductions_mean_the_same_over_mpi(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], size: int
-) -> None:
-    pytest_ = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider"]
-    done = run_job([*mpiexec, "-n", str(size), *pytest_], timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" passed") == size
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
+def test_reductions_mean_the_same_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
+    hold_over_mpi(__file__, "TestMPI", size)
 
 
 # The rules themselves ------------------------------------------------------------------------------------------------

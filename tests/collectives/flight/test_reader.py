@@ -43,9 +43,9 @@ def test_no_torn_call_is_believed_while_the_process_writes_at_full_speed(
 ) -> None:
     job = recorded(FULL_SPEED.replace("{kinds}", str(kinds)))
     seen, newest = 0, 0
-    end = time.monotonic() + count(1, 20)
+    end = time.monotonic() + 0.1 * count(4, 200)
     with Window.of(job.process.pid) as window:
-        while time.monotonic() < end or seen < 10_000:
+        while time.monotonic() < end or min(seen, newest) <= 10_000:
             calls = window.read().calls
             orders = [call.order for call in calls]
             assert orders == sorted(set(orders))
@@ -63,7 +63,6 @@ def test_no_torn_call_is_believed_while_the_process_writes_at_full_speed(
                 assert call.ended == 0 or 0 <= call.ended - call.started < 10e9
             seen += len(calls)
             newest = orders[-1] if calls else newest
-    assert newest > 10_000
     os.kill(job.process.pid, signal.SIGSTOP)  # wherever it is: at most the call being written is missing
     _await_state(job.process.pid, "T")
     record = read(job.process.pid)

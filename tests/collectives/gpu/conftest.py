@@ -55,7 +55,7 @@ class Rig:
                 raise collectives.BackendError("there is no NCCL here")
             return nccl
 
-        def connect(nccl: Any, unique_id: bytes, rank: int, size: int, *, timeout: float, enter: Any) -> FakeNccl:
+        def connect(nccl: Any, unique_id: bytes, rank: int, size: int, *, timeout: float, **_: Any) -> FakeNccl:
             return FakeNccl(self.hub, nccl, unique_id, rank, size, timeout)
 
         def load(index: int | None = None) -> cuda.Cuda:

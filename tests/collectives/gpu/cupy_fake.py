@@ -36,7 +36,12 @@ class Memory:
 class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     """`cupy.ndarray`. Its numbers are in `_host`, which only the machine may look at."""
 
-    def __init__(self, cupy: FakeCupy, host: Any, memory: Memory, device: int) -> None:
+    def __init__(self, cupy: Any, host: Any, memory: Any, device: int = -1) -> None:
+        if not isinstance(cupy, FakeCupy):  # (shape, dtype, where): in memory that is not CuPy's
+            shape, dtype, where = cupy, np.dtype(host), memory
+            memory, cupy, device = where.outside, where.cupy, where.outside.device
+            nbytes = int(np.prod(shape)) * dtype.itemsize
+            host = np.frombuffer((ctypes.c_char * nbytes).from_address(memory.pointer), dtype).reshape(shape)
         self._cupy = cupy
         self._host = host
         self._memory = memory
@@ -128,6 +133,13 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         return made
 
 
+class Outside:
+    """`cupy.cuda.UnownedMemory`: holds its owner."""
+
+    def __init__(self, pointer: int, nbytes: int, owner: Any, device: int) -> None:
+        self.pointer, self.nbytes, self.owner, self.device = pointer, nbytes, owner, device
+
+
 class FakeCupy:
     """The module `cupy`, with as many devices as asked for. streams: the names of new streams, by device"""
 
@@ -145,6 +157,9 @@ class FakeCupy:
 
             def use(self) -> None:
                 cupy.local.device = self.id
+
+            def synchronize(self) -> None:
+                machine.settle()
 
             def __enter__(self) -> Device:
                 self._before = cupy.local.device
@@ -221,6 +236,8 @@ class FakeCupy:
             Device=Device,
             Event=Event,
             Stream=Stream,
+            UnownedMemory=Outside,
+            MemoryPointer=lambda outside, at: SimpleNamespace(outside=outside, cupy=cupy),
             get_current_stream=current,
             alloc_pinned_memory=pinned,
             runtime=SimpleNamespace(

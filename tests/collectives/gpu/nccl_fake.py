@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from collectives._nccl.communicator import Registered
 from collectives.errors import CollectivesError, NcclError
 from collectives.reduction import COMBINE, ReduceOp
-from tests.collectives.gpu.machine import Machine, Meeting
+from tests.collectives.gpu.machine import GARBAGE, Machine, Meeting
 
 
 class FakeLibrary:
@@ -25,12 +26,27 @@ class FakeLibrary:
     def __init__(self, version: tuple[int, int, int] = (2, 32, 3), lacks: tuple[str, ...] = ()) -> None:
         self.version = version
         self.lacks = lacks
+        self.memory: dict[int, Any] = {}
+        self.freed: list[int] = []
 
     def has(self, name: str) -> bool:
         return name not in self.lacks
 
     def has_op(self, op: ReduceOp) -> bool:
         return op.value not in self.lacks
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Memory of NCCL's own: kept until the end, so that a stray pointer hits garbage and no other process."""
+        if name == "ncclMemAlloc":
+            made, nbytes = arguments
+            raw = np.full(nbytes, GARBAGE, np.uint8)
+            self.memory[raw.ctypes.data] = raw
+            made._obj.value = raw.ctypes.data
+        else:
+            assert name == "ncclMemFree"
+            self.memory[arguments[0]].fill(GARBAGE)
+            self.freed.append(arguments[0])
+        return 0
 
 
 class Hub:
@@ -40,6 +56,7 @@ class Hub:
         self.machine = machine
         self.lock = threading.Lock()
         self.meetings: dict[tuple[bytes, int], Meeting] = {}
+        self.captures: Any = None  # of a CuPy that captures graphs: `tests.gpu.capturing.Captures`
         self.calls: list[tuple[int, str]] = []  # (rank, what NCCL was asked for)
         self.ids = 0
         self.ends: list[FakeNccl] = []
@@ -133,6 +150,14 @@ class FakeNccl:
         name = self.id[:32] + bytes([self.split_number, color + 1]).ljust(96, b"s")
         return FakeNccl(self.hub, self.nccl, name, members.index((key, self.rank)), len(members), self.timeout)
 
+    def register(self, pointer: int, nbytes: int) -> Registered:
+        self.hub.calls.append((self.rank, "register"))
+        assert pointer in self.nccl.memory
+        return Registered(True, ctypes.c_void_p(pointer))
+
+    def deregister(self, what: Registered) -> None:
+        self.hub.calls.append((self.rank, "deregister"))
+
     def async_error(self) -> Exception | None:
         return self.trouble
 
@@ -161,13 +186,20 @@ class FakeNccl:
             self.group_of.append(padded)
 
     def _start(self, stream: int, operations: list[tuple[Any, ...]]) -> None:
-        machine = self.hub.machine
-        with machine.lock:
+        machine, captures = self.hub.machine, self.hub.captures
+        kind = f"nccl {' '.join(sorted({each[0] for each in operations}))}".strip()
+
+        def meet() -> Meeting:
             meeting = self.hub.meeting((self.id, self.number), self.size)
             self.number += 1
             meeting.brought[self.rank] = operations
-            names = sorted({each[0] for each in operations})
-            machine.put(stream, f"nccl {' '.join(names)}".strip(), meeting=meeting)
+            return meeting
+
+        with machine.lock:
+            if captures is not None and captures.takes(stream):
+                captures.add(stream, kind, None, meet)  # the ranks meet anew at each launch
+            else:
+                machine.put(stream, kind, meeting=meet())
 
 
 def at(pointer: int, count: int, dtype: Any) -> Any:

@@ -43,6 +43,26 @@ def test_the_contract_holds_over_a_loaded_library(
     assert sum(map(int, re.findall(r"(\d+) ids", done.stdout))) == ids
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("minor", [19, 32])
+def test_buckets_in_memory_of_nccls_own(on_stub: Callable[..., subprocess.CompletedProcess[str]], minor: int) -> None:
+    done = on_stub(2, "windows", minor)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("moved without copies") == 2
+
+
+@pytest.mark.mpi
+def test_a_timeout_aborts_the_communicator_and_the_launcher_starts_again(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "launcher", "-n", "2", "--max-restarts", "1", str(SCRIPT), str(build(tmp_path))]
+    done = run_job([*command, "late"], timeout=90, env={"NCCL_STUB_DIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("attempt 1, 2") == 2, done.stdout
+    assert "attempt 0" not in done.stdout
+    assert "all_reduce" in done.stderr, "what was waited for is named"
+
+
 def test_a_world_of_one_uses_the_library_where_it_is_asked_for(
     on_stub: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

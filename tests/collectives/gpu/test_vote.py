@@ -33,6 +33,7 @@ def ballots(*fields: dict[str, Any]) -> list[Ballot]:
         (ballots({}, {"reason": "no driver"}), "mpi", "rank 1: no driver"),
         (ballots({"reason": "a"}, {"reason": "b"}), "mpi", "rank 0: a; rank 1: b"),
         (ballots({}, {"nccl": (2, 19, 0)}), "mpi", "the ranks have different NCCLs (rank 0: 2.28.3, rank 1: 2.19.0)"),
+        (ballots({}, {"config": "max_ctas=8"}), "mpi", "different NcclConfigs: rank 0 has (), rank 1 (max_ctas=8)"),
         (ballots({"gpu": "A"}, {"gpu": "A"}), "mpi", "ranks 0 and 1 share GPU A"),
         (ballots({"gpu": "A"}, {"gpu": "A", "node": 1}), "nccl", "NCCL"),
         (ballots(*[{"gpu": "A", "shares": True}] * 2), "mpi", "share GPU"),
@@ -78,8 +79,8 @@ def test_without_nccl_on_one_rank_all_go_over_host_memory(
     made = rig(2, FakeLibrary())
     cast = choosing._ballot
 
-    def one_lacks_it(device: Any, node: int, why_not: str) -> Any:
-        nccl, mine = cast(device, node, why_not)
+    def one_lacks_it(device: Any, node: int, why_not: str, config: str) -> Any:
+        nccl, mine = cast(device, node, why_not, config)
         return (nccl, mine) if device.index == 0 else (None, Ballot(reason="libnccl is missing", gpu=mine.gpu))
 
     monkeypatch.setattr(choosing, "_ballot", one_lacks_it)

@@ -15,7 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from collectives._nccl.communicator import NcclCommunicator, unique_id
+from collectives._nccl.communicator import NcclCommunicator, allocate, give_back, unique_id
+from collectives._nccl.config import NcclConfig
 from collectives._nccl.issuer import Issuer
 from collectives._nccl.table import DTYPES, Nccl, bind
 from collectives._nccl.watchdog import Watchdog
@@ -199,6 +200,37 @@ def splits(r: Rank) -> None:
     if lonely is not None:
         assert lonely.size == 1
         assert lonely.close()
+    r.close(comm)
+
+
+def registered(r: Rank) -> None:
+    """Memory of NCCL's own, as a window or alone; windows are made and taken back by all ranks together."""
+    comm = r.connect()
+    before = r.stub.memories()
+    pointer = allocate(r.nccl, 8192)
+    made = comm.register(pointer, 8192)
+    assert made.window == (r.nccl.version >= (2, 27))
+    assert [now - then for now, then in zip(r.stub.memories(), before, strict=True)] == [1, 1]
+    x = np.frombuffer((ctypes.c_char * 8192).from_address(pointer), np.float32)
+    x[:] = r.rank + 1
+    comm.all_reduce(pointer, pointer, x.size, x.dtype, ReduceOp.SUM, STREAM)
+    r.wait()
+    assert set(x) == {r.size * (r.size + 1) / 2}
+    comm.deregister(made)
+    give_back(r.nccl, pointer)
+    assert r.stub.memories() == before
+    r.close(comm)
+
+
+def configured(r: Rank) -> None:
+    """What is configured reaches NCCL; what the library is too old for is named before the ranks meet."""
+    config = NcclConfig(max_ctas=3)
+    if r.nccl.version < (2, 17):
+        with raises(BackendError, r"max_ctas needs NCCL 2\.17 or newer, and this is 2\.\d+\.3"):
+            NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=config)
+        return
+    comm = NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=config)
+    assert r.stub.most_ctas() == 3
     r.close(comm)
 
 

@@ -18,6 +18,16 @@ def test_calls_on_a_communicator_that_the_environment_made_blocking(crew: Crew) 
     crew(2, *CALLS, NCCL_COMM_BLOCKING="1")
 
 
+@pytest.mark.parametrize("minor", [19, 27, 32])
+def test_memory_that_nccl_moves_without_copies(crew: Crew, minor: int) -> None:
+    crew(2, "registered", minor=minor)
+
+
+@pytest.mark.parametrize("minor", [14, 18, 32])
+def test_a_configuration_reaches_nccl(crew: Crew, minor: int) -> None:
+    crew(2, "configured", minor=minor)
+
+
 def test_counts_beyond_31_bits_arrive_whole(crew: Crew) -> None:
     crew(2, "huge_count", NCCL_STUB_DRY="1")
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from collectives._nccl import table
+from collectives._nccl.config import SINCE, Config, NcclConfig, configuration
 from collectives._nccl.library import wheel
-from collectives._nccl.table import DTYPES, FUNCTIONS, OPS, RESULTS, Config, Nccl, UniqueId, bind, parse_version
-from collectives.errors import BackendError, DtypeError
+from collectives._nccl.table import DTYPES, FUNCTIONS, OPS, RESULTS, Nccl, UniqueId, bind, parse_version
+from collectives.errors import ArgumentError, BackendError, DtypeError
 from collectives.reduction import ReduceOp
 
 C_TYPES: dict[str, Any] = {
@@ -38,6 +39,9 @@ C_TYPES: dict[str, Any] = {
     "ncclUniqueId": UniqueId,
     "ncclUniqueId*": POINTER(UniqueId),
     "ncclConfig_t*": POINTER(Config),
+    "void**": POINTER(c_void_p),
+    "ncclWindow_t": c_void_p,
+    "ncclWindow_t*": POINTER(c_void_p),
 }
 
 
@@ -97,14 +101,42 @@ def test_the_numbers_are_those_of_the_header(header: str) -> None:
 def test_the_configuration_begins_as_the_headers_does(header: str) -> None:
     body = re.search(r"typedef\s+struct\s+ncclConfig_v\d+\s*\{([^}]*)\}\s*ncclConfig_t\s*;", header)
     assert body
-    declared = [line.split() for line in body[1].split(";") if line.strip()]
-    for (name, kind), words in zip(Config._fields_, declared, strict=False):
-        assert words[-1] == name
-        assert C_TYPES[" ".join(words[:-1])] == kind
-    assert ctypes.sizeof(Config) == 24
-    config = table.nonblocking()
-    assert (config.size, config.magic, config.version, config.blocking) == (24, 0xCAFEBEEF, 21400, 0)
+    declared = [line.strip() for line in body[1].split(";") if line.strip()]
+    for (name, kind), line in zip(Config._fields_, declared, strict=False):
+        assert re.split(r"[\s*]+", line)[-1] == name
+        assert {**C_TYPES, "char*": c_char_p}[c_type(line)] == kind
+    assert {name for name, _ in Config._fields_[3:]} == set(SINCE)
+    config = configuration(None, (2, 14, 3))
     assert int(re.search(r"#define NCCL_API_MAGIC (0x\w+)", header)[1], 16) == config.magic  # type: ignore[index]
+    assert "#define NCCL_CONFIG_UNDEF_INT INT_MIN" in header
+    assert "#define NCCL_WIN_COLL_SYMMETRIC 0x01" in header
+    assert table.SYMMETRIC == 1
+
+
+def test_a_configuration_is_as_old_as_what_is_set_allows() -> None:
+    def made(*version: int, **wanted: Any) -> tuple[int, int]:
+        config = configuration(NcclConfig(**wanted), version)
+        return config.size, config.version
+
+    assert made(2, 14, 3) == (24, 21400)
+    assert made(2, 32, 3) == (24, 21400)
+    assert made(2, 17, 1, max_ctas=8) == (40, 21700)
+    assert made(2, 26, 2, max_ctas=8, traffic_class=3) == (48, 22600)
+    assert made(2, 32, 3, nvls_ctas=4) == (ctypes.sizeof(Config), 22700)
+    config = configuration(NcclConfig(min_ctas=2, max_ctas=8, net_name="IB"), (2, 32, 3))
+    assert (config.blocking, config.minCTAs, config.maxCTAs, config.netName) == (0, 2, 8, b"IB")
+    assert (config.cgaClusterSize, config.trafficClass, config.commName) == (-(2**31), -(2**31), None)
+    with pytest.raises(BackendError, match=r"max_ctas needs NCCL 2\.17 or newer, and this is 2\.16\.5"):
+        configuration(NcclConfig(max_ctas=8), (2, 16, 5))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"min_ctas": 0}, {"max_ctas": -1}, {"min_ctas": 9, "max_ctas": 8}, {"net_name": ""}, {"cga_cluster_size": 9}],
+)
+def test_what_nccl_would_refuse_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="NcclConfig"):
+        NcclConfig(**wrong)
 
 
 def test_version_numbers() -> None:

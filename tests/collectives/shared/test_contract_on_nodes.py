@@ -6,8 +6,6 @@ Processes of one machine stand on several nodes if their seats say so, and then 
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +26,8 @@ from tests.collectives.test_contract import Contract, by_messages
 
 #: Each rank's node: two of two, three and one, by turns, and three nodes of which one has two ranks.
 NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0, 1, 1, 2]]
+#: Where processes stand, by their number; of three, two by turns and one alone.
+OF_PROCESSES = {3: [[0, 1, 0]], 4: NODES[1:3]}
 
 
 class TestShared(Contract):
@@ -82,18 +82,18 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     return Communicator(complete("share", share(seated), seated, 20), 20, comm.family)
 
 
-if world.promised() is not None:  # inside the job that the last test starts
+if (started := world.promised()) is not None:  # inside the job that the last test starts
 
     class TestMPIHierarchy(Contract):
-        @pytest.fixture(params=NODES[1:3], ids=str)
+        @pytest.fixture(params=OF_PROCESSES[started.size], ids=str)
         def run(self, request: pytest.FixtureRequest) -> Run:
             comm = on_nodes(tuple(request.param))
             assert isinstance(comm._transport, HierarchicalTransport)
             return lambda fn: [fn(comm)]
 
-    @pytest.mark.parametrize("nodes", [None, (0, 0, 1, 1)])
-    def test_mpi_reduces_a_long_array_in_parts(nodes: tuple[int, ...] | None) -> None:
-        comm = by_messages(2**31 - 1) if nodes is None else on_nodes(nodes)
+    @pytest.mark.parametrize("nodes", [None, *OF_PROCESSES[started.size][-1:]])
+    def test_mpi_reduces_a_long_array_in_parts(nodes: list[int] | None) -> None:
+        comm = by_messages(2**31 - 1) if nodes is None else on_nodes(tuple(nodes))
         for length in ((2 << 20) - 1, 2 << 20, (2 << 20) + 3):
             for root in range(comm.size):
                 x = np.arange(length, dtype=np.float32) % 1000 + comm.rank
@@ -103,13 +103,6 @@ if world.promised() is not None:  # inside the job that the last test starts
 
 
 @pytest.mark.mpi
-def test_the_contract_holds_on_several_nodes_over_mpi(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], request: pytest.FixtureRequest
-) -> None:
-    tests = "MPIHierarchy or parts"
-    pytest_ = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-k", tests, "-p", "no:cacheprovider"]
-    if request.config.getoption("--long"):
-        pytest_.append("--long")
-    done = run_job([*mpiexec, "-n", "4", *pytest_], timeout=110)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" passed") == 4
+@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.long)])
+def test_the_contract_holds_on_several_nodes_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
+    hold_over_mpi(__file__, "MPIHierarchy or parts", size)

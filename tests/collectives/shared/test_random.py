@@ -135,7 +135,7 @@ def run_plan(plan: list[dict[str, Any]]) -> Callable[[Communicator], list[list[b
 
 @pytest.mark.usefixtures("lateness")
 def test_sharing_makes_no_difference_to_a_single_bit(count: Callable[[int, int], int]) -> None:
-    for seed in range(count(25, 200)):
+    for seed in range(count(12, 200)):
         rng = np.random.default_rng(seed)
         size = int(rng.integers(2, 6))
         plan = [draw(rng, size) for _ in range(12)]
@@ -153,7 +153,7 @@ def exact(plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("lateness")
 def test_nor_do_nodes(count: Callable[[int, int], int]) -> None:
-    for seed in range(count(15, 200)):
+    for seed in range(count(8, 200)):
         rng = np.random.default_rng([seed, 1])
         size = int(rng.integers(3, 6))
         nodes = [int(node) for node in rng.integers(0, 3, size)]

@@ -45,7 +45,7 @@
 enum { OK, CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, BAD_ARGUMENT, BAD_USAGE, REMOTE_ERROR, IN_PROGRESS };
 enum { I8, U8, I32, U32, I64, U64, F16, F32, F64, BF16, DTYPES };
 enum { SUM, PROD, MAX, MIN, AVG, OPS };
-enum { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, SEND, RECV, SPLIT };
+enum { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, SEND, RECV, SPLIT, WINDOW, NO_WINDOW };
 
 #define RANKS 8
 #define CHUNK 65536
@@ -56,7 +56,7 @@ enum { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, SEND, RECV, SP
 #define BUSY_NS 200000 /* how long a nonblocking call stays in progress */
 
 typedef struct { char internal[128]; } UniqueId;
-typedef struct { size_t size; unsigned magic, version; int blocking; } Config;
+typedef struct { size_t size; unsigned magic, version; int blocking, cga, min_ctas, max_ctas; } Config;
 
 struct Header { int what, dtype, op, root; uint64_t count; };
 struct Mail { _Atomic uint32_t full; uint32_t bytes; uint8_t data[CHUNK]; };
@@ -109,7 +109,7 @@ static _Thread_local int depth, grouped, group_error;
 static _Thread_local struct { struct Comm *comm; struct Op op; } group[GROUP];
 static char last_error[256];
 static pthread_mutex_t globals = PTHREAD_MUTEX_INITIALIZER;
-static atomic_int live;
+static atomic_int live, most_ctas;
 static _Atomic uint64_t last_count;
 static struct { void *name; atomic_ullong submitted, completed; } streams[STREAMS];
 static int stream_count;
@@ -596,8 +596,10 @@ int ncclCommInitRank(struct Comm **made, int size, UniqueId id, int rank) {
 int ncclCommInitRankConfig(struct Comm **made, int size, UniqueId id, int rank, Config *config) {
     const char *name = "ncclCommInitRankConfig";
     const char *override = getenv("NCCL_COMM_BLOCKING");
-    if (config && (config->magic != 0xcafebeef || config->size < sizeof *config || config->version < 21400))
+    if (config && (config->magic != 0xcafebeef || config->size < 24 || config->version < 21400))
         return wrong(BAD_ARGUMENT, "%s: the configuration was not initialized", name);
+    if (config && config->version >= 21700 && config->size >= 40 && config->max_ctas > 0)
+        atomic_store(&most_ctas, config->max_ctas);
     return init(name, made, size, id, rank, override ? atoi(override) : !config || config->blocking);
 }
 
@@ -801,6 +803,81 @@ int ncclGroupEnd(void) {
     return code ? code : result;
 }
 
+/* Memory: ordinary, counted, and known by its address while it is registered. ---------------------------------------- */
+
+static atomic_int memories, registrations;
+
+#if SINCE(19)
+int ncclMemAlloc(void **made, size_t bytes) {
+    int code = injected("ncclMemAlloc");
+    if (code) return code;
+    if (posix_memalign(made, 4096, bytes)) return wrong(CUDA_ERROR, "ncclMemAlloc: out of memory");
+    memset(*made, 0xa5, bytes);
+    atomic_fetch_add(&memories, 1);
+    return OK;
+}
+
+int ncclMemFree(void *memory) {
+    free(memory);
+    atomic_fetch_sub(&memories, 1);
+    return injected("ncclMemFree");
+}
+
+int ncclCommRegister(struct Comm *comm, void *memory, size_t bytes, void **handle) {
+    int code = enter(comm, "ncclCommRegister");
+    if (code) return code;
+    (void)bytes;
+    *handle = memory;
+    atomic_fetch_add(&registrations, 1);
+    return leave(comm);
+}
+
+int ncclCommDeregister(struct Comm *comm, void *handle) {
+    int code = enter(comm, "ncclCommDeregister");
+    if (code) return code;
+    (void)handle;
+    atomic_fetch_sub(&registrations, 1);
+    return leave(comm);
+}
+#endif
+
+#if SINCE(27)
+static void run_window(struct Comm *comm, struct Task *task) { /* color: what is called; count is in key */
+    struct Header is = {task->color, 0, 0, 0, (uint64_t)task->key};
+    if (!atomic_load(&comm->stop)) same_call(comm, &is);
+    atomic_fetch_sub(&comm->waiting, 1);
+}
+
+static int window(struct Comm *comm, int what, size_t bytes) {
+    struct Task *task = new_task(run_window, 0);
+    task->color = what;
+    task->key = (int)(bytes & 0x7fffffff);
+    atomic_fetch_add(&comm->waiting, 1);
+    submit(comm, task);
+    return leave(comm);
+}
+
+int ncclCommWindowRegister(struct Comm *comm, void *memory, size_t bytes, void **made, int flags) {
+    int code = enter(comm, "ncclCommWindowRegister");
+    if (code) return code;
+    if ((uintptr_t)memory % 4096 || bytes % 4096 || flags != 1) {
+        atomic_fetch_sub(&comm->inside, 1);
+        return wrong(BAD_ARGUMENT, "ncclCommWindowRegister: alignment or flags");
+    }
+    *made = memory;
+    atomic_fetch_add(&registrations, 1);
+    return window(comm, WINDOW, bytes);
+}
+
+int ncclCommWindowDeregister(struct Comm *comm, void *made) {
+    int code = enter(comm, "ncclCommWindowDeregister");
+    if (code) return code;
+    (void)made;
+    atomic_fetch_sub(&registrations, 1);
+    return window(comm, NO_WINDOW, 0);
+}
+#endif
+
 /* What we do not call; pynccl and CuPy look for it when they load the library. */
 int ncclBcast(void *buffer, size_t count, int dtype, int root, struct Comm *comm, void *stream) {
     return ncclBroadcast(buffer, buffer, count, dtype, root, comm, stream);
@@ -818,6 +895,12 @@ int ncclCommCuDevice(struct Comm *comm, int *device) {
 }
 
 /* What tests use beside NCCL -------------------------------------------------------------------------------------- */
+
+int stubMostCtas(void) { return atomic_load(&most_ctas); }
+
+int stubMemories(void) { return atomic_load(&memories); }
+
+int stubRegistrations(void) { return atomic_load(&registrations); }
 
 /* An event: what was enqueued on the stream until now. */
 uint64_t stubEventRecord(void *stream) {

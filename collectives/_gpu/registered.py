@@ -1,0 +1,103 @@
+"""Memory that NCCL moves without copies of its own: allocated by the library, and registered with one communicator.
+
+Registering windows is collective, and taking it back may be. When an array dies is nobody's choice, and differs from
+rank to rank; so memory is taken back at a later `empty`, which all ranks call, once its arrays have died on every one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from collectives._gpu.cuda import Cuda
+from collectives._nccl import communicator
+from collectives._nccl.communicator import NcclCommunicator, Registered
+from collectives.call import Steps
+from collectives.errors import NcclError
+from collectives.transport import Transport
+
+_ALIGNMENT = 4096  # bytes: NCCL_WIN_REQUIRED_ALIGNMENT
+logger = logging.getLogger("collectives")
+
+#: Has the thread that makes all calls into NCCL do a job.
+HandOver = Callable[[Callable[[], None]], Steps[None]]
+
+
+class Memory:
+    """Some of it, as an array holds it. pointer: its address; nbytes: its size"""
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.pointer, self.nbytes = pointer, nbytes
+
+
+class _Segment:
+    """What was registered. held: gives None once no array holds the memory any more"""
+
+    def __init__(self, memory: Memory, registered: Registered) -> None:
+        self.pointer, self.registered = memory.pointer, registered
+        self.held = weakref.ref(memory)
+
+
+class Registry:
+    """The registered memory of one rank's end of an NCCL communicator."""
+
+    def __init__(self, cuda: Cuda, nccl: NcclCommunicator, hand_over: HandOver) -> None:
+        self._cuda, self._nccl, self._hand_over = cuda, nccl, hand_over
+        self._segments: list[_Segment] = []  # in the order in which they were made, the same on every rank
+
+    def empty(self, nbytes: int, transport: Transport) -> Steps[Memory | None]:
+        """Memory of at least `nbytes`; None on every rank if one of them could not have it. Collective.
+
+        Raises: NcclError if it cannot be registered.
+        """
+        yield from self._sweep(transport)
+        size = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        found: list[int] = []
+
+        def allocate() -> None:
+            try:
+                found.append(communicator.allocate(self._nccl.nccl, size))
+            except NcclError as error:
+                logger.info("rank %d: memory for NCCL comes from CuPy: %s", self._nccl.rank, error)
+
+        yield from self._hand_over(allocate)
+        had = yield from _everyones(np.array([bool(found)]), transport)
+        if not had.all():
+            if found:
+                yield from self._hand_over(functools.partial(communicator.give_back, self._nccl.nccl, found[0]))
+            return None
+        memory, made = Memory(found[0], size), list[Registered]()
+        yield from self._hand_over(lambda: made.append(self._nccl.register(memory.pointer, size)))
+        self._segments.append(_Segment(memory, made[0]))
+        return memory
+
+    def _sweep(self, transport: Transport) -> Steps[None]:
+        """Gives back what no array holds any more, on any rank."""
+        if not self._segments:
+            return
+        dead = yield from _everyones(np.array([each.held() is None for each in self._segments]), transport)
+        over = [each for each, gone in zip(self._segments, dead.all(axis=0), strict=True) if gone]
+        if not over:
+            return
+        self._segments = [each for each in self._segments if each not in over]
+
+        def take_back() -> None:
+            self._cuda.settle()  # kernels of any stream may still use what Python has let go of
+            for each in over:
+                if each.registered.handle.value:  # else the library could not, and said nothing
+                    self._nccl.deregister(each.registered)
+                communicator.give_back(self._nccl.nccl, each.pointer)
+
+        yield from self._hand_over(take_back)
+
+
+def _everyones(mine: Any, transport: Transport) -> Steps[Any]:
+    """(size, n) bool of all ranks' (n,) bool. Collective."""
+    everyones = np.empty(transport.size * len(mine), np.uint8)
+    yield transport.all_gather(mine.view(np.uint8), everyones, [len(mine)] * transport.size)
+    return everyones.reshape(transport.size, len(mine)).view(bool)

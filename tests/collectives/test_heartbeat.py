@@ -1,0 +1,101 @@
+"""Ranks that work side by side for longer than a collective may wait."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import collectives
+from collectives import heartbeat
+from collectives.communicator import Communicator
+from collectives.errors import CollectivesError, CollectiveTimeout
+from collectives.heartbeat import Heartbeat
+
+
+def test_work_may_take_longer_than_the_time_limit() -> None:
+    def main(comm: Communicator) -> float:
+        own = comm.duplicate()
+        own.timeout = 0.2
+        with Heartbeat(own) as beat:
+            if comm.rank == 1:
+                time.sleep(0.7)
+        assert beat.failed == ()
+        own.barrier()
+        return time.monotonic()
+
+    start = time.monotonic()
+    assert min(collectives.run_threads(main, size=3)) - start >= 0.7
+
+
+def test_everybody_leaves_when_the_last_is_done_and_not_a_beat_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 30.0)
+
+    def main(comm: Communicator) -> None:
+        with Heartbeat(comm):
+            time.sleep(0.05 * comm.rank)
+
+    start = time.monotonic()
+    collectives.run_threads(main, size=3)
+    assert time.monotonic() - start < 10.0
+
+
+def test_who_failed_is_known_to_all() -> None:
+    def main(comm: Communicator) -> tuple[int, ...]:
+        def work() -> None:
+            with beat:
+                if comm.rank in (0, 2):
+                    raise KeyError(comm.rank)
+
+        beat = Heartbeat(comm)
+        if comm.rank in (0, 2):
+            with pytest.raises(KeyError, match=str(comm.rank)):
+                work()
+        else:
+            work()
+        comm.barrier()  # the communicator is as good as before
+        return beat.failed
+
+    assert collectives.run_threads(main, size=3) == [(0, 2)] * 3
+
+
+def test_a_rank_that_gets_nowhere_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.02)
+
+    def main(comm: Communicator) -> None:
+        def work() -> None:
+            with Heartbeat(comm, 0.2):
+                time.sleep(0.6 * comm.rank)
+
+        with pytest.raises(CollectiveTimeout, match=r"rank 1 has made no progress for 0\.2 s"):
+            work()
+
+    collectives.run_threads(main, size=2)
+
+
+def test_progress_is_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.02)
+
+    def main(comm: Communicator) -> None:
+        with Heartbeat(comm, 1.0) as beat:
+            for _ in range(12 if comm.rank == 1 else 0):
+                time.sleep(0.1)
+                beat.progress()
+
+    collectives.run_threads(main, size=2)
+
+
+def test_a_rank_that_has_left_ends_the_wait() -> None:
+    def main(comm: Communicator) -> None:
+        if comm.rank == 1:
+            return
+        with pytest.raises(CollectivesError, match="rank 1 has left"), Heartbeat(comm):
+            pass
+
+    collectives.run_threads(main, size=2)
+
+
+def test_one_rank_alone() -> None:
+    with Heartbeat(collectives.init("single")) as beat:
+        pass
+    assert beat.failed == ()
