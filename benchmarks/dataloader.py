@@ -1,0 +1,208 @@
+"""What a loader costs beside the work: ours and PyTorch's side by side on the same arrays, from 0, 1 and 2 workers.
+
+    python benchmarks/dataloader.py [--runs 9] [--only samples,tensors,start] [--json FILE]
+
+samples   samples/s of a dataset whose `__getitem__` gives (array, label), each a NumPy array, put together by default
+tensors   the same of a TensorDataset, each library's own
+start     from `iter(loader)` to the first batch, of new workers
+
+Arrays of 3 KB (batches of 64) and of 600 KB (batches of 16), float32, read in random order; of every batch one number
+in each line of the cache is read. Each round runs every contestant once, so that all of them see the same machine. What
+is printed are medians of rounds; a ratio is the median of the rounds' ratios to PyTorch's. PyTorch starts workers by
+fork, which copies a process that may hold MPI or CUDA, or by forkserver or spawn. Ours come from a fork server, which
+is started once, when a process makes its first loader with workers: that first start is the row "start, first".
+Needs PyTorch (`pip install '.[bench]'`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MATTERS = ("samples", "tensors", "start")
+WORKERS = (0, 1, 2)
+SIZES = {"3 KB": (768, 64, 4096), "600 KB": (153_600, 16, 160)}  # floats a sample, samples a batch, samples
+RATE, START = 1.0, 0.5  # goals: of PyTorch's samples/s at least, of its time to start at most
+WAYS = ("fork", "forkserver", "spawn")
+SLOW_RUNS = 3  # rounds of what takes seconds
+ROOT = Path(__file__).parent.parent
+
+
+class Samples:
+    """A dataset as people write it."""
+
+    def __init__(self, floats: int, length: int) -> None:
+        self.x = np.random.default_rng(0).random((length, floats), np.float32)
+        self.y = np.arange(length)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.x[index], self.y[index]
+
+
+def loaders(matter: str, dataset: Samples, batch: int, workers: int) -> dict[str, Callable[[], Any]]:
+    """Contestant → what makes its loader."""
+    import torch
+    import torch.utils.data as theirs
+
+    import ddp
+    from ddp import data as ours
+
+    options = {"batch_size": batch, "shuffle": True, "num_workers": workers}
+    own: Any = dataset
+    other: Any = dataset
+    if matter == "tensors":
+        own = ours.TensorDataset(ddp.from_numpy(dataset.x), ddp.from_numpy(dataset.y))
+        other = theirs.TensorDataset(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y))
+    found: dict[str, Callable[[], Any]] = {"ours": lambda: ours.DataLoader(own, **options)}
+    for way in WAYS if matter == "start" else WAYS[:1]:
+        context = way if workers else None
+        found[f"PyTorch, {way}"] = lambda context=context: theirs.DataLoader(
+            other, **options, multiprocessing_context=context
+        )
+    return found
+
+
+def rate(make: Callable[[], Any]) -> float:
+    """Samples a second from the first batch on, which is when workers have started."""
+    batches = iter(make())
+    x, _ = next(batches)
+    total, count = 0.0, 0
+    start = time.perf_counter()
+    for x, _ in batches:
+        total += float(x.numpy()[:, ::16].sum())  # by the same library, whoever made the batch
+        count += len(x)
+    taken = time.perf_counter() - start
+    assert total > 0
+    return count / taken
+
+
+def start(make: Callable[[], Any]) -> float:
+    """Seconds from `iter` to the first batch."""
+    loader = make()
+    begin = time.perf_counter()
+    batches = iter(loader)
+    next(batches)
+    return time.perf_counter() - begin
+
+
+FIRST = """
+import time
+from {home} import DataLoader
+from benchmarks.dataloader import Samples
+
+if __name__ == "__main__":
+    dataset = Samples(768, 4096)
+    begin = time.perf_counter()
+    next(iter(DataLoader(dataset, batch_size=64, shuffle=True, num_workers={workers})))
+    print(time.perf_counter() - begin)
+"""
+
+
+def first(name: str, workers: int) -> float:
+    """Seconds from the first loader that a process makes to its first batch: nothing has been started before."""
+    code = FIRST.format(home="ddp.data" if name == "ours" else "torch.utils.data", workers=workers)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{name}: {done.stderr}")
+    return float(done.stdout)
+
+
+def ratio(rounds: Mapping[str, Sequence[float]], rival: str) -> float:
+    """The median of the rounds' ratios of ours to a rival's.
+
+    >>> ratio({"ours": [1.0, 2.0, 3.0], "theirs": [2.0, 8.0, 6.0]}, "theirs")
+    0.5
+    """
+    return statistics.median(mine / theirs for mine, theirs in zip(rounds["ours"], rounds[rival], strict=True))
+
+
+def measured(matters: Sequence[str], runs: int) -> Iterator[tuple[str, dict[str, list[float]]]]:
+    """Row, and contestant → one number a round: samples/s, or seconds of a start."""
+    for matter in matters:
+        for size, (floats, batch, length) in SIZES.items():
+            dataset = Samples(floats, length)
+            for workers in WORKERS:
+                if matter == "start" and (workers == 0 or size != "3 KB"):
+                    continue
+                row: dict[str, list[float]] = {}
+                contestants = loaders(matter, dataset, batch, workers)
+                for round_ in range(runs + 1):
+                    for name, make in contestants.items():
+                        if matter == "start" and not name.endswith("fork") and name != "ours" and round_ > SLOW_RUNS:
+                            continue
+                        value = start(make) if matter == "start" else rate(make)
+                        if round_ > 0:
+                            row.setdefault(name, []).append(value)
+                yield f"{matter}, {size}, {workers} workers", row
+        if matter == "start":
+            for workers in WORKERS[1:]:
+                row = {}
+                for _ in range(SLOW_RUNS):
+                    for name in ("ours", "PyTorch, fork"):
+                        row.setdefault(name, []).append(first(name, workers))
+                yield f"start, first, {workers} workers", row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=9, help="rounds after one warm-up (default: 9)")
+    parser.add_argument("--only", default=",".join(MATTERS), help="what to measure (default: all)")
+    parser.add_argument("--json", type=Path, default=Path("dataloader.json"), help="where results go (dataloader.json)")
+    args = parser.parse_args()
+    matters = args.only.split(",")
+    if not set(matters) <= set(MATTERS):
+        parser.error(f"--only takes {', '.join(MATTERS)}")
+    found: dict[str, dict[str, list[float]]] = {}
+    ratios: dict[str, dict[str, float]] = {}
+    for row, rounds in measured(matters, args.runs):
+        found[row] = rounds
+        starts = row.startswith("start")
+        goal, sign = (START, "<=") if starts else (RATE, ">=")
+        print(f"\n{row:<34} {'median':>12} {'min':>12} {'max':>12}   ours / it")
+        for name, values in rounds.items():
+            scale = 1e3 if starts else 1.0
+            numbers = " ".join(
+                f"{scale * each:12,.1f}" for each in (statistics.median(values), min(values), max(values))
+            )
+            share = ""
+            if name != "ours":
+                pairs = {"ours": rounds["ours"][: len(values)], name: values}
+                of = ratios.setdefault(row, {})[name] = ratio(pairs, name)
+                met = of <= goal if starts else of >= goal
+                share = f"{of:.3f}   goal {sign} {goal}: {'met' if met else 'missed'}"
+            print(f"{name + (', ms' if starts else ', samples/s'):<34} {numbers}   {share}", flush=True)
+    results = {
+        "benchmark": "dataloader",
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": {name: importlib.metadata.version(name) for name in ("numpy", "torch")},
+        "units": {row: "s" if row.startswith("start") else "samples/s" for row in found},
+        "rounds": found,
+        "medians": {row: {k: statistics.median(v) for k, v in rounds.items()} for row, rounds in found.items()},
+        "ratios_to_pytorch": ratios,
+    }
+    args.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"\nwritten to {args.json}")
+
+
+if __name__ == "__main__":
+    main()

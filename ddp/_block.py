@@ -1,0 +1,181 @@
+"""Memory that processes share: nameless, so nothing is left behind whoever is killed.
+
+A block is a `memfd`. Others map it through a file descriptor that was passed to them, or through /proc/PID/fd/N of a
+process that has it open; a token in the memfd's name, which /proc shows, proves that it is the block that was meant,
+since pids and descriptors are used again. A block needs no room in /dev/shm, and the kernel frees it when the last
+descriptor and the last mapping have gone, also those of a process that was killed.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddp.errors import SharingError
+
+Array = np.ndarray[Any, Any]
+
+_NAME = "ddp-block-"
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # else mmap keeps one more fd
+
+
+class Handle(NamedTuple):
+    """What another process opens a block by. pid, fd: a process that has it open, and where; nbytes: its size."""
+
+    pid: int
+    fd: int
+    token: str
+    nbytes: int
+
+
+class Block:
+    """Shared memory of `nbytes` bytes, mapped into this process; made by `create`, `open` and `adopt`.
+
+    Arrays over it keep it alive, mapping and descriptor. In a forked child it is the same memory.
+    """
+
+    __slots__ = ("__weakref__", "_bytes", "_fd", "nbytes", "token")
+
+    def __init__(self, fd: int, token: str, nbytes: int) -> None:
+        self._bytes: Array = np.frombuffer(mmap.mmap(fd, max(1, nbytes), **_UNTRACKED), np.uint8, nbytes)
+        self._fd, self.token, self.nbytes = fd, token, nbytes  # last: the descriptor is the caller's if this fails
+
+    @classmethod
+    def create(cls, nbytes: int) -> Block:
+        """A new block of zeros. Raises: SharingError where the system gives none."""
+        token = os.urandom(8).hex()
+        try:
+            fd = os.memfd_create(_NAME + token, os.MFD_CLOEXEC)
+        except (AttributeError, OSError) as error:
+            raise SharingError(f"the system gives no shared memory of {nbytes} bytes: {error}") from error
+        try:
+            os.ftruncate(fd, max(1, nbytes))
+            return cls(fd, token, nbytes)
+        except (OSError, OverflowError, ValueError) as error:
+            os.close(fd)
+            raise SharingError(f"the system gives no shared memory of {nbytes} bytes: {error}") from error
+
+    @classmethod
+    def open(cls, handle: Handle) -> Block:
+        """The block of a handle, which keeps its memory alive from now on, whatever becomes of who made it.
+
+        Raises: SharingError if the process of the handle has ended, or has closed the block.
+        """
+        pid, fd, token, nbytes = handle
+        try:
+            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError, NotADirectoryError) as error:
+            raise SharingError(_gone(handle)) from error
+        except OSError as error:
+            raise SharingError(f"shared memory of {nbytes} bytes of process {pid} cannot be opened: {error}") from error
+        return cls.adopt(opened, token, nbytes)
+
+    @classmethod
+    def adopt(cls, fd: int, token: str, nbytes: int) -> Block:
+        """The block behind a descriptor of this process, which is the block's from now on.
+
+        Raises: SharingError if it is not the block of that token; the descriptor is closed then.
+        """
+        try:
+            if not os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}{token}"):
+                raise SharingError(_gone(Handle(os.getpid(), fd, token, nbytes)))
+            return cls(fd, token, nbytes)
+        except BaseException as error:
+            os.close(fd)
+            if isinstance(error, OSError | ValueError) and not isinstance(error, SharingError):
+                raise SharingError(f"shared memory of {nbytes} bytes cannot be mapped: {error}") from error
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether no other process can open it any more."""
+        return self._fd < 0
+
+    def fileno(self) -> int:
+        """The descriptor. Raises: SharingError if the block is closed."""
+        if self._fd < 0:
+            raise SharingError(f"a block of {self.nbytes} bytes is closed, so that no other process can open it")
+        return self._fd
+
+    def handle(self) -> Handle:
+        """What another process opens this by, as long as this process has it open. Raises: SharingError if closed."""
+        return Handle(os.getpid(), self.fileno(), self.token, self.nbytes)
+
+    def array(self, dtype: Any, shape: int | Sequence[int], offset: int = 0, *, keep: Any = None) -> Array:
+        """An array over the block's memory from byte `offset` on, C-contiguous; it keeps the block alive.
+
+        keep: an object that lives as long as the array and all its views, so that a `weakref.finalize` on it says when
+        the last one has gone. Raises: SharingError if the block is too small, or the offset not aligned.
+        """
+        kind, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
+        size = math.prod(shape) * kind.itemsize
+        if not 0 <= offset <= self.nbytes - size:
+            raise SharingError(f"{kind} {shape} at byte {offset} does not fit a block of {self.nbytes} bytes")
+        if offset % kind.alignment:
+            raise SharingError(f"{kind} cannot begin at byte {offset}: that is no multiple of {kind.alignment}")
+        return np.asarray(_Holder(self, offset, size, keep)).view(kind).reshape(shape)
+
+    def close(self) -> None:
+        """Gives the descriptor back: nobody can open it any more, while arrays over it stay what they are."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<Block of {self.nbytes} bytes{', closed' if self.closed else ''}>"
+
+
+class _Holder:
+    """What stands below every array over a block, and so lives as long as the last of them."""
+
+    __slots__ = ("__array_interface__", "block", "keep")
+
+    def __init__(self, block: Block, offset: int, size: int, keep: Any) -> None:
+        start = block._bytes.__array_interface__["data"][0] + offset
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (start, False)}
+        self.block, self.keep = block, keep
+
+
+def block_of(array: Any) -> tuple[Block, int] | None:
+    """The block that a NumPy array lies in, and the byte where it starts there; None for other memory."""
+    holder = _below(array)
+    if type(holder) is not _Holder:
+        return None
+    start = array.__array_interface__["data"][0] - holder.block._bytes.__array_interface__["data"][0]
+    return holder.block, start
+
+
+def is_shared(array: Any) -> bool:
+    """Whether an array lies in a block that other processes can open, and that stays its own: not one on loan."""
+    holder = _below(array)
+    return type(holder) is _Holder and holder.keep is None and not holder.block.closed
+
+
+def on_loan(array: Any) -> bool:
+    """Whether an array lies in a block that somebody uses again when the last such array has gone."""
+    holder = _below(array)
+    return type(holder) is _Holder and holder.keep is not None
+
+
+def _below(array: Any) -> Any:
+    """What stands at the bottom of a chain of views."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array
+
+
+def _gone(handle: Handle) -> str:
+    return (
+        f"shared memory of {handle.nbytes} bytes is gone: process {handle.pid}, which sent it, has ended or let go of "
+        "it before it was opened here; let a sender live, and keep what it sends, until that has been received"
+    )

@@ -1,0 +1,64 @@
+"""One rank before the others: for downloads and preprocessing, where one rank does the work that all need.
+
+The others do not wait in one long collective: under a `collectives.heartbeat` a thread of each rank makes small ones.
+So no time limit of a collective sees how long it takes, and who watches the job sees that it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+
+import collectives
+from collectives.heartbeat import Heartbeat
+from ddp.errors import PeerError
+
+
+@contextlib.contextmanager
+def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = False) -> Iterator[None]:
+    """Rank 0 runs the body while the others wait, however long that takes; then the others run it.
+
+    comm: the ranks; None: `collectives.init()`
+    per_node: the first rank of every node goes first, and the others of its node wait for it: for disks of the nodes
+
+        with ddp.data.rank0_first():
+            folder = download()  # who comes later finds it there
+
+    Every rank must come to it, as to a collective. The body makes none, since the ranks run it at different times. What
+    it does is up to you: the later ranks run it too, so it looks first whether there is anything left to do.
+
+    Raises: PeerError on the ranks that wait, which do not run the body, if it failed on the rank that they wait for.
+    """
+    comm = collectives.init() if comm is None else comm
+    apart = comm.split(comm.node) if per_node else comm.duplicate()
+    assert apart is not None  # it has a color
+    beat = Heartbeat(apart)
+    try:
+        if apart.rank == 0:
+            try:
+                with beat:
+                    yield
+            except BaseException as error:
+                # What the body raised says more than who has left since, or before.
+                with contextlib.suppress(collectives.CollectivesError):
+                    if beat.failed:
+                        apart.broadcast_object(f"rank {comm.rank}: {_described(error)}")
+                raise
+        else:
+            with beat:
+                pass
+            if beat.failed:
+                why = apart.broadcast_object(None)
+                raise PeerError(f"rank0_first: the body failed on the rank that goes first, {why}")
+            yield
+    finally:
+        apart.close()
+
+
+def _described(error: BaseException) -> str:
+    """What was raised and at which line of the body: its own error message is that rank's."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    frames = [frame for frame in frames if frame.filename != contextlib.__file__]
+    return f"{text} ({frames[0].filename}:{frames[0].lineno})" if frames else text

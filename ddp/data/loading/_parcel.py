@@ -1,0 +1,139 @@
+"""What workers begin with, packed once for all of them: the dataset, and the functions that go with it.
+
+Large arrays are not pickled but laid beside the pickle in a block of shared memory. Every worker maps it privately:
+workers share its pages as long as they only read, and what one writes it has for itself, as after a fork.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddp._block import Block
+from ddp.errors import ArgumentError
+
+_ALIGNMENT = 64  # bytes
+_LARGE = 4096  # bytes from which on an array is laid beside the pickle
+_SCRIPT = b"\x8c\x08__main__"  # how a pickle names the module
+
+
+class Layout(NamedTuple):
+    """What lies where in a parcel: the pickle first, then arrays, each (offset, bytes, read-only)."""
+
+    pickled: int
+    arrays: list[tuple[int, int, bool]]
+
+
+class Parcel:
+    """Something that workers get, once it has been written. needs_script: whether the user's script defines part of it.
+
+    Raises: ArgumentError, with the reason as its cause, if it cannot be pickled.
+    """
+
+    def __init__(self, content: Any) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        file = io.BytesIO()
+
+        def aside(buffer: pickle.PickleBuffer) -> bool:
+            if buffer.raw().nbytes < _LARGE:
+                return True  # stays in the pickle
+            buffers.append(buffer)
+            return False
+
+        try:
+            _Pickler(file, protocol=5, buffer_callback=aside).dump(content)
+        except Exception as error:  # whatever a __reduce__ of the user's raises
+            raise ArgumentError(
+                f"num_workers: the dataset, collate_fn or worker_init_fn cannot be sent to a worker process: {error}."
+                " What is sent must be picklable: functions and classes of a module, no lambdas and no open files"
+            ) from error
+        pickled = file.getvalue()
+        self.needs_script = _SCRIPT in pickled
+        pieces, arrays, end = [memoryview(pickled)], [], len(pickled)
+        for buffer in buffers:
+            raw = buffer.raw()
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            pieces += [memoryview(bytes(start - end)), raw]  # what lies between, and the array
+            end = start + raw.nbytes
+            arrays.append((start, raw.nbytes, raw.readonly))
+        self.layout = Layout(len(pickled), arrays)
+        self._nbytes = end
+        self._pieces = pieces
+        self._block: Block | None = None
+
+    def write(self, before: Parcel | None) -> None:
+        """Puts it into shared memory: that of `before`, if that holds the same, byte for byte."""
+        if before is not None and before.layout == self.layout and before._holds(self._pieces):
+            self._block = before._block
+        else:
+            self._block = Block.create(self._nbytes)
+            _write(self._block.fileno(), self._pieces)
+        self._pieces = []
+
+    def _holds(self, pieces: Sequence[memoryview]) -> bool:
+        if self._block is None:
+            return False
+        whole, at = self._block.array(np.uint8, self._nbytes), 0
+        for piece in pieces:
+            if piece.nbytes and not np.array_equal(whole[at : at + piece.nbytes], np.frombuffer(piece, np.uint8)):
+                return False
+            at += piece.nbytes
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor by which workers get it, when it has been written."""
+        assert self._block is not None
+        return self._block.fileno()
+
+
+def _write(fd: int, pieces: Sequence[memoryview]) -> None:
+    """Writes the pieces one after the other. By the system: through the mapping, each page would be a fault."""
+    at = 0
+    for piece in pieces:
+        while piece:
+            written = os.pwrite(fd, piece, at)
+            piece, at = piece[written:], at + written
+
+
+def unpacked(fd: int, layout: Layout) -> Any:
+    """The content of the parcel behind a descriptor."""
+    whole = memoryview(
+        mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    )
+    buffers = []
+    for start, size, read_only in layout.arrays:
+        piece = whole[start : start + size]
+        buffers.append(piece.toreadonly() if read_only else piece)
+    return pickle.loads(whole[: layout.pickled], buffers=buffers)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.memmap and obj.flags.c_contiguous and obj.size:
+            found = _in_file(obj)
+            if found is not None:
+                return _mapped, found
+        return NotImplemented
+
+
+def _in_file(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
+    """By what another process maps the same part of the file; None if that is not known."""
+    whole: Any = array
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    if not isinstance(whole.base, mmap.mmap) or whole.filename is None:
+        return None
+    # A view's own `offset` is that of what it was made from.
+    distance = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    mode = "r+" if whole.mode == "w+" else whole.mode
+    return str(whole.filename), array.dtype, mode, whole.offset + distance, array.shape
+
+
+def _mapped(filename: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...]) -> Any:
+    return np.memmap(filename, dtype, mode, offset, shape)

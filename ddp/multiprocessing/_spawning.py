@@ -1,0 +1,209 @@
+"""`spawn`: n processes run one function, and an exception in one of them is raised here, with its traceback."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import parent_process
+from typing import Any
+
+from ddp.errors import ArgumentError
+from ddp.multiprocessing._contexts import default
+
+_GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+_MOST = 32 << 10  # bytes of a traceback, and of an exception
+
+
+class ProcessException(Exception):
+    """A process that was started by `spawn` has failed. error_index: which of them; pid: its number."""
+
+    def __init__(self, msg: str, error_index: int, pid: int) -> None:
+        super().__init__(msg)
+        self.msg, self.error_index, self.pid = msg, error_index, pid
+
+    @property
+    def error_pid(self) -> int:
+        """The number of the process."""
+        return self.pid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.pid)
+
+
+class ProcessRaisedException(ProcessException):
+    """The function has raised an exception: its traceback is the message, itself the cause, where it can be pickled."""
+
+
+class ProcessExitedException(ProcessException):
+    """A process ended otherwise. exit_code: its status, -N for signal N; signal_name: of that signal, or None."""
+
+    def __init__(
+        self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
+    ) -> None:
+        super().__init__(msg, error_index, error_pid)
+        self.exit_code, self.signal_name = exit_code, signal_name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.pid, self.exit_code, self.signal_name)
+
+
+class ProcessContext:
+    """The processes of a `spawn`. processes: in order of their index."""
+
+    def __init__(self, processes: Sequence[Any], reports: Sequence[Any]) -> None:
+        self.processes = list(processes)
+        self._reports = list(reports)  # the receiving ends
+        self._running: dict[Any, int] = {process.sentinel: index for index, process in enumerate(self.processes)}
+
+    def pids(self) -> list[int]:
+        """The numbers of the processes."""
+        return [process.pid for process in self.processes]
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Waits until all have ended; returns whether they have. When one fails, ends the others and raises.
+
+        timeout: seconds to wait at most. grace_period: seconds that the others have after SIGTERM before they are
+        killed; None: 5. Raises: ProcessRaisedException, ProcessExitedException.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while self._running:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                ended = wait(list(self._running), left)
+                if not ended:
+                    return False
+                for sentinel in ended:
+                    index = self._running.pop(sentinel)
+                    self.processes[index].join()
+                    if self.processes[index].exitcode:
+                        self._raise(index)
+        except BaseException:
+            self._end(_GRACE if grace_period is None else grace_period)
+            raise
+        return True
+
+    def _end(self, grace: float) -> None:
+        """Ends what still runs."""
+        for process in self.processes:
+            if process.is_alive():
+                process.terminate()
+        deadline = time.monotonic() + grace
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._running.clear()
+
+    def _raise(self, index: int) -> None:
+        process, report = self.processes[index], self._reports[index]
+        try:
+            text, pickled = report.recv() if report.poll() else (None, None)
+        except EOFError:
+            text = pickled = None
+        code = process.exitcode
+        if text is not None:
+            message = f"\n\n-- Process {index} terminated with the following error:\n{text}"
+            raise ProcessRaisedException(message, index, process.pid) from _exception(pickled)
+        if code < 0:
+            name = signal.Signals(-code).name
+            message = f"process {index} terminated with signal {name}"
+            raise ProcessExitedException(message, index, process.pid, code, name)
+        raise ProcessExitedException(f"process {index} terminated with exit code {code}", index, process.pid, code)
+
+
+def start_processes(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str | None = "spawn",
+) -> ProcessContext | None:
+    """Runs `fn(index, *args)` in `nprocs` processes, index from 0 on. They end when this process does.
+
+    join: waits for them, and returns None; else returns a ProcessContext. daemon: as of Process. start_method: None is
+    the one set. Raises: what ProcessContext.join raises; ArgumentError for less than one process.
+    """
+    if nprocs < 1:
+        raise ArgumentError(f"spawn: nprocs should be at least 1, is {nprocs}")
+    made = default.get_context(start_method)
+    processes: list[Any] = []
+    reports = []
+    started = ProcessContext((), ())
+    try:
+        for index in range(nprocs):
+            ours, theirs = made.Pipe(duplex=False)
+            process = made.Process(target=_run, args=(fn, index, tuple(args), theirs), daemon=daemon)
+            process.start()
+            theirs.close()
+            processes.append(process)
+            reports.append(ours)
+    except BaseException:
+        started.processes = processes
+        started._end(_GRACE)
+        raise
+    started = ProcessContext(processes, reports)
+    if not join:
+        return started
+    started.join()
+    return None
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """Runs `fn(index, *args)` in `nprocs` processes, index from 0 on, and waits for them.
+
+    An exception in one ends the others and is raised here. join off: returns a ProcessContext at once. Tensors in
+    `args` go by handle, so all processes see the same memory. `fn` and what it is given have to be picklable.
+    Raises: ProcessRaisedException, whose message holds the traceback there; ProcessExitedException for one that was
+    killed or left with another status than 0.
+    """
+    return start_processes(fn, args, nprocs, join, daemon, start_method)
+
+
+def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any) -> None:
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+    try:
+        fn(index, *args)
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)  # the parent has got it too, and tells of it
+    except Exception as error:
+        try:
+            pickled = pickle.dumps(error)
+        except Exception:
+            pickled = b""
+        # What the pipe takes at once: it is read when this process has ended.
+        report.send((traceback.format_exc()[-_MOST:], pickled if 0 < len(pickled) <= _MOST else None))
+        report.close()
+        raise SystemExit(1) from None
+
+
+def _follow(sentinel: int) -> None:
+    """Ends this process when its parent has ended, whatever it is doing then."""
+    wait([sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exception(pickled: bytes | None) -> BaseException | None:
+    if pickled is None:
+        return None
+    try:
+        error = pickle.loads(pickled)
+    except Exception:  # one whose arguments are not those of its constructor
+        return None
+    return error if isinstance(error, BaseException) else None

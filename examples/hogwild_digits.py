@@ -1,0 +1,86 @@
+"""Trains a network on scikit-learn's handwritten digits by several processes at once that share its weights, unlocked.
+
+    python examples/hogwild_digits.py
+    python examples/hogwild_digits.py --processes 4 --epochs 30
+
+Each process computes gradients on its own batches and steps on the one model whenever it is ready. Nobody waits for
+anybody, writes may cross, and it learns all the same; so no two runs give the same weights. Every sample is seen once
+an epoch, by one of the processes.
+
+Source: Niu et al. 2011, arXiv:1106.5730.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import numpy as np
+
+import ddp
+import ddp.multiprocessing as mp
+from ddp import nn
+from ddp.nn import functional as F
+from ddp.optim import SGD
+
+TEST_SHARE = 0.2
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2, help="that train at once (default: 2)")
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the training images (default: 20)")
+    parser.add_argument("--batch-size", type=int, default=16, help="images a step (default: 16)")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate (default: 0.1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the order (default: 0)")
+    return parser.parse_args(argv)
+
+
+def load_digits(seed: int) -> tuple[ddp.Tensor, ddp.Tensor, ddp.Tensor, ddp.Tensor]:
+    """Images (N, 64) from 0 to 1 and labels (N,): of training, then of test."""
+    from sklearn import datasets
+
+    digits = datasets.load_digits()
+    images = ddp.tensor((digits.data / 16.0).astype("float32"))
+    labels = ddp.tensor(digits.target)
+    order = np.random.default_rng(seed).permutation(len(images))
+    test, train = np.split(order, [int(len(order) * TEST_SHARE)])
+    return images[train], labels[train], images[test], labels[test]
+
+
+def make_net() -> nn.Module:
+    """(N, 64) images to (N, 10) logits."""
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def train(index: int, model: nn.Module, images: ddp.Tensor, labels: ddp.Tensor, args: argparse.Namespace) -> None:
+    """What each process does: every n-th batch of each epoch, on the weights that all share."""
+    optimizer = SGD(model.parameters(), lr=args.lr)
+    for epoch in range(args.epochs):
+        order = np.random.default_rng((args.seed, epoch)).permutation(len(images))
+        for start in range(index * args.batch_size, len(order), args.processes * args.batch_size):
+            batch = order[start : start + args.batch_size]
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+
+
+def main() -> None:
+    args = parse()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes to come: one core each
+    ddp.manual_seed(args.seed)
+    images, labels, test_images, test_labels = load_digits(args.seed)
+    model = make_net().share_memory()
+    start = time.perf_counter()
+    mp.spawn(train, (model, images, labels, args), nprocs=args.processes)
+    seconds = time.perf_counter() - start
+    with ddp.no_grad():
+        right = int((model(test_images).argmax(dim=1) == test_labels).sum())
+    share = 100 * right / len(test_labels)
+    print(f"test accuracy {share:.2f} % ({right} of {len(test_labels)}), {args.processes} processes, {seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What benchmarks/dataloader.py says can be wrong: who is called, and with what."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.dataloader import Samples, loaders, rate, ratio, start
+
+
+def test_a_ratio_is_the_median_of_rounds() -> None:
+    assert ratio({"ours": [1.0, 2.0, 3.0], "theirs": [2.0, 8.0, 6.0]}, "theirs") == 0.5
+
+
+@pytest.mark.parametrize("matter", ["samples", "tensors"])
+def test_contestants_read_the_same(matter: str) -> None:
+    pytest.importorskip("torch")
+    dataset = Samples(48, 10)
+    read = {}
+    for name, make in loaders(matter, dataset, 4, 0).items():
+        batches = list(make())
+        assert [tuple(x.shape) for x, _ in batches] == [(4, 48), (4, 48), (2, 48)]
+        read[name] = sorted(
+            (label, float(x[0])) for xs, labels in batches for x, label in zip(xs, labels.tolist(), strict=True)
+        )
+        assert rate(make) > 0
+    assert len(read) == 2
+    assert len({str(each) for each in read.values()}) == 1
+
+
+def test_a_start_is_timed() -> None:
+    pytest.importorskip("torch")
+    contestants = loaders("start", Samples(48, 10), 4, 1)
+    assert list(contestants) == ["ours", "PyTorch, fork", "PyTorch, forkserver", "PyTorch, spawn"]
+    assert 0 < start(contestants["ours"]) < 30

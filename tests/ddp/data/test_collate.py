@@ -1,0 +1,218 @@
+"""From samples to a batch: the same structures as PyTorch's, errors that name sample and leaf, memory that is given."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ddp
+from ddp.data import default_collate, default_convert
+from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Foreign:
+    Tensor = type("Tensor", (), {"__module__": "other"})
+
+
+@dataclasses.dataclass
+class Record:
+    x: int
+
+
+def plain(value: Any) -> Any:
+    """Tensors of either library as (dtype, shape, numbers), with the types of all that is around them."""
+    if hasattr(value, "requires_grad"):
+        return str(value.dtype).rpartition(".")[2], tuple(value.shape), value.tolist()
+    if isinstance(value, collections.abc.Mapping):
+        return type(value), {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [plain(each) for each in value]
+    return value
+
+
+def rows(*shape: int, dtype: Any = np.float32) -> list[np.ndarray[Any, Any]]:
+    whole = np.arange(3 * int(np.prod(shape))).reshape(3, *shape).astype(dtype)
+    return [row if shape else np.array(row) for row in whole]
+
+
+BATCHES: dict[str, list[Any]] = {
+    "arrays": rows(2, 4),
+    "uint8": rows(5, dtype=np.uint8),
+    "empty arrays": rows(0, 3),
+    "arrays without columns": rows(4, 0),
+    "0-d arrays": rows(),
+    "strided arrays": [row.T for row in rows(2, 4)],
+    "NumPy numbers": [np.float32(1), np.float32(2)],
+    "float64 numbers": [np.float64(1), np.float64(2)],
+    "bool_": [np.bool_(True), np.bool_(False)],
+    "int": [1, 2, 3],
+    "float": [1.5, 2.0],
+    "bool": [True, False],
+    "str": ["a", "b"],
+    "bytes": [b"a", b"b"],
+    "pairs": [(row, i) for i, row in enumerate(rows(2))],
+    "lists": [[row, i] for i, row in enumerate(rows(2))],
+    "nothing in them": [(), ()],
+    "dict": [{"x": row, "y": {"z": i, "name": str(i)}} for i, row in enumerate(rows(2))],
+    "OrderedDict": [collections.OrderedDict(b=1, a=row) for row in rows(2)],
+    "defaultdict": [collections.defaultdict(list, a=1), collections.defaultdict(list, a=2)],
+    "read-only mapping": [types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 2})],
+    "named tuple": [Point(row, i) for i, row in enumerate(rows(2))],
+    "range": [range(3), range(3)],
+    "one sample": [(np.ones(3, np.float32), 1)],
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_structures_are_pytorchs(batch: list[Any]) -> None:
+    torch_data = pytest.importorskip("torch.utils.data")
+    assert plain(default_collate(batch)) == plain(torch_data.default_collate(batch))
+    for sample in batch:
+        assert plain(default_convert(sample)) == plain(torch_data.default_convert(sample))
+
+
+Leaf = st.sampled_from(["number", "array", "str"])
+Structure = st.recursive(
+    Leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+)
+
+
+@given(structure=Structure, samples=st.integers(1, 4), seed=st.integers(0, 99))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_a_batch_holds_its_samples(structure: Any, samples: int, seed: int) -> None:
+    """Picking one row from every leaf of the batch gives that sample again."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(structure: Any) -> Any:
+        if isinstance(structure, list):
+            return [drawn(each) for each in structure]
+        if isinstance(structure, dict):
+            return {key: drawn(each) for key, each in structure.items()}
+        return {"number": int(rng.integers(99)), "array": rng.normal(size=2), "str": str(rng.integers(9))}[structure]
+
+    def numbers(sample: Any) -> Any:
+        if isinstance(sample, list):
+            return [numbers(each) for each in sample]
+        if isinstance(sample, dict):
+            return {key: numbers(each) for key, each in sample.items()}
+        return sample.tolist() if isinstance(sample, np.ndarray) else sample
+
+    def row(structure: Any, batch: Any, index: int) -> Any:
+        if isinstance(structure, list):
+            return [row(part, each, index) for part, each in zip(structure, batch, strict=True)]
+        if isinstance(structure, dict):
+            return {key: row(part, batch[key], index) for key, part in structure.items()}
+        return batch[index] if structure == "str" else batch[index].tolist()
+
+    batch = [drawn(structure) for _ in range(samples)]
+    together = default_collate(batch)
+    assert [row(structure, together, index) for index in range(samples)] == [numbers(sample) for sample in batch]
+
+
+def test_tensors() -> None:
+    batch = default_collate([ddp.ones(2), ddp.zeros(2)])
+    assert batch.tolist() == [[1, 1], [0, 0]]
+    halves = default_collate([ddp.ones(2, dtype=ddp.bfloat16)] * 2)
+    assert halves.dtype == ddp.bfloat16
+    grad = [ddp.ones(2, requires_grad=True), ddp.zeros(2)]
+    default_collate(grad).sum().backward()
+    assert grad[0].grad.tolist() == [1, 1]
+
+
+def test_dtypes_are_promoted_as_tensors_are() -> None:
+    assert default_collate([np.ones(2, np.float32), np.ones(2)]).dtype == ddp.float64
+    assert default_collate([np.ones(2, np.int64), np.ones(2, np.float32)]).dtype == ddp.float32
+    half = default_collate([np.ones(2, ml_dtypes.bfloat16), np.full(2, 3, np.int64)])
+    assert half.dtype == ddp.bfloat16
+    assert half.tolist() == [[1, 1], [3, 3]]
+
+
+def test_arrays_are_copied_and_converted_ones_are_shared() -> None:
+    array = np.zeros(2)
+    batch, converted = default_collate([array]), default_convert({"a": [array]})
+    array[0] = 1
+    assert batch.tolist() == [[0, 0]]
+    assert converted["a"][0].tolist() == [1, 0]
+
+
+def test_a_batch_is_written_to_the_memory_that_is_given() -> None:
+    memory = np.zeros(4096, np.uint8)
+    given: list[tuple[tuple[int, ...], Any]] = []
+
+    def out(shape: tuple[int, ...], dtype: Any) -> Any:
+        at = 512 * len(given)
+        given.append((shape, np.dtype(dtype).name))
+        return memory[at : at + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
+
+    samples = [
+        {"x": row, "n": i, "t": ddp.full((2,), float(i), requires_grad=True)} for i, row in enumerate(rows(2, 3))
+    ]
+    batch = default_collate(samples, out=out)
+    assert given == [((3, 2, 3), "float32"), ((3,), "int64"), ((3, 2), "float32")]
+    assert plain(batch) == plain(default_collate(samples))
+    for leaf in batch.values():
+        assert not leaf.requires_grad
+        assert np.shares_memory(leaf.numpy(), memory)
+
+
+def test_memory_that_does_not_fit_is_refused() -> None:
+    for wrong in (np.empty((3, 2)), np.empty((2, 2), np.float32), np.empty((2, 4))[:, ::2]):
+        with pytest.raises(ArgumentError, match=r"out should give a C-contiguous array of float64 \(2, 2\)"):
+            default_collate([np.ones(2)] * 2, out=lambda shape, dtype, wrong=wrong: wrong)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "told"),
+    [
+        ([], ArgumentError, "at least one sample"),
+        ([np.ones(3), np.ones(3), np.ones(4)], ShapeError, r"batch\[2\] has shape \(4,\), and batch\[0\] has \(3,\)"),
+        (
+            [{"a": [1, np.zeros((2, 2))]}, {"a": [1, np.zeros((2, 3))]}],
+            ShapeError,
+            r"batch\[1\]\['a'\]\[1\] has shape \(2, 3\), and batch\[0\]\['a'\]\[1\] has \(2, 2\).*collate_fn",
+        ),
+        ([Point(1, "a"), Point(2, 3)], DtypeError, r"batch\[1\].y is of type int, and batch\[0\].y of type str"),
+        ([ddp.ones(3), ddp.ones(2)], ShapeError, r"batch\[1\] has shape \(2,\)"),
+        ([ddp.ones(3), np.ones(3)], DtypeError, r"batch\[1\] is of type ndarray, and batch\[0\] of type Tensor"),
+        ([np.ones(3), 3], DtypeError, r"batch\[1\] is of type int"),
+        ([(1, 2), (1,)], ShapeError, r"batch\[1\] has length 1, and batch\[0\] has 2"),
+        ([(1, 2), {1: 2}], DtypeError, r"batch\[1\] is of type dict"),
+        ([{"a": 1}, {"b": 1}], ArgumentError, r"batch\[1\] has keys .'b'., and batch\[0\] has .'a'."),
+        ([1, None], DtypeError, r"batch\[1\] is of type NoneType, and batch\[0\] of type int"),
+        ([None], DtypeError, r"batch\[0\] is of type NoneType; expected tensors.*collate_fn"),
+        ([{"r": Record(1)}], DtypeError, r"batch\[0\]\['r'\] is the dataclass Record; expected"),
+        ([1j], DtypeError, "of type complex"),
+        ([Foreign.Tensor()], DtypeError, r"batch\[0\] is of type other\.Tensor; expected tensors"),
+        ([np.complex64(1)], DtypeError, "an array of complex64"),
+        ([2**70], DtypeError, "an array of object"),
+        ([np.array("text")], DtypeError, r"batch\[0\] is of dtype <U4, which no tensor has"),
+        ([np.ones(2), np.array(["a", "b"])], DtypeError, r"batch\[1\] is of dtype <U1"),
+    ],
+)
+def test_what_is_no_batch_is_named(batch: list[Any], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        default_collate(batch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ddp.cuda.is_available(), reason="there is no GPU")
+def test_tensors_of_a_gpu() -> None:
+    samples = [ddp.ones(2, device="cuda"), ddp.zeros(2, device="cuda")]
+    batch = default_collate(samples)
+    assert batch.device.type == "cuda"
+    assert batch.tolist() == [[1, 1], [0, 0]]
+    with pytest.raises(DeviceError, match="on a GPU"):
+        default_collate(samples, out=np.empty)

@@ -1,0 +1,184 @@
+"""One rank before the others, however long it takes; what fails there is heard of everywhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives import heartbeat
+from ddp.data import rank0_first
+from ddp.errors import PeerError
+from tests.collectives.shared.ranks import run_sharing
+
+LAUNCH = [sys.executable, "-m", "launcher"]
+
+
+class Log:
+    """What the ranks did, in order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.entries: list[tuple[str, int]] = []
+
+    def __call__(self, what: str, rank: int) -> None:
+        with self._lock:
+            self.entries.append((what, rank))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of 0.2 s is told of several times."""
+    monkeypatch.setattr(heartbeat, "EVERY", 0.05)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_rank_0_is_done_before_the_others_begin(seconds: float) -> None:
+    log = Log()
+
+    def body(comm: collectives.Communicator) -> None:
+        for _ in range(2):
+            with rank0_first():
+                log("begins", comm.rank)
+                time.sleep(seconds if comm.rank == 0 else 0.0)
+                log("ends", comm.rank)
+            comm.barrier()
+
+    collectives.run_threads(body, size=3)
+    for turn in (log.entries[:6], log.entries[6:]):
+        assert turn[:2] == [("begins", 0), ("ends", 0)]
+        assert sorted(turn[2:]) == [(what, rank) for what in ("begins", "ends") for rank in (1, 2)]
+
+
+def test_no_time_limit_counts_how_long_it_takes() -> None:
+    def body(comm: collectives.Communicator) -> None:
+        comm.timeout = 0.6
+        with rank0_first(comm):
+            time.sleep(1.2 if comm.rank == 0 else 0.0)
+
+    collectives.run_threads(body, size=3)
+
+
+def test_a_world_of_one_just_runs_it() -> None:
+    ran = []
+    with rank0_first():
+        ran.append(1)
+    with pytest.raises(ValueError, match="as it is"), rank0_first():
+        raise ValueError("as it is")
+    assert ran == [1]
+
+
+def test_the_first_rank_of_every_node() -> None:
+    nodes, log = [0, 0, 1, 1, 1], Log()
+
+    def body(comm: collectives.Communicator) -> None:
+        with rank0_first(comm, per_node=True):
+            log("begins", comm.rank)
+            time.sleep(0.05)
+            log("ends", comm.rank)
+
+    run_sharing(body, nodes)
+    for node, leader in ((0, 0), (1, 2)):
+        here = [entry for entry in log.entries if nodes[entry[1]] == node]
+        assert here[:2] == [("begins", leader), ("ends", leader)]
+        assert len(here) == 2 * nodes.count(node)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_what_fails_there_is_heard_of_by_all_and_the_body_is_not_run(seconds: float) -> None:
+    ran = []
+
+    def body(comm: collectives.Communicator) -> BaseException | None:
+        caught: BaseException | None = None
+        try:
+            with rank0_first():
+                ran.append(comm.rank)
+                time.sleep(seconds)
+                raise FileNotFoundError("no such server")
+        except (FileNotFoundError, PeerError) as error:
+            caught = error
+        assert comm.all_reduce(np.ones(1)).item() == comm.size  # the ranks can go on together
+        return caught
+
+    first, *others = collectives.run_threads(body, size=3)
+    assert ran == [0]
+    assert isinstance(first, FileNotFoundError)
+    for error in others:
+        assert isinstance(error, PeerError)
+        assert "rank 0: FileNotFoundError: no such server (" in str(error)
+        assert f"{__file__}:" in str(error)
+
+
+def test_what_fails_on_a_later_rank_is_its_own() -> None:
+    def body(comm: collectives.Communicator) -> str:
+        try:
+            with rank0_first():
+                if comm.rank == 1:
+                    raise ValueError("only here")
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    assert collectives.run_threads(body, size=3) == ["", "only here", ""]
+
+
+def test_leaving_from_the_body_is_heard_of_too() -> None:
+    told: list[str] = []
+
+    def body(comm: collectives.Communicator) -> None:
+        try:
+            with rank0_first():
+                sys.exit(3)
+        except PeerError as error:
+            told.append(str(error))
+
+    with pytest.raises(SystemExit):
+        collectives.run_threads(body, size=2)
+    assert "SystemExit: 3" in told[0]
+
+
+def test_no_thread_is_left_behind() -> None:
+    def body(comm: collectives.Communicator) -> None:
+        with pytest.raises(Exception, match="over"), rank0_first():
+            raise ValueError("over")
+
+    collectives.run_threads(body, size=2)
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+
+
+SCRIPT = """
+import sys, time
+import collectives, ddp
+comm = collectives.init(timeout=2)
+with ddp.data.rank0_first():
+    if comm.rank == 0:
+        time.sleep(3)
+        if "fail" in sys.argv:
+            raise OSError("the disk is full")
+    print(comm.rank, time.monotonic(), flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_under_the_launcher_it_neither_times_out_nor_hangs(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(SCRIPT)
+    options = ["-n", "2", "--hang-timeout", "2"]
+    jobs = [start_job([*LAUNCH, *options, str(tmp_path / "job.py"), *more]) for more in ([], ["fail"])]
+    done: list[subprocess.CompletedProcess[str]] = [job.wait(timeout=40) for job in jobs]
+    assert done[0].returncode == 0, done[0].stderr
+    left = {int(rank): float(at) for rank, at in re.findall(r"(\d+) (\d+\.\d+)$", done[0].stdout, re.M)}
+    assert sorted(left, key=left.__getitem__) == [0, 1]  # two ranks' lines arrive in any order
+    assert "nothing has moved" not in done[0].stderr + done[1].stderr
+    assert done[1].returncode == 1, done[1].stderr
+    assert done[1].stderr.splitlines()[-1].endswith("raised OSError: the disk is full"), done[1].stderr

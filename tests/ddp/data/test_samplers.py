@@ -1,0 +1,296 @@
+"""Orders of one process, and that each of them is gone on with at the next index in another process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ddp
+from ddp.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from ddp.errors import ArgumentError, DeviceError, StateDictError
+
+WEIGHTS = [0.1, 0.0, 0.4, 0.2, 0.3]
+
+
+class Foreign(Sampler[int]):
+    """A sampler without a position."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10, 21))
+
+    def __len__(self) -> int:
+        return 11
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "sequential": lambda: SequentialSampler(range(11)),
+    "random": lambda: RandomSampler(range(11)),
+    "random, replaced": lambda: RandomSampler(range(4), replacement=True, num_samples=11),
+    "random, more": lambda: RandomSampler(range(4), num_samples=11),
+    "random, fewer": lambda: RandomSampler(range(20), num_samples=11),
+    "subset": lambda: SubsetRandomSampler([*range(3, 14)]),
+    "weighted": lambda: WeightedRandomSampler(WEIGHTS, 11),
+    "weighted, not replaced": lambda: WeightedRandomSampler(np.arange(20.0), 11, replacement=False),
+    "own generator": lambda: RandomSampler(range(11), generator=ddp.Generator().manual_seed(3)),
+    "distributed": lambda: DistributedSampler(range(11), 1, 0),
+    "batches": lambda: BatchSampler(RandomSampler(range(33)), 3, False),
+    "batches, cut": lambda: BatchSampler(RandomSampler(range(35)), 3, True),
+    "batches, foreign": lambda: BatchSampler(Foreign(), 1, False),
+    "batches of batches": lambda: BatchSampler(BatchSampler(RandomSampler(range(33)), 1, True), 3, True),
+}
+every_sampler = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    again: dict[str, Any] = json.loads(json.dumps(state))
+    assert again == state
+    return again
+
+
+@every_sampler
+@given(read=st.integers(0, 12), more=st.integers(0, 12), seed=st.integers(0, 99))
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_another_process_goes_on_with_the_next_index(make: Callable[[], Any], read: int, more: int, seed: int) -> None:
+    ddp.manual_seed(seed)
+    sampler = make()
+    assert len(sampler) == 11
+    indices = iter(sampler)
+    began = through_json(sampler.state_dict())
+    whole = list(itertools.islice(indices, read))
+    if read <= 11:
+        assert sampler.state_dict() == sampler.state_after(began, read)
+    drawn = ddp.get_rng_state()
+    whole += list(indices)
+    assert len(whole) == 11
+    follows = list(sampler)
+
+    ddp.manual_seed(seed + 1)  # what is drawn there must not matter to the pass that is gone on with
+    resumed = make()
+    resumed.load_state_dict(sampler.state_after(began, read))
+    assert through_json(resumed.state_dict()) == sampler.state_after(began, read)
+    ddp.set_rng_state(drawn)
+    again = iter(resumed)
+    assert resumed.state_dict() == sampler.state_after(began, read)
+    rest = list(itertools.islice(again, more))
+    assert rest == whole[read : read + more]
+    if len(rest) == more:
+        assert resumed.state_dict() == sampler.state_after(began, read + more)
+    rest += list(again)
+    assert rest == whole[read:]
+    assert list(resumed) == follows
+    resumed.load_state_dict(began)
+    assert list(resumed) == whole
+
+
+@every_sampler
+def test_between_two_passes_nothing_is_drawn_yet(make: Callable[[], Any]) -> None:
+    ddp.manual_seed(0)
+    sampler = make()
+    state = through_json(sampler.state_dict())
+    first, second = list(sampler), list(sampler)
+    ddp.manual_seed(0)
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert [list(resumed), list(resumed)] == [first, second]
+
+
+@every_sampler
+def test_a_pass_left_early_is_no_position_of_the_next(make: Callable[[], Any]) -> None:
+    sampler = make()
+    iterator = iter(sampler)
+    next(iterator)
+    assert len(list(sampler)) == 11
+    assert len(list(iterator)) == 10
+
+
+def test_a_long_pass_counts_every_index() -> None:
+    """It makes indices in chunks, and is asked at their borders."""
+    sampler = SequentialSampler(range(10_000))
+    counted = [sampler.state_dict()["cursor"] for _ in sampler]
+    assert counted == list(range(1, 10_001))
+    assert sampler.state_dict()["cursor"] == 0
+
+
+def test_the_same_seed_gives_the_same_orders() -> None:
+    def orders() -> list[list[int]]:
+        ddp.manual_seed(5)
+        sampler = RandomSampler(range(30))
+        return [list(sampler) for _ in range(3)]
+
+    first = orders()
+    assert orders() == first
+    assert len({tuple(order) for order in first}) == 3
+    assert all(sorted(order) == list(range(30)) for order in first)
+
+
+def test_a_generator_leaves_the_threads_stream_alone() -> None:
+    ddp.manual_seed(5)
+    before = ddp.get_rng_state()
+    list(RandomSampler(range(9), generator=ddp.Generator().manual_seed(1)))
+    assert bool((ddp.get_rng_state() == before).all())
+
+
+def test_more_samples_than_there_are_come_in_whole_orders() -> None:
+    order = list(RandomSampler(range(4), num_samples=10))
+    assert sorted(order[:4]) == sorted(order[4:8]) == [0, 1, 2, 3]
+    assert len(set(order[8:])) == 2
+
+
+def test_replaced_indices_are_drawn_evenly() -> None:
+    ddp.manual_seed(0)
+    found = Counter(RandomSampler(range(10), replacement=True, num_samples=20_000))
+    assert set(found) == set(range(10))
+    assert max(abs(n - 2000) for n in found.values()) < 5 * 2000**0.5
+
+
+def test_weights_are_probabilities() -> None:
+    ddp.manual_seed(0)
+    found = Counter(WeightedRandomSampler([10 * weight for weight in WEIGHTS], 20_000))
+    for index, weight in enumerate(WEIGHTS):
+        assert abs(found[index] - 20_000 * weight) <= 5 * (20_000 * weight) ** 0.5, index
+
+
+def test_weights_without_replacement_are_those_of_what_is_left() -> None:
+    """P(1 then 0) of weights 1, 3, 6 is 0.3 * 1/7."""
+    ddp.manual_seed(0)
+    sampler = WeightedRandomSampler(ddp.tensor([1.0, 3.0, 6.0]), 2, replacement=False)
+    found = Counter(tuple(sampler) for _ in range(5000))
+    expected = {(1, 0): 0.3 / 7, (1, 2): 0.3 * 6 / 7, (2, 1): 0.6 * 3 / 4, (2, 0): 0.6 / 4, (0, 1): 0.1 * 3 / 9}
+    for pair, share in expected.items():
+        assert abs(found[pair] - 5000 * share) <= 5 * (5000 * share) ** 0.5, pair
+
+
+def test_nothing_to_draw_is_an_empty_pass() -> None:
+    for sampler in (RandomSampler([]), SubsetRandomSampler([]), WeightedRandomSampler([], 0), SequentialSampler([])):
+        assert list(sampler) == []
+        assert len(sampler) == 0
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_are_pytorchs(drop_last: bool) -> None:
+    torch_data = pytest.importorskip("torch.utils.data")
+    for length, size in itertools.product(range(9), range(1, 5)):
+        theirs = torch_data.BatchSampler(range(length), size, drop_last)
+        mine = BatchSampler(range(length), size, drop_last)
+        assert list(mine) == list(theirs)
+        assert len(mine) == len(theirs)
+
+
+def test_a_datasets_length_is_looked_up_at_every_pass() -> None:
+    data = [0]
+    sampler = SequentialSampler(data)
+    assert list(sampler) == [0]
+    data.append(0)
+    assert list(sampler) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: RandomSampler(range(3), num_samples=-1), "num_samples should be a count of at least 0, is -1"),
+        (lambda: RandomSampler(range(3), num_samples=2.0), "is 2.0"),  # type: ignore[arg-type]
+        (lambda: RandomSampler([], num_samples=2), "2 samples of an empty dataset"),
+        (lambda: WeightedRandomSampler([1.0], True), "is True"),
+        (lambda: WeightedRandomSampler([1.0, -0.1], 1), "weights"),
+        (lambda: WeightedRandomSampler([1.0, float("nan")], 1), "weights"),
+        (lambda: WeightedRandomSampler([[1.0]], 1), "weights"),
+        (lambda: WeightedRandomSampler([0.0, 0.0], 1), "0 of 2 weights are above 0"),
+        (lambda: WeightedRandomSampler([0.0, 1.0], 2, replacement=False), "2 samples, but 1 of 2 weights"),
+        (lambda: BatchSampler(range(3), 0, False), "batch_size should be a number above 0, is 0"),
+        (lambda: BatchSampler(range(3), 1.5, False), "is 1.5"),  # type: ignore[arg-type]
+    ],
+)
+def test_misuse(make: Callable[[], Any], told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "told"),
+    [
+        ("sequential", {"cursor": 1, "length": 12}, "length 12, this sampler 11"),
+        ("sequential", {"cursor": 12, "length": 11}, "cursor 12, expected 0 to 11"),
+        ("sequential", {"length": 11}, "cursor None"),
+        ("random", {"seed": 1, "cursor": 1, "length": 11, "num_samples": 9, "replacement": False}, "num_samples 9"),
+        ("random", {"seed": 1, "cursor": 1, "length": 11, "num_samples": 11, "replacement": True}, "replacement True"),
+        ("random", {"seed": -1, "cursor": 1, "length": 11, "num_samples": 11, "replacement": False}, "seed -1"),
+        ("random", {"seed": "x", "cursor": 1, "length": 11, "num_samples": 11, "replacement": False}, "seed 'x'"),
+        ("random", {"generator": "00"}, "of a sampler with a generator, this one has none"),
+        ("subset", {"seed": 1, "cursor": 1, "length": 10}, "length 10, this sampler 11"),
+        ("weighted", {"seed": 1, "cursor": 1, "length": 6, "num_samples": 11, "replacement": True}, "length 6"),
+        ("batches", {"batches": 3}, "a state of 'sampler' alone"),
+        ("batches", None, "a state of 'sampler' alone"),
+        ("batches", {"sampler": 3}, "the state of a sampler, got 3"),
+        ("batches", {"sampler": {"cursor": 1}}, "length None"),
+        ("batches, foreign", {"sampler": {}}, "a state of 'batches' alone"),
+        ("batches, foreign", {"batches": -1}, "batches -1"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(name: str, state: Any, told: str) -> None:
+    sampler = MAKERS[name]()
+    before = sampler.state_dict()
+    with pytest.raises(StateDictError, match=told):
+        sampler.load_state_dict(state)
+    assert sampler.state_dict() == before
+
+
+@pytest.mark.parametrize("snapshot", [None, "", "zz", "00", 7])
+def test_a_generators_state_that_is_none_is_refused(snapshot: Any) -> None:
+    sampler = MAKERS["own generator"]()
+    state = {**sampler.state_dict(), "generator": snapshot}
+    before = sampler.state_dict()
+    with pytest.raises(StateDictError, match="no state of its generator"):
+        sampler.load_state_dict(state)
+    assert sampler.state_dict() == before
+    with pytest.raises(StateDictError, match="cursor 12"):
+        sampler.load_state_dict({**RandomSampler(range(11), generator=ddp.Generator()).state_dict(), "cursor": 12})
+    assert sampler.state_dict() == before
+
+
+def test_a_generator_of_a_gpu_is_refused() -> None:
+    with pytest.raises(DeviceError, match="generator on cuda"):
+        RandomSampler(range(3), generator=ddp.Generator("cuda"))
+
+
+def test_a_sampler_of_ones_own_may_have_a_position_too() -> None:
+    class Evens(Sampler[int]):
+        start = 0
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(self.start, 12, 2))
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"start": self.start}
+
+        def state_after(self, state: dict[str, Any], n: int) -> dict[str, Any]:
+            return {"start": state["start"] + 2 * n}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.start = state["start"]
+
+    batches = BatchSampler(Evens(), 2, False)
+    assert list(batches) == [[0, 2], [4, 6], [8, 10]]
+    batches.load_state_dict(batches.state_after(batches.state_dict(), 1))
+    assert list(batches) == [[4, 6], [8, 10]]
+
+
+def test_a_sampler_without_iter_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="Sampler has no __iter__"):
+        iter(Sampler[int]())

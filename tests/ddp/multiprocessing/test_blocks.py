@@ -1,0 +1,179 @@
+"""Blocks: memory without a name that lives as long as somebody looks at it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._block import Handle, block_of
+from ddp.errors import SharingError
+from ddp.multiprocessing._blocks import Block, BlockPool, Loan
+from tests.ddp.multiprocessing.counting import all_descriptors, descriptors, mappings
+
+
+def test_two_mappings_of_a_block_are_one_memory() -> None:
+    block = Block.create(100)
+    ours = block.array("float32", (2, 3), 16)
+    theirs = Block.open(block.handle()).array("float32", (2, 3), 16)
+    assert not ours.any()
+    ours[:] = np.arange(6).reshape(2, 3)
+    np.testing.assert_array_equal(theirs, [[0, 1, 2], [3, 4, 5]])
+    assert not np.shares_memory(ours, theirs), "addresses differ"
+
+
+def test_a_view_keeps_the_mapping_and_nothing_else_does() -> None:
+    before = descriptors(), mappings()
+    block = Block.create(1000)
+    view = block.array("int64", (10, 10), 0)[3:5].T
+    handle = block.handle()
+    view[...] = 7
+    del block
+    assert mappings() == before[1] + 1
+    assert Block.open(handle).array("int64", 100)[30] == 7, "it can be opened as long as an array is there"
+    del view
+    assert (descriptors(), mappings()) == before
+    with pytest.raises(SharingError, match=f"1000 bytes is gone: process {os.getpid()}"):
+        Block.open(handle)
+
+
+def test_an_opened_block_outlives_its_maker() -> None:
+    block = Block.create(8)
+    block.array("int64", 1)[0] = 5
+    opened = Block.open(block.handle())
+    del block
+    gc.collect()
+    assert opened.array("int64", 1)[0] == 5
+
+
+def test_a_closed_block_is_still_memory_but_cannot_be_opened() -> None:
+    block = Block.create(8)
+    array = block.array("int64", 1)
+    handle = block.handle()
+    block.close()
+    block.close()
+    array[0] = 3
+    assert array[0] == 3
+    assert block.closed
+    with pytest.raises(SharingError, match="is closed"):
+        block.handle()
+    with pytest.raises(SharingError):
+        Block.open(handle._replace(token="0" * 16))
+
+
+def test_a_descriptor_that_is_another_file_by_now_is_not_believed() -> None:
+    block, other = Block.create(8), Block.create(8)
+    before = all_descriptors()
+    for fd in (other.fileno(), 0):
+        with pytest.raises(SharingError, match="is gone"):
+            Block.open(block.handle()._replace(fd=fd))
+    with pytest.raises(SharingError, match="is gone"):
+        Block.open(block.handle()._replace(pid=2**22 + 1))
+    assert all_descriptors() == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bool", "int8", ddp.bfloat16], ids=str)
+def test_arrays_of_every_dtype(dtype: Any) -> None:
+    array = Block.create(64).array(dtype, (2, 3), 8)
+    assert (array.dtype, array.shape) == (np.dtype(dtype), (2, 3))
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    array[...] = 1
+    assert array.astype("float32").sum() == 6
+
+
+def test_empty_blocks_and_arrays() -> None:
+    block = Block.create(0)
+    assert block.array("float64", (0, 3)).shape == (0, 3)
+    assert Block.open(block.handle()).array("float64", 0).size == 0
+    assert Block.create(8).array("float64", ()).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "offset"), [("int64", 2, 0), ("int8", 1, 8), ("int8", 1, -1), ("int32", 1, 2)]
+)
+def test_an_array_that_does_not_fit_is_refused(dtype: str, shape: int, offset: int) -> None:
+    with pytest.raises(SharingError, match=r"fit|begin"):
+        Block.create(8).array(dtype, shape, offset)
+
+
+def test_a_system_that_gives_no_memory_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = all_descriptors()
+    with pytest.raises(SharingError, match="gives no shared memory of 2305843009213693952 bytes"):
+        Block.create(1 << 61)
+    assert all_descriptors() == before
+
+    def refused(name: str, flags: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    with pytest.raises(SharingError, match="Too many open files"):
+        Block.create(8)
+
+
+def test_block_of_knows_where_an_array_lies() -> None:
+    block = Block.create(256)
+    array = block.array("float32", (4, 4), 64)
+    assert block_of(array) == (block, 64)
+    assert block_of(array[1:, 2].reshape(3)) == (block, 64 + 16 + 8)
+    assert block_of(array.copy()) is None
+    assert block_of(array[:0]) == (block, 64)
+
+
+def test_a_pool_uses_blocks_again() -> None:
+    dropped: list[str] = []
+    pool = BlockPool(dropped.append)
+    small, large = pool.take(1), pool.take(100_000)
+    assert (small.nbytes, large.nbytes) == (65536, 131072)
+    pool.give_back(large.token)
+    pool.give_back(small.token)
+    assert pool.take(65536) is small, "the smallest that will do"
+    assert pool.take(65536) is large
+    pool.give_back(large.token)
+    assert dropped == []
+    assert pool.take(200_000).nbytes == 262144
+    assert dropped == [large.token], "sizes that grow leave no trail"
+    assert len(pool) == 2
+
+
+def test_a_loan_ends_with_the_last_view() -> None:
+    pool, returned = BlockPool(), []
+    for step in range(3):
+        block = pool.take(1000)
+        block.array("int64", 10)[:] = step
+        loan = Loan(Block.open(block.handle()))
+        weakref.finalize(loan, returned.append, step)
+        first, second = loan.array("int64", 10), loan.array("int64", 5, 8)[::2]
+        del loan, first
+        gc.collect()
+        assert returned == list(range(step))
+        assert second.tolist() == [step] * 3
+        del second
+        assert returned == list(range(step + 1))
+        pool.give_back(block.token)
+    assert len(pool) == 1
+
+
+def test_a_fork_shares_the_block() -> None:
+    block = Block.create(8)
+    array = block.array("int64", 1)
+    pid = os.fork()
+    if pid == 0:
+        array[0] = os.getpid()
+        os._exit(0 if block.handle().pid == os.getpid() else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert array[0] == pid
+
+
+def test_blocks_can_be_referred_to_weakly_and_say_what_they_are() -> None:
+    block = Block.create(10)
+    assert repr(block) == "<Block of 10 bytes>"
+    block.close()
+    assert repr(block) == "<Block of 10 bytes, closed>"
+    assert weakref.ref(block)() is block
+    assert Handle(1, 2, "a", 3).nbytes == 3

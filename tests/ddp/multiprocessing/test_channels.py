@@ -1,0 +1,288 @@
+"""Channels carry descriptors beside the message: who sends may forget, and what is never read is nobody's."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import pickle
+import resource
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+import ddp.multiprocessing as mp
+from ddp import nn
+from ddp._block import block_of
+from ddp.errors import GraphError, SharingError
+from ddp.multiprocessing import _parcels
+from ddp.multiprocessing._blocks import Block, Loan
+from tests.ddp.multiprocessing.children import labelled
+from tests.ddp.multiprocessing.counting import all_descriptors, descriptors, mappings
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[Any, Any]]:
+    """A one-way pipe within this process: its receiving and its sending end. Nothing is left of what it carried."""
+    before = all_descriptors(), mappings()
+    reader, writer = mp.Pipe(duplex=False)
+    yield reader, writer
+    reader.close()
+    writer.close()
+    assert (all_descriptors(), mappings()) == before
+
+
+def test_a_tensor_is_shared_from_then_on(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    x = ddp.arange(6.0).reshape(2, 3)
+    view = x[1]
+    writer.send({"row": view, "number": 3})
+    assert x.is_shared(), "what it is a view of moves along"
+    got = reader.recv()
+    got["row"].fill_(9)
+    assert x.tolist() == [[0, 1, 2], [9, 9, 9]]
+    assert got["number"] == 3
+
+
+def test_the_sender_may_forget_and_close(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    writer.send(ddp.full((100_000,), 4.0))
+    writer.close()
+    assert descriptors() == 0, "it lies in the socket alone"
+    assert reader.recv().sum().item() == 400_000
+    with pytest.raises(EOFError):
+        reader.recv()
+
+
+def test_what_comes_twice_is_mapped_once(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    x = ddp.ones(4)
+    writer.send(x)
+    first = reader.recv()
+    held = descriptors(), mappings()
+    writer.send([x, x[1:], first])
+    second = reader.recv()
+    assert (descriptors(), mappings()) == held
+    assert all(np.shares_memory(each._array, first._array) for each in second)
+
+
+def test_classes_flags_and_layouts_travel(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model[0].bias.requires_grad_(False)
+    sent = [
+        labelled("mine"),
+        model,
+        ddp.arange(6, dtype=ddp.bfloat16).reshape(2, 3).t(),
+        ddp.arange(3.0).expand(2, 3),
+        ddp.zeros(0, 2),
+        ddp.tensor(1.5, dtype=ddp.float64, requires_grad=True),
+    ]
+    writer.send(sent)
+    label, net, turned, wide, empty, number = reader.recv()
+    assert (type(label).__name__, label.label, label.tolist()) == ("Labelled", "mine", [1, 2])
+    assert isinstance(net[0].weight, nn.Parameter)
+    assert [p.requires_grad for p in net.parameters()] == [True, False, True, True]
+    assert [name for name, _ in net.named_buffers()] == [name for name, _ in model.named_buffers()]
+    assert turned.stride() == (1, 3)
+    assert turned.tolist() == sent[2].tolist()
+    assert not wide._array.flags.writeable
+    assert wide.stride() == (0, 1)
+    assert empty.shape == (0, 2)
+    assert (number.dtype, number.requires_grad, number.item()) == (ddp.float64, True, 1.5)
+    assert all(p.is_shared() for p in model.parameters()), "the model that was sent is shared too"
+
+
+def test_what_is_on_loan_is_copied(pipe: tuple[Any, Any]) -> None:
+    """A batch of a DataLoader lies in memory that will hold another one."""
+    reader, writer = pipe
+    block, returned = Block.create(1 << 16), []
+    block.array("float32", 100)[:] = 5
+    loan = Loan(Block.open(block.handle()))
+    weakref.finalize(loan, returned.append, 1)
+    x = ddp.from_numpy(loan.array("float32", 4, 16))
+    del loan
+    assert not x.is_shared()
+    writer.send(x)
+    assert x.is_shared()
+    assert returned == [1]
+    block.array("float32", 100)[:] = 6
+    assert reader.recv().tolist() == x.tolist() == [5] * 4
+    assert block_of(x._array)[0].nbytes == 64, "no more is copied than the tensor"
+
+
+def test_small_tensors_of_a_message_share_a_block(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    many = {"list": [ddp.full((2,), float(i)) for i in range(300)], "large": ddp.zeros(20_000)}
+    many["itself"] = many
+    writer.send(many)
+    assert mappings() == 2
+    got = reader.recv()
+    assert [x[0].item() for x in got["list"]] == list(range(300))
+    many.clear()
+    got.clear()
+
+
+def test_more_descriptors_than_one_call_takes(pipe: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_parcels, "_SMALL", -1)
+    reader, writer = pipe
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("too few file descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    try:
+        for n in (252, 253, 254, 600):
+            writer.send([ddp.full((1,), float(i)) for i in range(n)])
+            assert [x.item() for x in reader.recv()] == list(range(n))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_receiver_with_too_many_files_open_says_so(pipe: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_parcels, "_SMALL", -1)
+    reader, writer = pipe
+    writer.send([ddp.ones(1) for _ in range(20)])
+    writer.send("next")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = all_descriptors()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 8, hard))
+    try:
+        with pytest.raises(SharingError, match=r"20 file descriptors, of which this process could take \d+: .*ulimit"):
+            reader.recv()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert all_descriptors() == before
+    assert reader.recv() == "next", "the pipe stays whole"
+
+
+def test_a_sender_waits_while_the_kernel_takes_no_more_descriptors(
+    pipe: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as a user may have open can be under way at once (root: any number)."""
+    reader, writer = pipe
+    real, refusals = writer._socket, [errno.ETOOMANYREFS, errno.ETOOMANYREFS]
+
+    class Socket:
+        def sendmsg(self, *given: Any) -> int:
+            if refusals:
+                raise OSError(refusals.pop(), "Too many references: cannot splice")
+            return real.sendmsg(*given)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    monkeypatch.setattr(writer, "_socket", Socket())
+    writer.send(ddp.ones(2))
+    assert not refusals
+    assert reader.recv().tolist() == [1, 1]
+    refusals.append(errno.EPIPE)
+    with pytest.raises(BrokenPipeError):
+        writer.send(1)
+
+
+def test_unread_messages_go_with_the_pipe(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    for _ in range(3):
+        writer.send(ddp.ones(100_000))
+    reader.recv()
+    reader.close()
+    with pytest.raises(BrokenPipeError):
+        writer.send(1)
+
+
+def test_bytes_and_endings(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    writer.send_bytes(b"abc")
+    assert reader.poll(1)
+    assert reader.recv_bytes() == b"abc"
+    assert not reader.poll()
+    writer.send_bytes(pickle.dumps([1, 2]))
+    assert reader.recv() == [1, 2]
+    writer.send(ddp.ones(2))
+    assert len(reader.recv_bytes()) > 0, "the descriptor beside them is closed"
+    with pytest.raises(OSError, match="write-only"):
+        writer.recv()
+    with pytest.raises(OSError, match="read-only"):
+        reader.send(1)
+    writer._socket.sendall(b"half")
+    writer.close()
+    with pytest.raises(OSError, match="end of file during message"):
+        reader.recv()
+    reader.close()
+    with pytest.raises(OSError, match="closed"):
+        reader.recv()
+
+
+def test_a_large_message_and_a_default_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    socket.setdefaulttimeout(0.05)
+    try:
+        one, other = mp.Pipe()
+    finally:
+        socket.setdefaulttimeout(None)
+    data = bytes(range(256)) * 40_000
+    thread = threading.Thread(target=lambda: other.send(other.recv()[::-1]))
+    thread.start()
+    time.sleep(0.1)  # longer than the default limit
+    one.send(data)
+    assert one.recv() == data[::-1]
+    thread.join()
+    one.close()
+    other.close()
+
+
+def test_an_end_of_a_pipe_can_be_sent(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    near, far = mp.Pipe()
+    writer.send(far)
+    far.close()
+    got = reader.recv()
+    got.send(ddp.ones(2))
+    assert near.recv().tolist() == [1, 1]
+    got.close()
+    near.close()
+
+
+def test_the_result_of_an_op_is_refused(pipe: tuple[Any, Any]) -> None:
+    with pytest.raises(GraphError, match="sending the result of an op"):
+        pipe[1].send(ddp.ones(2, requires_grad=True) * 2)
+
+
+def test_an_object_that_cannot_be_packed_leaves_the_pipe_whole(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        writer.send([ddp.ones(2), lambda: None])
+    writer.send(1)
+    assert reader.recv() == 1
+
+
+def test_others_pipes_take_copies_unless_memory_is_shared() -> None:
+    before = descriptors()
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    x, w = ddp.ones(3), nn.Parameter(ddp.ones(3))
+    writer.send((x, w))
+    copies = reader.recv()
+    assert not x.is_shared()
+    assert not any(each.is_shared() for each in copies)
+    x.share_memory_()
+    w.share_memory_()
+    writer.send((x, w))
+    got = reader.recv()
+    got[0].fill_(5)
+    assert x.tolist() == [5, 5, 5]
+    assert isinstance(got[1], nn.Parameter)
+    assert np.shares_memory(got[1]._array, w._array), "what comes home is found"
+    message = bytes(ForkingPickler.dumps(x))
+    del x, got
+    with pytest.raises(SharingError, match="let go of it before it was opened"):
+        pickle.loads(message)
+    del w, copies
+    reader.close()
+    writer.close()
+    assert descriptors() == before

@@ -1,0 +1,323 @@
+"""CUDA IPC on the stand-in, between real processes and in one: calls, order, and when memory is let go of."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ddp
+import ddp.multiprocessing as mp
+from ddp._gpu import claims, sharing
+from ddp._gpu import memory as sources
+from ddp.errors import SharingError
+from tests.ddp.multiprocessing import gpu_children
+from tests.ddp.multiprocessing.counting import all_descriptors
+from tests.gpu.between import Between
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def nobody_looks() -> bool:
+    return claims.sent.sweep() == 0
+
+
+@pytest.fixture
+def between(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
+    sources._source.clear()
+    found = Between(gpu, monkeypatch)
+    yield found
+    until(nobody_looks)
+    sources._source.clear()
+    sharing._uuid.cache_clear()
+
+
+class TestProcesses:
+    @pytest.fixture
+    def start(self, between: Between) -> Iterator[Callable[[Any], Any]]:
+        started = []
+
+        def run(target: Any) -> Any:
+            requests, results = mp.SimpleQueue(), mp.SimpleQueue()
+            child = mp.Process(target=target, args=(requests, results))
+            child.start()
+            started.append(child)
+            return requests, results, child
+
+        yield run
+        for child in started:
+            child.kill()
+            child.join(20)
+
+    def test_both_see_each_others_writes(self, start: Any, gpu: Any) -> None:
+        requests, results, _ = start(gpu_children.answer)
+        x = ddp.arange(12.0, device="cuda").reshape(3, 4)
+        requests.put(x.T[1:])
+        assert results.get() == ("cuda:0", (1, 4), False, [[1.0, 5.0, 9.0], [2.0, 6.0, 10.0], [3.0, 7.0, 11.0]])
+        assert x.tolist() == [[0.0, 2.0, 3.0, 4.0], [4.0, 6.0, 7.0, 8.0], [8.0, 10.0, 11.0, 12.0]]
+        requests.put(ddp.nn.Parameter(ddp.ones(2, device="cuda")))
+        assert results.get() == ("cuda:0", (1,), True, [1.0, 1.0])
+        y = ddp.zeros(2, device="cuda:1")
+        requests.put(y)
+        assert results.get() == ("cuda:1", (1,), False, [0.0, 0.0])
+        assert y.tolist() == [1.0, 1.0]
+        requests.put(None)
+
+    def test_memory_is_kept_while_others_look_and_no_longer(self, start: Any, gpu: Any) -> None:
+        requests, results, child = start(gpu_children.keep)
+        x = ddp.ones(1000, device="cuda")
+        requests.put(x)
+        assert results.get() == 1000
+        del x
+        ddp.cuda.ipc_collect()
+        assert ddp.cuda.memory_allocated() == 4096, "the child looks at it"
+        child.kill()
+        child.join(20)
+        until(nobody_looks)
+        assert ddp.cuda.memory_allocated() == 0, "the kernel has closed what the child held"
+
+    def test_home_again(self, start: Any, gpu: Any) -> None:
+        requests, results, _ = start(gpu_children.give_back)
+        x = ddp.arange(2, 6.0, device="cuda")
+        requests.put(x)
+        back = results.get()
+        assert back.data_ptr() == x.data_ptr()
+        assert results.get().tolist() == [3.0, 4.0]
+        requests.put(None)
+
+    def test_sent_on(self, start: Any, gpu: Any) -> None:
+        """Unlike PyTorch's: who has got memory may send it on; the process that it belongs to keeps it for all."""
+        requests, results, _ = start(gpu_children.give_back)
+        others, answers, _ = start(gpu_children.hear)
+        reader, writer = mp.Pipe(duplex=False)
+        others.put(reader)
+        x = ddp.arange(3, 7.0, device="cuda")
+        requests.put(x)
+        for _ in range(2):
+            results.get()
+        requests.put(writer)
+        assert answers.get() == [4.0, 5.0]
+        assert x.tolist() == [3.0, 5.0, 6.0, 6.0]
+
+    def test_a_module(self, start: Any, gpu: Any) -> None:
+        requests, results, child = start(gpu_children.train_there)
+        model = ddp.nn.Linear(2, 1, bias=False).to("cuda").share_memory()
+        before = model.weight.tolist()
+        requests.put(model)
+        assert results.get() == ["weight"]
+        child.join(20)
+        assert model.weight.tolist()[0] == pytest.approx([w - 1 for w in before[0]])
+
+
+class TestOrder:
+    """In one process that takes itself for two."""
+
+    @pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(10)], indirect=True)
+    def test_their_stream_goes_on_after_ours(self, between: Between, gpu: Any) -> None:
+        xp = gpu.cupy
+        mine, other = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
+        with mine:
+            array = xp.arange(1000, dtype="f4")
+            array += 1
+            gpu.reset()
+            given = sharing.offer(array, ddp.device("cuda:0"))
+        with between.elsewhere(), other:
+            got = sharing.accept(*given)
+            assert not gpu.synchronizations, "the host waits for nobody"
+            assert (got * 2).get().tolist() == [2.0 * (i + 1) for i in range(1000)]
+            assert got.data.ptr != array.data.ptr
+        del got, given
+
+    @pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(10)], indirect=True)
+    def test_at_home_too(self, between: Between, gpu: Any) -> None:
+        xp = gpu.cupy
+        with xp.cuda.Stream(non_blocking=True):
+            array = xp.arange(1000, dtype="f4")
+            array += 1
+            given = sharing.offer(array, ddp.device("cuda:0"))
+        with xp.cuda.Stream(non_blocking=True):
+            got = sharing.accept(*given)
+            assert got is array
+            assert (got * 2).get().tolist() == [2.0 * (i + 1) for i in range(1000)]
+        assert "open" not in between.calls, "CUDA refuses to open a handle where it was made"
+        del got, given
+
+    @pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(10)], indirect=True)
+    def test_the_sender_keeps_it_until_their_kernels_are_done(self, between: Between, gpu: Any) -> None:
+        xp = gpu.cupy
+        other = xp.cuda.Stream(non_blocking=True)
+        x = ddp.arange(1000.0, device="cuda")
+        given = sharing.offer(x._array, x.device)
+        del x
+        with between.elsewhere(), other:
+            got = sharing.accept(*given)
+            del given
+            doubled = got * 2
+            gpu.reset()
+            del got
+        until(nobody_looks)
+        ddp.empty(1000, device="cuda").fill_(-1)  # takes the memory
+        with other:
+            assert doubled.get().tolist() == [2.0 * i for i in range(1000)]
+        waits = [line for kind, line in gpu.waits if kind != "get"]
+        assert all("sharing.py" in line for line in waits), "a thread of its own waits"
+
+    def test_the_mapping_goes_before_the_claim(self, between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+        order: list[str] = []
+        monkeypatch.setattr(claims.Claim, "__del__", lambda self: (order.append("claim"), os.close(self._fd)))
+        x = ddp.ones(300, device="cuda")
+        one, two = (sharing.offer(x._array[at:], x.device) for at in (0, 100))
+        with between.elsewhere():
+            arrays = [sharing.accept(*one), sharing.accept(*two)]
+            assert between.calls.count("open") == 1, "an allocation is mapped once"
+            del one, two
+            arrays.pop()
+            until(lambda: order == ["claim"])
+            assert "close" not in between.calls
+            monkeypatch.setattr(between, "note", lambda what, given: order.append(what))
+            arrays.pop()
+            until(lambda: len(order) == 3)
+        assert order == ["claim", "close", "claim"]
+        until(nobody_looks)
+
+
+class TestCalls:
+    def offer(self, x: Any) -> Any:
+        return sharing.offer(x._array, x.device)
+
+    def test_the_handle_is_of_the_allocation_and_the_array_lies_in_it(self, between: Between) -> None:
+        x = ddp.zeros(100, 3, device="cuda")
+        _, claim, memory, dtype, shape, strides = self.offer(x[2:])
+        assert between.calls == ["get event", "get"]
+        assert (memory.offset, memory.nbytes) == (24, 1200)
+        assert (dtype, shape, strides) == (ddp.float32, (98, 3), (12, 4))
+        assert len(memory.uuid) == 16
+        backwards = sharing.offer(x._array[::-1], x.device)
+        assert (backwards[2].offset, backwards[2].nbytes) == (1188, 1200)
+        del claim, backwards
+
+    def test_no_memory_needs_no_handle(self, between: Between) -> None:
+        given = self.offer(ddp.zeros(0, 3, device="cuda"))
+        assert given[2].handle == b""
+        with between.elsewhere():
+            assert sharing.accept(*given).shape == (0, 3)
+        assert "open" not in between.calls
+        del given
+
+    def test_what_is_never_read_lets_go(self, between: Between) -> None:
+        reader, writer = mp.Pipe(duplex=False)
+        for n in (1, 2):
+            writer.send(ddp.zeros(n, device="cuda"))
+        assert claims.sent.sweep() == 2
+        first = reader.recv()
+        writer.close()
+        reader.close()
+        assert claims.sent.sweep() == 0, "the second was never read, and the first is at home"
+        assert first.numel() == 1
+
+    def test_a_device_by_another_number(self, between: Between, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        given = self.offer(ddp.zeros(3, device="cuda:1"))
+        properties = gpu.cupy.cuda.runtime.getDeviceProperties
+        with between.elsewhere():
+            sharing._uuid.cache_clear()
+            monkeypatch.setattr(gpu.cupy.cuda.runtime, "getDeviceProperties", lambda n: properties(1 - n))
+            got = sharing.accept(*given)
+            assert got.device.id == 0, "CUDA_VISIBLE_DEVICES has another order there"
+            del got
+            sharing._uuid.cache_clear()
+            monkeypatch.setattr(gpu.cupy.cuda.runtime, "getDeviceProperties", lambda n: {"uuid": b"?" * 16})
+            with pytest.raises(SharingError, match=r"a tensor on cuda:1 of process \d+ cannot come here"):
+                sharing.accept(*given)
+        del given
+
+    def test_more_than_cuda_has_events_for(self, between: Between, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sharing, "_MOST", 0)
+        x = ddp.ones(3, device="cuda")
+        gpu.reset()
+        given = self.offer(x)
+        assert given[2].event == b""
+        assert sum(gpu.synchronizations.values()) == 1
+        with between.elsewhere():
+            assert sharing.accept(*given).get().tolist() == [1.0] * 3
+        del given
+
+    def test_a_system_without_such_events(self, between: Between, gpu: Any) -> None:
+        between.fails = "get event"
+        given = self.offer(ddp.ones(3, device="cuda"))
+        assert given[2].event == b""
+        assert sum(gpu.synchronizations.values()) == 1
+        del given
+
+    def test_memory_that_cuda_cannot_share(self, between: Between) -> None:
+        x = ddp.ones(3, device="cuda")
+        between.fails = "get"
+        with pytest.raises(
+            SharingError, match=r"cannot share .*cudaErrorInvalidValue.*cudaMallocAsync.*use\('async'\)"
+        ):
+            self.offer(x)
+
+    def test_memory_that_cannot_be_opened(self, between: Between) -> None:
+        given = self.offer(ddp.ones(3, device="cuda"))
+        between.fails, pid = "open", os.getpid()
+        with between.elsewhere(), pytest.raises(SharingError, match=f"process {pid} cannot be opened here"):
+            sharing.accept(*given)
+        del given
+
+    def test_not_while_a_graph_is_captured(self, between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+        x = ddp.ones(3, device="cuda")
+        monkeypatch.setattr(sharing.streams.Lane, "capturing", True)
+        with pytest.raises(SharingError, match="while a graph is captured"):
+            self.offer(x)
+
+    def test_unknown(self) -> None:
+        with pytest.raises(SharingError, match="let go of it"):
+            claims.sent.find("unknown")
+
+    def test_a_full_device_lets_go_of_what_nobody_claims(self, between: Between, gpu: Any) -> None:
+        x = ddp.ones(1 << 18, device="cuda")
+        given = self.offer(x)
+        del x, given
+        gpu.cupy.capacity = 1 << 20
+        assert ddp.empty(1 << 18, device="cuda").numel()
+
+    def test_a_forked_child_holds_nothing(self, between: Between) -> None:
+        given = self.offer(ddp.ones(3, device="cuda"))
+        pid = os.fork()
+        if pid == 0:
+            os._exit(claims.sent.sweep())
+        assert os.waitpid(pid, 0)[1] == 0
+        assert claims.sent.sweep() == 1
+        del given
+
+    def test_no_descriptor_is_left(self, between: Between) -> None:
+        before = all_descriptors()
+        given = self.offer(x := ddp.ones(3, device="cuda"))
+        with between.elsewhere():
+            sharing.accept(*given)
+        del given, x
+        until(nobody_looks)
+        ddp.cuda.empty_cache()
+        assert all_descriptors() == before
+
+
+def test_the_driver_is_asked_where_the_allocation_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        code = 0
+
+        def cuMemGetAddressRange_v2(self, base: Any, size: Any, address: Any) -> int:
+            base._obj.value, size._obj.value = address.value - address.value % 4096, 4096
+            return self.code
+
+    monkeypatch.setattr(sharing, "_driver", Driver)
+    assert sharing.address_range(0x7000_0000 + 1234) == 0x7000_0000
+    monkeypatch.setattr(Driver, "code", 1)
+    with pytest.raises(SharingError, match="answered 1"):
+        sharing.address_range(0x7000_0000)

@@ -1,0 +1,162 @@
+"""share_memory_ moves what is there, and all that look at it follow."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import nn
+from ddp._tensor import sharing
+from ddp.optim import SGD, Adam
+from tests.ddp.multiprocessing.counting import descriptors, mappings
+
+TENSORS = {
+    "matrix": lambda: ddp.arange(12.0).reshape(3, 4),
+    "transposed": lambda: ddp.arange(12.0).reshape(3, 4).t(),
+    "strided": lambda: ddp.arange(24).reshape(4, 6)[1::2, ::3],
+    "backwards": lambda: ddp.from_numpy(np.arange(10.0)[::-2]),
+    "number": lambda: ddp.tensor(3.0),
+    "empty": lambda: ddp.zeros(0, 3),
+    "bfloat16": lambda: ddp.arange(6, dtype=ddp.bfloat16).reshape(2, 3),
+    "bool": lambda: ddp.tensor([True, False]),
+    "expanded": lambda: ddp.arange(3.0).expand(2, 3),
+    "result": lambda: ddp.ones(3) + 1,
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_stays_what_it_is(name: str) -> None:
+    x, same = TENSORS[name](), TENSORS[name]()
+    assert not x.is_shared()
+    assert x.share_memory_() is x
+    assert x.is_shared()
+    assert (x.shape, x.dtype, x.stride()) == (same.shape, same.dtype, same.stride())
+    assert ddp.equal(x, same)
+    assert x._array.flags.writeable == same._array.flags.writeable
+    array = x._array
+    assert x.share_memory_()._array is array, "once is enough"
+
+
+def test_all_that_share_the_memory_follow() -> None:
+    x = ddp.arange(12.0).reshape(3, 4)
+    relatives = {"row": x[1], "detached": x.detach(), "data": x.data, "turned": x.t(), "part": x.t()[2:, 1:]}
+    relatives["part"].share_memory_()
+    assert x.is_shared()
+    for name, each in relatives.items():
+        assert each.is_shared(), name
+        assert np.shares_memory(each._array, x._array), name
+    relatives["row"].fill_(9)
+    assert x.tolist() == [[0, 1, 2, 3], [9, 9, 9, 9], [8, 9, 10, 11]]
+    assert relatives["turned"][:, 1].tolist() == [9] * 4
+    assert relatives["row"]._version is x._version, "autograd still knows that they are one"
+
+
+def test_others_are_left_alone() -> None:
+    x, y = ddp.ones(3), ddp.ones(3)
+    view = x[:2]
+    x.share_memory_()
+    assert view.is_shared()
+    assert not y.is_shared()
+    assert not (x + 1).is_shared()
+    assert not x.clone().is_shared()
+
+
+def test_a_lone_tensor_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at all objects takes milliseconds, a message with a fresh tensor must not."""
+    looked: list[int] = []
+    monkeypatch.setattr(sharing.gc, "get_objects", lambda: looked.append(1) or [])
+    sharing.move([ddp.ones(2), ddp.arange(6.0).reshape(2, 3), nn.Parameter(ddp.ones(3))])
+    nn.Linear(3, 3).share_memory()
+    assert not looked
+    y = ddp.ones(2)
+    sharing.move([y, y.detach()])
+    assert looked
+    for make in (lambda: ddp.zeros(3), lambda: ddp.arange(6.0).reshape(2, 3), lambda: ddp.ones(3) + 1):
+        lone = make()
+        assert sharing._alone(lone)
+    x = ddp.ones(3)
+    for make in (lambda: x.detach(), lambda: x[1:], lambda: x.reshape(3, 1)):
+        relative = make()
+        assert not sharing._alone(x)
+        assert not sharing._alone(relative)
+        del relative
+        assert sharing._alone(x)
+
+
+def test_the_graph_holds_what_it_saved() -> None:
+    w = ddp.tensor([2.0, 3.0], requires_grad=True)
+    loss = (w * w).sum()
+    w.share_memory_()
+    loss.backward()
+    assert w.is_leaf
+    assert w.grad.tolist() == [4, 6]
+    assert not w.grad.is_shared(), "gradients are private"
+    before = w.grad
+    w.share_memory_()
+    assert w.grad is before
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_optimizers_write_to_the_shared_memory(kind: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    optimizer = kind(model.parameters(), lr=0.1)
+    model(ddp.ones(2, 4)).sum().backward()
+    optimizer.step()
+    model.share_memory()
+    before = [p._array.copy() for p in model.parameters()]
+    arrays = [p._array for p in model.parameters()]
+    model(ddp.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert any((p._array != old).any() for p, old in zip(model.parameters(), before, strict=True))
+    assert all(np.shares_memory(p._array, array) for p, array in zip(model.parameters(), arrays, strict=True))
+    assert all(p.is_shared() for p in model.parameters())
+
+
+def test_a_module_moves_into_one_block() -> None:
+    before = mappings()
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False))
+    model[2].weight = model[0].weight
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    kept = model.state_dict()
+    assert model.share_memory() is model
+    assert mappings() == before + 1
+    assert model[2].weight is model[0].weight
+    assert all(each.is_shared() for each in (*model.parameters(), *model.buffers()))
+    assert all(ddp.equal(model.state_dict()[name], value) for name, value in state.items())
+    kept["0.weight"].fill_(5)
+    assert model[2].weight[0, 0].item() == 5
+    del model, kept
+    assert mappings() == before
+
+
+def test_copies_and_plain_pickles_know_nothing_of_it() -> None:
+    x = ddp.arange(1000.0).share_memory_().requires_grad_()
+    held = descriptors()
+    twin, back = copy.deepcopy(x), pickle.loads(pickle.dumps(x))
+    for each in (twin, back):
+        assert ddp.equal(each, x)
+        assert each.requires_grad
+        assert not each.is_shared()
+    assert len(pickle.dumps(x)) > 4000
+    assert descriptors() == held
+
+
+def test_as_pytorch_does() -> None:
+    torch = pytest.importorskip("torch")
+
+    def story(lib: Any) -> list[Any]:
+        x = lib.arange(6.0).reshape(2, 3)
+        view, flat = x[1], x.detach().reshape(6)
+        seen = [x.is_shared(), view.share_memory_() is view, x.is_shared(), flat.is_shared()]
+        flat[4] = 50.0
+        net = lib.nn.Linear(2, 2).share_memory()
+        seen += [view.tolist(), net.weight.is_shared(), net.weight.clone().is_shared(), net.weight.is_leaf]
+        net(lib.ones(1, 2)).sum().backward()
+        return [*seen, net.weight.grad.is_shared(), (x * 2).is_shared()]
+
+    assert story(ddp) == story(torch)

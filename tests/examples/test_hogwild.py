@@ -1,0 +1,22 @@
+"""Processes that step on one model without a lock train it all the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent.parent / "examples/hogwild_digits.py"
+
+
+def test_two_processes_train_one_model(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    pytest.importorskip("sklearn")
+    done = run_job([sys.executable, SCRIPT, "--epochs", "5"], timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"test accuracy ([\d.]+) % .*, 2 processes", done.stdout)
+    assert found
+    assert float(found[1]) > 90
