@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
-from typing import IO, Any, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -19,12 +19,22 @@ from ddp.serialization._format import DTYPES, LIMIT, METADATA, SCALARS
 _MOST_DIMENSIONS = 64  # of a NumPy array
 
 
-class Reader:
-    """Checks a file before it believes it. name: what errors call it."""
+class Span(NamedTuple):
+    """An array in a file: its bytes from start to stop, counted from the file's first."""
 
-    def __init__(self, file: IO[bytes], name: str) -> None:
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Reader:
+    """Checks a file before it believes it. name: what errors call it; dtypes: by their names in files."""
+
+    def __init__(self, file: IO[bytes], name: str, dtypes: Mapping[str, np.dtype[Any]] = DTYPES) -> None:
         self._file = file
         self._name = name
+        self._dtypes = dtypes
         self._start = file.tell()
         self._size = file.seek(0, os.SEEK_END) - self._start
 
@@ -42,6 +52,19 @@ class Reader:
             if "structure" not in metadata:
                 return tensors
             return self._built(self._json("structure", metadata, any_value=True), tensors)
+        except RecursionError:
+            self._fail("the header is nested too deep")
+
+    def spans(self) -> dict[str, Span]:
+        """Where the arrays are, in the order of the file. Nothing but the header is read."""
+        try:
+            entries = self._header()
+            self._metadata(entries.pop(METADATA, {}))
+            begin = self._file.tell() - self._start
+            return {
+                name: Span(dtype, shape, begin + start, begin + stop)
+                for name, (dtype, shape, start, stop) in self._spans(entries).items()
+            }
         except RecursionError:
             self._fail("the header is nested too deep")
 
@@ -116,9 +139,9 @@ class Reader:
     def _span(self, name: str, entry: Any) -> tuple[Any, tuple[int, ...], int, int]:
         if not isinstance(entry, dict) or sorted(entry) != ["data_offsets", "dtype", "shape"]:
             self._fail(f"{name}: expected dtype, shape and data_offsets, got {_short(entry)}")
-        dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+        dtype = self._dtypes.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
         if dtype is None:
-            self._fail(f"{name}: dtype {_short(entry['dtype'])} is none of {', '.join(DTYPES)}")
+            self._fail(f"{name}: dtype {_short(entry['dtype'])} is none of {', '.join(self._dtypes)}")
         shape, offsets = entry["shape"], entry["data_offsets"]
         if not _are_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
             self._fail(f"{name}: shape {_short(shape)} is none")

@@ -11,8 +11,7 @@ from ddp._device import CPU, place
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
 from ddp.serialization._format import DTYPES, METADATA, SCALARS
-
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
+from ddp.serialization._layout import lay_out
 
 
 class Writer:
@@ -31,22 +30,11 @@ class Writer:
             metadata["structure"] = json.dumps(self._described(obj, (), "obj"))
         if self._tied:
             metadata["tied"] = json.dumps(self._tied)
-        # By size of element, so that every tensor is aligned; the header keeps the order of the object.
-        self._order = sorted(self._arrays, key=lambda name: -self._arrays[name].dtype.itemsize)
-        entries: dict[str, Any] = {METADATA: metadata} if metadata else {}
-        for name, array in self._arrays.items():
-            entries[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [0, 0]}
-        start = 0
-        for name in self._order:
-            entries[name]["data_offsets"] = [start, start + self._arrays[name].nbytes]
-            start += self._arrays[name].nbytes
-        header = json.dumps(entries, separators=(",", ":")).encode()
-        self._header = header + b" " * (-len(header) % 8)
+        self._layout = lay_out(self._arrays, metadata)
 
     def write(self, file: IO[bytes]) -> None:
-        _write(file, len(self._header).to_bytes(8, "little"))
-        _write(file, self._header)
-        for name in self._order:
+        _write(file, self._layout.begin)
+        for name in self._layout.order:
             array = np.ascontiguousarray(place(self._arrays[name], CPU))
             if array.size:
                 _write(file, array.reshape(-1).view(np.uint8).data)
@@ -84,7 +72,7 @@ class Writer:
 
     def _add(self, name: str, tensor: Tensor) -> str:
         array = tensor._array
-        if array.dtype not in _CODES:
+        if array.dtype not in DTYPES.values():
             raise ArgumentError(f"save: {name} is of {array.dtype}, which safetensors files have no name for")
         self._held.append(array)
         address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr

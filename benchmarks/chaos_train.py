@@ -1,0 +1,318 @@
+"""Kill it anywhere, lose nothing: a training job is struck at random moments and must end as if nothing had been.
+
+    python benchmarks/chaos_train.py [--kills 100] [--moves 20] [--only rank,save] [--seed 0] [--json FILE]
+
+A small CNN learns digits on two ranks, in a few steps, with a checkpoint every few of them (`chaos_trainee.py`). It
+runs once undisturbed. Then it runs again and again, each time from nothing, and each time something befalls it:
+
+rank      one of the two is killed, at any moment from the start on
+launcher  ddp-launch is killed
+all       everything is killed at once: launcher, MPI, keepers, ranks
+stop      a rank is stopped (SIGSTOP) for a while, and then killed
+save      a rank is killed in the middle of a save: at, or just after, any one thing that it does to a file
+load      the same in the middle of a load, after a rank was killed at any step
+full      the disk becomes full (a tmpfs; where none may be mounted, a limit on the size of files), and has room again
+asked     a rank gets SIGTERM: all save and leave with 75
+
+In half of the jobs saves go on in the background. ddp-launch restarts the job; where it was the victim, or the job has
+left with 75, the drill starts the same command again. The final weights must be those of the undisturbed run, bit by
+bit, and so must every random number drawn in a step that counts; no sample may be lost or come twice.
+
+Then the job moves: two ranks, killed or asked to stop, one rank, killed or asked to stop, four ranks. No sample may be
+lost or come twice, and the loss of every step is that of the undisturbed run up to rounding in float64.
+
+Whatever hangs ends after a minute, and what a job leaves behind counts as a failure. Linux; a few seconds a kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
+sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+
+from benchmarks.chaos_jobs import Disk, Ended, Plan, Victim, alone, run, write_digits  # noqa: E402
+from benchmarks.chaos_trainee import EVERY, SAMPLES, Strike  # noqa: E402
+
+KINDS = ("save", "rank", "launcher", "load", "all", "stop", "full", "asked")
+OUTSIDE = ("rank", "launcher", "all", "stop", "full", "asked")  # struck by the drill, at a moment
+RESTARTS = 5  # of the launcher
+STARTS = 4  # of the drill
+TRIES = 6  # to hit
+ROUNDING = 1e-9  # of a loss
+Note = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """What befalls one job.
+
+    moment: when the drill strikes, as a share of all steps; below 0: of the time from the shell to the first step
+    rank: whom
+    beside: saves go on in the background; strikes: what ranks do to themselves, at exact moments
+    """
+
+    kind: str
+    moment: float
+    rank: int
+    beside: bool
+    strikes: tuple[Strike, ...] = ()
+
+
+class Undisturbed(NamedTuple):
+    """The run that all others must equal.
+
+    starting: seconds from the shell to the first step
+    saving: what each rank did to files, counted; sha256: of its weights; steps: notes of all ranks by step
+    """
+
+    starting: float
+    saving: list[int]
+    sha256: str
+    steps: Mapping[int, list[Note]]
+
+
+class Result(NamedTuple):
+    """How a job ended that was struck.
+
+    wrong: what should not be, "" if all is well; restarts: by the launcher; starts: by the drill, the first included
+    repeated: steps that were made again; loss: by how much one differs at most, relatively
+    """
+
+    case: str
+    wrong: str
+    restarts: int
+    starts: int
+    repeated: int
+    loss: float
+
+
+# -- what befalls a job
+
+
+def cases(count: int, kinds: Sequence[str], saving: Sequence[int], chance: random.Random) -> list[Case]:
+    """What is to befall so many jobs: each kind in turn. saving: file events of each rank in a whole run"""
+    return [_case(kinds[number % len(kinds)], saving, chance) for number in range(count)]
+
+
+def _case(kind: str, saving: Sequence[int], chance: random.Random) -> Case:
+    rank, moment, beside = chance.randrange(2), chance.uniform(-0.3, 0.95), chance.random() < 0.5
+    # Half of them at the event itself, half within what follows it: in the middle of a write, say.
+    delay = chance.choice((0.0, chance.uniform(1e-5, 5e-3)))
+    if kind == "save":
+        return Case(kind, moment, rank, beside, (Strike(0, rank, "save", chance.randrange(saving[rank]), delay),))
+    if kind == "load":
+        first = Strike(0, chance.randrange(2), "step", EVERY + chance.randrange(10))
+        return Case(kind, moment, rank, beside, (first, Strike(1, rank, "load", chance.randrange(9), delay)))
+    return Case(kind, moment, rank, beside)
+
+
+def moves(chance: random.Random) -> tuple[Strike, ...]:
+    """What ends the run on two ranks, and the one on one rank that follows."""
+    found = []
+    for number, ranks in enumerate((2, 1)):
+        during = chance.choice(("step", "save", "asked"))
+        event = chance.randrange(4, 25) if during == "save" else chance.randrange(1, 7)
+        found.append(Strike(100 * number, 0 if during == "save" else chance.randrange(ranks), during, event))
+    return tuple(found)
+
+
+def earlier(case: Case) -> Case:
+    """The same, sooner: what was meant to befall the job came after its end."""
+    strikes = tuple(strike._replace(event=strike.event // 2, delay=strike.delay / 2) for strike in case.strikes)
+    return case._replace(moment=case.moment * 0.6, strikes=strikes)
+
+
+# -- what must come of it
+
+
+def that_count(notes: Iterable[Note]) -> dict[int, list[Note]]:
+    """By step, what all ranks noted in the last start that made it: later starts went on from before that step."""
+    found: dict[int, list[Note]] = {}
+    for note in notes:
+        if "step" in note:
+            step = found.setdefault(note["step"], [])
+            if step and step[0]["start"] < note["start"]:
+                step.clear()
+            if not step or step[0]["start"] == note["start"]:
+                step.append(note)
+    return found
+
+
+def repeated(notes: Iterable[Note]) -> int:
+    """How many steps were made that do not count."""
+    made = {(note["start"], note["step"]) for note in notes if "step" in note}
+    return len(made) - len({step for _, step in made})
+
+
+def samples_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, list[Note]]) -> str:
+    """Which samples were lost, or came twice, or elsewhere than in the undisturbed run; "" if none."""
+    if sorted(steps) != sorted(undisturbed):
+        return f"steps {sorted(steps)}, expected {sorted(undisturbed)}"
+    epochs: dict[int, Counter[int]] = {}
+    for step, notes in sorted(steps.items()):
+        if len(notes) != notes[0]["size"]:
+            return f"step {step} was noted by {len(notes)} of {notes[0]['size']} ranks"
+        ids, expected = (sorted(each for note in some for each in note["ids"]) for some in (notes, undisturbed[step]))
+        if ids != expected:
+            return f"step {step} had samples {ids}, expected {expected}"
+        epochs.setdefault(notes[0]["epoch"], Counter()).update(ids)
+    for epoch, seen in epochs.items():
+        if seen != Counter(range(SAMPLES)):
+            return f"epoch {epoch} lost {sorted({*range(SAMPLES)} - {*seen})}, and had others twice"
+    return ""
+
+
+def draws_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, list[Note]]) -> str:
+    """The first step in which other random numbers were drawn; "" if there is none."""
+    for step, notes in sorted(steps.items()):
+        if sorted(note["draws"] for note in notes) != sorted(note["draws"] for note in undisturbed[step]):
+            return f"step {step} drew other random numbers"
+    return ""
+
+
+def loss_apart(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, list[Note]]) -> float:
+    """By how much the loss of a step differs at most, relatively."""
+    return max(
+        abs(sum(note["loss"] for note in notes) / sum(note["loss"] for note in undisturbed[step]) - 1)
+        for step, notes in steps.items()
+    )
+
+
+def judge(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, int, float]:
+    """What is wrong with a job that has come to its end, the steps that it made again, and how far its losses are off.
+
+    exactly: it ran on as many ranks, so that all bits must be the same
+    """
+    steps, again = that_count(ended.notes), repeated(ended.notes)
+    if wrong := samples_wrong(steps, undisturbed.steps):
+        return wrong, again, float("nan")
+    apart = loss_apart(steps, undisturbed.steps)
+    digests = {result["sha256"] for result in ended.results}
+    if exactly and digests != {undisturbed.sha256}:
+        return f"other weights: {sorted(digests)}, expected {undisturbed.sha256}", again, apart
+    if exactly and (wrong := draws_wrong(steps, undisturbed.steps)):
+        return wrong, again, apart
+    if len(digests) > 1:
+        return f"the ranks' weights differ: {sorted(digests)}", again, apart
+    return "" if apart <= ROUNDING else f"a loss differs by {apart:.1e}", again, apart
+
+
+# -- the drill
+
+
+def undisturbed(folder: Path) -> Undisturbed:
+    """Raises: SystemExit if even that goes wrong."""
+    ended = run(folder, Plan([2], restarts=0))
+    if ended.wrong:
+        raise SystemExit(f"the undisturbed run: {ended.wrong}\n{ended.said}")
+    saving = [result["events"]["save"] for result in ended.results]
+    steps = that_count(ended.notes)
+    if wrong := samples_wrong(steps, steps):
+        raise SystemExit(f"the undisturbed run: {wrong}")
+    return Undisturbed(ended.starting, saving, ended.results[0]["sha256"], steps)
+
+
+def strike(folder: Path, case: Case, reference: Undisturbed, disk: Disk) -> tuple[Result, str]:
+    """Has it befall a job, sooner if need be; how that ended, and what was said."""
+    for _ in range(TRIES):
+        span = len(reference.steps) if case.moment >= 0 else reference.starting
+        victim = Victim(case.kind, case.rank, case.moment * span, reference.starting)
+        outside = victim if case.kind in OUTSIDE else None
+        ended = run(folder, Plan([2] * STARTS, RESTARTS, case.strikes, outside, case.beside), disk)
+        if ended.struck or ended.wrong:
+            break
+        case = earlier(case)
+    else:
+        return Result(str(case), "it could not be struck", 0, 0, 0, 0.0), ended.said
+    wrong, again, apart = (ended.wrong, 0, 0.0) if ended.wrong else judge(ended, reference, exactly=True)
+    return Result(str(case), wrong, ended.restarts, ended.starts, again, apart), ended.said
+
+
+def move(folder: Path, strikes: tuple[Strike, ...], reference: Undisturbed) -> tuple[Result, str]:
+    """Has a job move from two ranks to one to four; how that ended, and what was said."""
+    ended = run(folder, Plan([2, 1, 4], restarts=0, strikes=strikes))
+    wrong, again, apart = (ended.wrong, 0, 0.0) if ended.wrong else judge(ended, reference, exactly=False)
+    if not wrong and ended.starts != 3:
+        wrong = f"it was started {ended.starts} times"
+    return Result(str(strikes), wrong, ended.restarts, ended.starts, again, apart), ended.said
+
+
+ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>8}"
+
+
+def table(results: Mapping[str, Sequence[Result]]) -> str:
+    """A row for each kind."""
+    rows = [
+        ROW.format("struck", "times", "restarts (launcher)", "starts (drill)", "steps repeated", "loss apart", "same")
+    ]
+    for kind, each in results.items():
+        if each:
+            restarts, starts = sum(one.restarts for one in each), sum(one.starts for one in each)
+            again, apart = sum(one.repeated for one in each), max(one.loss for one in each)
+            same = f"{sum(not one.wrong for one in each)}/{len(each)}"
+            rows.append(ROW.format(kind, len(each), restarts, starts, again, f"{apart:.1e}", same))
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100, help="jobs that are struck (default: 100)")
+    parser.add_argument("--moves", type=int, default=20, help="jobs that move from 2 to 1 to 4 ranks (default: 20)")
+    parser.add_argument("--only", default=",".join(KINDS), help="what befalls them (default: all that is above)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    kinds = args.only.split(",")
+    if unknown := {*kinds} - {*KINDS}:
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}")
+    alone()
+    chance = random.Random(args.seed)
+    results: dict[str, list[Result]] = {kind: [] for kind in (*kinds, "2 -> 1 -> 4")}
+    with tempfile.TemporaryDirectory() as name, Disk(Path(name) / "disk") as disk:
+        folder = Path(name)
+        write_digits(folder / "digits.npz", SAMPLES)
+        reference = undisturbed(folder)
+        planned: list[tuple[str, Any]] = [
+            (case.kind, case) for case in cases(args.kills, kinds, reference.saving, chance)
+        ]
+        planned += [("2 -> 1 -> 4", moves(chance)) for _ in range(args.moves)]
+        for number, (kind, what) in enumerate(planned, 1):
+            if isinstance(what, Case):
+                result, said = strike(folder, what, reference, disk)
+            else:
+                result, said = move(folder, what, reference)
+            results[kind].append(result)
+            print(f"{number}/{len(planned)} {kind}: {result.wrong or 'same'}", flush=True)
+            if result.wrong:
+                print(f"{result.case}\n{said}", flush=True)
+        on = "a tmpfs" if disk.real else "a limit on the size of files, as no tmpfs could be mounted"
+    print(f"\n{table(results)}\nseed {args.seed}; a full disk is {on}")
+    wrong = sum(bool(one.wrong) for each in results.values() for one in each)
+    if args.json:
+        found = {
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+            "python": platform.python_version(),
+            "seed": args.seed,
+            "full disk": on,
+            "sha256": reference.sha256,
+            "results": {kind: [one._asdict() for one in each] for kind, each in results.items()},
+        }
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()

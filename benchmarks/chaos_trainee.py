@@ -1,0 +1,187 @@
+"""A rank of the drill: a small CNN that learns digits, notes what it does, and may be struck at an exact moment.
+
+`chaos_train.py` starts it. In a folder it leaves what the drill wants to know: `rank-R.jsonl` has a line a step, and
+one when everything is loaded, `pid-R` says who that rank is, and `result-R.json` how it ended.
+
+A strike in the middle of a save or of a load counts what Python does to files of the checkpoints (its audit events:
+opening, making, listing, renaming, removing), and ends the process at the N-th of these, or a moment after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
+sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+
+import numpy as np  # noqa: E402
+
+import collectives  # noqa: E402
+import ddp  # noqa: E402
+from ddp import nn  # noqa: E402
+from ddp.checkpoint import Checkpointer  # noqa: E402
+from ddp.data import DataLoader, DistributedSampler, TensorDataset  # noqa: E402
+from ddp.nn import functional as F  # noqa: E402
+from ddp.optim import SGD  # noqa: E402
+from ddp.optim.lr_scheduler import StepLR  # noqa: E402
+
+SAMPLES = 150
+BATCH = 16  # images a step, over all ranks; the last step of an epoch has fewer
+EPOCHS = 2
+EVERY = 3  # steps from one save to the next
+TINY = 16 << 10  # bytes; of a file on the disk that is called full where none can be had that is
+_FILES = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}  # audit events
+
+
+class Strike(NamedTuple):
+    """What befalls a rank at an exact moment.
+
+    start: of the job: 100 times the run, plus the attempt of the launcher in it; rank: which
+    during: "save" or "load", of which file events are counted, or "step": it is killed; "asked": at a step it gets
+    SIGTERM; "full": from a step on it writes no more than tiny files
+    event: the number of that event or step in this start of the job, 0 the first; delay: seconds after it
+    """
+
+    start: int
+    rank: int
+    during: str
+    event: int
+    delay: float = 0.0
+
+
+class Struck:
+    """Waits for the moment of a rank's strikes, and counts, by phase, what could be struck."""
+
+    def __init__(self, folder: Path, strikes: list[Strike]) -> None:
+        self.folder = str(folder)
+        self.during = "load"
+        self.events = {"load": 0, "save": 0, "step": 0}
+        self._strikes = strikes
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in _FILES and isinstance(args[0], str | os.PathLike) and os.fspath(args[0]).startswith(self.folder):
+            self._count(self.during)
+
+    def _count(self, during: str) -> None:
+        number, self.events[during] = self.events[during], self.events[during] + 1
+        for strike in self._strikes:
+            if (strike.during, strike.event) == (during, number):
+                strike_now(strike.delay)
+
+    def step(self) -> None:
+        """A step begins; what happens to files from here on is a save's."""
+        self.during = "save"
+        for strike in self._strikes:
+            if strike.event == self.events["step"] and strike.during == "full":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (TINY, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            if strike.event == self.events["step"] and strike.during == "asked":
+                os.kill(os.getpid(), signal.SIGTERM)
+        self._count("step")
+
+
+def strike_now(delay: float) -> None:
+    """Ends this process at once, or after `delay` seconds, wherever it is then: no handler, no clean-up."""
+    if delay == 0.0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, delay)
+
+
+def make_net() -> nn.Module:
+    """(N, 1, 8, 8) images to (N, 10) logits."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+    return net.to(ddp.float64)
+
+
+def digest(net: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers, names and bytes."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(net.state_dict().items()):
+        found.update(name.encode())
+        found.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="for notes")
+    parser.add_argument("digits", type=Path)
+    parser.add_argument("checkpoints", type=Path)
+    parser.add_argument("--run", type=int, default=0, help="how often the drill itself has started this job before")
+    parser.add_argument("--pause", type=float, default=0.0, help="s that each step takes longer")
+    parser.add_argument("--async-save", action="store_true")
+    parser.add_argument("--strikes", default="[]", help="JSON: a list of what `Strike` says")
+    args = parser.parse_args()
+
+    comm = collectives.init(timeout=30.0)
+    start = 100 * args.run + int(os.environ.get("DDP_ATTEMPT", "0"))
+    (args.folder / f"pid-{comm.rank}").write_text(str(os.getpid()))
+    notes = (args.folder / f"rank-{comm.rank}.jsonl").open("a", buffering=1)
+
+    def note(**what: Any) -> None:
+        notes.write(json.dumps({"start": start, "size": comm.size, **what}) + "\n")
+
+    strikes = [Strike(*each) for each in json.loads(args.strikes)]
+    struck = Struck(args.checkpoints, [each for each in strikes if (each.start, each.rank) == (start, comm.rank)])
+    ddp.manual_seed(1)
+    with np.load(args.digits) as read:
+        data = TensorDataset(np.arange(len(read["labels"])), read["images"], read["labels"])
+    sampler = DistributedSampler(data, seed=1, tail="exact", comm=comm)
+    loader = DataLoader(data, BATCH // comm.size, sampler=sampler)
+    model = ddp.DataParallel(make_net(), comm)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.9)
+    scheduler = StepLR(optimizer, step_size=5, gamma=0.8)
+    random.seed(comm.rank), np.random.seed(comm.rank), ddp.manual_seed(comm.rank)
+    with Checkpointer(
+        args.checkpoints,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        every=EVERY,
+        async_save=args.async_save,
+        comm=comm,
+    ) as checkpointer:
+        before = None
+        for ids, images, labels in checkpointer.resume(loader, EPOCHS):
+            if before is None:
+                before = checkpointer.step
+                note(loaded=before)
+            struck.step()
+            time.sleep(args.pause)
+            loss = F.cross_entropy(model(images), labels, reduction="sum")
+            optimizer.zero_grad()
+            model.backward(loss, weight=len(labels))
+            optimizer.step()
+            scheduler.step()
+            # Of every source of random numbers that a program may use; they are gone on with, too.
+            draws = [random.random(), float(np.random.random()), ddp.rand(1).item()]
+            note(step=checkpointer.step, epoch=loader.epoch, ids=ids.tolist(), loss=loss.item(), draws=draws)
+        last = checkpointer.step
+    result = {"sha256": digest(model.module), "step": last, "events": struck.events}
+    temporary = args.folder / f".result-{comm.rank}"
+    temporary.write_text(json.dumps(result))
+    temporary.rename(args.folder / f"result-{comm.rank}.json")
+
+
+if __name__ == "__main__":
+    main()

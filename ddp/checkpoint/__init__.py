@@ -1,0 +1,15 @@
+"""Checkpoints that exist for all ranks or for none, and loops that go on where they were.
+
+    ckpt = ddp.checkpoint.Checkpointer("runs/digits", model=model, optimizer=optimizer, every=100)
+    for batch in ckpt.resume(loader, epochs=20):
+        ...
+
+Kill the job at any moment and start the same command again: it goes on, with the same numbers.
+"""
+
+from ddp.checkpoint._checkpointer import Checkpointer
+from ddp.checkpoint._loading import load_model
+from ddp.checkpoint._saved import Saved, open_checkpoint
+from ddp.checkpoint._store import Store
+
+__all__ = ["Checkpointer", "Saved", "Store", "load_model", "open_checkpoint"]

@@ -1,0 +1,326 @@
+"""`Checkpointer`: what training changes, saved and put back; the loop that goes on with it is in `_resuming`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+import collectives
+from collectives import ReduceOp, world
+from ddp._device import CPU, place
+from ddp.checkpoint import _optimizers, _resuming, _state
+from ddp.checkpoint._agreement import together
+from ddp.checkpoint._arguments import check_times, checked
+from ddp.checkpoint._background import Saving
+from ddp.checkpoint._restoring import Restoring
+from ddp.checkpoint._searching import find_together
+from ddp.checkpoint._snapshot import Snapshot
+from ddp.checkpoint._stopping import Signals
+from ddp.checkpoint._store import Store
+from ddp.errors import CheckpointError
+from ddp.nn import Module
+from ddp.optim import Optimizer
+from ddp.parallel.wishes import KINDS, SAVED, STOP, Wishes
+
+_log = logging.getLogger("ddp.checkpoint")
+B = TypeVar("B")
+C = TypeVar("C", bound="Checkpointer")
+
+
+class Checkpointer:
+    """Saves everything that training changes, and goes on from there, exactly.
+
+    folder: of this run; checkpoints are folders in it
+    model: a Module, or DataParallel; optimizer, scheduler: one, or a list; scaler: a GradScaler
+    user: what else is to be kept: a dict of JSON values, tensors and arrays, or an object with state_dict and
+        load_state_dict; a dict may hold such objects. It is each rank's own; its tensors come back on the CPU
+    keep: how many checkpoints are kept, None: all
+    every: steps from one save to the next, every_seconds: seconds; both may be given, None: neither
+    async_save: a save goes on beside training, which waits only where it would change what has not been copied
+    comm: the ranks; None: `collectives.init()`
+    resume: False: begin anew, in a folder without checkpoints
+
+        ckpt = ddp.checkpoint.Checkpointer("runs/digits", model=model, optimizer=optimizer, every=100)
+        for batch in ckpt.resume(loader, epochs=20):
+            ...  # forward, backward, optimizer.step
+
+    Collective, as are save, load, wait and close: all ranks make the same calls. Nothing is pickled.
+
+    Raises: ArgumentError or DtypeError for arguments that are none; CheckpointError if the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        model: Module | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        user: Any = None,
+        keep: int | None = 3,
+        every: int | None = None,
+        every_seconds: float | None = None,
+        async_save: bool = False,
+        comm: collectives.Communicator | None = None,
+        resume: bool = True,
+    ) -> None:
+        self._training = checked(model, optimizer, scheduler, scaler, user)
+        check_times(every, every_seconds)
+        comm = collectives.init() if comm is None else comm
+        self.step = 0
+        self._every, self._every_seconds = every, every_seconds
+        self._async, self._wanted = bool(async_save), bool(resume)
+        self._store = Store(folder, comm, keep)
+        self._comm, self._beside = comm.duplicate(), comm.duplicate()
+        self._wishes = Wishes()
+        for each in self._training.parallel:
+            each._reducer.wishes = self._wishes
+        self._saving: Saving | None = None
+        self._room: dict[str, Any] = {}
+        self._saved_at: int | None = None  # the step of the last checkpoint, saved or loaded
+        self._loaded = False
+        self._loader_state: Any = None  # until a loader comes
+        self._restored: Restoring | None = None  # until the loop begins
+        self._inside = False  # the loop's body has a batch, whose step is not counted yet
+        self._left = False  # a loop has begun, and did not come to its end
+        self._stepped = False  # an optimizer has made a step since `_resuming` asked
+        self._closed = False
+        self._hooks = [
+            handle
+            for each in self._training.optimizers
+            for handle in (
+                each.register_step_pre_hook(self._before_step),
+                each.register_step_post_hook(self._after_step),
+            )
+        ]
+
+    @property
+    def folder(self) -> Path:
+        """Where checkpoints are kept."""
+        return self._store.folder
+
+    def resume(self, loader: Iterable[B], epochs: int | None = None) -> Iterator[B]:
+        """The batches of so many passes over `loader`, without those that a checkpoint says have been had.
+
+        loader: with `state_dict()`, `load_state_dict()` and `epoch`, the number of passes completed, as
+            `ddp.data.DataLoader` has; epochs: passes in all, those before included; None: without end
+
+        The newest whole checkpoint is loaded first, unless `load` was called. When the loop's body has run for a batch,
+        that is a step: `step` grows by one, a save is made if it is due, and if a rank was asked to stop (SIGTERM,
+        SIGUSR1, Ctrl-C) all save after the same step and leave with exit code 75. At the end a last save is made. A
+        loop that is left by `break` or an error is not saved; its last batch counts as a step, and another loop goes on
+        behind it.
+
+        In the middle of an accumulation (there are gradients that no step has been made with) a save waits for its end.
+
+        Raises: DtypeError for a loader without these; CheckpointError from a save, on all ranks; SystemExit to stop.
+        """
+        _resuming.check(loader, epochs)
+        return _resuming.batches(self, loader, epochs)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether ranks have agreed to stop, for loops of one's own: then save, and `stop()`.
+
+        With DataParallel it is known, to all ranks alike, after each synchronized backward. In a world of several ranks
+        without it they ask each other now: then this is collective.
+        """
+        self._hear()
+        return self._wishes.heard[STOP] > 0
+
+    def request_stop(self) -> None:
+        """Does what a signal does: asks all ranks, from this one, to save and stop after the next step."""
+        self._wishes.mine[STOP] = True
+
+    def signals(self) -> Signals:
+        """A context in which signals ask for a stop, for loops of one's own; `resume` has it by itself."""
+        return Signals(self._wishes)
+
+    def stop(self) -> NoReturn:
+        """Saves, unless this step is saved, and leaves with exit code 75: start the same command to go on."""
+        self.wait()
+        step = self._reached
+        if self._saved_at != step:
+            self._write()
+        self.close()
+        world.report(stopped=step)
+        if self._comm.rank == 0 and not world.supervised():
+            print(
+                f"stopped as asked at step {step}, state saved in {self.folder}: start the same command to go on",
+                file=sys.stderr,
+                flush=True,
+            )
+        sys.exit(world.STOPPED)
+
+    def save(self) -> None:
+        """Saves the state as it is now, as that of `step`. With async_save it returns before that is on disk.
+
+        In the body of `resume`, where the loader counts the batch as had, it is that of the next step: call it when the
+        optimizer has made that.
+
+        Raises: CheckpointError on all ranks, also for what became of an earlier save in the background;
+        ArgumentError, naming it, for state that a checkpoint cannot hold.
+        """
+        self._raise_if_closed()
+        self._end_saving()
+        if self._async:
+            self._begin()
+        else:
+            self._write()
+
+    def wait(self) -> None:
+        """Returns when what was saved is on disk. Raises: CheckpointError, on all ranks, if it is not."""
+        if not self._end_saving():
+            self._write()
+
+    def load(self, path: str | os.PathLike[str] | None = None, strict: bool = True) -> bool:
+        """Puts everything where it was saved; False, and nothing has changed, if there is no checkpoint.
+
+        path: None: the newest whole one of this folder; or one checkpoint, or a folder of another run's
+        strict: False: what does not fit stays as it is, and a warning names it; the model's parameters go by name
+
+        Raises: StateDictError, naming what differs, if it is of another model or optimizer; CheckpointError for one
+        that is damaged, if it was asked for by path. On all ranks, and nothing has changed then.
+        """
+        self._raise_if_closed()
+        self._end_saving()
+        self._left = False
+        saved = self._store.newest() if path is None else find_together(self._comm, path)
+        if saved is None:
+            self._loaded = True
+            return False
+        restoring = Restoring(saved, self._training, self._comm.rank, self._comm.size, strict)
+        for part in (restoring.check, restoring.load_model, restoring.load_plans, restoring.load_rest):
+            together(self._comm, "load", part)
+        self._loaded = True
+        self.step = saved.step
+        self._saved_at = saved.step if path is None else None
+        self._restored, self._loader_state = restoring, restoring.loader_state()
+        if self._comm.rank == 0:
+            for note in restoring.notes:
+                _log.warning("%s: %s", saved.path, note)
+        collectives.mark_step(self.step)
+        return True
+
+    def close(self) -> None:
+        """Waits for a save under way, and lets go of the folder. The model and the optimizers are used as before."""
+        if self._closed:
+            return
+        try:
+            self.wait()
+        finally:
+            self._leave()
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None or isinstance(error, SystemExit):
+            self.close()
+            return
+        saving, self._saving = self._saving, None
+        with contextlib.suppress(Exception):  # what is raised already says more
+            if saving is not None:
+                saving.result()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._closed = True
+        for handle in self._hooks:
+            handle.remove()
+        for each in self._training.parallel:
+            each._reducer.wishes = Wishes()
+        self._room.clear()
+        self._store.close()
+        self._comm.close()
+        self._beside.close()
+
+    # -- a save
+
+    @property
+    def _reached(self) -> int:
+        """The step that the state is of. In the loop's body the loader counts the batch of this step already."""
+        return self.step + self._inside
+
+    def _write(self) -> None:
+        """Saves now, in this thread, from where everything lies."""
+        state = _state.capture(self._training, self._comm)
+        arrays = {source.name: np.asarray(place(source.array, CPU), order="C") for source in state.sources}
+        self._store.write(self._reached, arrays, state.shared, state.own, state.pieces)
+        self._saved_at = self._reached
+
+    def _begin(self) -> None:
+        """Starts a save in the background."""
+        state = _state.capture(self._training, self._comm)
+        owned = {id(tensor._version) for each in self._training.optimizers for tensor in _optimizers.owned(each)}
+        snapshot = Snapshot(state.sources, owned, self._room)
+        write = functools.partial(
+            self._store.write, self._reached, snapshot.arrays, state.shared, state.own, state.pieces, gently=True
+        )  # and nothing holds the sources: after a new plan of buckets, their memory may go
+
+        def told() -> None:
+            self._wishes.mine[SAVED] = True
+
+        self._saved_at = self._reached
+        self._wishes.heard[SAVED] = 0
+        self._saving = Saving(self._beside, snapshot, write, functools.partial(self._store.refuse, self._reached), told)
+
+    def _end_saving(self) -> bool:
+        """Waits for the save under way, if there is one. False if it has to be made anew."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return True
+        try:
+            path = saving.result()
+        except BaseException:
+            self._saved_at = None
+            raise
+        finally:
+            self._wishes.mine[SAVED] = False
+        if path is None:
+            self._saved_at = None
+            if self._comm.rank == 0:
+                _log.warning(
+                    "parameters were changed by something else than optimizer.step while they were copied: they are "
+                    "saved anew, as of step %d, and training waits for it",
+                    self._reached,
+                )
+        return path is not None
+
+    def _before_step(self, *_: Any) -> None:
+        if self._saving is not None:
+            self._saving.snapshot.wait()
+
+    def _after_step(self, *_: Any) -> None:
+        self._stepped = True
+
+    # -- all ranks
+
+    def _hear(self) -> None:
+        """Where no DataParallel carries what ranks wish, they tell each other here. Collective then."""
+        if self._comm.size == 1:
+            self._wishes.hear([int(each) for each in self._wishes.mine])
+        elif not self._training.parallel:
+            self._agree()
+
+    def _agree(self) -> None:
+        """One small call, in which ranks tell each other their wishes."""
+        counts = np.array(self._wishes.mine, np.int64)
+        if self._comm.size > 1:
+            counts = self._comm.all_reduce(counts, ReduceOp.SUM)
+        assert len(counts) == KINDS
+        self._wishes.hear(counts.tolist())
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise CheckpointError("this Checkpointer was closed: make another one")

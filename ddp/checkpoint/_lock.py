@@ -1,0 +1,113 @@
+"""One job a folder: a second one would remove what the first still needs. The lock is gone when its process is.
+
+It is an flock, which the system takes back from a process that was killed. Network file systems that have none (or, as
+NFS with `local_lock=flock`, one for each host) let a second job in; it destroys nothing, as names of folders that are
+not whole hold a token, but the two count each other's checkpoints.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+import weakref
+
+NAME = ".lock"
+_PATIENCE = 20.0  # s; a job that was killed may hang in the kernel until the disk has done what it was asked to
+_LENGTH = 256  # bytes; always the same ones, so that a file that is there needs no more room on a full disk
+_UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+class InUse(Exception):
+    """Another job has the lock; in words."""
+
+
+class Lock:
+    """The lock on a folder, until `close`, or until this process ends however it may.
+
+    held: False where the file system knows no locks
+    token: text in the lock's file by which other ranks know that they see the same folder
+
+    Raises: InUse, OSError.
+    """
+
+    def __init__(self, folder: str, token: str) -> None:
+        self.token = token
+        self._path = os.path.join(folder, NAME)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._close = weakref.finalize(self, os.close, fd)
+        try:
+            self.held = _locked(fd)
+            content = json.dumps({"token": token, "host": socket.gethostname(), "pid": os.getpid()})
+            os.pwrite(fd, content.ljust(_LENGTH).encode(), 0)
+        except BaseException:
+            self.close()
+            raise
+        self._id = os.fstat(fd).st_dev, os.fstat(fd).st_ino
+        _open.add(self)
+
+    def intact(self) -> bool:
+        """False once the folder, or the lock in it, is another than it was."""
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return False
+        return (stat.st_dev, stat.st_ino) == self._id
+
+    def close(self) -> None:
+        self._close()
+
+
+def _locked(fd: int) -> bool:
+    limit = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno in _UNKNOWN:
+                return False
+            if error.errno != errno.EWOULDBLOCK:
+                raise
+            if time.monotonic() > limit:
+                raise InUse(_holder(fd)) from None
+        time.sleep(0.1)
+
+
+def _holder(fd: int) -> str:
+    found = _content(os.pread(fd, _LENGTH, 0))
+    return f"by process {found.get('pid')} on {found.get('host')}" if "pid" in found else "by another process"
+
+
+def token_in(folder: str) -> str | None:
+    """The token of whoever has the lock of a folder, None if there is none."""
+    try:
+        with open(os.path.join(folder, NAME), "rb") as file:
+            token = _content(file.read(_LENGTH)).get("token")
+    except OSError:
+        return None
+    return token if isinstance(token, str) else None
+
+
+def _content(data: bytes) -> dict[str, object]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# A child that was forked has the lock too, until it closes its descriptor: it shall not have it for longer than its
+# parent, whom it may outlive.
+_open: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in _open:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,274 @@
+"""From a checkpoint back into what training changes: everything is held against it first, and only then put in.
+
+At the world size that wrote it every rank gets back its own. At another one, rank r goes on from what rank r % size had
+of its own, but for random numbers of ranks that were not there and what communication hooks have left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ddp._device import CPU, place
+from ddp._tensor.base import TensorBase
+from ddp.checkpoint import _rng
+from ddp.checkpoint._encoding import JSON, Array, decode, named
+from ddp.checkpoint._optimizers import SavedOptimizer
+from ddp.checkpoint._saved import Saved
+from ddp.checkpoint._state import Training, own_name
+from ddp.errors import DdpError, ParallelError, StateDictError
+from ddp.nn import Module
+from ddp.nn._state import Incompatible
+from ddp.parallel.comm_hooks.handing import handed_on
+
+
+class Arrays:
+    """The arrays of a checkpoint as one saved rank had them, read when they are wanted. rank: in the saved world"""
+
+    def __init__(self, saved: Saved, rank: int) -> None:
+        self._saved = saved
+        self._rank = rank
+        self._read: dict[str, Array] = {}
+
+    def value(self, encoded: JSON) -> Any:
+        """What was encoded."""
+        self.want(named(encoded))
+        try:
+            return decode(encoded, self.fetch)
+        finally:
+            self._read.clear()
+
+    def want(self, names: Iterable[str]) -> None:
+        """Reads these at once, which is faster than one by one."""
+        self._read.update(self._saved._read({self._resolved(name): None for name in names}))
+
+    def fetch(self, name: str) -> Array:
+        """One that was wanted, or now is."""
+        resolved = self._resolved(name)
+        if resolved not in self._read:
+            self.want([name])
+        return self._read[resolved]
+
+    def forget(self) -> None:
+        """Lets go of what was read."""
+        self._read.clear()
+
+    def _resolved(self, name: str) -> str:
+        own = own_name(self._rank, name)
+        return own if own in self._saved.names else name
+
+
+class Restoring:
+    """One checkpoint on its way into one rank. rank, size: of the world that loads it"""
+
+    def __init__(self, saved: Saved, training: Training, rank: int, size: int, strict: bool) -> None:
+        self._saved, self._training, self._strict = saved, training, strict
+        self._rank, self._size = rank, size
+        self._origin = rank if size == saved.size else rank % saved.size
+        self._arrays = Arrays(saved, self._origin)
+        self._own: Mapping[str, Any] = saved.own_state[self._origin]
+        self._random: Callable[[], None]
+        self.step = saved.step
+        self.notes: list[str] = []  # what is not as it was saved, in words
+
+    def check(self) -> None:
+        """Raises: StateDictError, with names, if the checkpoint is of something else; nothing has changed yet."""
+        training, state, names = self._training, self._saved.state, self._training.names
+        self._optimizers = [
+            SavedOptimizer(
+                described,
+                [described["pieces"], *(own["pieces"][at] for own in self._saved.own_state)],
+                self._arrays.fetch,
+            )
+            for at, described in enumerate(state["optimizers"])
+        ]
+        self._fits = {"model": True, "optimizer": True, "scheduler": True, "scaler": True}
+        self._try("model", self._check_model)
+        self._try("optimizer", lambda: self._check_optimizers(names))
+        self._try("scheduler", lambda: _alike("scheduler", state["schedulers"], training.schedulers))
+        given = None if training.scaler is None else training.scaler.state_dict()
+        saved = None if state["scaler"] is None else decode(state["scaler"], self._arrays.fetch)
+        if bool(saved) != bool(given):
+            self._try("scaler", lambda: _missing("scaler", bool(saved)))
+
+    def load_model(self) -> None:
+        """Puts the model in."""
+        if self._training.model is not None and self._fits["model"]:
+            load_into(self._training.model, self._saved.state["model"], self._arrays, self._strict)
+
+    def load_plans(self) -> None:
+        """Has DataParallel go on with its plans. Collective: nothing in it fails on one rank alone."""
+        plans, parallel = self._saved.state["parallel"], self._training.parallel
+        if not self._fits["model"]:
+            return
+        for number, model in enumerate(parallel):
+            if self._size != self._saved.size:
+                if model._buffer_sync is not None:
+                    model._buffers_at = -1  # ranks may have others' now
+            elif len(plans) == len(parallel):
+                try:
+                    model.load_plan_state(plans[number])
+                except ParallelError:
+                    if self._strict:  # else a model of other parameters may have been given, which makes plans anew
+                        raise
+
+    def load_rest(self) -> None:
+        """Puts all else in; random numbers last."""
+        training, state = self._training, self._saved.state
+        if self._fits["model"]:
+            self._load_hooks()
+        if self._fits["optimizer"]:
+            for saved, optimizer in zip(self._optimizers, training.optimizers, strict=True):
+                self._arrays.want(saved.needs(optimizer))
+                saved.load(optimizer)
+                self._arrays.forget()
+        if self._fits["scheduler"]:
+            for (_, saved_state), scheduler in zip(state["schedulers"], training.schedulers, strict=True):
+                scheduler.load_state_dict(self._arrays.value(saved_state))
+        if training.scaler is not None and self._fits["scaler"]:
+            training.scaler.load_state_dict(self._arrays.value(state["scaler"]))
+        _give(training.user, self._arrays.value(self._own["user"]))
+        if self._size != self._saved.size:
+            self.notes.append(_of_another_size(self._saved.size, self._size))
+        self._random = self._read_random()
+        self.put_random()
+
+    def put_random(self) -> None:
+        """Puts random numbers where they were, once more."""
+        self._random()
+
+    def loader_state(self) -> Any:
+        """What the loader said, None if there was none."""
+        rank = self._origin if self._size == self._saved.size else 0  # where ranks are not what they were, one counts
+        return Arrays(self._saved, rank).value(self._saved.own_state[rank]["loader"])
+
+    def _read_random(self) -> Callable[[], None]:
+        if self._rank < self._saved.size:
+            return functools.partial(_rng.put, self._arrays.value(self._own["random"]))
+        owns = enumerate(self._saved.own_state)
+        everyones = [Arrays(self._saved, rank).value(own["random"]) for rank, own in owns]
+        return functools.partial(_rng.derive, everyones, self._rank, self._saved.step)
+
+    def _try(self, part: str, check: Any) -> None:
+        try:
+            check()
+        except DdpError as error:
+            if self._strict:
+                raise StateDictError(f"{self._saved.path}: {error}") from None
+            self._fits[part] = False
+            self.notes.append(f"{error}; the {part} stays as it is")
+
+    def _check_model(self) -> None:
+        saved, model = self._saved.state["model"], self._training.model
+        if (saved is None) != (model is None):
+            _missing("model", saved is not None)
+        if model is not None:
+            check_model(model, saved, self._saved, self._strict)
+
+    def _check_optimizers(self, names: Mapping[int, str]) -> None:
+        _alike("optimizer", [[each["kind"]] for each in self._saved.state["optimizers"]], self._training.optimizers, ())
+        for saved, optimizer in zip(self._optimizers, self._training.optimizers, strict=True):
+            saved.check(optimizer, names)
+
+    def _load_hooks(self) -> None:
+        for number, model in enumerate(self._training.parallel):
+            hook: Any = None if model._hooked is None else model._hooked.hook
+            told = self._own["hooks"][number] if number < len(self._own["hooks"]) else None
+            if told is None or hook is None:
+                continue
+            if told[0] == type(hook).__name__:
+                hook.load_state_dict(self._hook_state(number))
+            else:
+                self.notes.append(f"the state of hook {told[0]} is left out, the model has {type(hook).__name__}")
+
+    def _hook_state(self, number: int) -> Any:
+        if self._size == self._saved.size:
+            return self._arrays.value(self._own["hooks"][number][1])
+        everyones = [
+            Arrays(self._saved, rank).value(own["hooks"][number][1]) for rank, own in enumerate(self._saved.own_state)
+        ]
+        if not isinstance(everyones[0], dict) or "errors" not in everyones[0]:
+            return everyones[self._origin]
+        return handed_on([_as_arrays(each) for each in everyones], self._rank, self._size)
+
+
+def check_model(model: Module, saved: JSON, checkpoint: Saved, strict: bool) -> None:
+    """Raises: StateDictError listing what is missing, unexpected and of another shape."""
+    there = dict(saved)
+    mine = model.state_dict()
+    missing = [path for path in mine if path not in there]
+    unexpected = [path for path in there if path not in mine]
+    texts = []
+    if strict and missing:
+        texts.append(f"missing in the checkpoint: {', '.join(missing)}")
+    if strict and unexpected:
+        texts.append(f"not in the model: {', '.join(unexpected)}")
+    for path, value in saved:
+        here = mine.get(path)
+        if isinstance(here, TensorBase) and isinstance(value, dict) and "tensor" in value:
+            names = checkpoint.names
+            name = value["tensor"] if value["tensor"] in names else own_name(0, value["tensor"])
+            if name in names and names[name][1] != tuple(here._array.shape):
+                texts.append(
+                    f"{path} is {names[name][1]} in the checkpoint and {tuple(here._array.shape)} in the model"
+                )
+    if texts:
+        raise StateDictError(f"this is another model: {'; '.join(texts)}")
+
+
+def load_into(model: Module, saved: JSON, arrays: Arrays, strict: bool) -> Incompatible:
+    """Copies the saved model's state into `model`."""
+    state = {}
+    arrays.want(name for _, value in saved for name in named(value))
+    for path, value in saved:
+        state[path] = decode(value, arrays.fetch)
+    arrays.forget()
+    return model.load_state_dict(state, strict=strict)
+
+
+def _give(user: Any, state: Any) -> None:
+    """The user's state back to where it came from: see `_state.told`."""
+    if state is None:  # nothing was given when it was saved
+        return
+    if hasattr(user, "load_state_dict"):
+        user.load_state_dict(state)
+    elif isinstance(user, dict) and isinstance(state, dict):
+        for name in [name for name in user if name not in state]:
+            del user[name]
+        for name, value in state.items():
+            if hasattr(user.get(name), "load_state_dict"):
+                user[name].load_state_dict(value)
+            else:
+                user[name] = value
+
+
+def _alike(what: str, saved: Sequence[Any], given: Sequence[Any], kinds: Sequence[str] | None = None) -> None:
+    if len(saved) != len(given):
+        raise StateDictError(f"the checkpoint has {len(saved)} {what}s, there are {len(given)}")
+    for (theirs, *_), mine in zip(saved, given, strict=True):
+        if kinds is None and theirs != type(mine).__name__:
+            raise StateDictError(f"the checkpoint has the state of a {theirs}, the {what} is a {type(mine).__name__}")
+
+
+def _missing(what: str, saved: bool) -> None:
+    raise StateDictError(
+        f"the checkpoint has the state of a {what}, and none was given to Checkpointer"
+        if saved
+        else f"Checkpointer was given a {what}, and the checkpoint has none"
+    )
+
+
+def _of_another_size(saved: int, size: int) -> str:
+    first, last = sorted((saved, size))
+    ranks = f"rank {first}" if last == first + 1 else f"ranks {first} to {last - 1}"
+    what = f"random numbers of {ranks} begin anew" if size > saved else f"what {ranks} had alone is left out"
+    return f"saved by {saved} rank{'s' if saved > 1 else ''} and loaded by {size}: {what}"
+
+
+def _as_arrays(state: Any) -> Any:
+    if isinstance(state, TensorBase):
+        return place(state._array, CPU)
+    if isinstance(state, dict):
+        return {name: _as_arrays(value) for name, value in state.items()}
+    return state

@@ -1,0 +1,117 @@
+"""Metrics as JSON, a line for each step: whatever reads lines can read them, also while the job runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from ddp.errors import ArgumentError
+from ddp.metrics._values import RESERVED, plain, writes
+
+
+class JsonLines:
+    """A file of JSON objects, one a line: `{"step": 120, "loss": 0.25}`. Rank 0 writes it.
+
+    path: the file; it is gone on with if it is there
+    rank, comm: this process's rank, or a communicator that has it; one of the two
+
+    A job that resumes repeats the steps since its checkpoint, so the first `log` of a process takes out of the file
+    what an earlier one wrote for its step and later ones: in the end each step is there once. Each line is written at
+    once and whole; what is left of one that was torn when a machine went down is taken out, too.
+
+    Raises: ArgumentError for a file that has other lines, unless they are ours.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:
+        self.path = os.path.realpath(path)  # behind a symbolic link, the link stays
+        self._writes = writes("JsonLines", rank, comm)
+        self._number: int | None = None  # of the open file
+
+    def log(self, step: int, **values: Any) -> None:
+        """Writes one line.
+
+        step: a whole number
+        values: numbers, tensors and arrays of one element, strings, booleans, None, lists and dicts of these; what is
+        not finite becomes null, since JSON has no such numbers
+        """
+        if not self._writes:
+            return
+        text = _written(step, values)
+        if self._number is None:
+            _cut(self.path, step)
+            self._number = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        data = text.encode()
+        try:
+            while data:  # one call writes all of it, unless the disk fills up
+                data = data[os.write(self._number, data) :]
+        except OSError as error:
+            self.close()  # the next `log` takes out what is there of this line
+            raise OSError(error.errno, error.strerror, self.path) from None
+
+    def close(self) -> None:
+        """Closes the file; a later `log` opens it again."""
+        if self._number is not None:
+            number, self._number = self._number, None
+            os.close(number)
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _written(step: int, values: dict[str, Any]) -> str:
+    step = plain(step)
+    if type(step) is not int:
+        raise ArgumentError(f"JsonLines.log: expected a step that is a whole number, got {step!r}")
+    told = {RESERVED: str(step)}
+    for name, value in values.items():
+        try:
+            told[name] = json.dumps(_finite(value), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"JsonLines.log: {name}: {error}") from None
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in told.items()) + "}\n"
+
+
+def _finite(value: Any) -> Any:
+    value = plain(value)
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cut(path: str, step: int) -> None:
+    """Takes out of the file at `path` what is of `step` or later; it stays as it was until the new one is whole."""
+    if not os.path.exists(path):
+        return
+    temporary = f"{path}.{os.urandom(4).hex()}.tmp"
+    try:
+        with open(path, "rb") as file, open(temporary, "xb") as kept:
+            for line in _before(path, file, step):
+                kept.write(line)
+            if kept.tell() == file.tell():
+                return  # nothing is to be taken out
+            kept.flush()
+            os.fsync(kept.fileno())
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def _before(path: str, lines: Any, step: int) -> Iterator[bytes]:
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            return  # torn
+        try:
+            found = json.loads(line)[RESERVED]
+            if found < step:
+                yield line
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+            raise ArgumentError(f"{path}, line {number}: expected JSON with a step, as JsonLines writes it") from None

@@ -1,0 +1,242 @@
+"""Saving beside training: what is saved is the state of one moment, whatever happens to it meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+import ddp
+from ddp import nn
+from ddp.checkpoint import Checkpointer, _snapshot, open_checkpoint
+from ddp.checkpoint._snapshot import Snapshot
+from ddp.checkpoint._state import Source
+from ddp.errors import CheckpointError
+from ddp.optim import SGD
+from tests.ddp.checkpoint.training import Loader
+
+PROGRAM = """
+import sys
+from ddp import nn, optim
+from ddp.checkpoint import Checkpointer
+model = nn.Linear(1000, 1000)
+ckpt = Checkpointer(sys.argv[1], model=model, optimizer=optim.SGD(model.parameters(), lr=0.1), async_save=True)
+ckpt.save()
+"""
+WIDE = 200  # a weight of 160 kB is copied in the background
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is copied in the background until it is set."""
+    event = threading.Event()
+    copy = Snapshot.copy
+
+    def held(self: Snapshot) -> None:
+        assert event.wait(20)
+        copy(self)
+
+    monkeypatch.setattr(Snapshot, "copy", held)
+    return event
+
+
+def make(folder: Path, comm: collectives.Communicator | None = None, **options: Any) -> tuple[Any, Any, Checkpointer]:
+    ddp.manual_seed(1)
+    net: Any = nn.Sequential(nn.Linear(WIDE, WIDE), nn.BatchNorm1d(WIDE))
+    model = net if comm is None else ddp.DataParallel(net, comm)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return (
+        model,
+        optimizer,
+        Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, async_save=True, **options),
+    )
+
+
+def inputs() -> ddp.Tensor:
+    return ddp.tensor(np.random.default_rng(2).standard_normal((4, WIDE)), dtype=ddp.float32)
+
+
+def step(model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(inputs()).pow(3).sum().backward()
+    optimizer.step()
+
+
+def tensors(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    return {f"model.{name}": value.numpy().copy() for name, value in model.state_dict().items()}
+
+
+def assert_saved(path: Path, expected: dict[str, np.ndarray[Any, Any]]) -> None:
+    saved = open_checkpoint(path)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(saved.read(name), array, err_msg=name)
+
+
+def test_a_step_waits_for_the_copy_and_forward_and_backward_do_not(folder: Path, gate: threading.Event) -> None:
+    model, optimizer, ckpt = make(folder)
+    step(model, optimizer)
+    expected = tensors(model)
+    expected["optimizer.0.0.weight.momentum_buffer"] = (
+        optimizer.state[model[0].weight]["momentum_buffer"].numpy().copy()
+    )
+    ckpt.save()
+    optimizer.zero_grad()
+    model(inputs()).pow(3).sum().backward()  # running statistics change, and gradients
+    threading.Timer(0.2, gate.set).start()
+    begun = time.monotonic()
+    optimizer.step()
+    assert time.monotonic() - begun > 0.15
+    ckpt.close()
+    assert_saved(folder / "step-0000000000", expected)
+    assert (tensors(model)["model.0.weight"] != expected["model.0.weight"]).any()
+
+
+def test_what_a_step_alone_changes_is_copied_by_the_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy, copied = _snapshot._copy, []
+
+    def note(array: Any, target: Any, mark: Any) -> None:
+        copied.append((threading.current_thread() is threading.main_thread(), array.nbytes))
+        copy(array, target, mark)
+
+    monkeypatch.setattr(_snapshot, "_copy", note)
+    model, optimizer, ckpt = make(folder)
+    model.register_buffer("table", ddp.zeros(WIDE, WIDE))  # large, and no optimizer's
+    step(model, optimizer)
+    ckpt.save()
+    ckpt.close()
+    large = 4 * WIDE * WIDE
+    assert [each for each in copied if each[1] >= large] == [(True, large), (False, large), (False, large)]
+    assert len([each for each in copied if each[1] < large]) > 5
+
+
+def test_what_is_changed_behind_its_back_is_saved_anew(
+    folder: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, _, ckpt = make(folder)
+    ckpt.save()
+    with ddp.no_grad():
+        model[0].weight.mul_(2.0)
+    gate.set()
+    with caplog.at_level(logging.WARNING, "ddp.checkpoint"):
+        ckpt.wait()
+    assert "changed by something else than optimizer.step" in caplog.text
+    assert_saved(folder / "step-0000000000", tensors(model))
+    ckpt.close()
+
+
+def test_a_write_that_counts_only_after_its_copy_is_noticed(folder: Path) -> None:
+    """As of an operation that began before the copy and ended after it."""
+    x = ddp.ones(_snapshot._SMALL)
+    sources = [Source(name="x", array=x._array, version=x._version)]
+    snapshot = Snapshot(sources, {id(x._version)}, {})
+    thread = threading.Thread(target=snapshot.copy)
+    thread.start()
+    assert snapshot.copied.wait(20)
+    x.add_(1)
+    thread.join()
+    assert not snapshot.intact
+
+
+def test_memory_is_used_again(folder: Path) -> None:
+    model, optimizer, ckpt = make(folder)
+    found = []
+    for _ in range(3):
+        step(model, optimizer)
+        ckpt.step += 1
+        ckpt.save()
+        ckpt.wait()
+        found.append({name: array.ctypes.data for name, array in ckpt._room.items()})
+    assert found[0] == found[1] == found[2]
+    assert sum(array.nbytes for array in ckpt._room.values()) < 2.1 * 4 * WIDE * WIDE  # weight and momentum, no more
+    ckpt.close()
+
+
+def test_one_save_at_a_time(folder: Path, gate: threading.Event) -> None:
+    _, _, ckpt = make(folder, every=1)
+    loop = ckpt.resume(Loader(ckpt._comm), epochs=1)
+    next(loop)
+    next(loop)  # the first step is being saved, and the copy waits
+    first = ckpt._saving
+    assert first is not None
+    next(loop)
+    assert ckpt._saving is first
+    gate.set()
+    assert list(loop) == []
+    ckpt.close()
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-0000000001", "step-0000000003"]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_errors_surface_on_all_ranks_after_the_same_step(
+    size: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank has no memory for a part that it copies in the background."""
+    copy = _snapshot._copy
+    failing: list[int] = []
+
+    def fail(array: Any, target: Any, mark: Any) -> None:
+        if threading.current_thread().name == "save of a checkpoint" and not failing:
+            failing.append(1)
+            raise MemoryError("no memory")
+        copy(array, target, mark)
+
+    monkeypatch.setattr(_snapshot, "_copy", fail)
+
+    def train(comm: collectives.Communicator) -> tuple[int, str]:
+        model, optimizer, ckpt = make(folder, comm, every=2)
+        seen = 0
+        try:
+            with ckpt:
+                for _ in ckpt.resume(Loader(comm), epochs=50):
+                    seen = ckpt.step
+                    time.sleep(0.005 * comm.rank)
+                    step(model, optimizer)
+        except CheckpointError as error:
+            return seen, str(error)
+        return seen, "nothing"
+
+    found = collectives.run_threads(train, size=size)
+    assert len({seen for seen, _ in found}) == 1
+    assert all("step 2 was not saved" in words and "no memory" in words for _, words in found)
+    assert not list(folder.glob("step-*"))
+
+
+def test_ranks_take_the_end_of_a_save_at_the_same_step(folder: Path) -> None:
+    """One rank's thread is late: the others go on without waiting, and the next save begins on all after one step."""
+
+    def train(comm: collectives.Communicator) -> list[int]:
+        model, optimizer, ckpt = make(folder, comm, every=1)
+        found = []
+        with ckpt:
+            for _ in ckpt.resume(Loader(comm), epochs=4):
+                before = ckpt._saving
+                time.sleep(0.003 * comm.rank)
+                step(model, optimizer)
+                if ckpt._saving is not None and ckpt._saving is not before:
+                    found.append(ckpt.step)
+                found.append(-1 if ckpt._saving is None else ckpt._saved_at or 0)
+        return found
+
+    first, *others = collectives.run_threads(train, size=3)
+    assert all(each == first for each in others)
+
+
+def test_the_process_waits_for_a_save(folder: Path, run_job: Callable[..., Any]) -> None:
+    done = run_job([sys.executable, "-c", PROGRAM, str(folder)])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert open_checkpoint(folder / "step-0000000000").read("model.weight").shape == (1000, 1000)
+
+
+def test_a_save_that_fails_at_exit_is_told(folder: Path, run_job: Callable[..., Any]) -> None:
+    code = PROGRAM.replace("ckpt.save()", "ckpt._store.write = lambda *_, **__: 1 // 0; ckpt.save()")
+    done = run_job([sys.executable, "-c", code, str(folder)])
+    assert done.returncode == 0
+    assert "a save failed while the process was ending: ZeroDivisionError" in done.stderr

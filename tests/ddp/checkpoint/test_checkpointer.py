@@ -1,0 +1,451 @@
+"""Saving and loading at any place: what comes back, and what is refused, with names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+import ddp
+from ddp import nn
+from ddp.checkpoint import Checkpointer, load_model, open_checkpoint
+from ddp.errors import ArgumentError, CheckpointError, DtypeError, StateDictError
+from ddp.optim import SGD, Adam, AdamW, RMSprop, lr_scheduler
+from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
+
+
+def same(mine: ddp.Tensor, theirs: ddp.Tensor) -> None:
+    np.testing.assert_array_equal(mine.detach().numpy(), theirs.detach().numpy())
+
+
+def step(model: Any, *optimizers: Any) -> None:
+    model(ddp.tensor(np.random.default_rng(0).standard_normal((5, 6)), dtype=ddp.float32)).square().sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_nothing_to_load(folder: Path) -> None:
+    model = net()
+    before = everything(model, [])
+    with Checkpointer(folder / "a" / "b", model=model) as ckpt:
+        assert not ckpt.load()
+        assert ckpt.step == 0
+        assert ckpt.folder == folder / "a" / "b"
+    assert_same(everything(model, []), before)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("empty", ddp.zeros(0, 2))
+        self.register_buffer("passing", ddp.ones(2), persistent=False)
+        self.half = nn.Parameter(ddp.ones(3, dtype=ddp.bfloat16))
+        self.scale = nn.Parameter(ddp.tensor(2.0))
+
+    def get_extra_state(self) -> Any:
+        return {"words": ("a", "b"), "table": np.arange(3)}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def test_every_kind_of_parameter_comes_back_and_tied_ones_are_one(folder: Path) -> None:
+    model = Tied()
+    expected = {name: value.numpy().copy() for name, value in model.state_dict().items() if name != "_extra_state"}
+    with Checkpointer(folder, model=model) as ckpt:
+        ckpt.save()
+    saved = open_checkpoint(folder / "step-0000000000")
+    assert sum(name.endswith("weight") for name in saved.names) == 1
+    other = Tied()
+    with ddp.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    with Checkpointer(folder, model=other) as ckpt:
+        assert ckpt.load()
+    assert other.head.weight is other.embed.weight
+    assert other.extra["words"] == ("a", "b")
+    for name, value in expected.items():
+        got = other.state_dict()[name].numpy()
+        assert (got.dtype, got.shape, got.tobytes()) == (value.dtype, value.shape, value.tobytes())
+
+
+SCHEDULES: list[Any] = [
+    lambda o: lr_scheduler.StepLR(o, 2),
+    lambda o: lr_scheduler.MultiStepLR(o, [1, 3, 3]),
+    lambda o: lr_scheduler.ExponentialLR(o, 0.5),
+    lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
+    lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=9),
+    lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2),
+    lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    lambda o: lr_scheduler.PolynomialLR(o, 5),
+    lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(o, 2), lr_scheduler.ExponentialLR(o, 0.9)]),
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULES, ids=lambda make: type(make(SGD([nn.Parameter(ddp.ones(1))]))).__name__)
+def test_every_schedule_goes_on(make: Any, folder: Path) -> None:
+    def rates(steps: list[int], load: bool) -> list[float]:
+        model = net()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.5)
+        schedule = make(optimizer)
+        found = []
+        with Checkpointer(folder, model=model, optimizer=optimizer, scheduler=schedule) as ckpt:
+            assert ckpt.load() == load
+            for each in steps:
+                step(model, optimizer)
+                if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
+                    schedule.step(float(each % 3))
+                else:
+                    schedule.step()
+                found.append(optimizer.param_groups[0]["lr"])
+                if each == 3:
+                    ckpt.step = each
+                    ckpt.save()
+        return found
+
+    expected = rates(list(range(8)), False)
+    assert rates(list(range(4, 8)), True) == expected[4:]
+
+
+class Best:
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
+def test_what_the_user_keeps(folder: Path) -> None:
+    best = Best()
+    user: dict[str, Any] = {
+        "best": best,
+        "curve": [1.0, float("nan")],
+        "ids": np.arange(3),
+        "ema": ddp.ones(2),
+        "at": (1,),
+    }
+    with Checkpointer(folder, user=user) as ckpt:
+        best.value = 0.5
+        ckpt.save()
+        best.value = 0.1
+        user.update(curve=[], ids=None, new=1)
+        mine = user["best"]
+        assert ckpt.load()
+    assert user["best"] is mine
+    assert best.value == 0.5
+    assert list(user) == ["best", "curve", "ids", "ema", "at"]
+    assert (user["at"], repr(user["curve"])) == ((1,), "[1.0, nan]")
+    assert user["ids"].tolist() == [0, 1, 2]
+    assert isinstance(user["ema"], ddp.Tensor)
+    whole = Best()
+    with Checkpointer(folder / "other", user=whole) as ckpt:
+        whole.value = 3.0
+        ckpt.save()
+        whole.value = 0.0
+        ckpt.load()
+    assert whole.value == 3.0
+
+
+def test_several_optimizers_and_groups(folder: Path) -> None:
+    def make() -> tuple[Any, list[Any]]:
+        model = net(norm=True)
+        first, second, third = model[0].parameters(), model[1].parameters(), model[3].parameters()
+        groups = [{"params": list(first), "lr": 0.5}, {"params": list(second), "weight_decay": 0.1}]
+        return model, [AdamW(groups, lr=ddp.tensor(0.1)), RMSprop(third, momentum=0.1)]
+
+    model, optimizers = make()
+    with Checkpointer(folder, model=model, optimizer=optimizers) as ckpt:
+        step(model, *optimizers)
+        ckpt.save()
+        expected = everything(model, optimizers)
+        step(model, *optimizers)
+        after = everything(model, optimizers)
+    model, optimizers = make()
+    with Checkpointer(folder, model=model, optimizer=optimizers) as ckpt:
+        assert ckpt.load()
+        assert_same(everything(model, optimizers), expected)
+        step(model, *optimizers)
+        assert_same(everything(model, optimizers), after)
+
+
+def test_frozen_parameters_are_saved_too(folder: Path) -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    step(model, optimizer)
+    with Checkpointer(folder, model=model, optimizer=optimizer, async_save=True) as ckpt:
+        ckpt.save()
+        expected = model[0].weight.numpy().copy()
+        ckpt.wait()
+        with ddp.no_grad():
+            model[0].weight.zero_()
+        ckpt.load()
+    np.testing.assert_array_equal(model[0].weight.numpy(), expected)
+
+
+# -- what does not fit
+
+
+def saved(folder: Path, **parts: Any) -> None:
+    with Checkpointer(folder, **parts) as ckpt:
+        ckpt.save()
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (
+            lambda m: {"model": nn.Linear(6, 8)},
+            r"another model: missing in the checkpoint: weight, bias; not in the model",
+        ),
+        (lambda m: {"model": net(norm=True)}, r"missing in the checkpoint: 1\.weight"),
+        (lambda m: {"model": m, "optimizer": Adam(m.parameters())}, "has the state of SGD, the optimizer is Adam"),
+        (
+            lambda m: {"model": m, "optimizer": SGD(reversed(list(m.parameters())))},
+            r"parameter 0 is 2\.bias \(3,\), in the checkpoint 0\.weight \(8, 6\)",
+        ),
+        (
+            lambda m: {"model": m, "optimizer": SGD([{"params": m[0].parameters()}, {"params": m[2].parameters()}])},
+            r"groups of \[2, 2\] parameters, the checkpoint of \[4\]",
+        ),
+        (lambda m: {"model": m}, "the checkpoint has 1 optimizers, there are 0"),
+        (lambda m: {"optimizer": SGD(m.parameters())}, "has the state of a model, and none was given"),
+        (
+            lambda m: {
+                "model": m,
+                "optimizer": (o := SGD(m.parameters())),
+                "scheduler": lr_scheduler.StepLR(o, 2),
+            },
+            "the checkpoint has 0 schedulers, there are 1",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_changes(parts: Any, words: str, folder: Path) -> None:
+    model = net()
+    saved(folder, model=model, optimizer=SGD(model.parameters(), lr=0.5))
+    other = net()
+    with ddp.no_grad():
+        other[0].weight.zero_()
+    given = parts(other)
+    before = everything(given.get("model", other), [given["optimizer"]] if "optimizer" in given else [])
+    with Checkpointer(folder, **given) as ckpt:
+        with pytest.raises(StateDictError, match=words):
+            ckpt.load()
+        assert ckpt.step == 0
+    assert_same(everything(given.get("model", other), [given["optimizer"]] if "optimizer" in given else []), before)
+
+
+def test_not_strict_takes_what_fits(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    saved(folder, model=model, optimizer=SGD(model.parameters(), lr=0.5))
+    other = net(norm=True)
+    with ddp.no_grad():
+        other[0].weight.zero_()
+    optimizer = Adam(other.parameters(), lr=0.25)
+    with Checkpointer(folder, model=other, optimizer=optimizer) as ckpt, caplog.at_level(logging.WARNING):
+        assert ckpt.load(strict=False)
+    same(other[0].weight, model[0].weight)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert "the checkpoint has the state of SGD, the optimizer is Adam; the optimizer stays as it is" in caplog.text
+
+
+def test_the_model_alone(folder: Path) -> None:
+    model = net()
+    saved(folder, model=model, optimizer=SGD(model.parameters()))
+    other = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), nn.Linear(3, 5))
+    found = load_model(folder, other, strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == (["3.weight", "3.bias"], [])
+    same(other[0].weight, model[0].weight)
+    with pytest.raises(StateDictError, match=r"missing in the checkpoint: 3\.weight, 3\.bias"):
+        load_model(folder / "step-0000000000", other)
+    with pytest.raises(StateDictError, match=r"0\.weight is \(8, 6\) in the checkpoint and \(4, 6\) in the model"):
+        load_model(folder, nn.Sequential(nn.Linear(6, 4)), strict=False)
+    with pytest.raises(CheckpointError, match="nowhere: No such file"):
+        load_model(folder / "nowhere", other)
+    saved(folder / "empty", user={})
+    with pytest.raises(StateDictError, match="was given no model"):
+        load_model(folder / "empty", other)
+
+
+def test_the_newest_whole_one_is_found_without_ranks(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    with Checkpointer(folder, model=model) as ckpt:
+        for ckpt.step in (1, 2):
+            ckpt.save()
+    shard = folder / "step-0000000002" / "rank-0000.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(data)
+    load_model(folder, net())
+    assert "step-0000000002: rank-0000.safetensors: bytes" in caplog.text
+    for path in folder.glob("step-*/manifest.json"):
+        path.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no checkpoint is whole: .*step-0000000002.*step-0000000001"):
+        load_model(folder, net())
+    (folder / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="empty: there is no checkpoint in it, nor is it one"):
+        load_model(folder / "empty", net())
+
+
+def test_from_another_folder(folder: Path) -> None:
+    model = net()
+    with Checkpointer(folder / "first", model=model) as ckpt:
+        for ckpt.step in (5, 6):
+            ckpt.save()
+    with Checkpointer(folder / "second", model=net()) as ckpt:
+        assert ckpt.load(folder / "first")
+        assert ckpt.step == 6
+        assert ckpt.load(folder / "first" / "step-0000000005")
+        assert ckpt.step == 5
+        with pytest.raises(CheckpointError, match="third"):
+            ckpt.load(folder / "third")
+
+
+def test_a_failure_of_one_rank_is_all_ranks(folder: Path) -> None:
+    def run(comm: collectives.Communicator) -> str:
+        model = ddp.DataParallel(net(), comm)
+        user = Best()
+        with Checkpointer(folder, model=model, user=user, comm=comm) as ckpt:
+            ckpt.save()
+            if comm.rank == 1:
+                user.load_state_dict = lambda state: 1 // 0  # type: ignore[method-assign,assignment]
+            try:
+                ckpt.load()
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+        return ""
+
+    found = collectives.run_threads(run, size=2)
+    assert found[0].startswith("CheckpointError: rank 1 could not load: ZeroDivisionError")
+    assert found[1].startswith("ZeroDivisionError")
+
+
+# -- misuse
+
+
+def test_a_run_begins_anew_in_a_folder_of_its_own(folder: Path) -> None:
+    saved(folder, user={})
+    words = "holds checkpoints of an earlier run, and resume=False"
+    with Checkpointer(folder, user={}, resume=False) as ckpt, pytest.raises(CheckpointError, match=words):
+        next(ckpt.resume(Loader(ckpt._comm), epochs=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"model": 3}, DtypeError, "model is a Module or a DataParallel, not int"),
+        ({"optimizer": [3]}, DtypeError, "optimizer is an Optimizer, or a list of them, not int"),
+        ({"scheduler": 3}, DtypeError, "scheduler has state_dict and load_state_dict, int has not"),
+        ({"user": 3}, DtypeError, "user has state_dict"),
+        ({"every": 0}, ArgumentError, "every is a number of steps"),
+        ({"every_seconds": -1}, ArgumentError, "every_seconds is above 0"),
+        ({"keep": 0}, ArgumentError, "keep should be at least 1"),
+    ],
+)
+def test_arguments(options: dict[str, Any], error: type[Exception], words: str, folder: Path) -> None:
+    with pytest.raises(error, match=words):
+        Checkpointer(folder, **options)
+
+
+def test_a_loader_says_what_it_lacks(folder: Path) -> None:
+    with Checkpointer(folder) as ckpt:
+        with pytest.raises(DtypeError, match="list lacks state_dict, load_state_dict, epoch"):
+            ckpt.resume([1, 2])
+        loader = Loader(ckpt._comm)
+        with pytest.raises(ArgumentError, match="epochs is a number of passes"):
+            ckpt.resume(loader, epochs=-1)
+
+
+def test_a_loader_that_does_not_count_is_no_endless_loop(folder: Path) -> None:
+    class Still(Loader):
+        epoch = property(lambda self: 0, lambda self, value: None)  # type: ignore[assignment]
+
+    with Checkpointer(folder) as ckpt, pytest.raises(ArgumentError, match=r"Still\.epoch is 0 after a pass, as before"):
+        list(ckpt.resume(Still(ckpt._comm), epochs=2))
+
+
+def test_one_loader_and_as_many_loops_as_one_likes(folder: Path) -> None:
+    for start in (0, 2):
+        seen = []
+        with Checkpointer(folder) as ckpt:
+            loader = Loader(ckpt._comm)
+            for epoch in range(start + 2):
+                for _ in ckpt.resume(loader, epochs=epoch + 1):
+                    seen.append((epoch, ckpt.step))
+            with pytest.raises(ArgumentError, match="the position of one loader"):
+                next(ckpt.resume(Loader(ckpt._comm)))
+        assert seen == [(epoch, 3 * epoch + at) for epoch in range(start, start + 2) for at in range(3)]
+
+
+def test_state_that_cannot_be_held_is_named(folder: Path) -> None:
+    words = r"user\.best is of type object"
+    with Checkpointer(folder, user={"best": object()}) as ckpt, pytest.raises(ArgumentError, match=words):
+        ckpt.save()
+    endless: dict[str, Any] = {}
+    endless["self"] = endless
+    with Checkpointer(folder, user=endless) as ckpt, pytest.raises(ArgumentError, match="contains itself"):
+        ckpt.save()
+
+
+def test_what_one_rank_cannot_save_none_does(folder: Path) -> None:
+    def main(comm: collectives.Communicator) -> list[str]:
+        user: dict[str, Any] = {"best": object() if comm.rank else 1}
+        said = []
+        with Checkpointer(folder, model=net(), user=user, comm=comm) as ckpt:
+            for best in (user["best"], 2):
+                user["best"] = best
+                try:
+                    ckpt.save()
+                except (ArgumentError, CheckpointError) as error:
+                    said.append(f"{type(error).__name__}: {error}")
+        return said
+
+    first, second = collectives.run_threads(main, size=2)
+    assert [each[:73] for each in first] == [
+        "CheckpointError: rank 1 could not save: ArgumentError: user.best is of ty"
+    ]
+    assert [each[:37] for each in second] == ["ArgumentError: user.best is of type o"]
+    assert open_checkpoint(folder / "step-0000000000").size == 2  # the second attempt
+
+
+def test_after_a_load_that_failed_the_loop_does_not_begin_anew(folder: Path) -> None:
+    saved(folder, model=net())
+    with Checkpointer(folder, model=nn.Linear(2, 2)) as ckpt:
+        for call in (ckpt.load, lambda: next(ckpt.resume(Loader(ckpt._comm)))):
+            with pytest.raises(StateDictError, match="another model"):
+                call()
+
+
+def test_closed_is_closed(folder: Path) -> None:
+    ckpt = Checkpointer(folder, user={})
+    ckpt.close()
+    ckpt.close()
+    for call in (ckpt.save, ckpt.load):
+        with pytest.raises(CheckpointError, match="was closed"):
+            call()
+
+
+def test_a_schedule_knows_that_the_optimizer_has_stepped(folder: Path) -> None:
+    """Or its first step after loading would warn."""
+    for _ in range(2):
+        model = net()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        schedule = lr_scheduler.StepLR(optimizer, 2)
+        with Checkpointer(folder, model=model, optimizer=optimizer, scheduler=schedule) as ckpt:
+            if not ckpt.load():
+                step(model, optimizer)
+                ckpt.save()
+            schedule.step()

@@ -1,0 +1,320 @@
+"""A job that is asked to stop: all ranks do so after the same step, with everything saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import collectives
+import ddp
+from collectives.world import STOPPED
+from ddp.checkpoint import Checkpointer, _stopping, open_checkpoint
+from ddp.checkpoint._stopping import Signals
+from ddp.optim import SGD
+from ddp.parallel.wishes import STOP, Wishes
+from tests.ddp.checkpoint.training import Loader, net
+
+INPUTS = 6
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_put_back() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in _stopping.SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in _stopping.SIGNALS] == before
+
+
+def training(
+    comm: collectives.Communicator,
+    folder: Path,
+    ask: Callable[[Checkpointer], None],
+    wrapped: bool = True,
+    micro: int = 1,
+    **options: Any,
+) -> tuple[int, int]:
+    """(the step after which the rank stopped, its exit code), 0 if it came to its end."""
+    ddp.manual_seed(1)
+    model: Any = ddp.DataParallel(net(), comm) if wrapped else net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    ckpt = Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, **options)
+    code: Any = 0
+    try:
+        with ckpt:
+            for _ in ckpt.resume(Loader(comm), epochs=4):
+                ask(ckpt)
+                last = (ckpt.step + 1) % micro == 0
+                loss = model(ddp.ones(2, INPUTS)).sum()
+                if wrapped and not last:
+                    with model.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    except SystemExit as stop:
+        code = stop.code
+    return ckpt.step, code
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("background", [True, False])
+def test_one_rank_is_asked_and_all_stop_after_the_same_step(
+    size: int, wrapped: bool, background: bool, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def ask(ckpt: Checkpointer) -> None:
+        time.sleep(0.002 * ckpt._comm.rank)
+        if ckpt.step == 4 and ckpt._comm.rank == size - 1:
+            ckpt.request_stop()
+
+    options = {"wrapped": wrapped, "async_save": background, "every": 2}
+    ends = collectives.run_threads(lambda comm: training(comm, folder, ask, **options), size=size)
+    assert ends == [(5, STOPPED)] * size
+    said = [line for line in capfd.readouterr().err.splitlines() if "stopped as asked" in line]
+    assert said == [
+        f"stopped as asked at step 5, state saved in {folder}: start the same command to go on",
+    ]
+    assert open_checkpoint(folder / "step-0000000005").step == 5
+    ends = collectives.run_threads(lambda comm: training(comm, folder, lambda _: None, wrapped), size=size)
+    assert ends == [(12, 0)] * size
+
+
+def test_a_stop_waits_for_the_end_of_an_accumulation(folder: Path) -> None:
+    def ask(ckpt: Checkpointer) -> None:
+        if ckpt.step == 4 and ckpt._comm.rank == 1:
+            ckpt.request_stop()
+
+    ends = collectives.run_threads(lambda comm: training(comm, folder, ask, micro=4, every=1, keep=None), size=2)
+    assert ends == [(8, STOPPED)] * 2
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-0000000004", "step-0000000008"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_asked_before_the_first_step_or_after_the_last(when: str, folder: Path) -> None:
+    def nobody(_: Checkpointer) -> None:
+        pass
+
+    def train(comm: collectives.Communicator) -> tuple[int, Any]:
+        model = ddp.DataParallel(net(), comm)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        code: Any = None
+        with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm) as ckpt:
+            if when == "before" and comm.rank == 1:
+                ckpt.request_stop()
+            try:
+                for _ in ckpt.resume(Loader(comm), epochs=1):
+                    model(ddp.ones(1, INPUTS)).sum().backward()
+                    optimizer.step()
+                    if when == "after" and ckpt.step == 2 and comm.rank == 1:  # its last message has gone
+                        ckpt.request_stop()
+            except SystemExit as stop:
+                code = stop.code
+        return ckpt.step, code
+
+    assert collectives.run_threads(train, size=2) == [(0 if when == "before" else 3, STOPPED)] * 2
+    # What was done is done: the loop has nothing left, and what follows it runs.
+    if when == "after":
+        ends = collectives.run_threads(lambda comm: training(comm, folder, nobody), size=2)
+        assert ends == [(12, 0)] * 2
+
+
+def test_a_loop_of_ones_own(folder: Path) -> None:
+    def train(comm: collectives.Communicator) -> tuple[int, Any]:
+        model = ddp.DataParallel(net(), comm)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        ckpt = Checkpointer(folder, model=model, optimizer=optimizer, comm=comm)
+        ckpt.load()
+        try:
+            with ckpt.signals():
+                while True:
+                    model(ddp.ones(1, INPUTS)).sum().backward()
+                    optimizer.step()
+                    ckpt.step += 1
+                    if ckpt.step % 3 == 0 and comm.rank == 0:
+                        ckpt.request_stop()
+                    if ckpt.stop_requested:
+                        ckpt.stop()
+        except SystemExit as stop:
+            return ckpt.step, stop.code
+
+    assert collectives.run_threads(train, size=2) == [(4, STOPPED)] * 2
+    assert collectives.run_threads(train, size=2) == [(7, STOPPED)] * 2
+
+
+def test_seconds_are_rank_0s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(comm: collectives.Communicator) -> None:
+        model = ddp.DataParallel(net(), comm)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        options = {"every_seconds": 0.05 if comm.rank == 0 else 1e-9, "keep": None}
+        with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, **options) as ckpt:
+            for _ in ckpt.resume(Loader(comm), epochs=4):
+                time.sleep(0.03)
+                model(ddp.ones(1, INPUTS)).sum().backward()
+                optimizer.step()
+
+    collectives.run_threads(train, size=2)
+    steps = [open_checkpoint(path).step for path in sorted(folder.glob("step-*"))]
+    assert steps[-1] == 12
+    assert 2 <= len(steps) <= 7
+    assert steps[0] >= 2
+
+
+# -- signals
+
+
+@pytest.mark.parametrize("number", _stopping.SIGNALS)
+def test_a_signal_is_a_wish(number: int) -> None:
+    wishes = Wishes()
+    with Signals(wishes):
+        signal.raise_signal(number)
+    assert wishes.mine[STOP]
+
+
+def test_the_second_ctrl_c_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stopping, "_TWICE", 0.02)
+    with Signals(Wishes()):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # the same one, by another way
+        time.sleep(0.03)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_handlers_that_were_there_are_called_and_ignored_signals_stay_ignored() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    ignored = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        wishes = Wishes()
+        with Signals(wishes):
+            signal.raise_signal(signal.SIGUSR1)
+            assert not wishes.mine[STOP]
+            signal.raise_signal(signal.SIGTERM)
+            assert wishes.mine[STOP]
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGUSR1, ignored)
+
+
+def test_handlers_are_put_back_whatever_happens() -> None:
+    def mine(number: int, frame: Any) -> None:
+        pass
+
+    with pytest.raises(ZeroDivisionError), Signals(Wishes()):
+        raise ZeroDivisionError
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with Signals(Wishes()):
+            signal.signal(signal.SIGTERM, mine)
+        assert signal.getsignal(signal.SIGTERM) is mine  # somebody else's, put there since
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_two_loops_at_once_may_end_in_any_order() -> None:
+    heard: list[int] = []
+    before = {number: signal.getsignal(number) for number in _stopping.SIGNALS}
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        wishes = Wishes(), Wishes()
+        outer, inner = map(Signals, wishes)
+        outer.__enter__()
+        inner.__enter__()
+        outer.__exit__(None, None, None)
+        inner.__exit__(None, None, None)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM] * 2  # nobody listens any more, and nothing is swallowed
+        assert not any(each.mine[STOP] for each in wishes)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_another_thread_installs_nothing() -> None:
+    found: list[Any] = []
+
+    def run() -> None:
+        with Signals(Wishes()):
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGTERM)]
+
+
+PROGRAM = """
+import sys, time
+import ddp
+from ddp import nn, optim
+from ddp.checkpoint import Checkpointer
+
+class Loader:
+    epoch = 0
+    def __iter__(self):
+        while True:
+            yield ddp.ones(2, 3)
+    def state_dict(self):
+        return {}
+    def load_state_dict(self, state):
+        pass
+
+net = nn.Linear(3, 1)
+model = ddp.DataParallel(net)
+optimizer = optim.SGD(model.parameters(), lr=1e-3)
+ckpt = Checkpointer(sys.argv[1], model=model, optimizer=optimizer, every=1000000)
+for batch in ckpt.resume(Loader(), epochs=1):
+    model(batch).sum().backward()
+    optimizer.step()
+    if ckpt.step % 50 == 49:
+        print("ready", flush=True)
+    time.sleep(0.002)
+"""
+
+
+@pytest.mark.parametrize("number", _stopping.SIGNALS)
+def test_one_process_stops_by_a_signal(
+    number: int, folder: Path, start_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    steps = []
+    for _ in range(2):
+        job = start_job([sys.executable, "-c", PROGRAM, folder])
+        assert job.process.stdout.readline() == "ready\n"
+        os.kill(job.process.pid, number)
+        done: subprocess.CompletedProcess[str] = job.wait()
+        assert done.returncode == STOPPED, done.stderr
+        assert done.stderr.startswith("stopped as asked at step "), done.stderr
+        assert done.stderr.count("\n") == 1
+        steps.append(max(open_checkpoint(path).step for path in folder.glob("step-*")))
+    assert 50 <= steps[0] < steps[1]
+
+
+@pytest.mark.mpi
+def test_a_job_stops_by_a_signal_to_one_rank(
+    folder: Path, start_job: Callable[..., Any], mpiexec: list[str], tmp_path: Path
+) -> None:
+    # An engine tears lines: what ranks have to say they leave in files.
+    told = f'import os; open(f"{tmp_path}/{{os.getpid()}}", "x")'
+    program = PROGRAM.replace('print("ready", flush=True)', f"if ckpt.step == 49: {told}")
+    job = start_job([*mpiexec, "-n", "2", sys.executable, "-c", program, folder])
+    deadline = time.monotonic() + 60
+    while len(pids := [int(path.name) for path in tmp_path.iterdir()]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(pids[1], signal.SIGTERM)
+    done = job.wait()
+    assert done.returncode == STOPPED, done.stderr
+    assert done.stderr.count("stopped as asked at step ") == 1
+    assert len(list(folder.glob("step-*"))) == 1

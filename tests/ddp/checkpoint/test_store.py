@@ -1,0 +1,414 @@
+"""The store among ranks: what one world writes another reads, one job has a folder, and no rank saves alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives.communicator import Communicator
+from collectives.errors import PeerLeft
+from ddp.checkpoint import _agreement, _holding, _lock, _shards, _stages
+from ddp.checkpoint._saved import open_checkpoint
+from ddp.checkpoint._store import Store
+from ddp.errors import ArgumentError, CheckpointError
+from tests.ddp.checkpoint.stores import arrays, check, leftovers, put_disk, same, write
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_what_was_written_is_read(ranks: int, tmp_path: Path) -> None:
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path / "a/b", comm)
+        assert store.newest() is None
+        for step in (3, 4):
+            assert write(store, comm, step) == tmp_path / f"a/b/step-000000000{step}"
+        saved = store.newest()
+        check(saved, 4)
+        assert saved is not None
+        assert saved.size == ranks
+        store.close()
+
+    collectives.run_threads(main, size=ranks)
+    files = {each.name for each in (tmp_path / "a/b/step-0000000003").iterdir()}
+    assert files == {"manifest.json", *(f"rank-000{rank}.safetensors" for rank in range(ranks))}
+    assert leftovers(tmp_path / "a/b") == []
+
+
+def test_another_world_goes_on(tmp_path: Path) -> None:
+    for step, ranks in enumerate((3, 1, 4)):
+
+        def main(comm: Communicator, step: int = step) -> None:
+            store = Store(tmp_path, comm)
+            if step > 0:
+                check(store.newest(), step - 1)
+            write(store, comm, step)
+            store.close()
+
+        collectives.run_threads(main, size=ranks)
+
+
+def test_parts_of_it_are_read_without_a_communicator(tmp_path: Path) -> None:
+    def main(comm: Communicator) -> Path:
+        return write(Store(tmp_path, comm), comm, 1)
+
+    saved = open_checkpoint(collectives.run_threads(main, size=3)[0])
+    saved.verify()
+    expected = arrays(1)
+    assert saved.names == {name: (array.dtype, array.shape) for name, array in expected.items()}
+    same({"rng": saved.read("rng")}, {"rng": expected["rng"]})
+    same(saved.read_all("model."), {name: array for name, array in expected.items() if name.startswith("model.")})
+    assert saved.read("rng").flags.writeable
+    with pytest.raises(KeyError, match="nothing"):
+        saved.read("nothing")
+    moved = tmp_path / "best"
+    os.rename(saved.path, moved)
+    same(open_checkpoint(moved).read_all(), expected)
+
+
+def test_pytorchs_reader_reads_a_shard(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+
+    def main(comm: Communicator) -> Path:
+        return Store(tmp_path, comm).write(1, {"x": np.arange(6.0).reshape(2, 3)}, None, None)
+
+    [path] = collectives.run_threads(main, size=1)
+    same(numpy.load_file(path / "rank-0000.safetensors"), {"x": np.arange(6.0).reshape(2, 3)})
+
+
+def test_arrays_of_any_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_CHUNK", 1024), ("_SMALL", 512), ("BLOCK", 4096)):
+        monkeypatch.setattr(_shards, name, value)
+    base = np.arange(3 * 50 * 7, dtype=np.float64).reshape(3, 50, 7)
+    given = {"t": base.T, "s": base[:, ::-3], "f": np.asfortranarray(base), "r": base.view(), "0": base[0, 0, 0:0]}
+    given["r"].flags.writeable = False
+
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        saved = open_checkpoint(store.write(1, given, None, None))
+        same(saved.read_all(), given)
+        saved.verify()
+
+    collectives.run_threads(main, size=1)
+
+
+def test_neither_side_holds_the_data_twice(tmp_path: Path) -> None:
+    big = np.zeros(60_000_000, np.uint8)
+
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        tracemalloc.start()
+        path = store.write(1, {"x": big, "t": big.reshape(6000, -1).T}, None, None)
+        assert tracemalloc.get_traced_memory()[1] < 30_000_000
+        tracemalloc.reset_peak()
+        assert open_checkpoint(path).read("x").nbytes == big.nbytes
+        assert tracemalloc.get_traced_memory()[1] < big.nbytes + 40_000_000
+
+    try:
+        collectives.run_threads(main, size=1)
+    finally:
+        tracemalloc.stop()
+
+
+def test_as_many_are_kept_as_was_asked(tmp_path: Path) -> None:
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm, keep=2)
+        for step in (1, 2, 3, 5, 8):
+            write(store, comm, step)
+        store.close()
+        store = Store(tmp_path, comm, keep=None)
+        for step in (9, 10):
+            write(store, comm, step)
+
+    collectives.run_threads(main, size=2)
+    assert sorted(each.name[-2:] for each in tmp_path.glob("step-*")) == ["05", "08", "09", "10"]
+
+
+def test_a_run_that_went_back_is_the_newer_one(tmp_path: Path) -> None:
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm, keep=3)
+        for step in (100, 200, 300):
+            write(store, comm, step)
+        assert write(store, comm, 150).name == "step-0000000150.2"
+        check(store.newest(), 150)
+        assert write(store, comm, 200).name == "step-0000000200.2"
+        assert write(store, comm, 200).name == "step-0000000200.3"
+        check(store.newest(), 200)
+
+    collectives.run_threads(main, size=2)
+    left = sorted(each.name for each in tmp_path.glob("step-*"))
+    assert left == ["step-0000000150.2", "step-0000000200.2", "step-0000000200.3"]
+
+
+def test_torn_ones_do_not_push_whole_ones_out(tmp_path: Path) -> None:
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm, keep=2)
+        write(store, comm, 1)
+        for step in (2, 3):
+            (tmp_path / f"step-000000000{step}").mkdir()
+        write(store, comm, 4)
+
+    collectives.run_threads(main, size=1)
+    assert sorted(each.name[-1] for each in tmp_path.glob("step-*")) == ["1", "2", "3", "4"]
+
+
+def test_what_is_no_folder_of_ours_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "x").mkdir(parents=True)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "step-0000000001").symlink_to(elsewhere)
+    (runs / "step-0000000002").write_text("notes")
+    (runs / ".step-0000000002.0123abcd.tmp").mkdir()
+    (runs / ".step-0000000002.0123abcd.tmp/x").write_text("")
+    (runs / ".step-0000000003.0123abcd.tmp/sub").mkdir(parents=True)
+
+    def main(comm: Communicator) -> None:
+        store = Store(runs, comm, keep=1)
+        write(store, comm, 2)
+        write(store, comm, 3)
+
+    collectives.run_threads(main, size=1)
+    assert (elsewhere / "x").exists()
+    assert sorted(each.name[-4:] for each in runs.glob("step-*")) == ["0001", "0002", "03.2"]
+    assert leftovers(runs) == [".step-0000000003.0123abcd.tmp"]
+    assert "which a save has left, cannot be removed" in caplog.text
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, True])
+def test_keep_is_a_number(keep: Any, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="keep should be at least 1"):
+        Store(tmp_path, collectives.init("single"), keep)
+
+
+def test_a_folder_is_a_folder(tmp_path: Path) -> None:
+    comm = collectives.init("single")
+    with pytest.raises(ArgumentError, match="the folder's name is empty"):
+        Store("", comm)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"file: Not a directory \(a folder is needed there\)"):
+        Store(tmp_path / "file", comm)
+
+
+# -- all ranks or none
+
+
+def fails(store: Store, comm: Communicator, message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        call()
+    if comm.rank == 0:
+        assert leftovers(store.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (lambda rank: (1 + rank, {}, None, None), r"ranks are at different steps: \[1, 2, 3\]"),
+        (lambda rank: (1, {"x": np.zeros(3)}, None, None), "x: element 0 is written by several ranks"),
+        (lambda rank: (1, {"x": 3 if rank == 2 else np.zeros(2)}, None, None), "rank 2: x should be a NumPy array"),
+        (lambda rank: (1, {}, None, {1: 2} if rank == 1 else 3), "rank 1: own_state has a key of type int"),
+        (lambda rank: (1, {}, {1: 2} if rank == 0 else 3, None), "rank 0: state has a key of type int"),
+    ],
+)
+def test_what_one_rank_cannot_write_none_does(what: Any, message: str, tmp_path: Path) -> None:
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        fails(store, comm, message, lambda: store.write(*what(comm.rank)))
+        assert store.newest() is None
+        write(store, comm, 1)
+
+    collectives.run_threads(main, size=3)
+
+
+def test_state_that_is_not_rank_0s_does_not_count(tmp_path: Path) -> None:
+    def main(comm: Communicator) -> None:
+        path = Store(tmp_path, comm).write(1, {}, {"rank": comm.rank} if comm.rank == 0 else object(), comm.rank)
+        assert open_checkpoint(path).state == {"rank": 0}
+        assert open_checkpoint(path).own_state == [0, 1]
+
+    collectives.run_threads(main, size=2)
+
+
+def test_a_rank_that_cannot_even_begin(tmp_path: Path) -> None:
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        message = "the checkpoint of step 7 was not saved, those before are as they were: rank 1: out of memory"
+        if comm.rank == 1:
+            fails(store, comm, message, lambda: store.refuse(7, "out of memory"))
+        else:
+            fails(store, comm, message, lambda: write(store, comm, 7))
+        write(store, comm, 7)
+        check(store.newest(), 7)
+
+    collectives.run_threads(main, size=3)
+
+
+def test_a_rank_that_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, interrupted = _stages.write_own, threading.Event()
+
+    def write_own(target: Any, rank: int, *more: Any) -> Any:
+        if rank == 1 and not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+        return real(target, rank, *more)
+
+    monkeypatch.setattr(_stages, "write_own", write_own)
+
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        if comm.rank == 1:
+            with pytest.raises(KeyboardInterrupt):
+                write(store, comm, 1)
+        else:
+            with pytest.raises(CheckpointError, match="rank 1 was interrupted"):
+                write(store, comm, 1)
+        write(store, comm, 1)
+        check(store.newest(), 1)
+        assert leftovers(tmp_path) == []
+
+    collectives.run_threads(main, size=3)
+
+
+def test_a_rank_that_is_gone(tmp_path: Path) -> None:
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        if comm.rank == 0:
+            with pytest.raises(PeerLeft, match="rank 1 has left"):
+                write(store, comm, 1)
+
+    collectives.run_threads(main, size=2)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_disk_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_agreement, "PATIENCE", 0.3)
+    answer = threading.Event()
+
+    def main(comm: Communicator) -> None:
+        comm.timeout = 0.2  # every beat is short, then
+        store = Store(tmp_path, comm)
+        comm.barrier()
+        if comm.rank == 0:
+            put_disk(monkeypatch, before=lambda number, name: answer.wait() if name == "fsync" else None)
+        comm.barrier()
+        with pytest.raises(CheckpointError, match=r"rank .* has made no progress for 0\.3 s"):
+            write(store, comm, 1)
+        with pytest.raises(CheckpointError, match="in an earlier save"):
+            write(store, comm, 2)
+
+    timer = threading.Timer(1.5, answer.set)
+    timer.start()
+    collectives.run_threads(main, size=2)
+    timer.join()
+
+
+# -- one folder, one job
+
+
+def test_another_folder_on_another_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_holding, "_VISIBLE", 0.1)
+
+    def main(comm: Communicator) -> None:
+        with pytest.raises(CheckpointError, match=r"rank 1: .* is not the folder that rank 0 has .*; rank 2 too"):
+            Store(tmp_path / ("a" if comm.rank == 0 else "b"), comm)
+
+    collectives.run_threads(main, size=3)
+    Store(tmp_path / "a", collectives.init("single"))  # nobody has it
+
+
+def test_another_job_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_lock, "_PATIENCE", 0.1)
+
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        write(store, comm, 1)
+        message = f"rank 0: {tmp_path} is in use by process {os.getpid()} on .*: one job at a time may save there"
+        with pytest.raises(CheckpointError, match=message):
+            Store(tmp_path, comm)
+        write(store, comm, 2)
+        store.close()
+        comm.barrier()
+        check(Store(tmp_path, comm).newest(), 2)
+
+    collectives.run_threads(main, size=2)
+
+
+def test_the_lock_is_gone_when_its_process_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys, time; from ddp.checkpoint._lock import Lock; lock = Lock(sys.argv[1], 'x'); "
+        "print('taken', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "taken\n"
+            monkeypatch.setattr(_lock, "_PATIENCE", 0.0)
+            with pytest.raises(CheckpointError, match=f"by process {process.pid} on"):
+                Store(tmp_path, collectives.init("single"))
+        finally:
+            process.kill()
+        monkeypatch.setattr(_lock, "_PATIENCE", 20.0)
+        Store(tmp_path, collectives.init("single")).close()
+
+
+def test_a_child_that_is_forked_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_lock, "_PATIENCE", 5.0)
+    code = (
+        "import os, sys, time; from ddp.checkpoint._lock import Lock; lock = Lock(sys.argv[1], 'x')\n"
+        "if os.fork() == 0:\n    print('forked', flush=True); time.sleep(60)\nos.wait()"
+    )
+    args = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "forked\n"
+            process.kill()
+            Store(tmp_path, collectives.init("single")).close()
+        finally:
+            os.killpg(process.pid, 9)
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(fd: int, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(_lock.fcntl, "flock", flock)
+    others = tmp_path / ".step-0000000002.0123abcd.tmp"
+    others.mkdir()
+
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        write(store, comm, 1)
+        check(store.newest(), 1)
+
+    collectives.run_threads(main, size=2)
+    assert others.exists()  # another job may be writing it
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "its file system has no locks" in caplog.text
+
+
+def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_lock, "_PATIENCE", 0.0)
+    store = Store(tmp_path, collectives.init("single"))
+    (tmp_path / ".lock").unlink()
+    write(store, collectives.init("single"), 1)
+    with pytest.raises(CheckpointError, match="is in use"):
+        Store(tmp_path, collectives.init("single"))
+
+
+def test_a_lock_with_nonsense_in_it(tmp_path: Path) -> None:
+    for content in (b"", b"{", b"[1]", b"\xff" * 300, b'{"token": 3}'):
+        (tmp_path / ".lock").write_bytes(content)
+        assert _lock.token_in(str(tmp_path)) is None
+        Store(tmp_path, collectives.init("single")).close()

@@ -1,0 +1,279 @@
+"""Checkpoints that are not what was written: each is refused, in words of ours, at no more memory than it takes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives.communicator import Communicator
+from ddp.checkpoint import _shards
+from ddp.checkpoint._saved import open_checkpoint
+from ddp.checkpoint._store import Store
+from ddp.errors import CheckpointError
+from tests.ddp.checkpoint.stores import check, write
+from tests.ddp.checkpoint.test_store_tables import signed
+
+Files = dict[str, bytes]
+SLACK = 1 << 18  # bytes, of the interpreter's own, whatever is read
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shards, "BLOCK", 1 << 16)
+
+
+def saved(folder: Path, steps: tuple[int, ...] = (1,), ranks: int = 2) -> list[Files]:
+    """What the files of such checkpoints hold."""
+
+    def main(comm: Communicator) -> list[Path]:
+        store = Store(folder, comm, keep=None)
+        paths = [write(store, comm, step) for step in steps]
+        store.close()
+        return paths
+
+    paths = collectives.run_threads(main, size=ranks)[0]
+    return [{file.name: file.read_bytes() for file in path.iterdir()} for path in paths]
+
+
+def put(folder: Path, files: Files) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def refused(folder: Path) -> str:
+    """What is said of it. Fails if it is taken for whole, or if more than twice its size is allocated meanwhile."""
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(folder).read_all()
+        assert tracemalloc.get_traced_memory()[1] < 2 * size + SLACK
+    finally:
+        tracemalloc.stop()
+    return str(caught.value)
+
+
+MANIFEST, FIRST, SECOND = "manifest.json", "rank-0000.safetensors", "rank-0001.safetensors"
+
+
+def mutate(original: Files, other: Files, rng: np.random.Generator) -> Files:
+    """Another content of the same files. other: of a checkpoint with the same names, dtypes and shapes"""
+    files = dict(original)
+    name = str(rng.choice(list(files)))
+    data = bytearray(files[name])
+    at = int(rng.integers(len(data)))
+    stop = min(len(data), at + int(rng.integers(1, 200)))
+    match rng.integers(9):
+        case 0 | 1 | 2:  # flips of bits
+            for place in rng.integers(0, len(data), rng.integers(1, 4)):
+                data[place] ^= 1 << int(rng.integers(8))
+        case 3:
+            del data[at:]
+        case 4:  # garbage
+            data[at:stop] = rng.bytes(stop - at)
+        case 5:
+            data += rng.bytes(int(rng.integers(1, 100)))
+        case 6:  # a page that never came to the disk
+            data[at:stop] = bytes(stop - at)
+        case 7:
+            data[:] = other[name]
+        case 8:
+            del data[at:stop]
+    files[name] = bytes(data)
+    return files
+
+
+def test_every_mutation_is_refused(tmp_path: Path, count: Callable[[int, int], int]) -> None:
+    original, other = saved(tmp_path, (1, 2))
+    mutations = 0
+    for seed in range(count(500, 10_000)):
+        files = mutate(original, other, np.random.default_rng(seed))
+        if files != original:
+            mutations += 1
+            assert refused(put(tmp_path / "x", files)).startswith(f"{tmp_path}/x: ")
+    assert mutations > count(450, 9000)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda files: files.pop(MANIFEST), "manifest.json: No such file or directory"),
+        (lambda files: files.pop(SECOND), "rank-0001.safetensors: No such file or directory"),
+        (lambda files: files.update({MANIFEST: b""}), "manifest.json: it is empty"),
+        (lambda files: files.update({MANIFEST: b'{"a": 1}'}), "manifest.json: it does not begin as a manifest does"),
+        (lambda files: files.update({FIRST: files[FIRST][:-1]}), r"rank-0000.*: it has [\d,]+ bytes, and [\d,]+ were"),
+        (lambda files: files.update({FIRST: files[SECOND], SECOND: files[FIRST]}), "rank-0000.safetensors: "),
+        (
+            lambda files: files.update({SECOND: files[SECOND][:-1] + b"\x05"}),
+            "rank-0001.*: bytes 131,072 to .* are not those that were written",
+        ),
+    ],
+)
+def test_what_is_said(change: Callable[[Files], object], message: str, tmp_path: Path) -> None:
+    files = saved(tmp_path)[0]
+    change(files)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(put(tmp_path / "x", files)).verify()
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(put(tmp_path / "x", files)).read_all()
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+    files = saved(tmp_path)[0]
+    for name in files:
+        folder = put(tmp_path / "x", {other: data for other, data in files.items() if other != name})
+        (folder / name).mkdir()
+        with pytest.raises(CheckpointError, match=f"{name}: "):
+            open_checkpoint(folder).verify()
+
+
+def test_another_folders_checkpoint(tmp_path: Path) -> None:
+    saved(tmp_path)
+    os.rename(tmp_path / "step-0000000001", tmp_path / "step-0000000007")
+    with pytest.raises(CheckpointError, match=r"manifest.json: it is of step 1, another folder's"):
+        open_checkpoint(tmp_path / "step-0000000007")
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path)
+    checkpoint = open_checkpoint(tmp_path / "step-0000000001")
+    real = _shards.VerifiedFile._load
+
+    def load(self: _shards.VerifiedFile, index: int, view: memoryview) -> None:
+        os.truncate(tmp_path / "step-0000000001" / FIRST, 100)
+        real(self, index, view)
+
+    monkeypatch.setattr(_shards.VerifiedFile, "_load", load)
+    with pytest.raises(CheckpointError, match="it became shorter while it was read"):
+        checkpoint.read_all()
+
+
+def test_only_the_blocks_that_are_read_are_believed(tmp_path: Path) -> None:
+    files = saved(tmp_path)[0]
+    files[SECOND] = files[SECOND][:-1] + b"\x05"
+    checkpoint = open_checkpoint(put(tmp_path / "x", files))
+    assert checkpoint.read("model.weight").shape == (7, 5)
+    with pytest.raises(CheckpointError, match=f"{SECOND}: bytes"):
+        checkpoint.read("optimizer.large")
+
+
+def test_the_newest_whole_one_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved(tmp_path, (1, 2, 3, 4, 5), ranks=3)
+    (tmp_path / "step-0000000005" / MANIFEST).unlink()
+    os.truncate(tmp_path / "step-0000000004" / SECOND, 10)
+    with open(tmp_path / "step-0000000003" / FIRST, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 128]))
+    (tmp_path / "step-0000000009.7").mkdir()
+
+    def main(comm: Communicator) -> None:
+        check(Store(tmp_path, comm).newest(), 2)
+
+    collectives.run_threads(main, size=2)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" is passed over: ")[0][-9:] for line in lines] == [
+        "0000009.7",
+        *("000000005", "000000004", "000000003"),
+    ]
+    assert "manifest.json: No such file" in lines[0]
+    assert "rank-0001.safetensors: it has 10 bytes" in lines[2]
+    assert "rank-0000.safetensors: bytes" in lines[3]
+
+
+def test_where_none_is_whole_nobody_begins_anew_unawares(tmp_path: Path) -> None:
+    saved(tmp_path, (1, 2), ranks=1)
+    for step in (1, 2):
+        (tmp_path / f"step-000000000{step}" / FIRST).unlink()
+    words = r"no checkpoint in .* is whole \(step-0000000001: rank-0000.safetensors: No such .*to begin anew, move"
+
+    def main(comm: Communicator) -> None:
+        with pytest.raises(CheckpointError, match=words):
+            Store(tmp_path, comm).newest()
+
+    collectives.run_threads(main, size=2)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ESTALE])
+def test_a_file_that_cannot_be_read_here_is_no_damaged_one(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, (1, 2), ranks=1)
+    real = os.open
+
+    def refuse(path: Any, *args: Any) -> int:
+        if str(path).endswith(f"step-0000000002/{FIRST}"):
+            raise OSError(number, os.strerror(number))
+        return real(path, *args)
+
+    store = Store(tmp_path, collectives.init("single"))
+    monkeypatch.setattr(os, "open", refuse)
+    words = f"cannot be found: rank 0: step-0000000002: {FIRST}: {os.strerror(number)}"
+    with pytest.raises(CheckpointError, match=words):
+        store.newest()
+    monkeypatch.undo()
+    check(store.newest(), 2)
+
+
+def test_manifests_of_somebody_who_knows_how_to_sign(tmp_path: Path, count: Callable[[int, int], int]) -> None:
+    """Numbers, names and texts anywhere in them are others: refused, or arrays as declared, and never more memory."""
+    original = saved(tmp_path)[0]
+    values = [0, -1, 1, 2**31, 2**62, 10**30, "", "x", "F64", "U8", FIRST, SECOND, None, [], {}, [1], True, 0.5]
+    refusals = 0
+    for seed in range(count(300, 5000)):
+        rng = np.random.default_rng(seed)
+        fields = json.loads(original[MANIFEST])
+        del fields["sha256"]
+        places = list(_places(fields))
+        for _ in range(rng.integers(1, 4)):
+            inner, key = places[rng.integers(len(places))]
+            inner[key] = values[rng.integers(len(values))]
+        folder = put(tmp_path / "x", {**original, MANIFEST: signed(fields)})
+        size = sum(map(len, original.values()))
+        tracemalloc.start()
+        try:
+            checkpoint = open_checkpoint(folder)
+            arrays = checkpoint.read_all()
+            assert {name: (each.dtype, each.shape) for name, each in arrays.items()} == checkpoint.names
+        except CheckpointError:
+            refusals += 1
+        finally:
+            assert tracemalloc.get_traced_memory()[1] < 2 * size + SLACK
+            tracemalloc.stop()
+    assert refusals > count(100, 1600)
+
+
+def _places(value: object) -> list[tuple[object, object]]:
+    """Everything in a JSON value that can be assigned to."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, inner in items for place in [(value, key), *_places(inner)]]
+
+
+def test_shards_that_do_not_hold_what_the_manifest_says(tmp_path: Path) -> None:
+    original = saved(tmp_path, ranks=1)[0]
+    for name, entry in (
+        ("nothing", {"dtype": "F32", "shape": [2], "pieces": [[FIRST, 0, 2]]}),
+        ("model.weight", {"dtype": "F32", "shape": [34], "pieces": [[FIRST, 0, 34]]}),
+        ("model.weight", {"dtype": "I32", "shape": [7, 5], "pieces": [[FIRST, 0, 35]]}),
+        ("optimizer.none", {"dtype": "F64", "shape": [0, 2**62, 2**62], "pieces": [[FIRST, 0, 0]]}),
+    ):
+        fields = json.loads(original[MANIFEST])
+        del fields["sha256"]
+        fields["tensors"][name] = entry
+        folder = put(tmp_path / "x", {**original, MANIFEST: signed(fields)})
+        with pytest.raises(CheckpointError, match=r"it does not hold elements|shape \(0, "):
+            open_checkpoint(folder).read(name)

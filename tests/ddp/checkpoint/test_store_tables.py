@@ -1,0 +1,306 @@
+"""The store's decisions: names, what is removed, who writes what, what a manifest may say, how a failure is told."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp.checkpoint import _folders
+from ddp.checkpoint._folders import is_temporary, newest_first, next_name, order, shard_name, surplus, temporary
+from ddp.checkpoint._manifest import Damaged, Entry, Manifest, Part, Piece, Shard, assemble, decode, encode
+from ddp.checkpoint._plan import plan, to_json
+from ddp.checkpoint._spreading import spread
+from ddp.checkpoint._trouble import Failed, Trouble, sentence, twice, words
+from ddp.errors import ArgumentError
+
+
+def test_names_say_what_is_newest() -> None:
+    names = ["step-0000000009", "step-0000000120", "step-0000000110.2", "step-0000000100.10", "step-12345678901"]
+    newest = ["step-0000000100.10", "step-0000000110.2", "step-12345678901", "step-0000000120", "step-0000000009"]
+    assert newest_first([*names, ".lock", "step-120", "step-0000000120.0", ".step-0000000120.12345678.tmp"]) == newest
+
+
+@pytest.mark.parametrize(
+    ("step", "names", "name"),
+    [
+        (0, [], "step-0000000000"),
+        (5, ["step-0000000004", "notes"], "step-0000000005"),
+        (4, ["step-0000000004"], "step-0000000004.2"),
+        (3, ["step-0000000004"], "step-0000000003.2"),
+        (5, ["step-0000000004", "step-0000000003.2"], "step-0000000005.2"),
+        (3, ["step-0000000004", "step-0000000003.2"], "step-0000000003.3"),
+        (10**12, ["step-0000000004"], "step-1000000000000"),
+    ],
+)
+def test_the_next_one_is_the_newest(step: int, names: list[str], name: str) -> None:
+    assert next_name(step, names) == name
+    assert newest_first([*names, name])[0] == name
+    key = order(name)
+    assert key is not None
+    assert key[1] == step
+
+
+def test_what_is_not_whole_is_no_checkpoint_by_its_name() -> None:
+    for name in ("step-0000000004", "step-0000000004.2"):
+        hidden = temporary(name, "0123abcd")
+        assert is_temporary(hidden)
+        assert order(hidden) is None
+        assert not is_temporary(name)
+    assert not is_temporary(".step-0000000004.tmp")
+    assert shard_name(12345) == "rank-12345.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("names", "whole", "keep", "removed"),
+    [
+        ("dcba", "dcba", 3, "a"),
+        ("dcba", "dcba", 1, "abc"),
+        ("dcba", "dcba", 4, ""),
+        ("dcba", "dba", 2, "a"),
+        ("dcba", "da", 2, ""),
+        ("dcba", "", 1, ""),
+        ("dcba", "c", 1, "ab"),
+        ("", "", 1, ""),
+    ],
+)
+def test_whole_ones_are_kept_and_torn_ones_do_not_count(names: str, whole: str, keep: int, removed: str) -> None:
+    assert surplus(list(names), set(whole), keep) == list(removed)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "parts"),
+    [
+        ({"a": (100_000, 4), "b": (100_000, 4)}, 2, [{"a": (0, 100_000)}, {"b": (0, 100_000)}]),
+        ({"a": (100_000, 4)}, 2, [{"a": (0, 50_000)}, {"a": (50_000, 100_000)}]),
+        ({"a": (100_001, 8)}, 2, [{"a": (0, 50_001)}, {"a": (50_001, 100_001)}]),
+        ({"a": (10, 4), "b": (10, 4)}, 2, [{"a": (0, 10)}, {"b": (0, 10)}]),
+        ({"a": (10, 4)}, 3, [{"a": (0, 10)}, {}, {}]),
+        ({"a": (0, 4), "b": (1, 8)}, 2, [{"a": (0, 0), "b": (0, 1)}, {}]),
+        ({}, 2, [{}, {}]),
+    ],
+)
+def test_spread(sizes: dict[str, tuple[int, int]], ranks: int, parts: Any) -> None:
+    assert spread(sizes, ranks) == parts
+
+
+def test_what_is_spread_is_whole_and_even() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        count, ranks = int(rng.integers(1, 9)), int(rng.integers(1, 9))
+        sizes = {str(i): (int(rng.integers(0, 200_000)), int(rng.choice([1, 2, 4, 8]))) for i in range(count)}
+        parts = spread(sizes, ranks)
+        for name, (length, _) in sizes.items():
+            spans = sorted(part[name] for part in parts if name in part)
+            assert [0, *(stop for _, stop in spans)] == [*(start for start, _ in spans), length]
+        each = [sum((stop - start) * sizes[name][1] for name, (start, stop) in part.items()) for part in parts]
+        assert max(each) - sum(each) / ranks < (1 << 16) + 8
+
+
+WHOLE = Part("F32", (4, 3), 0, 12)
+
+
+def test_pieces_are_put_together_in_order() -> None:
+    parts = [{"x": Part("F32", (4, 3), 5, 12), "y": WHOLE}, {"x": Part("F32", (4, 3), 0, 5)}]
+    assert assemble(parts, ["r0", "r1"]) == {
+        "x": Entry("F32", (4, 3), (Piece("r1", 0, 5), Piece("r0", 5, 12))),
+        "y": Entry("F32", (4, 3), (Piece("r0", 0, 12),)),
+    }
+    assert assemble([{"e": Part("F32", (0,), 0, 0)}], ["r0"])["e"].pieces == (Piece("r0", 0, 0),)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([{"x": WHOLE}, {"x": WHOLE}], "x: element 0 is written by several ranks"),
+        ([{"x": WHOLE}, {"x": Part("F32", (3, 4), 0, 12)}], r"x is F32 \(4, 3\) on rank 0 and F32 \(3, 4\) on rank 1"),
+        ([{"x": WHOLE}, {"x": Part("F16", (4, 3), 0, 12)}], "and F16"),
+        ([{"x": Part("F32", (4, 3), 1, 12)}], "x: element 0 is written by no rank"),
+        ([{"x": Part("F32", (4, 3), 0, 11)}], "of its 12 elements only 11 are written"),
+        ([{"x": Part("F32", (4, 3), 0, 5)}, {"x": Part("F32", (4, 3), 6, 12)}], "element 5 is written by no rank"),
+        ([{"x": Part("F32", (4, 3), 0, 7)}, {"x": Part("F32", (4, 3), 6, 12)}], "element 6 is written by several"),
+    ],
+)
+def test_pieces_that_do_not_fit(parts: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        assemble(parts, ["r0", "r1"])
+
+
+def manifest() -> Manifest:
+    files = {"r0": Shard(10, ("0" * 64,)), "r1": Shard(0, ())}
+    tensors = {"x": Entry("F32", (2,), (Piece("r0", 0, 2),)), "ü": Entry("BF16", (), (Piece("r0", 0, 1),))}
+    return Manifest(7, 2, 64, files, tensors, {"a": [1, None, "ü"]}, [1, {}])
+
+
+def test_a_manifest_comes_back() -> None:
+    data = encode(manifest())
+    assert decode(data) == manifest()
+    assert json.loads(data)["step"] == 7
+
+
+def test_no_byte_of_a_manifest_can_be_another() -> None:
+    data = encode(manifest())
+    for at in range(len(data)):
+        with pytest.raises(Damaged):
+            decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(Damaged):
+            decode(data[:at])
+
+
+def signed(fields: Any) -> bytes:
+    """A manifest of somebody who knows how to compute its checksum."""
+    return signed_text(json.dumps(fields))
+
+
+def signed_text(text: str) -> bytes:
+
+    rest = text[1:].encode()
+    return b'{"sha256":"' + hashlib.sha256(rest).hexdigest().encode() + b'",' + rest
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("format",), "other"),
+        (("version",), 2),
+        (("version",), None),
+        (("step",), -1),
+        (("step",), True),
+        (("step",), 2**63),
+        (("size",), 0),
+        (("size",), 3),
+        (("block",), 0),
+        (("block",), 2),
+        (("files",), []),
+        (("files", "r0"), 3),
+        (("files", "../x"), {"bytes": 0, "sha256": []}),
+        (("files", ".."), {"bytes": 0, "sha256": []}),
+        (("files", "manifest.json"), {"bytes": 0, "sha256": []}),
+        (("files", "r0", "bytes"), -1),
+        (("files", "r0", "bytes"), 1000),
+        (("files", "r0", "sha256"), ["x" * 64]),
+        (("files", "r0", "sha256"), [3]),
+        (("tensors",), 3),
+        (("tensors", "__metadata__"), {"dtype": "F32", "shape": [], "pieces": [["r0", 0, 1]]}),
+        (("tensors", "x", "more"), 1),
+        (("tensors", "x", "dtype"), "F31"),
+        (("tensors", "x", "dtype"), []),
+        (("tensors", "x", "shape"), [-2]),
+        (("tensors", "x", "shape"), [1] * 65),
+        (("tensors", "x", "shape"), [3]),
+        (("tensors", "x", "shape"), 2),
+        (("tensors", "x", "pieces"), []),
+        (("tensors", "x", "pieces"), [["r2", 0, 2]]),
+        (("tensors", "x", "pieces"), [[[], 0, 2]]),
+        (("tensors", "x", "pieces"), [["r0", 0]]),
+        (("tensors", "x", "pieces"), [["r0", 1, 2]]),
+        (("tensors", "x", "pieces"), [["r0", 0, 1], ["r0", 1, 2]]),
+        (("tensors", "x", "pieces"), [["r0", 0, 1], ["r1", 2, 2]]),
+        (("own_state",), [1]),
+        (("own_state",), None),
+    ],
+)
+def test_a_manifest_says_nothing_that_cannot_be(path: tuple[str, ...], value: Any) -> None:
+    fields = json.loads(encode(manifest()))
+    del fields["sha256"]
+    assert decode(signed(fields)) == manifest()
+    inner = fields
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(Damaged):
+        decode(signed(fields))
+
+
+@pytest.mark.parametrize("text", ["{}", '{"a":', "{" + '"a":[' * 100_000, '{"a":' + "1" * 5000 + "}", "[]"])
+def test_signed_nonsense(text: str) -> None:
+    with pytest.raises(Damaged):
+        decode(signed_text(text))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "state", "pieces", "message"),
+    [
+        ({"x": [1.0]}, None, {}, "x should be a NumPy array of .*, is of list"),
+        ({"x": np.zeros(2, np.complex64)}, None, {}, "is of complex64"),
+        ({"x": np.zeros(2, ">f4")}, None, {}, "is of >f4"),
+        ({"x": np.zeros(2, object)}, None, {}, "is of object"),
+        ({3: np.zeros(2)}, None, {}, "3 is no name for a tensor"),
+        ({"__metadata__": np.zeros(2)}, None, {}, "is no name"),
+        ({"\ud800": np.zeros(2)}, None, {}, "is no name"),
+        ({"x": np.zeros(2)}, None, {"y": (0, 2, (2,))}, "there are pieces of 'y'"),
+        (
+            {"x": np.zeros(2)},
+            None,
+            {"x": (0, 3, (4,))},
+            r"x: an array of shape \(2,\) is not elements 0 to 3 of \(4,\)",
+        ),
+        ({"x": np.zeros(2)}, None, {"x": (3, 5, (4,))}, "is not elements 3 to 5"),
+        ({"x": np.zeros((2, 1))}, None, {"x": (0, 2, (4,))}, "is not elements"),
+        ({}, {"a": [{3: 1}]}, {}, r"state\['a'\]\[0\] has a key of type int"),
+        ({}, {"a": np.float32(1)}, {}, r"state\['a'\] is of type float32: expected JSON values"),
+        ({}, {"a": {1, 2}}, {}, "is of type set"),
+    ],
+)
+def test_what_cannot_be_saved(tensors: Any, state: Any, pieces: Any, message: str) -> None:
+    with pytest.raises(Failed, match=message):
+        plan(1, tensors, state, None, pieces, 0)
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, True, _folders.MOST_STEPS, None])
+def test_a_step_is_a_number(step: Any) -> None:
+    with pytest.raises(Failed, match="a step should be"):
+        plan(step, {}, None, None, {}, 0)
+
+
+def test_a_state_that_contains_itself() -> None:
+    state: list[Any] = []
+    state.append(state)
+    with pytest.raises(Failed, match="contains itself"):
+        to_json("state", state)
+
+
+def test_troubles_in_one_sentence(tmp_path: Path) -> None:
+    path = f"{tmp_path}/x"
+    said = words("writing", path, OSError(errno.ENOSPC, "ignored"))
+    assert said.startswith(f"writing {path}: No space left on device, ")
+    assert said.endswith(" bytes are left (free some room there, or keep fewer checkpoints)")
+    assert words("reading", "x", OSError(errno.EBADF, "")) == "reading x: Bad file descriptor"
+    assert words("reading", "x", OSError("odd")) == "reading x: odd"
+    assert sentence("no", [Trouble(2, "a")]) == "no: rank 2: a"
+    assert sentence("no", [Trouble(2, "a"), Trouble(3, "b")]) == "no: rank 2: a; rank 3 too"
+    assert sentence("no", [Trouble(2, "a"), Trouble(3, "b"), Trouble(5, "b")]) == "no: rank 2: a; ranks 3, 5 too"
+
+
+@pytest.mark.parametrize(
+    ("errors", "attempts", "raised"),
+    [
+        ([], 1, None),
+        ([errno.EIO], 2, None),
+        ([errno.ESTALE], 2, None),
+        ([errno.EIO, errno.EIO], 2, errno.EIO),
+        ([errno.EIO, errno.ENOSPC], 2, errno.ENOSPC),
+        ([errno.ENOSPC], 1, errno.ENOSPC),
+    ],
+)
+def test_what_passes_is_tried_twice(errors: list[int], attempts: int, raised: int | None) -> None:
+    made: list[int] = []
+
+    def work() -> str:
+        made.append(1)
+        if len(made) <= len(errors):
+            raise OSError(errors[len(made) - 1], "as told")
+        return "done"
+
+    if raised is None:
+        assert twice(work) == "done"
+    else:
+        with pytest.raises(OSError, match="as told") as caught:
+            twice(work)
+        assert caught.value.errno == raised
+    assert len(made) == attempts

@@ -1,0 +1,117 @@
+"""A small training, whole or interrupted, and everything that can be compared afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import collectives
+import ddp
+from ddp import nn
+
+ROWS = 24
+
+
+class Loader:
+    """Batches in an order of its own for each pass; a rank's part of each. What `resume` asks of a loader, no more.
+
+    When a pass begins it draws a number, as PyTorch's loader does for the seed of its workers.
+    batch: samples that all ranks take together
+    """
+
+    def __init__(self, comm: collectives.Communicator, rows: int = ROWS, batch: int = 8) -> None:
+        self._comm, self._rows, self._batch = comm, rows, batch
+        self.epoch = 0
+        self._at = 0
+        self._given: int | None = None
+
+    def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
+        ddp.rand(1)
+        self._at = self._given or 0
+        self._given = None
+        return self._batches()
+
+    def _batches(self) -> Iterator[np.ndarray[Any, Any]]:
+        order = np.random.default_rng([5, self.epoch]).permutation(self._rows)
+        while self._at < self._rows:
+            ids = order[self._at : self._at + self._batch]
+            self._at += self._batch
+            yield ids[self._comm.rank :: self._comm.size]
+        self.epoch, self._at = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self._given = state["epoch"], state["at"]
+
+
+class Interrupted(Exception):
+    """The process ends here."""
+
+
+def data(dtype: Any = ddp.float32) -> tuple[ddp.Tensor, ddp.Tensor]:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((ROWS, 6))
+    return ddp.tensor(x, dtype=dtype), ddp.tensor(np.abs(x).argmax(axis=1) % 3)
+
+
+def net(dropout: float = 0.0, norm: bool = False, dtype: Any = ddp.float32) -> nn.Module:
+    ddp.manual_seed(11)
+    layers: list[nn.Module] = [nn.Linear(6, 8)]
+    if norm:
+        layers.append(nn.BatchNorm1d(8))
+    layers.append(nn.ReLU())
+    if dropout:
+        layers.append(nn.Dropout(dropout))
+    return nn.Sequential(*layers, nn.Linear(8, 3)).to(dtype)
+
+
+def everything(model: Any, optimizers: Sequence[Any], *others: Any) -> dict[str, Any]:
+    """All state, as NumPy arrays and plain values, to be compared bit for bit."""
+    found: dict[str, Any] = {f"model.{name}": t.numpy().copy() for name, t in model.state_dict().items()}
+    for number, optimizer in enumerate(optimizers):
+        told = optimizer.state_dict()
+        for at, entry in told["state"].items():
+            for name, value in entry.items():
+                found[f"{number}.{at}.{name}"] = value.numpy().copy() if isinstance(value, ddp.Tensor) else value
+        found[f"{number}.groups"] = repr(told["param_groups"])
+    for number, other in enumerate(others):
+        found[f"other.{number}"] = repr(other)
+    found["random"] = ddp._device.random_state()
+    return found
+
+
+def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert list(got) == list(expected)
+    for name, value in expected.items():
+        if isinstance(value, np.ndarray):
+            assert got[name].dtype == value.dtype, name
+            assert got[name].tobytes() == value.tobytes(), name
+        else:
+            assert got[name] == value, name
+
+
+Train = Callable[..., Any]
+
+
+def interrupted(train: Train, ends: Sequence[int | None], size: int | Sequence[int]) -> list[list[Any]]:
+    """Calls `train(comm, end)` with each end, on so many ranks; it raises Interrupted in the body of step `end`.
+
+    Returns: for each end, what the ranks returned, or raised Interrupted with
+    """
+    sizes = [size] * len(ends) if isinstance(size, int) else size
+
+    def run(comm: collectives.Communicator, end: int | None) -> Any:
+        try:
+            return train(comm, end)
+        except Interrupted as error:
+            comm.barrier()  # others may still be in their last backward
+            return error.args[0]
+
+    return [
+        collectives.run_threads(lambda comm, end=end: run(comm, end), size=each)
+        for end, each in zip(ends, sizes, strict=True)
+    ]

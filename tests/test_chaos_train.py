@@ -1,0 +1,127 @@
+"""The drill judges rightly, and a job that is killed somewhere ends as if nothing had been."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.chaos_train import (
+    KINDS,
+    Case,
+    Ended,
+    Undisturbed,
+    cases,
+    earlier,
+    judge,
+    moves,
+    repeated,
+    samples_wrong,
+    table,
+    that_count,
+)
+from benchmarks.chaos_trainee import SAMPLES, Strike
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "chaos_train.py"
+
+
+def notes(start: int, first: int, last: int, size: int = 2) -> list[dict[str, Any]]:
+    """Of steps first to last: 3 steps an epoch, dealt to `size` ranks."""
+    found = []
+    for step in range(first, last + 1):
+        ids = list(range(step % 3 * SAMPLES // 3, (step % 3 + 1) * SAMPLES // 3))
+        for rank in range(size):
+            mine = ids[rank::size]
+            found.append(
+                {"start": start, "size": size, "step": step, "epoch": step // 3, "ids": mine, "loss": 0.1 * len(mine)}
+                | {"draws": [rank + step / 7]}
+            )
+    return found
+
+
+STRAIGHT = notes(0, 0, 5)
+REFERENCE = Undisturbed(1.0, [100, 20], "abc", that_count(STRAIGHT))
+
+
+def ended(notes: list[dict[str, Any]], *digests: str) -> Ended:
+    return Ended("", "", True, 1.0, 1, 1, notes, [{"sha256": digest} for digest in digests])
+
+
+@pytest.mark.parametrize(
+    ("found", "digests", "exactly", "wrong", "again"),
+    [
+        (STRAIGHT, ("abc", "abc"), True, "", 0),
+        # killed after step 3, gone on from the checkpoint of step 2
+        (notes(0, 0, 3) + notes(1, 2, 5), ("abc", "abc"), True, "", 2),
+        # killed again before it came as far; one rank had noted what the other had not
+        (notes(0, 0, 3)[:-1] + notes(1, 2, 2) + notes(100, 2, 5), ("abc", "abc"), True, "", 3),
+        (notes(0, 0, 1) + notes(100, 2, 3, size=1) + notes(200, 4, 5, size=5), ("xyz", "xyz"), False, "", 0),
+        (STRAIGHT, ("abc", "abd"), True, "other weights", 0),
+        (STRAIGHT, ("xyz", "abc"), False, "the ranks' weights differ", 0),
+        (notes(0, 0, 2) + notes(1, 4, 5), ("abc", "abc"), True, "steps [0, 1, 2, 4, 5], expected", 0),
+        (notes(0, 0, 3)[:-1] + notes(1, 4, 5), ("abc", "abc"), True, "step 3 was noted by 1 of 2 ranks", 0),
+    ],
+)
+def test_what_is_wrong_with_a_job(
+    found: list[dict[str, Any]], digests: tuple[str, ...], exactly: bool, wrong: str, again: int
+) -> None:
+    said, repeats, _ = judge(ended(found, *digests), REFERENCE, exactly)
+    assert said.startswith(wrong)
+    assert bool(said) == bool(wrong)
+    assert repeats == repeated(found) == again
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("ids", [0] * (SAMPLES // 6), "step 4 had samples"),
+        ("draws", [0.5], "step 4 drew other random numbers"),
+        ("loss", 2.6, "a loss differs by"),
+    ],
+)
+def test_one_note_that_differs_is_found(name: str, value: Any, wrong: str) -> None:
+    found = copy.deepcopy(STRAIGHT)
+    assert found[8]["step"] == 4
+    found[8][name] = value
+    assert judge(ended(found, "abc", "abc"), REFERENCE, exactly=True)[0].startswith(wrong)
+
+
+def test_samples_that_were_never_read_are_found_in_the_undisturbed_run_too() -> None:
+    steps = that_count(notes(0, 0, 4))
+    assert samples_wrong(steps, steps).startswith("epoch 1 lost [100, 101")
+
+
+def test_each_kind_comes_in_turn_and_the_seed_says_how() -> None:
+    planned = cases(20, KINDS, [100, 20], random.Random(3))
+    assert planned == cases(20, KINDS, [100, 20], random.Random(3))
+    assert [case.kind for case in planned] == [*KINDS, *KINDS, *KINDS[:4]]
+    assert all(case.strikes[0].event < [100, 20][case.rank] for case in planned if case.kind == "save")
+    assert {strike.start for _ in range(20) for strike in moves(random.Random(3))} == {0, 100}
+
+
+def test_who_came_too_late_comes_earlier() -> None:
+    late = Case("save", 0.5, 0, False, (Strike(0, 0, "save", 9, 0.5),))
+    assert earlier(late) == Case("save", 0.3, 0, False, (Strike(0, 0, "save", 4, 0.25),))
+
+
+def test_the_table_has_a_row_for_what_was_done() -> None:
+    assert len(table({kind: [] for kind in KINDS}).splitlines()) == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(3600)
+def test_nothing_is_lost(run_job: Callable[..., Any], count: Callable[[int, int], int], tmp_path: Path) -> None:
+    kills, steps = count(3, 100), count(1, 20)
+    found = tmp_path / "found.json"
+    args = ["--kills", str(kills), "--moves", str(steps), "--json", str(found)]
+    done = run_job([sys.executable, str(SCRIPT), *args], timeout=count(100, 3500))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(found.read_text())["results"]
+    assert sum(len(each) for each in results.values()) == kills + steps
+    assert [one["wrong"] for each in results.values() for one in each] == [""] * (kills + steps)
