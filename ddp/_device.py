@@ -1,7 +1,8 @@
 """Which array module computes: a tensor picks its device once, and everything below it is handed `xp`.
 
 NumPy is the only array module known at import; CuPy is imported when a CUDA device is first computed on.
-Random numbers live here too, because each array module has its own generators: one per thread and device.
+Random numbers live here too, because each array module has its own generators: one per thread and device. What CUDA is
+told besides (copies, streams, errors) is in `ddp._gpu`, which is imported when a CUDA device is first used.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import contextlib
 import os
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ddp.errors import ArgumentError, DeviceError
+from ddp.errors import ArgumentError, DeviceError, DtypeError
 
 _known: dict[tuple[str, int | None], device] = {}
 
@@ -23,35 +25,47 @@ class device:
     """Where a tensor lives: `device("cpu")`, `device("cuda")`, `device("cuda:1")`, `device("cuda", 1)`, `device(1)`.
 
     Equal devices are one object, so `is` compares them. Naming a CUDA device neither imports CuPy nor needs a GPU;
-    computing on it does.
+    computing on it does. As a context manager it is where new tensors are made that name no device, in this thread.
 
-    Raises: ArgumentError for an unknown type or a malformed index; DeviceError when `xp` is first asked for and
-    CuPy or the GPU is missing.
+    Raises: ArgumentError for an unknown type or a malformed index; DtypeError for what is no name; DeviceError when
+    `xp` is first asked for and CuPy or the GPU is missing.
     """
 
-    __slots__ = ("index", "type", "xp")
+    __slots__ = ("index", "type", "watched", "xp")
     type: str
     index: int | None
     xp: Any  # the array module; resolved by __getattr__ on CUDA devices
+    watched: int  # whether ops here have to look around: there are several GPUs (1), or CUDA_LAUNCH_BLOCKING=1 (2)
 
     def __new__(cls, type: str | int | device, index: int | None = None) -> device:
         if isinstance(type, device):
             return type
-        key = _parse(f"cuda:{type}" if isinstance(type, int) else type, index)
+        key = _parse(f"cuda:{type}" if isinstance(type, int) and not isinstance(type, bool) else type, index)
         if key not in _known:
             self = super().__new__(cls)
             self.type, self.index = key
             if self.type == "cpu":
-                self.xp = np
+                self.xp, self.watched = np, 0
             _known.setdefault(key, self)
         return _known[key]
 
     def __getattr__(self, name: str) -> Any:
-        # Only an unset slot arrives here: the array module of a CUDA device, asked for the first time.
-        if name != "xp":
+        # Only an unset slot arrives here: what a CUDA device needs CuPy for, asked for the first time.
+        if name == "xp":
+            self.xp = _cupy(self)
+        elif name == "watched":
+            self.watched = _watched(self.xp)
+        else:
             raise AttributeError(f"device has no attribute {name!r}")
-        self.xp = _cupy(self)
-        return self.xp
+        return getattr(self, name)
+
+    def __enter__(self) -> device:
+        default.before.append(default.where)
+        default.where = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        default.where = default.before.pop()
 
     def __repr__(self) -> str:
         index = "" if self.index is None else f", index={self.index}"
@@ -64,7 +78,9 @@ class device:
         return device, (self.type, self.index)
 
 
-def _parse(text: str, index: int | None) -> tuple[str, int | None]:
+def _parse(text: Any, index: int | None) -> tuple[str, int | None]:
+    if not isinstance(text, str):
+        raise DtypeError(f"device: expected a number, a name or a ddp.device, got {type(text).__name__}")
     kind, colon, digits = text.partition(":")
     if kind not in ("cpu", "cuda"):
         raise ArgumentError(f"device({text!r}): the type is 'cpu' or 'cuda', not {kind!r}")
@@ -78,13 +94,47 @@ def _parse(text: str, index: int | None) -> tuple[str, int | None]:
 
 
 def _cupy(asked: device) -> Any:
+    if _lost:
+        raise DeviceError(
+            f"device {asked}: this process was forked from one that had met CUDA, which does not survive that: start "
+            "processes by 'spawn' or 'forkserver', as ddp.multiprocessing and DataLoader do"
+        )
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError(f"device {asked}: CuPy is not installed; pip install 'ddp-runtime[cuda12]'") from error
+        raise DeviceError(
+            f"device {asked}: CuPy is not installed; pip install 'ddp-runtime[cuda12]', or [cuda13]"
+        ) from error
     if not cupy.cuda.is_available():
         raise DeviceError(f"device {asked}: CuPy finds no CUDA device on this machine")
+    if (asked.index or 0) >= (count := cupy.cuda.runtime.getDeviceCount()):
+        raise DeviceError(f"device {asked}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
+    from ddp._gpu import memory
+
+    memory.source(cupy)  # before the first array there
+    _met.append(os.getpid())
+    for each in meeting:
+        each()
     return cupy
+
+
+# What is called when CuPy is first asked for, before an op of it: what upper floors keep for a GPU
+meeting: list[Callable[[], None]] = []
+_met: list[int] = []  # the processes in which CUDA was met: this one, or one that it was forked from
+_lost: list[bool] = []
+
+
+def _forked() -> None:
+    """In a child: what CUDA was to the parent is of no use here."""
+    if _met:
+        _lost.append(True)
+        for each in _known.values():
+            if each.type == "cuda":
+                with contextlib.suppress(AttributeError):
+                    del each.xp
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def found_cupy() -> Any:
@@ -95,12 +145,33 @@ def found_cupy() -> Any:
         return None
 
 
+def _watched(xp: Any) -> int:
+    from ddp._gpu import faults
+
+    return 2 if faults.blocking() else int(xp.cuda.runtime.getDeviceCount() > 1)
+
+
 CPU = device("cpu")
+
+
+class _Default(threading.local):
+    """Where this thread makes tensors that name no device."""
+
+    where = CPU
+
+    def __init__(self) -> None:
+        self.before: list[device] = []
+
+
+default = _Default()
 
 
 def device_of(array: Any) -> device:
     """The device that holds `array` (NumPy or CuPy)."""
-    return CPU if isinstance(array, np.ndarray) else device("cuda", array.device.id)
+    if isinstance(array, np.ndarray):
+        return CPU
+    index = array.data.device_id
+    return _known.get(("cuda", index)) or device("cuda", index)
 
 
 _HERE = contextlib.nullcontext()
@@ -111,20 +182,58 @@ def on(where: device) -> Any:
     return _HERE if where.index is None else where.xp.cuda.Device(where.index)
 
 
-def place(array: Any, target: device) -> Any:
-    """`array` (NumPy or CuPy) on `target`; the same array where it is there already."""
+def place(array: Any, target: device, non_blocking: bool = False) -> Any:
+    """`array` (NumPy or CuPy) on `target`; the same array where it is there already.
+
+    non_blocking: see `ddp._gpu.copies`, which says who waits
+    """
     source = device_of(array)
     if source is target or (target.index is None and source.type == target.type):
         return array
-    if target is CPU or target.type == "cpu":
-        return array.get()
-    with target.xp.cuda.Device(target.index):
-        return target.xp.asarray(array)
+    from ddp._gpu import copies  # only where there is a GPU
+
+    if target.type == "cpu":
+        return copies.down(array, non_blocking)
+    xp = target.xp  # raises for a GPU that is not there
+    if source.type == "cpu":
+        return copies.up(xp, array, target.index, non_blocking)
+    assert target.index is not None
+    return copies.across(array, target.index)
+
+
+def imported(array: Any) -> Any:
+    """A CuPy array over the memory of an array of CUDA of any library."""
+    from ddp._gpu import exchange  # only where there is a GPU
+
+    return exchange.imported(device("cuda").xp, array)
+
+
+def door(where: device, error: BaseException, call: str) -> None:
+    """For where the host waits: raises a CudaError if `error` is what CUDA reports, else returns."""
+    if where.type == "cuda":
+        from ddp._gpu import faults
+
+        if (other := faults.translated(error, call)) is not error:
+            raise other from error
+
+
+def waited() -> None:
+    """For where the host has waited for a GPU: raises what a kernel found wrong with numbers meanwhile."""
+    from ddp._gpu import alarms
+
+    alarms.listen()
 
 
 def entropy() -> int:
     """63 bits from the operating system. The module `secrets` would import half of the standard library's hashing."""
     return int.from_bytes(os.urandom(8), "little") >> 1
+
+
+class _Capturing(threading.local):
+    now: Any = None  # the `ddp._gpu.capture.Capture` of a CUDA graph that this thread is in
+
+
+capturing = _Capturing()
 
 
 class Stream:
@@ -144,6 +253,8 @@ class Stream:
     @property
     def rng(self) -> Any:
         """The array module's generator."""
+        if capturing.now is not None:
+            capturing.now.drawn(self)
         if self._rng is None:
             with on(self.device):
                 self._rng = self.device.xp.random.default_rng(self._seed)
@@ -238,6 +349,11 @@ def stream(where: device) -> Stream:
     return found
 
 
+def thread_streams() -> list[Stream]:
+    """The streams of CUDA devices that this thread has drawn from."""
+    return [each for where, each in _random.streams.items() if where.type == "cuda"]
+
+
 def generator(where: device, given: Stream | None = None) -> Any:
     """The generator to draw from on `where`: that of `given`, or else this thread's.
 
@@ -248,6 +364,13 @@ def generator(where: device, given: Stream | None = None) -> Any:
     if given.device.type != where.type or (where.index is not None and given.device.index not in (None, where.index)):
         raise DeviceError(f"generator: random numbers on {where} cannot come from a generator on {given.device}")
     return given.rng
+
+
+def exchange_streams(other: tuple[int, dict[device, Stream]]) -> tuple[int, dict[device, Stream]]:
+    """Puts this thread on other streams: a seed and what began there, or {}. Returns those that it was on."""
+    own = _random.seed, _random.streams
+    _random.seed, _random.streams = other
+    return own
 
 
 def random_state() -> Any:

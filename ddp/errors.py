@@ -6,15 +6,23 @@
     ├── DtypeError (TypeError)          a dtype, or a type, that the call cannot take
     ├── RangeError (IndexError)         an index, a dimension or a class target out of range
     ├── DeviceError                     a device that is not there, or tensors on different devices
+    ├── OutOfMemoryError (MemoryError)  a GPU's memory is full
+    ├── CudaError                       what CUDA reports of work on a GPU, and where it came to light
+    ├── CaptureError                    what cannot be part of a CUDA graph
     ├── GraphError                      backward cannot run on this graph
     │   ├── GraphFreedError             a second backward over a graph that the first has freed
     │   ├── VersionError                a value that backward reads was changed in place
     │   ├── InplaceError                an in-place operation that autograd cannot follow
     │   └── AnomalyError                a gradient is nan, in anomaly mode
     ├── ParallelError                   ranks that do not agree on the model, or a wrapper used against its order
-    │   └── EarlyStop                   a rank ran out of data inside join, and to hear of it was asked for
+    │   ├── EarlyStop                   a rank ran out of data inside join, and to hear of it was asked for
+    │   └── PeerError                   another rank failed at what this one waits for
     ├── GradcheckError (AssertionError) a backward disagrees with finite differences
+    ├── CheckpointError                 a checkpoint that could not be written, or is not what was written
     ├── SerializationError (ValueError) a file that is not what load can read
+    ├── DataFileError (ValueError)      a file of samples that is not what its reader expects
+    ├── SharingError                    shared memory that cannot be made, or is not there any more
+    ├── WorkerError                     a worker process of a DataLoader raised, or died
     └── StateDictError (ValueError)     a state dict that does not fit the module or optimizer
 
 A message says what was asked, what was expected and what was got.
@@ -47,6 +55,37 @@ class DeviceError(DdpError):
     """A device that is not there, or tensors on different devices."""
 
 
+class CaptureError(DdpError):
+    """What cannot be part of a CUDA graph: the host would have to wait for the device, or take part."""
+
+
+class CudaError(DdpError):
+    """What CUDA reports of work on a GPU. `status`: its number there, None where CuPy does not tell.
+
+    Work runs after the call that launched it, so the call that raises this is where it came to light; with
+    CUDA_LAUNCH_BLOCKING=1 it is the op that failed.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.status)
+
+
+class OutOfMemoryError(DdpError, MemoryError):
+    """A GPU's memory is full, also after the pool gave back what nobody holds; the message says who holds it.
+
+    device: "cuda:0"; in bytes, requested; allocated: held by arrays; reserved: by the pool, for them and for later;
+    free, total: of the device; limit: of this process, or None
+    """
+
+    device = ""
+    requested = allocated = reserved = free = total = 0
+    limit: int | None = None
+
+
 class GraphError(DdpError):
     """Backward cannot run on this graph."""
 
@@ -75,12 +114,35 @@ class EarlyStop(ParallelError):
     """A rank has run out of data, and `join(throw_on_early_termination=True)` asked to hear of it."""
 
 
+class PeerError(ParallelError):
+    """Another rank failed at what this one waits for."""
+
+
 class GradcheckError(DdpError, AssertionError):
     """A backward disagrees with finite differences."""
 
 
 class SerializationError(DdpError, ValueError):
     """A file that is truncated, or not of the format that load reads."""
+
+
+class SharingError(DdpError):
+    """Shared memory that the system does not give, or whose process has let go of it before it was opened."""
+
+
+class WorkerError(DdpError):
+    """A worker process of a DataLoader raised, and this has its traceback; or it died, and this says of what.
+
+    What is raised for an exception is of its class, too: `except FileNotFoundError` catches it in both places.
+    """
+
+
+class DataFileError(DdpError, ValueError):
+    """A file of samples that is truncated, too long, or not of its format; the message names the file and the byte."""
+
+
+class CheckpointError(DdpError):
+    """A checkpoint that could not be written, on all ranks, or one on disk that is not what was written."""
 
 
 class StateDictError(DdpError, ValueError):

@@ -8,6 +8,15 @@ from typing import Any, Protocol
 Array = Any  # numpy.ndarray or cupy.ndarray
 
 
+class Onto:
+    """A place that holds a gradient: what is computed is to be added there."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+
 class Slot:
     """Where a leaf's gradient lives: empty, or holding an array.
 
@@ -15,7 +24,7 @@ class Slot:
     keeps it, so that a training loop allocates gradients once, unless it was lent: then somebody may still hold it.
     """
 
-    __slots__ = ("bound", "buffer", "dtype", "full", "lent", "shape", "withheld", "xp", "zeroed")
+    __slots__ = ("adding", "bound", "buffer", "dtype", "full", "lent", "shape", "withheld", "xp", "zeroed")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
@@ -23,6 +32,7 @@ class Slot:
         self.xp = xp
         self.buffer: Array | None = None  # the memory; None while never written and not bound
         self.full = False  # holds a gradient now
+        self.adding = False  # an op was asked to add to it: see `target`
         self.bound = False
         self.lent = False  # the memory was handed out since it was made
         self.withheld: str | None = None  # why nobody may take what was last written here for the gradient
@@ -31,8 +41,8 @@ class Slot:
     def accumulate(self, g: Array) -> None:
         """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
         if g is self.buffer:  # computed where it belongs: see `target`
-            assert not self.full
-            self.full, self.withheld, self.zeroed = True, None, False
+            assert not self.full or self.adding
+            self.full, self.adding, self.withheld, self.zeroed = True, False, None, False
         elif self.full:
             assert g.shape == self.shape, f"gradient of shape {g.shape} for a leaf of shape {self.shape}"
             self.xp.add(self.buffer, g, out=self.buffer, casting="same_kind")
@@ -40,10 +50,14 @@ class Slot:
         else:
             self.set(g)
 
-    def target(self) -> Array | None:
-        """Where the next gradient may be computed, so that accumulating it copies nothing; None if one is there."""
+    def target(self, adding: bool = False) -> Array | Onto | None:
+        """Where the next gradient may be computed, so that accumulating it copies nothing.
+
+        If one is there: None, or with `adding` the place to add to.
+        """
         if self.full:
-            return None
+            self.adding = adding
+            return Onto(self.buffer) if adding else None
         if self.buffer is None:
             self.buffer = self.xp.empty(self.shape, self.dtype)
         return self.buffer

@@ -6,21 +6,35 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
-class _Mode(threading.local):
+class Casting(Protocol):
+    """What autocast does to the inputs of an op."""
+
+    def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The inputs in the dtype to use."""
+
+    def spares(self, op: Any, x: Any) -> bool:
+        """Whether the op takes x in 16 bits, and is to give float32."""
+
+
+class Mode(threading.local):
+    """What is on in a thread; the class has what is on unless said otherwise."""
+
     enabled = True  # ops are recorded
     inference = False
     anomaly = False  # gradients are checked for nan as they come
+    guarded = False  # inside an op that looks after its device: see `ddp._tensor.watching`
     quiet = False  # somebody above has silenced floating-point warnings already
     observers: tuple[Callable[[Any], None], ...] = ()  # see every new node: anomaly mode, checkpointed regions
-    autocast: Callable[[Any, Sequence[Any]], Sequence[Any]] | None = None  # (op, inputs) -> inputs in the dtype to use
+    reached: Callable[[Sequence[Any]], None] | None = None  # sees the leaves of a backward: CUDA graphs
+    autocast: Casting | None = None
 
 
-state = _Mode()
+state = Mode()
 
 
 def _turn(mode: bool) -> None:

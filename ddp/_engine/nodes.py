@@ -35,7 +35,7 @@ class Differentiable(Protocol):
     @property
     def saves(self) -> tuple[str, ...]: ...
     @property
-    def into(self) -> bool: ...
+    def into(self) -> bool | str: ...
     @property
     def backward(self) -> Callable[..., Sequence[Any]]: ...
 
@@ -47,16 +47,18 @@ class Attachments:
     """What few nodes have.
 
     hooks: see a node's incoming gradient first, and may replace it; retained: where a copy of it goes; recall: fills in
-    saved values that were dropped, before backward reads them; trace: the line of user code that ran the op
+    saved values that were dropped, before backward reads them; trace: the line of user code that ran the op; lane: the
+    CUDA stream that the op ran on, where there are several
     """
 
-    __slots__ = ("hooks", "recall", "retained", "trace")
+    __slots__ = ("hooks", "lane", "recall", "retained", "trace")
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
         self.retained: Slot | None = None
         self.recall: Callable[[], None] | None = None
         self.trace: str | None = None
+        self.lane: Any = None
 
 
 _numbers = itertools.count()
@@ -155,7 +157,7 @@ class Part(NamedTuple):
     g: Array
 
 
-class _Through:
+class Through:
     """The op of a port."""
 
     saves: tuple[str, ...] = ()
@@ -170,7 +172,7 @@ class _Through:
 
 def ports(joint: Joint) -> list[Node]:
     """One node for each result of `joint`."""
-    through = _Through(joint.op.name)
+    through = Through(joint.op.name)
     return [Node(through, joint.xp, (joint,), (True,), (), (), at) for at in range(joint.outputs)]
 
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from ddp._engine import lanes
 from ddp._engine.anomaly import check_gradients
 from ddp._engine.leaves import Array, Leaf, Watcher
 from ddp._engine.modes import state
@@ -39,6 +40,8 @@ def backward(
     """
     leading = None if sinks is None else _leading(roots, sinks)
     pending, watching = _count(roots, leading)
+    if state.reached is not None:
+        state.reached([edge for edge in pending if type(edge) is Leaf])
     groups: dict[int, tuple[Watcher, list[Leaf]]] = {}
     for leaf, watcher in watching.items():
         groups.setdefault(id(watcher), (watcher, []))[1].append(leaf)
@@ -48,7 +51,11 @@ def backward(
             active.append(watcher)
             watcher.begin(leaves)
         with np.errstate(all="ignore"):  # infinities and nan are values here; anomaly mode looks for them
-            _run(roots, grads, retain_graph, sinks, leading, pending, watching)
+            if lanes.switch.on or (lanes.switch.crowded and lanes.elsewhere(grads)):
+                with lanes.Courier(pending) as courier:
+                    _run(roots, grads, retain_graph, sinks, leading, pending, watching, courier)
+            else:
+                _run(roots, grads, retain_graph, sinks, leading, pending, watching)
         while active:
             active[0].end()
             del active[0]
@@ -135,6 +142,7 @@ def _run(
     leading: tuple[set[Edge], set[Edge]] | None,
     pending: dict[Edge, int],
     watching: dict[Leaf, Watcher],
+    courier: lanes.Courier | None = None,
 ) -> None:
     incoming: dict[Edge, Any] = {}  # what has come for each node so far
     owned: set[Edge] = set()  # nodes whose incoming array is our own, so that it may be added to in place
@@ -153,7 +161,7 @@ def _run(
                 before += g
                 incoming[edge] = before  # a 0-d sum is a scalar, and += made a new one
             else:
-                incoming[edge] = before + g
+                incoming[edge] = _sum(before, g, edge)
                 owned.add(edge)
         if (left := pending[edge] - 1) > 0:
             pending[edge] = left
@@ -193,7 +201,11 @@ def _run(
 
     for root, g in zip(roots, grads, strict=True):
         if leading is None or root in leading[0]:
+            if courier is not None:
+                courier.towards(root, g)
             deliver(root, g)
+            if courier is not None:
+                courier.there(root, incoming)
     anomaly = state.anomaly
     while ready:
         node = heappop(ready)[1]
@@ -202,29 +214,51 @@ def _run(
         g = incoming.pop(node, None)
         owned.discard(node)
         results: Sequence[Any]
+        if courier is not None:
+            courier.enter(node, g)
         if g is None and type(node) is not Meeting:  # every use gave None, and None is what its inputs get
             results = (None,) * len(edges)
         elif leading is not None:
             results = node.run(g, tuple([n and e in leading[0] for n, e in zip(node.needs, edges, strict=True)]))
-        elif node.op.into:
-            results = node.run(g, node.needs, [_target(edge, edges) for edge in edges])
+        elif node.op.into and (courier is None or courier.at_home):
+            results = node.run(g, node.needs, _targets(edges, node.op.into == "adding"))
         else:
             results = node.run(g, node.needs)
+        if courier is not None:
+            courier.left(node, g)
         if anomaly:
             check_gradients(node, results)
         if not retain_graph:
             node.free()
         del g
-        for edge, result in zip(edges, results, strict=True):
-            if edge is not None and (leading is None or edge in leading[0]):
-                deliver(edge, result)
+        if courier is None:
+            for edge, result in zip(edges, results, strict=True):
+                if edge is not None and (leading is None or edge in leading[0]):
+                    deliver(edge, result)
+        else:
+            for edge, result in zip(edges, results, strict=True):
+                if edge is not None and (leading is None or edge in leading[0]):
+                    courier.towards(edge, result)
+                    deliver(edge, result)
+                    courier.there(edge, incoming)
         del results, edges, node
         # `edge` and `result` are overwritten at the next node; they hold at most one gradient.
 
 
-def _target(edge: Edge | None, edges: Sequence[Edge | None]) -> Array | None:
-    """Where a gradient may be written that goes to `edge`, once, and before any other."""
-    return edge.slot.target() if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1 else None
+def _sum(a: Any, b: Any, edge: Edge) -> Any:
+    if type(a) is np.ndarray or type(edge) is Leaf or a.flags.c_contiguous or not a.ndim:
+        return a + b
+    # CuPy would give it in the order of its axes; gradients of images with channels last stay so.
+    xp = cast(Node, edge).xp
+    return xp.add(a, b, out=xp.empty_like(a))
+
+
+def _targets(edges: Sequence[Edge | None], adding: bool) -> list[Array | None]:
+    """Where gradients may be written that go to a leaf once; `adding`: or be added to what is there."""
+    return [
+        edge.slot.target(adding) if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1 else None
+        for edge in edges
+    ]
 
 
 def _hooks(edge: Edge) -> Sequence[Hook]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp._device import place
-from ddp._tensor.base import TensorBase, apply, borrowed, wrap
+from ddp._device import on, place
+from ddp._tensor.base import TensorBase, apply, borrowed, together, wrap
 from ddp._tensor.dtypes import DEFAULT, SUPPORTED, is_float, promote, promote_scalar
-from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, ShapeError
+from ddp._tensor.watching import away, watched
+from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
+from ddp.ops.cuda import direct
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -108,15 +112,19 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
         return NotImplemented
     a, b = pair
     if isinstance(b, TensorBase) and b._device is not a._device:
-        raise DeviceError(f"{name}: one tensor is on {a._device}, another on {b._device}")
-    xp = x._device.xp
+        a, b = together(name, pair)
+    where = a._device
+    if where.watched and away(where):
+        return watched(name, where, (a._array,), partial(compare, name, a, b, swap))
+    xp = where.xp
     operands = a._array, b._array if isinstance(b, TensorBase) else b
     try:
         with np.errstate(invalid="ignore"):  # a nan compares
-            out = getattr(xp, name)(*(operands[::-1] if swap else operands))
+            one, other = operands[::-1] if swap else operands
+            out = getattr(xp, name)(one, other) if xp is np else direct.compared(xp, name, one, other)
     except REFUSED as error:
         raise refusal(name, error) from error
-    return wrap(xp.asarray(out), x._device)
+    return wrap(xp.asarray(out), where)
 
 
 def required(result: Any, name: str, y: Other) -> Tensor:
@@ -133,7 +141,8 @@ def beside(number: Other, x: TensorBase) -> Tensor:
     if isinstance(number, bool | int | float) and isinstance(x, TensorBase):
         dtype = promote_scalar(x._array.dtype, number)
         try:
-            return wrap(x._device.xp.asarray(number, dtype), x._device)
+            with on(x._device) if x._device.watched else nullcontext():
+                return wrap(x._device.xp.asarray(number, dtype), x._device)
         except REFUSED as error:
             raise refusal("number", error) from error
     return required(adopted(x, number) if isinstance(x, TensorBase) else None, "operand", number)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy import errstate
 
-from ddp._device import device, place
+from ddp._device import device, device_of, on, place
 from ddp._engine import Joint, Leaf, Node, Version, modes, ports
+from ddp._tensor.watching import away, watched
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
 from ddp.ops._op import BFLOAT16
 
@@ -111,7 +113,11 @@ class TensorBase:
             raise DtypeError(f"grad: a tensor of {self._array.dtype} was given one of {value._array.dtype}")
         if value._device is not self._device:
             raise DeviceError(f"grad: a tensor on {self._device} was given one on {value._device}")
-        self._leaf.slot.set(value._array)
+        if self._device.watched and away(self._device):
+            with on(self._device):
+                self._leaf.slot.set(value._array)
+        else:
+            self._leaf.slot.set(value._array)
 
     def _check_replaceable(self) -> None:
         """Raises: GraphError if somebody watches the leaf, which another one would replace."""
@@ -182,7 +188,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
             arrays.append(array)
             if where is not x._device:
                 if where is not None:
-                    raise DeviceError(f"{op.name}: one tensor is on {where}, another on {x._device}")
+                    return apply(op, together(op.name, inputs), **parameters)
                 where = x._device
             if x._edge is not None:
                 recorded = True
@@ -199,9 +205,12 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
         raise DtypeError(f"{op.name}: expected tensors, got {', '.join(type(x).__name__ for x in inputs)}")
     xp = where.xp
     if xp is not np:
+        if where.watched and away(where):
+            # No lambda: names that one closes over are slower in every call.
+            return watched(op.name, where, arrays, partial(apply, op, inputs, **parameters))
         op = op.launched
     run: Any = op.widened if wide and not op.native else op
-    if state.quiet or op.view:
+    if state.quiet or op.view or xp is not np:  # CuPy warns of no infinity
         out, residual = run.forward(xp, *arrays, **parameters)
     else:
         with errstate(all="ignore"):  # infinities and nan are values, as in PyTorch
@@ -215,13 +224,28 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if op.view and xp.may_share_memory(out, arrays[0]):
         see(result, inputs[0])
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
-        if wide and run is op:  # a native op: only its backward may have to compute
+        if wide and run is op and not op.whole:  # only the backward may have to compute
             run, residual = op.widened, (residual, None)
         node = _node(Node, op, run, xp, inputs, result, residual)
         result._edge = node
         for observer in state.observers:
             observer(node)
     return result
+
+
+def together(name: str, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of an op on one device: a 0-d tensor on the CPU is a number beside tensors on a GPU.
+
+    Raises: DeviceError for other tensors on different devices.
+    """
+    tensors = [x for x in inputs if isinstance(x, TensorBase)]
+    big = [x for x in tensors if x._device.type != "cpu" or x._array.ndim]
+    for x in big:
+        if x._device is not big[0]._device:
+            shapes = ", ".join(f"{tuple(x._array.shape)} on {x._device}" for x in tensors)
+            raise DeviceError(f"{name}: one tensor is on {big[0]._device}, another on {x._device} ({shapes})")
+    where = big[0]._device
+    return [x.to(where) if isinstance(x, TensorBase) and x._device is not where else x for x in inputs]  # type: ignore[attr-defined]
 
 
 FLOATS = "fV"  # the kinds of dtypes that have gradients: V is bfloat16's, and no other tensor's
@@ -295,7 +319,11 @@ def borrowed(array: Array, *readers: Any) -> Array:
     An index, a class target or a plain array has no version that would tell of the write.
     """
     if modes.state.enabled and any(isinstance(x, TensorBase) and x._edge is not None for x in readers):
-        return array.copy()
+        where = device_of(array)
+        if not where.watched:
+            return array.copy()
+        with on(where):  # CuPy copies to the current GPU
+            return array.copy()
     return array
 
 
@@ -313,7 +341,11 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
     if gradient is None:
         if x._array.size != 1:
             raise ShapeError(f"backward: shape {x._array.shape} needs a gradient of that shape; sum() it first")
-        return x._device.xp.ones(x._array.shape, x._array.dtype)
+        where = x._device
+        if where.index is None:
+            return where.xp.ones(x._array.shape, x._array.dtype)
+        with on(where):
+            return where.xp.ones(x._array.shape, x._array.dtype)
     if not isinstance(gradient, TensorBase):
         raise ArgumentError(f"backward: gradient is a Tensor, not {type(gradient).__name__}")
     if gradient._array.shape != x._array.shape:

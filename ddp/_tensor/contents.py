@@ -13,6 +13,7 @@ import numpy as np
 
 from ddp import _device
 from ddp._device import CPU, place
+from ddp._tensor import capsules
 from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import DEFAULT, INTEGERS, bfloat16, float64, iinfo, of_number, parse, promote_types
 from ddp.errors import ArgumentError, ShapeError
@@ -41,8 +42,10 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
         array = data._array
     elif isinstance(data, np.ndarray):
         array = data if type(data) is np.ndarray else data.view(np.ndarray)
+    elif hasattr(data, "__dlpack__") and capsules.is_bfloat16(data):
+        array = capsules.shared(data, capsules.home(data))  # of all ways, this one has a name for it
     elif hasattr(data, "__cuda_array_interface__"):
-        array = data if hasattr(data, "get") else _device.device("cuda").xp.asarray(data)
+        array = _device.imported(data)
     elif hasattr(data, "__array__") or hasattr(data, "__array_interface__"):
         array = np.asarray(data)
     else:

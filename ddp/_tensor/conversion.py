@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp import _engine
-from ddp._device import CPU, device, device_of, place
+from ddp._device import CPU, device, device_of, found_cupy, place
 from ddp._engine import Node
 from ddp._tensor import dtypes
 from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import parse
-from ddp.errors import DtypeError
+from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from ddp.ops import elementwise
+from ddp.ops.formats import channels_last, is_channels_last, memory_format, preserve_format
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -42,13 +43,21 @@ class Conversion(TensorBase):
     __slots__ = ()
 
     def to(
-        self, *target: Any, dtype: Any = None, device: Any = None, non_blocking: Flag = False, copy: Flag = False
+        self,
+        *target: Any,
+        dtype: Any = None,
+        device: Any = None,
+        non_blocking: Flag = False,
+        copy: Flag = False,
+        memory_format: memory_format = preserve_format,
     ) -> Tensor:
         """In another dtype, on another device, or both: to("cuda:0"), to(ddp.float64), to(other_tensor).
 
-        copy: a copy even if nothing changes. non_blocking: accepted, and changes nothing: copies to a GPU are ordered
-        with its work anyway, and copies from it must be there when read. Both may follow by position, in that order.
-        Raises: DtypeError, DeviceError.
+        memory_format: ddp.channels_last for images whose channels lie side by side, which GPUs convolve faster.
+        copy: a copy even if nothing changes. non_blocking: a copy from pinned memory to a GPU, or from a GPU into
+        pinned memory that is made for it, does not wait; what comes from a GPU is there when the current stream is past
+        it (`ddp.cuda.synchronize()`, or an event). Both may follow by position, in that order.
+        Raises: DtypeError, DeviceError, CudaError; ShapeError for ddp.channels_last of anything but (N, C, H, W).
         """
         flags = [each for each in target if isinstance(each, bool)]
         for each in target:
@@ -59,27 +68,78 @@ class Conversion(TensorBase):
             elif isinstance(each, _Device | int) or (isinstance(each, str) and each[:4] in ("cpu", "cpu:", "cuda")):
                 device = each
             else:
-                dtype = each
+                dtype = _named(each) if isinstance(each, str) else each
         x: Any = self
         if dtype is not None:
             x = convert(x, parse(dtype))
         if device is not None:
             where = _Device(device)
             if where is not x._device and not (where.index is None and where.type == x._device.type):
-                x = transfer(x, where)
+                x = transfer(x, where, non_blocking or flags[:1] == [True])
+        if memory_format is not preserve_format:
+            x = x._formatted(memory_format)
         return apply(elementwise.clone, (x,)) if x is self and (copy or flags[1:] == [True]) else x
 
+    def _formatted(self, wanted: memory_format) -> Any:
+        """This tensor if it lies in that format, else a copy that does. Raises: ShapeError."""
+        array = self._array
+        if wanted is not channels_last:
+            return self if array.flags.c_contiguous else apply(elementwise.clone, (self,))
+        if array.ndim != 4:
+            raise ShapeError(f"channels_last: expected (N, C, H, W), got shape {array.shape}")
+        return self if is_channels_last(array) else apply(elementwise.clone, (self,), last=True)
+
     def cpu(self) -> Tensor:
-        """On the CPU."""
+        """On the CPU. Waits for the current stream, if it was on a GPU."""
         return self.to(device=CPU)
 
     def cuda(self, device: Any = None, non_blocking: Flag = False) -> Tensor:
-        """On a CUDA device. Raises: DeviceError if there is none."""
-        return self.to(device=_Device("cuda") if device is None else _Device(device))
+        """On a CUDA device, by its number or name; the current one. Raises: DeviceError if there is none."""
+        where = _Device("cuda") if device is None else _Device(device)
+        if where.type != "cuda":
+            raise DeviceError(f"cuda: expected a CUDA device, got {where}")
+        if where.index is None:
+            where = _Device("cuda", where.xp.cuda.runtime.getDevice())
+        return self.to(device=where, non_blocking=non_blocking)
 
-    def pin_memory(self) -> Tensor:
-        """This tensor: CuPy stages copies to a GPU itself, and nothing needs to be pinned before."""
-        return self.to()
+    def pin_memory(self, device: Any = None) -> Tensor:
+        """This tensor's numbers in page-locked memory, from which a copy to a GPU does not wait; itself if they are.
+
+        Without a GPU there is nothing to pin for: it returns itself. Raises: DeviceError for a tensor on a GPU.
+        """
+        if self._device is not CPU:
+            raise DeviceError(f"pin_memory: only memory of the CPU can be pinned, and this tensor is on {self._device}")
+        xp = found_cupy()
+        if xp is None or not self._array.size or self.is_pinned():
+            return self.to()
+        from ddp._gpu import copies
+
+        array = copies.empty_pinned(xp, self._array.shape, self._array.dtype)
+        array[...] = self._array
+        return wrap(array, CPU)
+
+    def is_pinned(self, device: Any = None) -> Flag:
+        """Whether the memory is page-locked."""
+        if self._device is not CPU or (xp := found_cupy()) is None:
+            return False
+        from ddp._gpu import copies
+
+        return copies.is_pinned(xp, self._array)
+
+    def record_stream(self, stream: Any) -> None:
+        """Says that work on `stream` (a `ddp.cuda.Stream`) uses this tensor, which another stream's work made.
+
+        When the tensor dies, its memory is kept until what `stream` was given by then is done. Without it the memory is
+        given to later work of the stream that made it. Raises: DeviceError for a tensor on the CPU.
+        """
+        if self._device is CPU:
+            raise DeviceError("record_stream: this tensor is on the CPU, whose work no stream runs")
+        lane = getattr(stream, "_lane", None)
+        if lane is None:
+            raise ArgumentError(f"record_stream: expected a ddp.cuda.Stream, got {type(stream).__name__}")
+        from ddp._gpu import streams
+
+        streams.record(self._array, lane)
 
     def type(self, dtype: Any = None, non_blocking: Flag = False) -> Any:
         """In another dtype; without one, the name of the type: "ddp.FloatTensor"."""
@@ -138,10 +198,22 @@ class Conversion(TensorBase):
         return _convert(self, dtypes.bool_)
 
 
-def transfer(x: TensorBase, where: device) -> Tensor:
+def _named(text: str) -> Any:
+    """A dtype by its name. Raises: DtypeError for what names no device either."""
+    try:
+        return parse(text)
+    except DtypeError as error:
+        raise DtypeError(f"to({text!r}): no device ('cpu', 'cuda', 'cuda:1'), and no {error}") from None
+
+
+def transfer(x: TensorBase, where: device, non_blocking: Flag = False) -> Tensor:
     """`x` on `where`; its gradient travels back."""
-    result = wrap(place(x._array, where), where)
+    result = wrap(place(x._array, where, non_blocking), where)
     result._device = device_of(result._array)
+    if where.type == x._device.type == "cuda":  # between two GPUs
+        _engine.lanes.begin()
     if x._edge is not None and _engine.is_grad_enabled():
         result._edge = Node(elementwise.transfer, where.xp, (x._edge,), (True,), (), (), x._device)
+        for observer in _engine.modes.state.observers:
+            observer(result._edge)
     return result

@@ -34,9 +34,12 @@ from ddp._tensor.rearranging import Rearranging
 from ddp._tensor.reductions import Reductions
 from ddp._tensor.reshaping_inplace import ReshapingInPlace
 from ddp._tensor.shaping import Shaping
+from ddp._tensor.sharing import Sharing
 from ddp._tensor.sizes import Size
 from ddp._tensor.sorting import Sorting
+from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.ops.formats import channels_last, contiguous_format, is_channels_last, memory_format
 
 
 class Tensor(
@@ -61,6 +64,7 @@ class Tensor(
     Interop,
     Conversion,
     Copying,
+    Sharing,
 ):
     """A multi-dimensional array with a gradient. Made by `ddp.tensor` and the other creation functions.
 
@@ -157,13 +161,18 @@ class Tensor(
         """The last two dimensions exchanged: mT, as no dtype here is complex."""
         return self.mT
 
-    def is_contiguous(self) -> bool:
-        """Whether the elements lie in memory in the order of their indices."""
+    def is_contiguous(self, memory_format: memory_format = contiguous_format) -> bool:
+        """Whether the elements lie in memory in the order of their indices; with ddp.channels_last in N, H, W, C."""
+        if memory_format is channels_last:
+            return is_channels_last(self._array)
         return bool(self._array.flags.c_contiguous)
 
-    def contiguous(self) -> Tensor:
-        """This tensor if it is contiguous, else a copy that is."""
-        return self if self._array.flags.c_contiguous else self.clone()
+    def contiguous(self, memory_format: memory_format = contiguous_format) -> Tensor:
+        """This tensor if it is contiguous in that format, else a copy that is.
+
+        Raises: ShapeError for ddp.channels_last of anything but (N, C, H, W).
+        """
+        return self._formatted(memory_format)
 
     def is_complex(self) -> bool:
         """False: no dtype here is complex."""
@@ -173,6 +182,7 @@ class Tensor(
         """Whether the dtype has negative numbers."""
         return self._array.dtype.kind not in "bu"
 
+    @placed
     def __contains__(self, element: Any) -> bool:
         if not isinstance(element, Tensor | bool | int | float):
             raise DtypeError(f"in: expected a tensor or a number, got {type(element).__name__}")
@@ -184,7 +194,7 @@ class Tensor(
     def __bool__(self) -> bool:
         if self._array.size != 1:
             raise ArgumentError(f"the truth of shape {self._array.shape} is not one value; use all() or any()")
-        return bool(self._array.item())
+        return bool(self.item())
 
     def __float__(self) -> float:
         return float(self.item())

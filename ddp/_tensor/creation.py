@@ -13,7 +13,7 @@ from ddp._device import CPU, device_of, on, place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.dtypes import DEFAULT, INTEGERS, float64, int64, is_float, of_number, parse
 from ddp._tensor.shaping import spread
-from ddp.errors import ArgumentError, ShapeError
+from ddp.errors import ArgumentError, DeviceError, ShapeError
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -32,8 +32,29 @@ def made(array: Any, where: _device.device, requires_grad: bool = False) -> Tens
 
 
 def target(device: Where) -> _device.device:
-    """The device that was asked for; the CPU if none was."""
-    return CPU if device is None else _device.device(device)
+    """The device that was asked for; if none was, that of `with ddp.device(...)`, else the CPU."""
+    if device is None:
+        return _device.default.where
+    found = _device.device(device)
+    if found is not CPU:
+        check(found)
+    return found
+
+
+def set_default_device(device: Where) -> None:
+    """From now on this thread makes tensors there that name no device; None: on the CPU. See also `with ddp.device`."""
+    _device.default.where = CPU if device is None else target(device)
+
+
+def get_default_device() -> _device.device:
+    """Where this thread makes tensors that name no device."""
+    return _device.default.where
+
+
+def check(where: _device.device) -> None:
+    """Raises: DeviceError for a GPU that is not there."""
+    if where.index is not None and where.index >= (count := where.xp.cuda.runtime.getDeviceCount()):
+        raise DeviceError(f"device {where}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
 
 
 def number(value: Any, name: str) -> Any:
@@ -55,10 +76,20 @@ def sizes(given: tuple[Size, ...], size: Size | None, name: str) -> tuple[int, .
     return shape
 
 
-def _new(make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool) -> Tensor:
+def pinned(x: Tensor) -> Tensor:
+    """A new tensor in page-locked memory, which requires grad if `x` does. Raises: DeviceError if that is on a GPU."""
+    there = x.detach().pin_memory()
+    return there.requires_grad_() if x.requires_grad else there
+
+
+def _new(
+    make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool, pin_memory: bool = False
+) -> Tensor:
     """What `make(xp, dtype)` returns, as a tensor. The array is made where it will live."""
     kind = DEFAULT if dtype is None else parse(dtype)
     where = target(device)
+    if pin_memory:
+        return pinned(made(make(np, kind), where, requires_grad))
     if where is CPU:
         return made(make(np, kind), where, requires_grad)
     with on(where):
@@ -66,38 +97,61 @@ def _new(make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_gr
     return made(array, where, requires_grad)
 
 
-def _computed(make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool) -> Tensor:
+def _computed(
+    make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool, pin_memory: bool = False
+) -> Tensor:
     """As _new, where numbers are computed or cast: what the dtype does not hold is infinite."""
     with np.errstate(all="ignore"):
-        return _new(make, dtype, device, requires_grad)
+        return _new(make, dtype, device, requires_grad, pin_memory)
 
 
 def zeros(
-    *sizes_: Size, size: Size | None = None, dtype: Any = None, device: Where = None, requires_grad: bool = False
+    *sizes_: Size,
+    size: Size | None = None,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
-    """Zeros: zeros(2, 3) or zeros((2, 3))."""
+    """Zeros: zeros(2, 3) or zeros((2, 3)). pin_memory: in page-locked memory, where there is a GPU to copy to."""
     shape = sizes(sizes_, size, "zeros")
-    return _new(lambda xp, dtype: xp.zeros(shape, dtype), dtype, device, requires_grad)
+    return _new(lambda xp, dtype: xp.zeros(shape, dtype), dtype, device, requires_grad, pin_memory)
 
 
 def ones(
-    *sizes_: Size, size: Size | None = None, dtype: Any = None, device: Where = None, requires_grad: bool = False
+    *sizes_: Size,
+    size: Size | None = None,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """Ones: ones(2, 3) or ones((2, 3))."""
     shape = sizes(sizes_, size, "ones")
-    return _new(lambda xp, dtype: xp.ones(shape, dtype), dtype, device, requires_grad)
+    return _new(lambda xp, dtype: xp.ones(shape, dtype), dtype, device, requires_grad, pin_memory)
 
 
 def empty(
-    *sizes_: Size, size: Size | None = None, dtype: Any = None, device: Where = None, requires_grad: bool = False
+    *sizes_: Size,
+    size: Size | None = None,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """Memory as it comes: every element is to be written before it is read."""
     shape = sizes(sizes_, size, "empty")
-    return _new(lambda xp, dtype: xp.empty(shape, dtype), dtype, device, requires_grad)
+    return _new(lambda xp, dtype: xp.empty(shape, dtype), dtype, device, requires_grad, pin_memory)
 
 
 def full(
-    size: Size, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
+    size: Size,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """`fill_value` everywhere; the dtype follows it unless given: bool, int64 or float32.
 
@@ -109,7 +163,7 @@ def full(
     if kind in INTEGERS and isinstance(value, float) and math.isfinite(value):
         value = int(value)
     try:
-        return _computed(lambda xp, dtype: xp.full(shape, value, dtype), kind, device, requires_grad)
+        return _computed(lambda xp, dtype: xp.full(shape, value, dtype), kind, device, requires_grad, pin_memory)
     except (OverflowError, ValueError) as error:
         raise ArgumentError(f"full: {value} does not fit {kind}") from error
 
@@ -122,6 +176,7 @@ def arange(
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """start, start + step, ... below end: shape (ceil((end - start) / step),); int64 unless a number is a float.
 
@@ -143,7 +198,7 @@ def arange(
         first, last, stride = int(first), int(last), int(stride)
         if stride == 0:
             raise ArgumentError(f"arange: step {step} is 0 as an integer")
-        return _new(lambda xp, dtype: xp.arange(first, last, stride, dtype), kind, device, requires_grad)
+        return _new(lambda xp, dtype: xp.arange(first, last, stride, dtype), kind, device, requires_grad, pin_memory)
     count = math.ceil((last - first) / stride)
     if not is_float(kind):
         first, stride = int(first), int(stride)
@@ -153,7 +208,7 @@ def arange(
         steps = xp.arange(count, dtype=float64 if is_float(dtype) else int64)
         return (first + steps * stride).astype(dtype)
 
-    return _computed(make, kind, device, requires_grad)
+    return _computed(make, kind, device, requires_grad, pin_memory)
 
 
 def linspace(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ddp._tensor.base import TensorBase, apply, see
 from ddp._tensor.reductions import axis
+from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import index, shape
 
@@ -50,6 +51,7 @@ class Cutting(TensorBase):
             return _split(self, at, (0,) * chunks)
         return self.split(-(-n // chunks), at)
 
+    @placed
     def tensor_split(self, indices_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
         """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
         at, n = _dimension(self, dim, "tensor_split")

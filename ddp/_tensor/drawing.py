@@ -9,13 +9,15 @@ import numpy as np
 
 from ddp import _device
 from ddp._device import Stream, on
-from ddp._tensor.base import TensorBase, wrap
+from ddp._tensor.base import TensorBase, together, wrap
 from ddp._tensor.creation import Size, Where, made
 from ddp._tensor.dtypes import DEFAULT, bfloat16, bool_, float16, float64, iinfo, int64, is_float, parse
 from ddp._tensor.inplace import followed
 from ddp._tensor.sampling import draw, origin
 from ddp._tensor.shaping import spread
+from ddp._tensor.watching import placed, placed_by_any
 from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.ops.demands import demand
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Drawing")
 
 
+@placed_by_any
 def normal(
     mean: Any = 0.0,
     std: Any = 1.0,
@@ -36,11 +39,16 @@ def normal(
     """Normally distributed random numbers: normal(mean, std, size) of numbers, or of tensors that give the shape.
 
     Tensors of means and deviations broadcast; the result is outside the graph. Raises: ArgumentError for a negative
-    deviation, or without a size where both are numbers; ShapeError if they do not broadcast.
+    deviation, or without a size where both are numbers; ShapeError if they do not broadcast; DeviceError.
     """
     given = [x for x in (mean, std) if isinstance(x, TensorBase)]
+    if len({x._device for x in given}) > 1:
+        mean, std = together("normal", (mean, std))
+        return normal(mean, std, generator=generator, requires_grad=requires_grad)
     centre, width = (x._array if isinstance(x, TensorBase) else x for x in (mean, std))
-    if (width.size and width.min() < 0) if isinstance(std, TensorBase) else width < 0:
+    if isinstance(std, TensorBase):
+        demand(std._device.xp, ~(width < 0), ArgumentError, "normal: std is negative")
+    elif width < 0:
         raise ArgumentError("normal: std is negative")
     if given:
         where, kind = given[0]._device, given[0]._array.dtype
@@ -59,6 +67,7 @@ def normal(
     return made(array, where, requires_grad)
 
 
+@placed_by_any
 def bernoulli(input: TensorBase, p: float | None = None, *, generator: Stream | None = None) -> Tensor:
     """1 with the probability that `input` (floating) gives for each element, or with `p`, else 0; outside the graph.
 
@@ -68,13 +77,17 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: Stream | 
     if p is None and not is_float(x.dtype):
         raise DtypeError(f"bernoulli: probabilities are floating, not {x.dtype}")
     chance = x if p is None else p
-    if not (0 <= p <= 1) if p is not None else bool(x.size and not ((x >= 0) & (x <= 1)).all()):
-        raise ArgumentError("bernoulli: a probability is outside [0, 1]")
+    told = "bernoulli: a probability is outside [0, 1]"
+    if p is None:
+        demand(xp, (x >= 0) & (x <= 1), ArgumentError, told)
+    elif not 0 <= p <= 1:
+        raise ArgumentError(told)
     with on(input._device):
         drawn = _device.generator(input._device, generator).random(x.shape, dtype=float64)
     return wrap(xp.asarray(drawn < chance).astype(x.dtype), input._device)
 
 
+@placed_by_any
 def multinomial(
     input: TensorBase, num_samples: int, replacement: bool = False, *, generator: Stream | None = None
 ) -> Tensor:
@@ -131,6 +144,7 @@ def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
     return xp.minimum(out, sums.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)[:, None])
 
 
+@placed
 def _overwritten(x: Self, name: str, numbers: Any) -> Self:
     followed(x, name)  # raises in the name of this operation, where copy_ would in its own
     x.copy_(wrap(x._device.xp.asarray(numbers), x._device))  # type: ignore[attr-defined]  # every tensor has the mixins
@@ -142,25 +156,32 @@ class Drawing(TensorBase):
 
     __slots__ = ()
 
+    @placed
     def bernoulli(self, p: float | None = None, *, generator: Stream | None = None) -> Tensor:
         """1 with the probability of each element, or `p`, else 0: see `ddp.bernoulli`."""
         return bernoulli(self, p, generator=generator)
 
+    @placed
     def multinomial(self, num_samples: int, replacement: bool = False, *, generator: Stream | None = None) -> Tensor:
         """Categories drawn by these weights: see `ddp.multinomial`."""
         return multinomial(self, num_samples, replacement, generator=generator)
 
+    @placed
     def bernoulli_(self: Self, p: Any = 0.5, *, generator: Stream | None = None) -> Self:
         """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.
 
         Raises: ArgumentError for a probability outside [0, 1].
         """
-        chance = p._array if isinstance(p, TensorBase) else self._device.xp.asarray(p)
-        if not bool(((chance >= 0) & (chance <= 1)).all()):
-            raise ArgumentError("bernoulli_: a probability is outside [0, 1]")
+        chance = p._array if isinstance(p, TensorBase) else float(p)
+        told = "bernoulli_: a probability is outside [0, 1]"
+        if isinstance(p, TensorBase):
+            demand(p._device.xp, (chance >= 0) & (chance <= 1), ArgumentError, told)
+        elif not 0 <= chance <= 1:
+            raise ArgumentError(told)
         drawn = _device.generator(self._device, generator).random(self._array.shape)
         return _overwritten(self, "bernoulli_", drawn < chance)
 
+    @placed
     def exponential_(self: Self, lambd: float = 1.0, *, generator: Stream | None = None) -> Self:
         """Random numbers, exponentially distributed with rate `lambd`. Raises: ArgumentError unless it is positive."""
         if not lambd > 0:
@@ -168,6 +189,7 @@ class Drawing(TensorBase):
         drawn = _exponential(self._device.xp, _device.generator(self._device, generator), self._array.shape)
         return _overwritten(self, "exponential_", drawn / lambd)
 
+    @placed
     def random_(self: Self, low: int = 0, high: int | None = None, *, generator: Stream | None = None) -> Self:
         """Random integers in [low, high), or in [0, low) given one number; given none, as high as the dtype counts.
 

@@ -9,6 +9,7 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.inplace import become
 from ddp._tensor.reductions import Dims, along, axes, axis, filled, typed
 from ddp._tensor.spelling import spelled
+from ddp._tensor.watching import placed
 from ddp.ops import reducing, scan
 from ddp.ops._op import widen
 
@@ -55,7 +56,7 @@ class Extremes(TensorBase):
             return self.amax()
         if isinstance(dim, TensorBase):
             return self.maximum(dim)  # type: ignore[attr-defined]  # every tensor has the mixins
-        return results.max(*_at(self, "max", _arg("argmax", self, dim, True), dim, keepdim))
+        return results.max(*_at(self, "max", _arg(self, "argmax", dim, True), dim, keepdim))
 
     @overload
     def min(self) -> Tensor: ...
@@ -71,23 +72,24 @@ class Extremes(TensorBase):
             return self.amin()
         if isinstance(dim, TensorBase):
             return self.minimum(dim)  # type: ignore[attr-defined]  # every tensor has the mixins
-        return results.min(*_at(self, "min", _arg("argmin", self, dim, True), dim, keepdim))
+        return results.min(*_at(self, "min", _arg(self, "argmin", dim, True), dim, keepdim))
 
     @spelled
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Where the first largest element is, int64; without `dim`, its place in the flattened tensor."""
-        return wrap(_arg("argmax", self, dim, keepdim), self._device)
+        return wrap(_arg(self, "argmax", dim, keepdim), self._device)
 
     @spelled
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Where the first smallest element is, int64; without `dim`, its place in the flattened tensor."""
-        return wrap(_arg("argmin", self, dim, keepdim), self._device)
+        return wrap(_arg(self, "argmin", dim, keepdim), self._device)
 
     @overload
     def median(self) -> Tensor: ...
     @overload
     def median(self, dim: int, keepdim: bool = False) -> results.median: ...
     @spelled
+    @placed
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
         if dim is None:
@@ -133,7 +135,8 @@ class Extremes(TensorBase):
         return results.cummin(*_running(self, "minimum", dim))
 
 
-def _arg(name: str, x: TensorBase, dim: int | None, keepdim: bool) -> Any:
+@placed
+def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
     filled(x, axes(x, dim, name), name)
     array, xp = widen(x._array), x._device.xp
     if dim is None:
@@ -144,6 +147,7 @@ def _arg(name: str, x: TensorBase, dim: int | None, keepdim: bool) -> Any:
     return xp.asarray(getattr(array, name)(axis=axis(x, dim, name), keepdims=keepdim))
 
 
+@placed
 def _at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """The values of `x` at `found`, which keeps the dimension, and `found` as a tensor of its own memory."""
     if not x._array.ndim:
@@ -154,6 +158,7 @@ def _at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[
     return values, wrap(shown if values._edge is None else shown.copy(), x._device)
 
 
+@placed
 def _running(x: TensorBase, name: str, dim: int) -> tuple[Tensor, Tensor]:
     xp = x._device.xp
     at = axis(x, dim, f"cum{name[:3]}")

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ddp._device import place
+from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.reductions import axis
+from ddp._tensor.watching import away, placed, watched
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import index as ops
 from ddp.ops import shape as shape_ops
+from ddp.ops.cuda import bounds
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 Step = tuple[Any, ...]
 FULL = slice(None)
 _PLAIN = (int, slice, type(None), type(...))
+_OUT_OF_RANGE = "{name}: index {{value}} is out of range for {{limit}} elements"
 
 
 def index_parts(x: TensorBase, where: Any) -> tuple[Step | None, Step]:
@@ -86,6 +89,7 @@ def _mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
         part = parts[0]
         taken = part.ndim if part.dtype.kind == "b" else 1
         if shape and (part.dtype.kind != "b" or part.shape == shape[:taken]):
+            part = part if part.dtype.kind == "b" else _inside(x, part, shape[0])
             return None, (part, *(FULL,) * (len(shape) - taken))
     parts = list(_ended(parts))
     named = sum([_consumed(part) for part in parts])
@@ -117,11 +121,18 @@ def _mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
             places.extend([part] if alone else xp.nonzero(part))
         else:
             view.append(FULL)
-            places.append(part)
+            places.append(_inside(x, part, shape[at]))
         at += _consumed(part)
     if not any(hasattr(each, "dtype") for each in places):
         return None, tuple(view)
     return None if all(part is ... or part == FULL for part in view) else tuple(view), tuple(places)
+
+
+def _inside(x: TensorBase, part: Any, n: int) -> Any:
+    """Places along a dimension of size n: NumPy looks at them itself, CuPy would begin anew at the other end."""
+    if x._device is CPU:
+        return part
+    return bounds.checked(x._device.xp, part, -n, n, RangeError, _OUT_OF_RANGE.format(name="x[index]"))
 
 
 def _is_mask(part: Any) -> bool:
@@ -147,6 +158,10 @@ def kept(step: Step, *readers: Any) -> Step:
 def read(x: TensorBase, step: Step) -> Tensor:
     """x[step], where an index of arrays has a place for each dimension."""
     if any(hasattr(part, "dtype") for part in step):
+        if x._device is not CPU:  # the host learns once how much a mask selects, and not again for every pass
+            step = tuple(
+                [where for part in step for where in (x._device.xp.nonzero(part) if _is_mask(part) else (part,))]
+            )
         return apply(ops.index, (x,), places=kept(step, x))
     return apply(ops.getitem, (x,), index=step)
 
@@ -174,6 +189,8 @@ def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
         what = index._array.dtype if isinstance(index, TensorBase) else type(index).__name__
         raise DtypeError(f"{name}: the index is an int64 tensor, not {what}")
     array = place(index._array, x._device)
+    if x._device is not CPU:
+        return bounds.checked(x._device.xp, array, low, n, RangeError, _OUT_OF_RANGE.format(name=name))
     # Read as unsigned, a negative number is larger than any size: one pass instead of two.
     inside = array.size == 0 or (
         array.view(f"u{array.itemsize}").max() < n if not low else array.min() >= low and array.max() < n
@@ -205,6 +222,8 @@ class Indexing(TensorBase):
     __slots__ = ()
 
     def __getitem__(self, where: Any) -> Tensor:
+        if self._device.watched and away(self._device):
+            return cast("Tensor", watched("x[index]", self._device, (self._array,), lambda: self[where]))
         try:
             view, step = index_parts(self, where)
             return read(self if view is None else read(self, view), step)
@@ -215,6 +234,7 @@ class Indexing(TensorBase):
         """Whether some element equals this number, or the tensor's element that it broadcasts to."""
         return bool((cast(Any, self) == element).any())
 
+    @placed
     def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
         """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, nowhere larger than this but along `dim`.
 
@@ -244,12 +264,14 @@ class Indexing(TensorBase):
                 shape[i] = where[i] = n if m == 1 else m
         return cast("Tensor", x.expand(shape).gather(at, _positive(index.expand(where), shape[at])))
 
+    @placed
     def take(self, index: TensorBase) -> Tensor:
         """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
         x: Any = self
         array = indices(self, index, self._array.size, "take", low=-self._array.size)
         return read(x.reshape(-1), (array,)) if array.ndim else x.reshape(-1)[int(array)]
 
+    @placed
     def index_select(self, dim: int, index: TensorBase) -> Tensor:
         """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
         at = axis(self, dim, "index_select")
@@ -269,6 +291,7 @@ class Indexing(TensorBase):
         shape = broadcast_shape("masked_select", self._array.shape, mask._array.shape)
         return cast("Tensor", x.expand(shape).reshape(-1)[m.expand(shape).reshape(-1)])
 
+    @placed
     def nonzero(self, as_tuple: bool = False) -> Any:
         """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
         array, xp = self._array, self._device.xp
@@ -283,6 +306,7 @@ class Indexing(TensorBase):
         return cast("Tensor", self.nonzero())
 
 
+@placed
 def _positive(index: Any, n: int) -> Any:
     """`index` with negative places counted from the end of `n`."""
     array = index._array

@@ -8,18 +8,21 @@ tensor that is still there, cannot be followed, and raise.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ddp import _device
-from ddp._device import place
+from ddp._device import on, place
 from ddp._engine import Leaf, Node, modes
 from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
 from ddp._tensor.base import FLOATS, TensorBase, apply, wrap
 from ddp._tensor.indexing import assignable, index_parts, kept
+from ddp._tensor.watching import away, placed, watched
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
 from ddp.ops import elementwise, index
+from ddp.ops.cuda import direct
 
 Other = Any
 Self = TypeVar("Self", bound="InPlace")
@@ -49,6 +52,15 @@ def followed(x: TensorBase, name: str, *operands: Other) -> bool:
     return True
 
 
+def _written(x: TensorBase, values: Any) -> None:
+    """Writes values into the memory of `x`, on its GPU."""
+    if x._device.watched and away(x._device):
+        with on(x._device):
+            x._array[...] = values
+    else:
+        x._array[...] = values
+
+
 def become(x: Self, name: str, result: TensorBase) -> Self:
     """Writes the values of `result`, which was computed of `x`, into `x`, which takes over its place in the graph.
 
@@ -61,7 +73,7 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
         raise DtypeError(f"{name}: a result of {values.dtype} does not fit a tensor of {array.dtype}")
     if not followed(x, name, result):
         if values is not array:
-            array[...] = values
+            _written(x, values)
             x._version.count += 1
         return x
     before = x._edge
@@ -71,7 +83,7 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
     if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
         _own(node, x)
     if values is not array:
-        array[...] = values
+        _written(x, values)
     x._version.count += 1
     x._version.epoch = x._epoch = x._version.epoch + 1
     x._edge = node
@@ -120,9 +132,15 @@ def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, 
     """x = function(x, y) in the memory of `x`; where autograd need not follow, by the array module's `ufunc`."""
     if followed(x, name, y):
         return become(x, name, function(x, y))
-    if isinstance(y, TensorBase) and y._device is not x._device:
+    if isinstance(y, TensorBase) and y._device is not x._device and (y._array.ndim or y._device.type != "cpu"):
         raise DeviceError(f"{name}: one tensor is on {x._device}, another on {y._device}")
+    where = x._device
+    if where.watched and away(where):
+        return watched(name, where, (x._array,), partial(update, x, name, function, ufunc, y))
     value = raw(x, y, name)
+    if where.xp is not np and direct.write(where.xp, ufunc, x._array, value):
+        x._version.count += 1
+        return x
     if x._array.dtype.kind == "V":  # bfloat16 computes in float32
         return become(x, name, function(x, y))
     try:
@@ -174,7 +192,20 @@ class InPlace(TensorBase):
         return self.div_(other)
 
     def copy_(self: Self, source: Other, non_blocking: bool = False) -> Self:
-        """The elements of `source`, broadcast and cast to this dtype. non_blocking: accepted, and changes nothing."""
+        """The elements of `source`, broadcast and cast to this dtype.
+
+        non_blocking: between a GPU and pinned memory of one shape and dtype nobody waits; see `to`.
+        """
+        if self._device.watched and away(self._device):
+            return watched("copy_", self._device, (self._array,), partial(self.copy_, source, non_blocking))
+        if isinstance(source, TensorBase) and source._device is not self._device:
+            plain = not followed(self, "copy_", source)
+            if plain and "cpu" in (source._device.type, self._device.type) and self._array.flags.c_contiguous:
+                from ddp._gpu import copies  # only where there is a GPU
+
+                if copies.straight(self._array, source._array, non_blocking):
+                    self._version.count += 1
+                    return self
         value = raw(self, source, "copy_")
         if followed(self, "copy_", source):
             self[...] = source
@@ -188,6 +219,8 @@ class InPlace(TensorBase):
 
     def fill_(self: Self, value: Any) -> Self:
         """Every element becomes `value`, a number or a tensor of one element."""
+        if self._device.watched and away(self._device):
+            return watched("fill_", self._device, (self._array,), partial(self.fill_, value))
         if isinstance(value, TensorBase) and value._array.size != 1:
             raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {value._array.shape}")
         if followed(self, "fill_", value):
@@ -204,6 +237,7 @@ class InPlace(TensorBase):
         """Every element becomes 0."""
         return self.fill_(0)
 
+    @placed
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, uniform in [low, high). Raises: ArgumentError if low > high; DtypeError unless floating."""
         if low > high:
@@ -213,6 +247,7 @@ class InPlace(TensorBase):
         drawn = _device.generator(self._device, generator).random(self._array.shape)
         return _drawn(self, "uniform_", drawn * (high - low) + low)
 
+    @placed
     def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, normally distributed. Raises: ArgumentError if std < 0; DtypeError unless floating."""
         if std < 0:
@@ -223,11 +258,16 @@ class InPlace(TensorBase):
 
     def __setitem__(self, where: Any, value: Other) -> None:
         name = "x[index] = value"
+        if self._device.watched and away(self._device):
+            watched(name, self._device, (self._array,), partial(self.__setitem__, where, value))
+            return
         try:
             selects, rest = index_parts(self, where)
             if followed(self, name, value):
                 if isinstance(value, TensorBase):
                     value = assignable(convert(value, self._array.dtype))
+                    if value._device is not self._device:
+                        value = value.to(self._device)
                 else:
                     value = wrap(self._device.xp.asarray(value, self._array.dtype), self._device)
                 rest = kept(rest, self, value)
@@ -235,7 +275,8 @@ class InPlace(TensorBase):
                 become(self, name, apply(index.setitem, (self, value), steps=steps, within=True))
                 return
             source = place(assignable(value)._array, self._device) if isinstance(value, TensorBase) else value
-            (self._array if selects is None else self._array[selects])[rest] = source
+            target = self._array if selects is None else self._array[selects]
+            index.WRITES[self._device.xp.__name__](self._device.xp, target, rest, source)
             self._version.count += 1
         except IndexError as error:
             raise RangeError(f"{name} on a tensor of shape {self._array.shape}: {error}") from error
@@ -255,6 +296,7 @@ def _check_floating(x: TensorBase, name: str) -> None:
         raise DtypeError(f"{name}: expected a floating tensor, got {x._array.dtype} of shape {x._array.shape}")
 
 
+@placed
 def _drawn(x: Self, name: str, numbers: Any) -> Self:
     if followed(x, name):
         x[...] = wrap(numbers.astype(x._array.dtype), x._device)

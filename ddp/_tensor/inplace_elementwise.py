@@ -10,16 +10,23 @@ from typing import TypeVar
 import numpy as np
 
 from ddp._tensor.arithmetic import Other
-from ddp._tensor.base import TensorBase
+from ddp._tensor.base import FLOATS, TensorBase
 from ddp._tensor.inplace import InPlace, become, followed, update
 from ddp._tensor.inplace_logic import LogicInPlace, computed
+from ddp._tensor.watching import placed
+from ddp.ops.cuda import direct
 
 Self = TypeVar("Self", bound="ElementwiseInPlace")
 
 
+@placed
 def _direct(x: Self, name: str, ufunc: str) -> Self:
     """x = x.NAME() in the memory of `x`."""
     array = x._array
+    xp, whole = x._device.xp, array.dtype.kind in FLOATS
+    if xp is not np and whole and not followed(x, f"{name}_") and direct.write_curve(xp, name, array):
+        x._version.count += 1
+        return x
     if array.dtype.kind != "f" or followed(x, f"{name}_"):
         return become(x, f"{name}_", getattr(x, name)())
     with np.errstate(all="ignore"):
@@ -192,6 +199,7 @@ class ElementwiseInPlace(LogicInPlace):
         """Numbers in place of nan and infinities."""
         return computed(self, "nan_to_num", nan, posinf, neginf)
 
+    @placed
     def clamp_(self: Self, min: Other = None, max: Other = None) -> Self:
         """self held within [min, max], numbers or tensors."""
         numbers = not (isinstance(min, TensorBase) or isinstance(max, TensorBase) or (min is None and max is None))

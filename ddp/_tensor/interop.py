@@ -10,28 +10,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp import _device
-from ddp._device import CPU, device_of, on, place
+from ddp._device import CPU, device_of, door, on, place, waited
+from ddp._tensor import capsules
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.contents import array_of
-from ddp._tensor.creation import Where, alike, made, number, target
+from ddp._tensor.creation import Where, alike, made, number, pinned, target
 from ddp._tensor.dtypes import DEFAULT, FLOATS, bfloat16, parse
+from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
 
-def tensor(data: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
+def tensor(
+    data: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False, pin_memory: bool = False
+) -> Tensor:
     """A new tensor with a copy of `data`: numbers, nested sequences, an array or a tensor.
 
+    pin_memory: in page-locked memory, where there is a GPU to copy to.
     Raises: ShapeError for ragged sequences; DtypeError for what is no number, or if an integer should require grad;
     ArgumentError for a number that does not fit the dtype.
     """
     array, new = array_of(data, dtype, "tensor")
-    where = device_of(array) if device is None else target(device)
+    where = _where(data, array, device)
     if not new and (where is CPU or device_of(array) is where or where.index is None):
         array = array.copy()
-    return made(array, where, requires_grad)
+    x = made(array, where, requires_grad)
+    return pinned(x) if pin_memory else x
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
@@ -40,7 +46,14 @@ def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
         x: Any = data
         return x if dtype is None and device is None else x.to(device=device, dtype=dtype)
     array, _ = array_of(data, dtype, "as_tensor")
-    return made(array, device_of(array) if device is None else target(device))
+    return made(array, _where(data, array, device))
+
+
+def _where(data: Any, array: Any, device: Where) -> _device.device:
+    """Where a tensor of `data` is made: where it was asked for; where an array is; else where new tensors are made."""
+    if device is not None:
+        return target(device)
+    return target(None) if isinstance(array, np.ndarray) and not isinstance(data, TensorBase) else device_of(array)
 
 
 def asarray(
@@ -54,7 +67,7 @@ def asarray(
         array, new = array_of(obj, dtype, "asarray")
     else:
         array, new = from_dlpack(obj)._array, False
-    where = device_of(array) if device is None else target(device)
+    where = _where(obj, array, device)
     moved = place(array, where)
     new = new or moved is not array
     if copy is False and new:
@@ -93,33 +106,18 @@ def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, req
     return made(array, CPU, requires_grad)
 
 
-_DLPACK_CPU, _DLPACK_CUDA = (1,), (2, 13)  # kDLCPU; kDLCUDA, kDLCUDAManaged
-
-
 def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = None) -> Tensor:
     """A tensor that shares the memory of an array of any library that speaks DLPack.
 
-    Raises: DtypeError for a dtype that NumPy or CuPy does not take this way (bfloat16), or for no such array;
-    DeviceError for memory that is neither the CPU's nor CUDA's.
+    On a GPU the current stream goes on when the other library's has got this far; the host does not wait.
+    copy: True: it does not share; False: it does, or this raises. Raises: DtypeError for a dtype that tensors do not
+    have, or for no such array; DeviceError for memory that is neither the CPU's nor CUDA's; ArgumentError if copy=False
+    and `device` is another one.
     """
-    if not hasattr(ext_tensor, "__dlpack__"):
-        raise DtypeError(f"from_dlpack: expected an array with __dlpack__(), got {type(ext_tensor).__name__}")
-    kind, index = ext_tensor.__dlpack_device__()
-    if kind in _DLPACK_CPU:
-        where = CPU
-    elif kind in _DLPACK_CUDA:
-        where = _device.device("cuda", index)
-    else:
-        raise DeviceError(f"from_dlpack: memory of DLPack's kind {int(kind)} is neither the CPU's nor CUDA's")
-    try:
-        with on(where):
-            array = where.xp.from_dlpack(ext_tensor)
-        parse(array.dtype)
-    except (BufferError, RuntimeError) as error:
-        if isinstance(error, DtypeError | GraphError):
-            raise
-        dtype = getattr(ext_tensor, "dtype", "unknown dtype")
-        raise DtypeError(f"from_dlpack: {where.xp.__name__} does not take an array of {dtype}: {error}") from error
+    where = capsules.home(ext_tensor)
+    if copy is False and device is not None and target(device) is not where:
+        raise ArgumentError(f"from_dlpack: an array on {where} cannot become a tensor on {device} without a copy")
+    array = capsules.shared(ext_tensor, where)
     x = made(array.copy() if copy else array, where)
     return x if device is None else made(x._array, target(device))
 
@@ -136,14 +134,32 @@ class Interop(TensorBase):
     __slots__ = ()
 
     def item(self) -> Any:
-        """The one element as a Python number. Raises: ShapeError if there are more, or none."""
+        """The one element as a Python number. Raises: ShapeError if there are more, or none; CudaError."""
         if self._array.size != 1:
             raise ShapeError(f"item: a tensor of shape {self._array.shape} has {self._array.size} elements, not one")
-        return self._array.item()
+        return self._array.item() if self._device is CPU else self._fetched()
 
+    @placed
+    def _fetched(self) -> Any:
+        try:
+            found = self._array.item()
+        except Exception as error:
+            door(self._device, error, "item")
+            raise
+        waited()
+        return found
+
+    @placed
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers; a number for a 0-d tensor."""
-        return self._array.tolist()
+        try:
+            found = self._array.tolist()
+        except Exception as error:
+            door(self._device, error, "tolist")
+            raise
+        if self._device is not CPU:
+            waited()
+        return found
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         """The NumPy array of this tensor: shared memory.
@@ -171,21 +187,52 @@ class Interop(TensorBase):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The protocol of CUDA arrays: shared memory. Raises: AttributeError on the CPU, or if it requires grad."""
+        """The protocol of CUDA arrays: shared memory, which is there when the current stream is past it.
+
+        Raises: AttributeError on the CPU, if it requires grad, and for bfloat16, which has no name there.
+        """
         if self._device is CPU or self._edge is not None:
             raise AttributeError("__cuda_array_interface__: only for tensors on CUDA that do not require grad")
-        return self._array.__cuda_array_interface__
+        if self._array.dtype == bfloat16:
+            raise AttributeError("__cuda_array_interface__: it has no name for bfloat16; DLPack has (from_dlpack)")
+        with on(self._device):  # the stream that it names is the current one there
+            return self._array.__cuda_array_interface__
 
-    def __dlpack__(self, **options: Any) -> Any:
-        """A DLPack capsule that shares the memory. Raises: GraphError if it requires grad; DtypeError for bfloat16."""
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule that shares the memory.
+
+        stream: the consumer's, which goes on when ours has got this far: an address, 1 or None for CUDA's null stream,
+        2 for the thread's own, -1 for no order at all; None on the CPU. dl_device: (1, 0) copies from a GPU to the CPU,
+        which waits. copy: True: it does not share; False: it does, or this raises.
+        Raises: GraphError if it requires grad; BufferError for a device it cannot be given on; ArgumentError for a
+        stream that is none.
+        """
         if self._edge is not None:
             raise GraphError("__dlpack__: this tensor requires grad; use detach()")
-        try:
-            return self._array.__dlpack__(**{name: value for name, value in options.items() if value is not None})
-        except BufferError as error:
-            if self._array.dtype != bfloat16:
-                raise
-            raise DtypeError(f"__dlpack__: {self._device.xp.__name__} gives no bfloat16 away: {error}") from error
+        options: dict[str, Any] = {} if max_version is None else {"max_version": max_version}
+        array = self._array
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            if tuple(dl_device) != (1, 0) or copy is False:
+                raise BufferError(f"__dlpack__: a tensor on {self._device} has no memory on {dl_device} to share")
+            array, copy = place(array, CPU), None
+        if copy:
+            array = array.copy()
+        if not isinstance(array, np.ndarray):
+            from ddp._gpu import exchange  # only where there is a GPU
+
+            exchange.consumed(self._device.xp, array, stream)
+            options["stream"] = -1  # all is in order
+        elif stream is not None and self._device is CPU:
+            raise ArgumentError(f"__dlpack__(stream={stream!r}): a tensor on the CPU has no stream")
+        with on(self._device):
+            return capsules.give(array, options) if array.dtype == bfloat16 else array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's number of the kind of device, and its index."""

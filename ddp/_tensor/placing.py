@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from ddp._device import place
+from ddp._device import CPU, place
 from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.indexing import along, assignable, broadcast_shape, gatherable, index_parts, indices, kept
 from ddp._tensor.inplace import InPlace, become, followed
 from ddp._tensor.reductions import axis
+from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
 from ddp.ops import index as ops
 from ddp.ops import placing
+from ddp.ops.cuda import bounds
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -123,6 +125,7 @@ def _copied(x: TensorBase, name: str, call: Call) -> Tensor:
         raise refusal(name, error) from error
 
 
+@placed
 def _written(x: Self, name: str, call: Call) -> Self:
     tracked = followed(x, name, call[1])
     result = _copied(x, name, (call[0], call[1], {**call[2], "within": True}))
@@ -163,6 +166,7 @@ def _fits(x: TensorBase, name: str, shape: tuple[int, ...]) -> None:
         raise ShapeError(f"{name}: shape {shape} does not broadcast to {x._array.shape}")
 
 
+@placed
 def _scatter(x: TensorBase, name: str, dim: int, index: TensorBase, src: Any, value: Any, reduce: Any) -> Call:
     if reduce not in (None, "add"):
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
@@ -211,6 +215,7 @@ def _slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> Tenso
     return source
 
 
+@placed
 def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any, alpha: float) -> Call:
     where, places, at = _vector(x, name, dim, index)
     source = _slices(x, name, where, at, source)
@@ -218,12 +223,14 @@ def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: An
     return placing.index_add, value, {"places": kept(places, x, value)}
 
 
+@placed
 def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any) -> Call:
     where, places, at = _vector(x, name, dim, index)
     source = _slices(x, name, where, at, source)
     return ops.setitem, source, {"steps": (kept(places, x, source),)}
 
 
+@placed
 def _index_fill(x: TensorBase, name: str, dim: int, index: TensorBase, value: Any) -> Call:
     at = axis(x, dim, name)
     n = x._array.shape[at] if x._array.ndim else 1
@@ -236,6 +243,7 @@ def _index_fill(x: TensorBase, name: str, dim: int, index: TensorBase, value: An
     return ops.setitem, value, {"steps": (kept(along(x, at, where.reshape(-1)), x, value),)}
 
 
+@placed
 def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bool) -> Call:
     values = assignable(_alike(x, name, values))
     try:
@@ -250,6 +258,7 @@ def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bo
     return placing.index_add, values, {"places": places}
 
 
+@placed
 def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
     value = _number(x, name, value)
     return placing.masked_fill, value, {"mask": borrowed(_mask(x, name, mask), x, value)}
@@ -262,8 +271,24 @@ def _mask(x: TensorBase, name: str, mask: TensorBase) -> Any:
     return place(mask._array, x._device)
 
 
+@placed
+def _scattered(x: TensorBase, name: str, where: Any, source: Any) -> Call:
+    """Without asking how many places there are: where the mask holds, the number of those before it says which one."""
+    xp, value = x._device.xp, cast(Any, _alike(x, name, source)).reshape(-1)
+    n = value._array.size
+    if not n:
+        raise ShapeError(f"{name}: a source of shape {source._array.shape} for a tensor of shape {x._array.shape}")
+    which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
+    told = f"{name}: more places than the {{limit}} elements of the source"
+    which = bounds.checked(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, told)
+    value = apply(ops.index, (value,), places=(which,)).reshape(x._array.shape)
+    return placing.masked_fill, value, {"mask": borrowed(where, x, value)}
+
+
 def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> Call:
     where = x._device.xp.broadcast_to(_mask(x, name, mask), x._array.shape)
+    if x._device is not CPU:
+        return _scattered(x, name, where, source)
     count = int(where.sum())
     source = _alike(x, name, source)
     if source._array.size < count:

@@ -10,6 +10,7 @@ from ddp._tensor.base import TensorBase, apply
 from ddp._tensor.indexing import along
 from ddp._tensor.reductions import axes, axis
 from ddp._tensor.shaping import inserted, spread
+from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import index, joins
 
@@ -17,6 +18,20 @@ if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
 Dims = int | Sequence[int]
+
+
+def _by_repeat(xp: Any, times: Any, size: int | None) -> Any:
+    return xp.repeat(xp.arange(len(times)), times)
+
+
+def _by_search(xp: Any, times: Any, size: int | None) -> Any:
+    # CuPy's repeat takes no array.
+    ends = xp.cumsum(times)
+    total = int(ends[-1]) if size is None and len(times) else size or 0
+    return xp.searchsorted(ends, xp.arange(total), side="right")
+
+
+_PLACES = {"numpy": _by_repeat, "cupy": _by_search}
 
 
 class Rearranging(TensorBase):
@@ -40,10 +55,12 @@ class Rearranging(TensorBase):
         times = spread(sizes, dims)
         return self.repeat((*(1,) * (self._array.ndim - len(times)), *times))
 
+    @placed
     def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
         """Each element, or slice along `dim`, repeated next to itself. repeats: a number, or a tensor of one for each.
 
-        output_size: accepted, and not needed. Raises: ShapeError, ArgumentError, DtypeError.
+        output_size: how many there are at the end; on a GPU the host need not wait to learn it from `repeats`.
+        Raises: ShapeError, ArgumentError, DtypeError.
         """
         x: Any = self
         if dim is None or not self._array.ndim:
@@ -56,7 +73,7 @@ class Rearranging(TensorBase):
                 raise DtypeError(f"repeat_interleave: repeats are int64, not {times.dtype}")
             if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
                 raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {at}")
-            where = xp.repeat(xp.arange(n), xp.broadcast_to(times, (n,)))
+            where = _PLACES[xp.__name__](xp, xp.broadcast_to(times, (n,)), output_size)
             return apply(index.index, (x,), places=along(x, at, where))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")

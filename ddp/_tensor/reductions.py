@@ -9,6 +9,7 @@ from ddp._tensor.arithmetic import convert, floating
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp._tensor.spelling import spelled
+from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DtypeError, RangeError
 from ddp.ops import moments, probability, reducing
 
@@ -160,21 +161,23 @@ class Reductions(TensorBase):
     @spelled
     def all(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Whether every element is non-zero: bool, of uint8 uint8."""
-        return _truth("all", self, dim, keepdim)
+        return _truth(self, "all", dim, keepdim)
 
     @spelled
     def any(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Whether some element is non-zero: bool, of uint8 uint8."""
-        return _truth("any", self, dim, keepdim)
+        return _truth(self, "any", dim, keepdim)
 
     @spelled
+    @placed
     def count_nonzero(self, dim: Dims = None) -> Tensor:
         """How many elements are not zero, int64."""
         xp = self._device.xp
         return wrap(xp.asarray((self._array != 0).sum(axis=axes(self, dim, "count_nonzero"))), self._device)
 
 
-def _truth(name: str, x: TensorBase, dim: Dims, keepdim: bool) -> Tensor:
+@placed
+def _truth(x: TensorBase, name: str, dim: Dims, keepdim: bool) -> Tensor:
     array, xp = x._array, x._device.xp
     truth = array if array.dtype.kind == "b" else array != 0
     out = xp.asarray(getattr(truth, name)(axis=axes(x, dim, name), keepdims=keepdim))

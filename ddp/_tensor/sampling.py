@@ -14,7 +14,7 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, Stream, generator, on, stream
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.creation import Size, Where, alike, made, sizes, target
+from ddp._tensor.creation import Size, Where, alike, made, pinned, sizes, target
 from ddp._tensor.dtypes import DEFAULT, HALVES, bfloat16, float16, int64, is_float, parse
 from ddp._tensor.shaping import spread
 from ddp.errors import ArgumentError, DtypeError
@@ -33,14 +33,23 @@ class Generator(Stream):
 
     def get_state(self) -> Tensor:
         """Where the stream is, as a uint8 tensor."""
-        return wrap(_bytes_of(self.snapshot()), CPU)
+        with on(self.device):
+            _ = self.rng  # a stream of a GPU that was never drawn from has no state yet
+            return wrap(_bytes_of(self.snapshot()), CPU)
 
     def set_state(self, new_state: TensorBase) -> None:
         """Goes back to where `get_state` was called. Raises: ArgumentError for what is no state."""
         array = new_state._array
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ArgumentError(f"set_state: expected a 1-d uint8 tensor, got {array.dtype} of shape {array.shape}")
-        self.restore(array.tobytes() if self.device.type == "cpu" else self.device.xp.asarray(array.view("int8")))
+        if self.device.type == "cpu":
+            self.restore(array.tobytes())
+            return
+        with on(self.device):
+            own = self.rng.bit_generator._state
+            if array.nbytes != own.nbytes:
+                raise ArgumentError(f"set_state: expected a state of {own.nbytes} bytes, got {array.nbytes}")
+            self.restore(self.device.xp.asarray(np.ascontiguousarray(array).view(own.dtype)))
 
 
 _device._kind[0] = Generator
@@ -108,9 +117,11 @@ def rand(
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """Uniform random numbers in [0, 1): rand(2, 3) or rand((2, 3))."""
-    return _drawn("random", sizes(sizes_, size, "rand"), generator, dtype, device, requires_grad)
+    x = _drawn("random", sizes(sizes_, size, "rand"), generator, dtype, device, requires_grad)
+    return pinned(x) if pin_memory else x
 
 
 def randn(
@@ -120,9 +131,11 @@ def randn(
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """Normally distributed random numbers of mean 0 and deviation 1: randn(2, 3) or randn((2, 3))."""
-    return _drawn("standard_normal", sizes(sizes_, size, "randn"), generator, dtype, device, requires_grad)
+    x = _drawn("standard_normal", sizes(sizes_, size, "randn"), generator, dtype, device, requires_grad)
+    return pinned(x) if pin_memory else x
 
 
 def randint(

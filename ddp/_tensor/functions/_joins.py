@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ddp._device import device as Device
+from ddp._device import place
 from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.core import Tensor
@@ -183,6 +186,6 @@ def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, devi
 
 def _triangle(which: str, row: int, col: int, offset: int, dtype: Any, device: Any) -> Tensor:
     where = Device("cpu" if device is None else device)
-    xp = where.xp
-    found = xp.nonzero(getattr(xp, which)(xp.ones((row, col), bool), offset))
-    return wrap(xp.stack(found).astype(parse("int64" if dtype is None else dtype), copy=False), where)
+    # On the CPU, which knows how many there are: a GPU would be waited for.
+    found = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
+    return wrap(place(found.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)

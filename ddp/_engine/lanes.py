@@ -1,0 +1,179 @@
+"""Backward on the streams that forward ran on: a gradient that crosses from one stream to another brings an edge along.
+
+As in PyTorch: a node made while `ddp.cuda.stream(s)` was on runs its backward on `s`; gradients of leaves are added up
+on the stream that `backward` was called on, and that one waits, at the end, for all others. So a call of `backward`
+may be followed by anything that the call of an op may be followed by.
+
+Nothing here runs before a second stream, or a second GPU, is used, or CUDA_LAUNCH_BLOCKING=1: `begin` is the switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ddp import _device
+from ddp._engine.anomaly import ran
+from ddp._engine.leaves import Leaf
+from ddp._engine.modes import state
+from ddp._engine.nodes import Edge, Node, Through
+
+if TYPE_CHECKING:
+    from ddp._gpu.streams import Lane
+
+
+class Switch:
+    """Whether a backward of this process has to look for streams, and whether every node has to wait for its work."""
+
+    on = False
+    blocking = False
+    crowded = False  # there are several GPUs
+
+
+switch = Switch()
+
+
+def begin(blocking: bool = False) -> None:
+    """From now on backward looks for streams and devices. blocking: and every node waits for its work."""
+    switch.on = True
+    switch.blocking = switch.blocking or blocking
+
+
+def elsewhere(grads: Iterable[Any]) -> bool:
+    """Whether some gradient that a backward begins with is on another GPU than the current one."""
+    here = None
+    for g in grads:
+        index = _device_of(g)
+        if index is not None:
+            here = _device.device("cuda").xp.cuda.runtime.getDevice() if here is None else here
+            if index != here:
+                return True
+    return False
+
+
+def stamp(node: Node) -> None:
+    """An observer of new nodes: they remember the current stream."""
+    # What brings numbers to the CPU is launched on the GPU, too, and so is its backward.
+    xp = node.residual.xp if node.op.name == "transfer" and node.xp.__name__ == "numpy" else node.xp
+    if xp.__name__ != "numpy":
+        from ddp._gpu import streams  # only where there is a GPU
+
+        node.attach().lane = streams.current(xp)
+
+
+class Courier:
+    """Carries gradients between the streams of one backward; a context manager around it.
+
+    edges: all that this backward will come to. enter(node, g) and left(node, g) go around a node's run, and
+    towards(edge, result) and there(edge, …) around a delivery.
+    """
+
+    def __init__(self, edges: Iterable[Edge]) -> None:
+        from ddp._gpu import streams
+
+        xp = self._xp = _device.device("cuda").xp
+        self._streams = streams
+        self._home: Lane = streams.current(xp)
+        # Where nodes run that remember no stream: they were made before a stream was chosen.
+        self._usual = streams.default(xp) if stamp in state.observers else self._home
+        self._at = self._home  # the current one
+        self._source, self._mark = self._home, None  # whose gradients are delivered, and the event that they are there
+        self._before = {self._home.device: self._home}  # what was current on each device
+        self._met: dict[Lane, None] = {}  # the streams that were used, but for that one
+        self._crossed: dict[Edge, list[Any]] = {}  # what came from another stream, by who reads it
+        self._node: Node | None = None
+        self._several = any(type(edge) is not Leaf and self._lane_of(edge) != self._home for edge in edges)
+
+    def __enter__(self) -> Courier:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            for lane in self._met:
+                self._home.after(lane)
+            for arrays in self._crossed.values():  # what was asked for, and what an error left behind
+                for each in arrays:
+                    self._streams.record(getattr(each, "g", each), self._home)
+        finally:
+            for lane in self._before.values():
+                lane.use()
+            self._home.use()
+        if isinstance(error, Exception) and switch.blocking and self._node is not None:
+            self._accuse(error, self._node)
+
+    def enter(self, node: Node, g: Any) -> None:
+        """Before `node` runs on `g`: its stream is the current one."""
+        self._node = node
+        self._source, self._mark = self._lane_of(node, g), None
+        self._use(self._source)
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the current stream is that of leaves, so that their memory may be written to."""
+        return self._at == self._home
+
+    def left(self, node: Node, g: Any) -> None:
+        """After `node` ran on `g`, and before it lets go of what it saved."""
+        if self._several:
+            # Memory goes back to the stream that it was made on, which may be another than the one that reads it here.
+            self._streams.hold(self._source, self._crossed.pop(node, None), g, node.saved, node.residual)
+        if switch.blocking and not self._source.capturing:
+            try:
+                self._source.stream.synchronize()
+            except Exception as error:
+                self._accuse(error, node)
+                raise
+
+    def towards(self, edge: Edge, result: Any) -> None:
+        """Before `result` is delivered: the stream of who gets it is the current one, and waits for it."""
+        lane = self._lane_of(edge, result)
+        if result is not None and lane != self._source:
+            if self._mark is None:
+                self._mark = self._source.record()
+            lane.wait(self._mark)
+            self._crossed.setdefault(edge, []).append(result)
+        self._use(lane)
+
+    def there(self, edge: Edge, incoming: Mapping[Edge, Any]) -> None:
+        """After a delivery: a leaf has read what came, unless it still collects it."""
+        if type(edge) is Leaf and edge not in incoming and (arrays := self._crossed.pop(edge, None)) is not None:
+            self._streams.hold(self._at, *arrays)
+
+    def _lane_of(self, edge: Edge, result: Any = None) -> Lane:
+        if isinstance(edge, Node):
+            if type(edge.op) is Through and edge.edges:  # a port launches nothing of its own
+                return self._lane_of(edge.edges[0], result)  # type: ignore[arg-type]  # its joint
+            if edge.attached is not None and edge.attached.lane is not None:
+                return edge.attached.lane
+        index = _device_of(result)
+        if index is not None and index != self._home.device:  # there are several GPUs
+            return self._before.get(index) or self._streams.current(self._xp, index)
+        return self._home if isinstance(edge, Leaf) else self._usual
+
+    def _use(self, lane: Lane) -> None:
+        if lane == self._at:
+            return
+        if lane.device not in self._before:
+            self._before[lane.device] = self._streams.current(self._xp, lane.device)
+        if lane != self._home:
+            self._met[lane] = None
+        lane.use()
+        self._at = lane
+
+    @staticmethod
+    def _accuse(error: Exception, node: Node) -> None:
+        """Raises: CudaError if CUDA reported `error`, naming the op whose backward ran."""
+        from ddp._gpu import faults
+
+        inputs = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in node.saved if hasattr(x, "shape"))
+        named = faults.pinned_down(error, f"the backward of {node.op.name}", inputs or "not saved", ran(node))
+        if named is not error:
+            raise named from error
+
+
+def _device_of(result: Any) -> int | None:
+    """The GPU that a gradient is on; None for one on the CPU, and for none."""
+    if isinstance(result, list):  # of an op with several results
+        result = next((each for each in result if each is not None), None)
+    array = getattr(result, "g", result)
+    return getattr(getattr(array, "device", None), "id", None)  # NumPy's arrays are on "cpu"

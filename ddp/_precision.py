@@ -1,0 +1,29 @@
+"""How exact float32 products on a GPU are: a switch that the user turns and every product reads.
+
+It lies apart from what speaks to CUDA, because it can be turned before any GPU is touched, or where there is none.
+"""
+
+from __future__ import annotations
+
+from ddp.errors import ArgumentError
+
+PRECISIONS = ("highest", "high", "medium")
+
+
+class Precision:
+    """tf32: float32 factors may be rounded to TF32, which has the range of float32 and 10 bits of mantissa."""
+
+    __slots__ = ("name", "tf32")
+
+    def __init__(self) -> None:
+        self.name = "highest"
+        self.tf32 = False
+
+    def choose(self, name: str) -> None:
+        """Raises: ArgumentError for what is none of PRECISIONS."""
+        if name not in PRECISIONS:
+            raise ArgumentError(f"set_float32_matmul_precision({name!r}): expected {', '.join(map(repr, PRECISIONS))}")
+        self.name, self.tf32 = name, name != "highest"
+
+
+matmul = Precision()

@@ -1,0 +1,20 @@
+"""How exact products of float32 are on a GPU, in PyTorch's words."""
+
+from __future__ import annotations
+
+from ddp._precision import matmul
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """How exact products of float32 on a GPU are, from now on and in all threads.
+
+    "highest", as at first: float32. "high": factors may be rounded to TF32, whose mantissa has 10 bits, which tensor
+    cores multiply several times as fast; sums stay float32. "medium": the same here. A CPU computes in float32 always.
+    Raises: ArgumentError for anything else.
+    """
+    matmul.choose(precision)
+
+
+def get_float32_matmul_precision() -> str:
+    """What `set_float32_matmul_precision` chose last, or "high" or "highest" as `allow_tf32` was set."""
+    return matmul.name

@@ -1,0 +1,55 @@
+"""`ddp.backends.cudnn`: whether and how cuDNN convolves and attends, by PyTorch's names.
+
+ddp.backends.cudnn.enabled = False         # our own kernels
+ddp.backends.cudnn.benchmark = True        # plans are timed when a shape first comes, and the fastest is kept
+ddp.backends.cudnn.deterministic = True    # only plans that give the same bits every time
+ddp.backends.cudnn.allow_tf32 = False      # float32 convolutions are not rounded to TF32
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ddp._gpu import dnn
+
+__all__ = ["is_available", "version"]
+
+if TYPE_CHECKING:
+    allow_tf32: bool
+    benchmark: bool
+    deterministic: bool
+    enabled: bool
+
+
+def version() -> int | None:
+    """The version of the library, 92800 for 9.28.0; None where there is none. Imports it."""
+    module = dnn.module()
+    return None if module is None else int(module.backend_version())
+
+
+def is_available() -> bool:
+    """Whether cuDNN and its Python frontend are installed."""
+    return dnn.module() is not None
+
+
+class _Switches(ModuleType):
+    """A module whose four switches are those that every convolution reads."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in dnn.Settings.__slots__:
+            return getattr(dnn.settings, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in dnn.Settings.__slots__:
+            setattr(dnn.settings, name, bool(value))
+        else:
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dnn.Settings.__slots__})
+
+
+sys.modules[__name__].__class__ = _Switches
