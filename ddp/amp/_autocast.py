@@ -8,11 +8,11 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ddp._engine import Lasting, Leaf, Node, Version, modes
+from ddp._engine import Lasting, Leaf, Node, Version, lanes, modes
 from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import bfloat16, float16, float32, is_float, parse
-from ddp.amp._lists import LOW, SINGLE
+from ddp.amp._lists import KEPT, LOW, SINGLE
 from ddp.errors import ArgumentError, DtypeError
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -89,8 +89,18 @@ class _Casting:
         if op.name in LOW[first._device.type]:
             return [self._lowered(x, low) if isinstance(x, TensorBase) else x for x in inputs]
         if op.name in SINGLE[first._device.type]:
+            if self.spares(op, first):
+                return inputs
             return [_raised(x) if isinstance(x, TensorBase) else x for x in inputs]
         return inputs
+
+    def spares(self, op: Any, x: TensorBase) -> bool:
+        """Whether the op takes x in 16 bits where PyTorch makes float32 of it, and gives what that would give.
+
+        Its kernel computes in float32; a copy of the logits of a large vocabulary would take longer than the loss.
+        """
+        where = x._device.type
+        return where == "cuda" and where in self.rules and op.name in KEPT and x._array.dtype in (float16, bfloat16)
 
     def _lowered(self, x: TensorBase, low: np.dtype[Any]) -> TensorBase:
         if x._array.dtype == low or x._array.dtype not in (float32, float16, bfloat16):
@@ -107,7 +117,8 @@ class _Casting:
 def _shared(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
     """`x` in 16 bits, for all graphs that will ask for it."""
     state = modes.state
-    before, state.observers = state.observers, ()  # of no checkpointed region: another run of it finds this one made
+    # Of no checkpointed region: another run of it finds this one made. But of the stream that it is made on.
+    before, state.observers = state.observers, tuple([each for each in state.observers if each is lanes.stamp])
     try:
         result = convert(x, low)
     finally:

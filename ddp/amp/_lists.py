@@ -10,8 +10,10 @@ _PRODUCTS = {
     "conv2d",
     "conv_transpose2d",
     "einsum",
+    "feed_forward",
     "gru",
     "linear",
+    "linear_act",
     "lstm",
     "matmul",
     "prelu",
@@ -32,7 +34,7 @@ _LOSSES = {
 
 LOW: dict[str, frozenset[str]] = {
     "cuda": frozenset(_PRODUCTS),
-    "cpu": frozenset(_PRODUCTS - {"prelu"}),
+    "cpu": frozenset(_PRODUCTS),
 }
 SINGLE: dict[str, frozenset[str]] = {
     "cuda": frozenset(
@@ -69,3 +71,6 @@ SINGLE: dict[str, frozenset[str]] = {
     ),
     "cpu": frozenset(_LOSSES | {"prod"}),
 }
+
+#: Of SINGLE on GPUs: what has a kernel that reads 16 bits, computes in float32, and can give a float32 result.
+KEPT = frozenset({"cross_entropy"})

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
+from ddp._device import capturing, device, on
+from ddp._tensor.core import Tensor
 from ddp._tensor.interop import scalar_tensor
+from ddp.amp._there import ScaleThere
 from ddp.errors import ArgumentError, GraphError
 
 
@@ -32,6 +37,10 @@ class GradScaler:
 
     Under DataParallel every rank has the same gradients, so all leave out the same steps.
 
+    On a GPU the scale lies there from the first loss on, and nothing waits: the optimizers of `ddp.optim`, and
+    ZeroOptimizer over them, leave a step out on the GPU itself. The host waits in `get_scale` and `state_dict`, and in
+    `step` of an optimizer of your own, or of one with parameters on several devices.
+
     Raises: ArgumentError for factors on the wrong side of 1. Source: Micikevicius et al. 2018, arXiv:1710.03740.
     """
 
@@ -44,6 +53,8 @@ class GradScaler:
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
+        if str(device).partition(":")[0] not in ("cuda", "cpu"):
+            raise ArgumentError(f"GradScaler: the device is 'cuda' or 'cpu', not {device!r}")
         if growth_factor <= 1 or not 0 < backoff_factor < 1:
             raise ArgumentError(
                 f"GradScaler: growth {growth_factor} is above 1, backoff {backoff_factor} within (0, 1)"
@@ -54,7 +65,9 @@ class GradScaler:
         self._growth_interval = growth_interval
         self._good_steps = 0
         self._enabled = enabled
-        self._found: dict[int, bool] = {}  # by optimizer: its gradients, unscaled, are not all finite
+        # By optimizer: whether its gradients, unscaled, are not all finite; a float32 on the GPU where the scale is.
+        self._found: dict[int, Any] = {}
+        self._there: ScaleThere | None = None  # the scale counts there, from the first loss on a GPU on
         self._stepped: set[int] = set()
 
     def scale(self, outputs: Any) -> Any:
@@ -64,7 +77,10 @@ class GradScaler:
         if isinstance(outputs, list | tuple):
             return type(outputs)([self.scale(each) for each in outputs])
         # By a tensor of float32: as a float16, the first scale would be infinite.
-        return outputs * scalar_tensor(self._scale, dtype="float32", device=outputs.device)
+        there = self._on(outputs.device)
+        if there is None:
+            return outputs * scalar_tensor(self.get_scale(), dtype="float32", device=outputs.device)
+        return outputs * (there.scale if there.where is outputs.device else there.scale.to(outputs.device))
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divides the gradients of the optimizer's parameters by the scale, once between updates.
@@ -75,8 +91,18 @@ class GradScaler:
             return
         if id(optimizer) in self._found:
             raise GraphError("unscale_: these gradients are unscaled already; update() comes first")
-        own = getattr(optimizer, "unscale_gradients", None)  # of one that holds gradients in parts
-        factor = 1 / self._scale
+        where = _device_of(optimizer)
+        there = None if where is None else self._on(where)
+        if there is not None and there.where is where:
+            found = there.take()
+            if hasattr(optimizer, "unscale_there"):  # of one that holds gradients in parts
+                there.unscale_parts(optimizer, found)
+            else:
+                there.unscale(_gradients(optimizer), found)
+            self._found[id(optimizer)] = found
+            return
+        own = getattr(optimizer, "unscale_gradients", None)
+        factor = 1 / self.get_scale()
         self._found[id(optimizer)] = _unscale(optimizer, factor) if own is None else own(factor)
 
     def step(self, optimizer: Optimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
@@ -93,16 +119,36 @@ class GradScaler:
         if id(optimizer) not in self._found:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
-        return None if self._found[id(optimizer)] else optimizer.step()
+        found = self._found[id(optimizer)]
+        if isinstance(found, bool) or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return None if bool(found) else optimizer.step()  # on a GPU the host waits to know
+        own: Any = optimizer
+        own.found_inf = found
+        try:
+            return optimizer.step()
+        finally:
+            own.found_inf = None
 
-    def update(self, new_scale: float | None = None) -> None:
-        """Adapts the scale to what the steps since the last update found, or sets it to `new_scale`."""
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Adapts the scale to what the steps since the last update found, or sets it.
+
+        new_scale: a number, or a tensor of one
+        """
         if not self._enabled:
             return
+        there = self._there
         if new_scale is not None:
-            self._scale = float(new_scale)
+            if there is None:
+                self._scale = float(new_scale)
+            else:
+                there.set(new_scale)
         elif not self._found:
             raise GraphError("update: no step() or unscale_() since the last one")
+        elif there is not None:
+            waited = any(found for found in self._found.values() if isinstance(found, bool))
+            there.adapt(waited, *self._rule())
+            if capturing.now is not None:
+                capturing.now.fix(self._rule)
         elif any(self._found.values()):
             self._scale *= self._backoff_factor
             self._good_steps = 0
@@ -115,23 +161,38 @@ class GradScaler:
         self._stepped.clear()
 
     def get_scale(self) -> float:
-        """The factor now; 1 if not enabled."""
-        return self._scale if self._enabled else 1.0
+        """The factor now; 1 if not enabled. Waits for a GPU that it is on."""
+        if not self._enabled:
+            return 1.0
+        return self._scale if self._there is None else self._there.read()[0]
+
+    def get_growth_factor(self) -> float:
+        """What the scale is multiplied by after enough good steps."""
+        return self._growth_factor
+
+    def get_backoff_factor(self) -> float:
+        """What the scale is multiplied by after a step that was left out."""
+        return self._backoff_factor
+
+    def get_growth_interval(self) -> int:
+        """How many good steps in a row are enough."""
+        return self._growth_interval
 
     def is_enabled(self) -> bool:
         """Whether anything is scaled."""
         return self._enabled
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, its settings and the count of good steps; empty if not enabled."""
+        """The scale, its settings and the count of good steps; empty if not enabled. Waits for a GPU that it is on."""
         if not self._enabled:
             return {}
+        scale, good_steps = (self._scale, self._good_steps) if self._there is None else self._there.read()
         return {
-            "scale": self._scale,
+            "scale": scale,
             "growth_factor": self._growth_factor,
             "backoff_factor": self._backoff_factor,
             "growth_interval": self._growth_interval,
-            "_growth_tracker": self._good_steps,
+            "_growth_tracker": good_steps,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -145,6 +206,36 @@ class GradScaler:
         self._backoff_factor = state_dict["backoff_factor"]
         self._growth_interval = state_dict["growth_interval"]
         self._good_steps = state_dict["_growth_tracker"]
+        if self._there is not None:
+            self._there.set(self._scale)
+            self._there.set_good_steps(self._good_steps)
+
+    def _rule(self) -> tuple[float, float, int]:
+        return self._growth_factor, self._backoff_factor, self._growth_interval
+
+    def _on(self, where: device) -> ScaleThere | None:
+        """The scale on a GPU: on the first one that it is asked for. None on the CPU, while it has been on none."""
+        if self._there is None and where.xp is not np:
+            self._there = ScaleThere(where, self._scale, self._good_steps)
+        return self._there if where.xp is not np else None
+
+
+def _device_of(optimizer: Optimizer) -> device | None:
+    """The device of all its parameters, if they are on one."""
+    devices = {p._device for group in optimizer.param_groups for p in group["params"]}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def _gradients(optimizer: Optimizer) -> list[Any]:
+    """The gradients that are there, as arrays, about to change."""
+    found = []
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p._end is not None and p._end.slot.full:
+                if p._grad is not None:
+                    p._grad._version.count += 1
+                found.append(p._end.slot.buffer)
+    return found
 
 
 def _unscale(optimizer: Optimizer, factor: float) -> bool:
@@ -156,7 +247,8 @@ def _unscale(optimizer: Optimizer, factor: float) -> bool:
             if end is None or not end.slot.full or not p._array.size:
                 continue
             g, xp = end.slot.buffer, p._device.xp
-            # The extremes are nan or infinite if anything is, and take no second array.
-            found = found or not bool(xp.isfinite(g.max()) and xp.isfinite(g.min()))
-            g *= factor
+            with on(p._device):
+                # The extremes are nan or infinite if anything is, and take no second array.
+                found = found or not bool(xp.isfinite(g.max()) and xp.isfinite(g.min()))
+                g *= factor
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ddp._device import CPU, on
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
 from ddp.autograd._run import grad
@@ -35,8 +36,10 @@ def gradcheck(
 
     Raises: GradcheckError naming the input, the element and both values; DtypeError, ArgumentError for other inputs.
     """
+    tensors = [x for x in ([inputs] if isinstance(inputs, Tensor) else inputs) if isinstance(x, Tensor)]
     try:
-        return _agree(func, inputs, eps, atol, rtol)
+        with on(tensors[0]._device if tensors else CPU):
+            return _agree(func, inputs, eps, atol, rtol)
     except GradcheckError:
         if raise_exception:
             raise

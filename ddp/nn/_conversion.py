@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from ddp._tensor.core import Tensor
+from ddp._tensor.sharing import move
 from ddp.nn._walking import Tree
+from ddp.ops.formats import memory_format, preserve_format
 
 T = TypeVar("T", bound="Convertible")
 
@@ -13,10 +15,19 @@ T = TypeVar("T", bound="Convertible")
 class Convertible(Tree):
     """The conversions of a module; the floating tensors change dtype, all change device."""
 
-    def to(self: T, *target: Any, dtype: Any = None, device: Any = None, non_blocking: bool = False) -> T:
+    def to(
+        self: T,
+        *target: Any,
+        dtype: Any = None,
+        device: Any = None,
+        non_blocking: bool = False,
+        memory_format: memory_format = preserve_format,
+    ) -> T:
         """In another dtype, on another device, or both: to("cuda"), to(ddp.float64), to(other_tensor).
 
         non_blocking: accepted; copies between host and device are ordered with what computes on them anyway.
+        memory_format: accepted; parameters keep their order in memory, in which flat buckets and updates walk them. It
+        is the images' that counts: a convolution of one with channels last lays its filters out so, which are small.
 
         Raises: DtypeError, DeviceError; GraphError if a parameter is watched, as under DataParallel. Then nothing has
         changed.
@@ -37,6 +48,14 @@ class Convertible(Tree):
             after = converted(tensor)
             if after is not None:
                 tensor._replace(after._array, after._device)
+        return self
+
+    def share_memory(self: T) -> T:
+        """Moves parameters and buffers to where other processes can map them: into one block of shared memory.
+
+        Tied ones stay tied, and gradients private. Raises: SharingError if the system gives no memory.
+        """
+        move([*self.parameters(), *self.buffers()])
         return self
 
     def type(self: T, dst_type: Any) -> T:

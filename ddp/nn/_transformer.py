@@ -11,6 +11,7 @@ from typing import Any
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
 from ddp.nn import functional
+from ddp.nn._activation import GELU, ReLU
 from ddp.nn._attention import MultiheadAttention
 from ddp.nn._dropout import Dropout
 from ddp.nn._linear import Linear
@@ -26,6 +27,26 @@ def _activation(given: str | Activation) -> Activation:
     if given not in ("relu", "gelu"):
         raise ArgumentError(f"activation {given!r}: expected 'relu', 'gelu' or a function")
     return functional.relu if given == "relu" else functional.gelu
+
+
+def _fused(activation: Activation) -> dict[str, str] | None:
+    """The activation as `feed_forward` takes it, None if it is another, or one that somebody looks on at."""
+    if activation is functional.relu or (type(activation) is ReLU and activation._hooks_ is None):
+        return {"activation": "relu"}
+    if type(activation) is GELU and activation.approximate == "tanh" and activation._hooks_ is None:
+        return {"activation": "gelu", "approximate": "tanh"}
+    return None
+
+
+def _fed(layer: Any, x: Tensor) -> Tensor:
+    """linear2(dropout(activation(linear1(x)))): on a GPU with fused products, unless the parts are not our own."""
+    first, second, dropout = layer.linear1, layer.linear2, layer.dropout
+    how = None if x.device.type == "cpu" else _fused(layer.activation)
+    if how is None or any(type(each) is not Linear or each._hooks_ is not None for each in (first, second)):
+        return second(dropout(layer.activation(first(x))))
+    if type(dropout) is Dropout and dropout._hooks_ is None and not (dropout.training and dropout.p):
+        return functional.feed_forward(x, first.weight, first.bias, second.weight, second.bias, **how)
+    return second(dropout(functional.linear_act(x, first.weight, first.bias, **how)))
 
 
 class TransformerEncoderLayer(Module):
@@ -84,7 +105,7 @@ class TransformerEncoderLayer(Module):
         return self.dropout1(out)
 
     def _feed(self, x: Tensor) -> Tensor:
-        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+        return self.dropout2(_fed(self, x))
 
 
 class TransformerDecoderLayer(Module):
@@ -144,7 +165,7 @@ class TransformerDecoderLayer(Module):
             return self.dropout2(out)
 
         def feed(x: Tensor) -> Tensor:
-            return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+            return self.dropout3(_fed(self, x))
 
         if self.norm_first:
             tgt = tgt + attend(self.norm1(tgt))

@@ -35,6 +35,10 @@ class Tree:
     _modules: dict[str, Module | None]
     _transient: set[str]
 
+    @staticmethod
+    def _registrations() -> int:
+        return _registrations
+
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """The direct children with their names, each once."""
         seen: set[int] = set()

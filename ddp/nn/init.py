@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ddp._device import Stream, place
+from ddp._device import Stream, on, place
 from ddp._device import generator as source
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
@@ -205,9 +205,10 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Stream | None = No
     rows, xp = tensor.shape[0], tensor._device.xp
     columns = tensor.numel() // rows
     flat = randn(max(rows, columns), min(rows, columns), generator=generator, dtype="float64", device=tensor.device)
-    q, r = xp.linalg.qr(flat._array)
-    q *= xp.sign(xp.diagonal(r))  # uniform over all such matrices: the factorisation alone prefers some
-    return tensor.copy_((q.T if rows < columns else q).reshape(tensor.shape) * gain)
+    with on(flat._device):
+        q, r = xp.linalg.qr(flat._array)
+        q *= xp.sign(xp.diagonal(r))  # uniform over all such matrices: the factorisation alone prefers some
+        return tensor.copy_((q.T if rows < columns else q).reshape(tensor.shape) * gain)
 
 
 @no_grad()

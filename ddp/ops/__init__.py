@@ -20,6 +20,7 @@ from ddp.ops import (
     norm_rows,
     order,
     patches,
+    perceptron,
     piecewise,
     placing,
     pool,
@@ -34,7 +35,6 @@ from ddp.ops import (
     transcendental,
 )
 from ddp.ops._op import OPS, Op
-from ddp.ops.cuda import pairs as _pairs  # noqa: F401  # gives the ops above their kernels
 
 __all__ = [
     "OPS",
@@ -58,6 +58,7 @@ __all__ = [
     "norm_rows",
     "order",
     "patches",
+    "perceptron",
     "piecewise",
     "placing",
     "pool",

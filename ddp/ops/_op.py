@@ -41,13 +41,15 @@ class Op:
     view: the result may share the first input's memory, and no number changes.
     into: the backward takes one more argument, `outs`: for each input None, or an array of the input's shape and dtype
         to write its gradient into, and to return: a parameter's gradient is computed where it is kept. It need not.
-    native: the forward knows bfloat16; others compute it in float32, and the result is rounded.
+        "adding": or an `Onto`, whose array holds a gradient to add it to; the array is returned then.
+    native: the forward knows bfloat16; others compute it in float32, and the result is rounded (`Widened`).
+    whole: the backward knows it, too.
     launched: the op as CuPy arrays take it, where it has kernels of its own; else this one.
     """
 
     __slots__ = (
         *("_plans", "_reads", "_widened", "backward", "forward", "inputs", "into", "launched", "name", "native"),
-        *("saves", "view"),
+        *("saves", "view", "whole"),
     )
 
     def __init__(
@@ -59,7 +61,7 @@ class Op:
         inputs: tuple[str, ...],
         saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
         view: bool = False,
-        into: bool = False,
+        into: bool | str = False,
         native: bool = False,
     ) -> None:
         assert name not in OPS, name
@@ -72,15 +74,38 @@ class Op:
         self.view = view
         self.into = into
         self.native = native or view
+        self.whole = False
         self._widened: Widened | None = None
         self._plans: dict[Needs, tuple[int | None, ...]] = {}
         self.launched = self
         OPS[name] = self
 
-    def launches(self, forward: Callable[..., tuple[Array, Any]], backward: Callable[..., Gradients]) -> None:
-        """Gives CuPy arrays a pair of their own, which reads what the other reads."""
-        self.launched = copy.copy(self)
-        self.launched.forward, self.launched.backward = forward, backward
+    def launches(
+        self,
+        forward: Callable[..., tuple[Array, Any]],
+        backward: Callable[..., Gradients],
+        *,
+        native: bool = False,
+        saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] | None = None,
+        into: bool | str | None = None,
+    ) -> None:
+        """Gives CuPy arrays a pair of their own, in place of the array module's functions.
+
+        native: both take bfloat16 as it is, in any mix with the other dtypes that the op is given, compute in float32
+            and round once. Without it bfloat16 comes as float32, and what they return is rounded: `Widened`. A pair
+            that cannot take some case hands it on to `op.widened.forward`, and its residual to `op.widened.backward`.
+        saves: as for the op, where this backward reads something else; into: as for the op, where they differ.
+        """
+        mine = self.launched = copy.copy(self)
+        mine.forward, mine.backward = forward, backward
+        mine.native, mine.whole = native or self.native, native
+        mine._widened = None
+        if saves is not None:
+            mine._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(self.inputs, saves)
+            mine.saves = tuple(dict.fromkeys(value for values in mine._reads.values() for value in values))
+            mine._plans = {}
+        if into is not None:
+            mine.into = into
 
     @property
     def widened(self) -> Widened:
@@ -162,6 +187,8 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 def as_rows(x: Array, axes: int) -> Array:
     """x as (rows, n), its last `axes` axes taken together."""
+    if axes == 1 and x.ndim == 2:
+        return x
     split = x.ndim - axes
     return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
 

@@ -191,6 +191,23 @@ def _tiles_backward(
             dvs[at] = dv
 
 
+def _number(xp: Any, rng: Any) -> Any:
+    return int(rng.integers(1 << 62))
+
+
+def _key(xp: Any, rng: Any) -> Any:
+    # It stays on the device, where a kernel reads it: the host need not wait, and a replayed graph draws anew.
+    return rng.random(2, dtype=xp.float64).view(xp.int64)
+
+
+SEEDS = {"numpy": _number, "cupy": _key}
+
+
+def drawn(xp: Any, rng: Any) -> Any:
+    """The `seed` that says what is dropped, from an array module's generator."""
+    return SEEDS[xp.__name__](xp, rng)
+
+
 attention = Op(
     "scaled_dot_product_attention",
     _attention,

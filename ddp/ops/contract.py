@@ -11,6 +11,10 @@ from ddp.ops.products import product
 
 Labels = tuple[int, ...]
 
+# Whether axes of a batch are taken together first, which copies where they lie apart: the door of a GPU takes them as
+# they lie.
+JOINED = {"numpy": True, "cupy": False}
+
 
 def contract(xp: Any, x: Array, of_x: Labels, y: Array, of_y: Labels, of_out: Labels) -> Array:
     """The product of x and y, summed over the labels that `of_out` lacks.
@@ -23,11 +27,13 @@ def contract(xp: Any, x: Array, of_x: Labels, y: Array, of_y: Labels, of_out: La
     inner = [k for k in of_x if k in of_y and k not in of_out]
     size = {**dict(zip(of_x, x.shape, strict=True)), **dict(zip(of_y, y.shape, strict=True))}
 
+    stacks = [batch] if JOINED[xp.__name__] else [[k] for k in batch]
+
     def matrix(array: Array, labels: Labels, *groups: Sequence[int]) -> Array:
         order = [labels.index(k) for group in groups for k in group]
         return array.transpose(order).reshape([math.prod([size[k] for k in group]) for group in groups])
 
-    out = product(xp, matrix(x, of_x, batch, rows, inner), matrix(y, of_y, batch, inner, across))
+    out = product(xp, matrix(x, of_x, *stacks, rows, inner), matrix(y, of_y, *stacks, inner, across))
     made = (*batch, *rows, *across)
     return out.reshape([size[k] for k in made]).transpose([made.index(k) for k in of_out])
 
@@ -47,6 +53,7 @@ def _einsum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, labels: Any)
 
 
 einsum = Op("einsum", _einsum, _einsum_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("x",)})
+einsum.launches(_einsum, _einsum_backward, native=True)
 
 
 def _diagonals(xp: Any, x: Array, labels: Labels) -> Array:

@@ -44,12 +44,15 @@ def _pair(name: str, value: Value, slope: Slope) -> Op:
     return Op(name, forward, backward, inputs=("x", "y"))
 
 
+# The product makes no array of squares; on a GPU it would be cuBLAS's, which CuPy refuses while a graph is captured.
+SQUARES = {"numpy": lambda flat: flat.dot(flat), "cupy": lambda flat: (flat * flat).sum()}
+
+
 # z = d^2;  dd = 2*g*d
 def _square(xp: Any, d: Array, bound: float, reduction: str) -> Array:
     if reduction == "none" or not d.size:
         return reduced(xp, d * d, reduction)
-    flat = d.reshape(-1)
-    out = flat.dot(flat)  # no array of squares
+    out = SQUARES[xp.__name__](d.reshape(-1))
     return out / d.size if reduction == "mean" else out
 
 

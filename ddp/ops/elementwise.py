@@ -9,6 +9,7 @@ from operator import truediv as div_
 from typing import Any
 
 from ddp._device import device, device_of, place
+from ddp.ops import formats
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, select, shape_of
 from ddp.ops.rounding import signs
 
@@ -288,8 +289,12 @@ def _cast_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dtype: Any) ->
 cast = Op("cast", _cast, _cast_backward, inputs=("x",), native=True)
 
 
-# z = x, in memory of its own;  dx = g
-def _clone(xp: Any, x: Array) -> tuple[Array, Any]:
+# z = x, in memory of its own, with `last` with channels last;  dx = g
+def _clone(xp: Any, x: Array, last: bool = False) -> tuple[Array, Any]:
+    if last:
+        out = formats.image(xp, x.shape, x.dtype, True)
+        out[...] = x
+        return out, None
     return x.copy(), None
 
 

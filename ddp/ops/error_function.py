@@ -6,14 +6,13 @@ M. Giles 2012, Approximating the erfinv function, GPU Computing Gems 2 (the star
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import pi, sqrt
 from typing import Any
 
 import numpy as np
 
 from ddp.ops._op import Array
-from ddp.ops.cuda import curves
 
 # Coefficients from the highest power down. |x| <= 0.46875: erf = x*P/Q of x^2.
 _P1 = (
@@ -190,9 +189,10 @@ def _numpy_erf(xp: Any, x: Array) -> Array:
     return _erf32(np.atleast_1d(x).astype("float32", copy=False)).reshape(x.shape).astype(x.dtype, copy=False)
 
 
-ERF = {"numpy": _numpy_erf, "cupy": curves.function("erf")}
-ERFC = {"numpy": _double(_erfc64), "cupy": curves.function("erfc")}
-ERFINV = {"numpy": _double(_erfinv64), "cupy": curves.function("erfinv")}
+# CuPy's: `ddp.ops.cuda.entries`
+ERF: dict[str, Callable[..., Array]] = {"numpy": _numpy_erf}
+ERFC: dict[str, Callable[..., Array]] = {"numpy": _double(_erfc64)}
+ERFINV: dict[str, Callable[..., Array]] = {"numpy": _double(_erfinv64)}
 
 
 def erf(xp: Any, x: Array) -> Array:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, shape_of
-from ddp.ops.cuda import adding
 
 Places = tuple[Any, ...]  # one entry per axis, a mask standing for several: an array, or slice(None)
 
@@ -30,7 +30,7 @@ getitem = Op("getitem", _getitem, _getitem_backward, inputs=("x",), view=True)
 def _setitem(xp: Any, x: Array, v: Any, steps: tuple[Any, ...], within: bool = False) -> tuple[Array, Any]:
     # within: x itself is written to and returned, which spares an in-place caller two passes over it.
     out = x if within else x.copy()
-    _stepped(out, steps)[steps[-1]] = v
+    WRITES[xp.__name__](xp, _stepped(out, steps), steps[-1], v)
     return out, (steps, shape_of(v))
 
 
@@ -39,10 +39,27 @@ def _setitem_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
     dx = dv = None
     if needs[0]:
         dx = xp.array(g)  # a 0-d gradient may be a NumPy scalar, which cannot be written to
-        _stepped(dx, steps)[steps[-1]] = 0
+        WRITES[xp.__name__](xp, _stepped(dx, steps), steps[-1], 0)
     if needs[1]:
         dv = fold(_stepped(g, steps)[steps[-1]], shape)
     return dx, dv
+
+
+def _assigned(xp: Any, x: Array, step: Any, v: Any) -> None:
+    x[step] = v
+
+
+def _masked(xp: Any, x: Array, step: Any, v: Any) -> None:
+    # One number for all that a mask selects: the host need not know how many these are.
+    mask = step[0] if isinstance(step, tuple) and step else step
+    if getattr(mask, "dtype", "") != "bool" or getattr(v, "size", 1) != 1:
+        x[step] = v
+        return
+    value = v.reshape(()) if hasattr(v, "reshape") else v
+    xp.copyto(x, value, casting="unsafe", where=mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)))
+
+
+WRITES = {"numpy": _assigned, "cupy": _masked}
 
 
 def _stepped(x: Array, steps: tuple[Any, ...]) -> Array:
@@ -205,5 +222,6 @@ def _by_pairs(xp: Any, where: Array, g: Array, out: Array) -> None:
     out[where[starts]] = sums[starts]
 
 
-ADDS = {"numpy": _by_pairs, "cupy": adding.add_rows}
-FLAT_ADDS = {"numpy": _at, "cupy": adding.add_flat}
+# CuPy's: `ddp.ops.cuda.entries`
+ADDS: dict[str, Callable[..., None]] = {"numpy": _by_pairs}
+FLAT_ADDS: dict[str, Callable[..., Array]] = {"numpy": _at}

@@ -68,8 +68,12 @@ def _cross_entropy(
     weight: Array | None,
     smoothing: float,
     reduction: str,
+    single: bool = False,
 ) -> tuple[Array, Any]:
-    """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,)."""
+    """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,).
+
+    single: the loss is float32, whatever x is
+    """
     rows, shape = columns(x, 1), target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
     keep = None if keep is None else keep.reshape(target.shape)
@@ -99,7 +103,8 @@ def _cross_entropy(
         out = losses.reshape(shape)
     else:
         out, scale = reduced(xp, losses, weights, reduction)
-    return out.astype(x.dtype), (kept, top, sums, where, keep, weight, weights, smoothing, scale, reduction)
+    kind = "float32" if single else x.dtype
+    return out.astype(kind), (kept, top, sums, where, keep, weight, weights, smoothing, scale, reduction)
 
 
 def _exponentials(xp: Any, rows: Array, wide: Any) -> tuple[Array | None, Array | float, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single, total, unreduce
+from ddp.ops.distance import SQUARES
 from ddp.ops.reducing import count_of
 
 
@@ -53,8 +54,7 @@ def _vector_norm(xp: Any, x: Array, p: float, dims: tuple[int, ...], keepdim: bo
     residual = (p, (x.shape, dims, keepdim))
     if p == 2:
         if x.ndim == len(dims) and x.dtype.char != "e" and x.flags.c_contiguous:
-            flat = x.reshape(-1)
-            out = xp.sqrt(flat.dot(flat))  # one pass, and no array of squares
+            out = xp.sqrt(SQUARES[xp.__name__](x.reshape(-1)))
             return (out.reshape((1,) * x.ndim) if keepdim else out), residual
         (wide,) = single(x)
         return xp.sqrt(total(wide * wide, dims, keepdim)).astype(x.dtype, copy=False), residual

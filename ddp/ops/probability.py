@@ -38,11 +38,23 @@ def blocks(xp: Any, shape: tuple[int, ...]) -> Iterator[Any]:
             yield part if len(shape) == 2 else (part, slice(None), slice(column, column + across))
 
 
+def _by_product(xp: Any, x: Array, weight: Array | None) -> Array:
+    # As a product of matrix and vector: five times faster than NumPy's sum along short rows.
+    return x.dot(ones(xp, x.shape[1], x.dtype) if weight is None else weight)
+
+
+def _by_sum(xp: Any, x: Array, weight: Array | None) -> Array:
+    # CuPy refuses cuBLAS while a graph is captured, and TF32, where it is allowed, would round what is added up.
+    return (x if weight is None else x * weight).sum(axis=1)
+
+
+ROWS = {"numpy": _by_product, "cupy": _by_sum}
+
+
 def added(xp: Any, x: Array, weight: Array | None = None) -> Array:
     """The sum of `x`, or of x * weight, along axis 1, which stays. x: (r, n) or (r, n, m); weight: (n,)."""
     if x.ndim == 2:
-        # As a product of matrix and vector: five times faster than NumPy's sum along short rows.
-        return x.dot(ones(xp, x.shape[1], x.dtype) if weight is None else weight)[:, None]
+        return ROWS[xp.__name__](xp, x, weight)[:, None]
     if weight is not None:
         x = x * weight[:, None]
     return x.sum(axis=1, keepdims=True)

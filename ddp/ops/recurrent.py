@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single, working
-from ddp.ops.products import column_sums
+from ddp.ops.products import column_sums, product
 from ddp.ops.strips import Step
 
 
@@ -27,7 +27,7 @@ def _rows(x: Array) -> Array:
 
 def _projected(xp: Any, x: Array, w: Array, b: Array | None) -> Array:
     """x @ w^T + b, in memory of its own. x: (T, N, I), w: (G, I); returns (T, N, G)."""
-    out = xp.matmul(_rows(x), w.T)
+    out = product(xp, _rows(x), w.T)
     if b is not None:
         out += b
     return out.reshape(x.shape[0], x.shape[1], w.shape[0])
@@ -65,9 +65,9 @@ def _weights(
     d_in: (T, N, G) in the order of time, at what the input gave; d_re: the same at what the state gave.
     """
     flat_in, flat_re = _rows(d_in), _rows(d_re)
-    dx = xp.matmul(flat_in, w).reshape(x.shape) if needs[0] else None
-    dw_ih = xp.matmul(flat_in.T, _rows(x)) if needs[1] else None
-    dw_hh = xp.matmul(flat_re.T, _rows(_turned(hs[:-1], reverse))) if needs[2] else None
+    dx = product(xp, flat_in, w).reshape(x.shape) if needs[0] else None
+    dw_ih = product(xp, flat_in.T, _rows(x)) if needs[1] else None
+    dw_hh = product(xp, flat_re.T, _rows(_turned(hs[:-1], reverse))) if needs[2] else None
     return (
         dx,
         dw_ih,
@@ -171,7 +171,7 @@ def _lstm(
             xp.multiply(inner, a[:, 3 * size :], out=hs[t + 1])
         else:
             inner *= a[:, 3 * size :]
-            xp.matmul(inner, w_hr.T, out=hs[t + 1])
+            product(xp, inner, w_hr.T, hs[t + 1])
     return _results(dtype, reverse, hs, cs[-1]), (hs, cs, gates, reverse)
 
 
@@ -207,7 +207,7 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
             dh += each[t]
         if w_hr is not None:
             dhs[t] = dh
-            dm = xp.matmul(dh, w_hr)
+            dm = product(xp, dh, w_hr)
         dc += dm * through[t]
         a = turned[t]
         to_cell = a.reshape(batch, 4, size)[:, :3]
@@ -219,7 +219,7 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     dw_hr = None
     if needs[7]:
         high *= o
-        dw_hr = xp.matmul(_rows(dhs).T, _rows(high))
+        dw_hr = product(xp, _rows(dhs).T, _rows(high))
     return _narrow(saved[0].dtype, dx, dh if needs[1] else None, dc if needs[2] else None, *dws, dw_hr)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold
 from ddp.ops.index import add_flat, wide
@@ -67,8 +70,25 @@ def _split(xp: Any, x: Array, dim: int, lengths: tuple[int, ...]) -> tuple[Array
     return tuple([x[stretch] for stretch in stretches(dim, lengths)]), (x.shape, dim, lengths)
 
 
+def _joined(parts: Any, shape: tuple[int, ...], places: Sequence[Any]) -> Array | None:
+    """The array of `shape` whose parts at `places` these already are, on a GPU; None if there is none."""
+    whole = getattr(parts[0], "base", None)
+    if whole is None or type(whole) is np.ndarray or whole.size != math.prod(shape) or not whole.flags.c_contiguous:
+        return None
+    whole = whole.reshape(shape)
+    for part, place in zip(parts, places, strict=True):
+        if part is None or part.base is not parts[0].base or part.dtype != whole.dtype:
+            return None
+        own = whole[place]
+        if (part.data.ptr, part.shape, part.strides) != (own.data.ptr, own.shape, own.strides):
+            return None
+    return whole
+
+
 def _split_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, dim, lengths = residual
+    if (whole := _joined(g, shape, stretches(dim, lengths))) is not None:
+        return (whole,)
     dx = xp.empty(shape, next(part.dtype for part in g if part is not None))
     for part, stretch in zip(g, stretches(dim, lengths), strict=True):
         dx[stretch] = 0 if part is None else part
@@ -85,6 +105,8 @@ def _unbind(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
 
 def _unbind_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, dim = residual
+    if (whole := _joined(g, shape, [along(dim, i, ...) for i in range(len(g))])) is not None:
+        return (whole,)
     dx = xp.empty(shape, next(part.dtype for part in g if part is not None))
     for i, part in enumerate(g):
         dx[along(dim, i)] = 0 if part is None else part

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddp.ops._op import BITS, Array
-from ddp.ops.cuda import curves
 
 TILE = 128 * 1024  # bytes of each array: large against the cost of a call, small enough for four in a level 2 cache
 
@@ -45,7 +44,7 @@ def _by_tiles(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: 
         kernel(xp, *[None if each is None else each[start:end] for each in flat], *extra, **parameters)
 
 
-LOOPS = {"numpy": _by_tiles, "cupy": curves.launch}
+LOOPS: dict[str, Callable[..., None]] = {"numpy": _by_tiles}  # CuPy's: `ddp.ops.cuda.entries`
 # Bytes of a number that has no fast functions: NumPy's float16.
 SLOW = {"numpy": 2, "cupy": 0}
 

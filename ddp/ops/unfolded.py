@@ -15,7 +15,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ddp.ops._op import Array
-from ddp.ops.cuda import windows
+from ddp.ops.cuda import _source, products, windows
 from ddp.ops.windows import TILES, Walk
 
 FEW = 12  # channels of a group; with fewer, columns
@@ -40,14 +40,18 @@ class Unfolded:
 
     def __init__(self, xp: Any, shape: Shape, dtype: Any) -> None:
         self.xp, self.shape, self.dtype = xp, shape, dtype
-        # Neither NumPy nor CuPy multiplies stacks of float16, and what is added up should be rounded once.
-        self.wide = xp.dtype("float32") if dtype.char == "e" else dtype
+        self.wide = self.working(dtype)
         oh, ow = shape.walk.out
         line = shape.groups * shape.channels * shape.walk.elements * ow * self.wide.itemsize
         tile = TILES[xp.__name__]
         self.samples = max(1, min(shape.n, tile // max(line * oh, 1)))
         self.lines = oh if self.samples > 1 else max(1, min(oh, tile // max(line, 1)))
         self._buffers: dict[str, Array] = {}
+
+    def working(self, dtype: Any) -> Any:
+        """The dtype of what is multiplied."""
+        # NumPy does not multiply stacks of float16, and what is added up should be rounded once.
+        return self.xp.dtype("float32") if dtype.char == "e" else dtype
 
     def tiles(self) -> Iterator[slice]:
         """Samples that are taken together."""
@@ -168,9 +172,9 @@ class Columns(Unfolded):
         out = xp.empty((n, groups, filters, oh * ow), self.dtype)
         for tile, positions, columns in self.columns(x, ones):
             if self.wide == self.dtype:
-                xp.matmul(kernel, columns, out=out[tile, :, :, positions])
+                self.product(kernel, columns, out[tile, :, :, positions])
             else:
-                out[tile, :, :, positions] = xp.matmul(kernel, columns)
+                out[tile, :, :, positions] = self.product(kernel, columns)
             if b is not None and not ones:
                 out[tile, :, :, positions] += b.reshape(groups, filters, 1)
         return out.reshape(n, groups * filters, oh, ow)
@@ -187,13 +191,20 @@ class Columns(Unfolded):
         if x is not None:
             ones = b and not walk.still
             for tile, positions, columns in self.columns(x, ones):
-                part = xp.matmul(g[tile, :, :, positions], columns.swapaxes(-1, -2))
-                dw = self.gather(dw, part.sum(0, dtype=self.wide))
+                dw = self.gather(dw, self.added(g[tile, :, :, positions], columns.swapaxes(-1, -2)))
             if dw is not None:
                 if ones:
                     db, dw = dw[..., -1].reshape(-1).astype(self.dtype), dw[..., :-1]
                 dw = dw.reshape(groups * filters, channels, *walk.kernel).astype(self.dtype, copy=False)
         return dx, dw, db
+
+    def product(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """a @ b."""
+        return self.xp.matmul(a, b, out=out)
+
+    def added(self, a: Array, b: Array) -> Array:
+        """a @ b, added up over the samples."""
+        return self.product(a, b).sum(0, dtype=self.wide)
 
     def columns(self, x: Array, ones: bool) -> Iterator[tuple[slice, slice, Array]]:
         """Each tile of samples and positions of x, unfolded."""
@@ -228,7 +239,7 @@ class Columns(Unfolded):
         ow = walk.out[1]
         dx = xp.empty((n, groups * channels, *walk.image), self.dtype)
         if walk.still:
-            return xp.matmul(kernel, g).reshape(dx.shape).astype(self.dtype, copy=False)
+            return self.product(kernel, g).reshape(dx.shape).astype(self.dtype, copy=False)
         product = xp.matmul if kernel.shape[-1] > 1 else xp.multiply  # of a column and a row, which matmul is slow at
         for tile in self.tiles():
             count = tile.stop - tile.start
@@ -246,7 +257,26 @@ class Columns(Unfolded):
 
 
 class Launched(Columns):
-    """Columns on a GPU: one kernel unfolds a tile, its frame included, and one adds it up."""
+    """Columns on a GPU: one kernel unfolds a tile, its frame included, and one adds it up.
+
+    What has 16 bits stays so, and is multiplied by the GEMM door, which adds up in float32.
+    """
+
+    def working(self, dtype: Any) -> Any:
+        return dtype
+
+    def product(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        return products.product(self.xp, a, b, out)
+
+    def added(self, a: Array, b: Array) -> Array:
+        made = self.xp.empty((*a.shape[:-1], b.shape[-1]), _source.wide(a.dtype))
+        return products.product(self.xp, a, b, made).sum(0)
+
+    def gather(self, dw: Array, part: Array) -> Array:
+        if dw is None:
+            return part
+        dw += part
+        return dw
 
     def columns(self, x: Array, ones: bool) -> Iterator[tuple[slice, slice, Array]]:
         if self.shape.walk.still:
@@ -264,13 +294,13 @@ class Launched(Columns):
         if self.shape.walk.still:
             return super().spread(g, kernel)
         xp, (n, groups, channels, _, walk) = self.xp, self.shape
-        dx = xp.empty((n, groups * channels, *walk.image), self.wide)
+        dx = xp.empty((n, groups * channels, *walk.image), self.dtype)
         for tile in self.tiles():
             for lines in self.blocks():
                 positions = slice(lines.start * walk.out[1], lines.stop * walk.out[1])
-                columns = xp.matmul(kernel, g[tile, :, :, positions])
+                columns = self.product(kernel, g[tile, :, :, positions])
                 windows.from_columns(xp, columns, walk, dx[tile], lines.start, lines.stop - lines.start)
-        return dx.astype(self.dtype, copy=False)
+        return dx
 
 
 def _by_channels(xp: Any, shape: Shape, dtype: Any) -> Unfolded:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddp.errors import ArgumentError
 from ddp.optim._memory import Tile
 from ddp.optim._optimizer import Group, Params, check, number
@@ -15,6 +17,9 @@ class Adadelta(Tiled):
 
     Raises: ArgumentError for negative settings, or rho above 1.
     """
+
+    rule = "adadelta"
+    states = ("square_avg", "acc_delta")
 
     def __init__(
         self,
@@ -48,6 +53,10 @@ class Adadelta(Tiled):
 
     def names(self, group: Group) -> tuple[str, ...]:
         return ("square_avg", "acc_delta")
+
+    def settings(self, group: Group) -> Sequence[float]:
+        lr, decay = number(group["lr"]), number(group["weight_decay"])
+        return lr, group["rho"], group["eps"], decay, group["maximize"]
 
     def update(self, group: Group, age: float) -> Update:
         lr, rho, eps = number(group["lr"]), group["rho"], group["eps"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddp.optim._memory import Tile
 from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
@@ -16,6 +18,8 @@ class Adagrad(Tiled):
     """
 
     eager = True  # as in PyTorch, so that state dicts hold the same entries
+    rule = "adagrad"
+    states = ("sum",)
 
     def __init__(
         self,
@@ -53,6 +57,10 @@ class Adagrad(Tiled):
 
     def initial(self, group: Group) -> float:
         return group["initial_accumulator_value"]
+
+    def settings(self, group: Group) -> Sequence[float]:
+        lr, decay = number(group["lr"]), number(group["weight_decay"])
+        return lr, group["lr_decay"], group["eps"], decay, group["maximize"]
 
     def update(self, group: Group, age: float) -> Update:
         rate = number(group["lr"]) / (1 + (age - 1) * group["lr_decay"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
 from ddp.errors import ArgumentError
-from ddp.ops.cuda import updates
 from ddp.optim._memory import Array, Tile
 from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
@@ -17,7 +17,7 @@ class Adam(Tiled):
 
     d = grad + weight_decay*p;  c = 1 - beta^step.  amsgrad: the largest v so far takes the place of v.
     decoupled_weight_decay: p *= 1 - lr*weight_decay instead, as AdamW does. maximize: d = -grad + ...
-    foreach, fused and capturable change nothing: updates are always joined and tiled.
+    foreach, fused and capturable change nothing: updates are always joined, and on a GPU always fused and capturable.
 
     Raises: ArgumentError for negative settings, or betas not in [0, 1).
     """
@@ -58,8 +58,15 @@ class Adam(Tiled):
             },
         )
 
+    rule = "adam"
+    states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
     def names(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+
+    def settings(self, group: Group) -> Sequence[float]:
+        decay, decoupled, maximize = group["weight_decay"], group["decoupled_weight_decay"], group["maximize"]
+        return number(group["lr"]), *group["betas"], group["eps"], number(decay), decoupled, maximize
 
     def update(self, group: Group, age: float) -> Update:
         lr, (beta1, beta2), eps = number(group["lr"]), group["betas"], group["eps"]
@@ -79,7 +86,7 @@ class Adam(Tiled):
                 tile.shrink(1 - lr * decay)
             d = tile.descent(0.0 if decoupled else decay, maximize)
             moments = state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"] if amsgrad else None
-            STEPS[xp.__name__](xp, d, *moments, tile.delta, tile.spare, beta1, beta2, rate, small)
+            _by_passes(xp, d, *moments, tile.delta, tile.spare, beta1, beta2, rate, small)
             tile.subtract()
 
         return update
@@ -111,9 +118,6 @@ def _by_passes(
     xp.add(delta, small, out=delta)
     xp.divide(m, delta, out=delta)
     xp.multiply(delta, rate, out=delta)
-
-
-STEPS = {"numpy": _by_passes, "cupy": updates.adam}
 
 
 def check_betas(kind: str, betas: tuple[float, float]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops.cuda import updates
 from ddp.optim._adam import check_betas
 from ddp.optim._memory import Array, Tile
 from ddp.optim._optimizer import Group, Params, check, number
@@ -20,6 +20,8 @@ class Lion(Tiled):
     """
 
     counted = False
+    rule = "lion"
+    states = ("exp_avg",)
 
     def __init__(
         self,
@@ -37,6 +39,9 @@ class Lion(Tiled):
     def names(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg",)
 
+    def settings(self, group: Group) -> Sequence[float]:
+        return number(group["lr"]), *group["betas"], number(group["weight_decay"]), group["maximize"]
+
     def update(self, group: Group, age: float) -> Update:
         lr, (beta1, beta2), decay = number(group["lr"]), group["betas"], number(group["weight_decay"])
         maximize = group["maximize"]
@@ -46,7 +51,7 @@ class Lion(Tiled):
             if decay:
                 tile.shrink(1 - lr * decay)
             d = tile.descent(0.0, maximize)
-            STEPS[xp.__name__](xp, d, tile.state["exp_avg"], tile.delta, tile.spare, beta1, beta2, lr)
+            _by_passes(xp, d, tile.state["exp_avg"], tile.delta, tile.spare, beta1, beta2, lr)
             tile.subtract()
 
         return update
@@ -61,6 +66,3 @@ def _by_passes(xp: Any, d: Array, m: Array, delta: Array, spare: Array, beta1: f
     xp.add(m, delta, out=m)
     xp.sign(spare, out=delta)
     xp.multiply(delta, lr, out=delta)
-
-
-STEPS = {"numpy": _by_passes, "cupy": updates.lion}

@@ -24,10 +24,9 @@ State = dict[Any, dict[str, Any]]
 _LINE = 64  # bytes
 # Elements of a tile. On the CPU, arrays of 3/4 MiB: they come back from cache in a formula's next pass, and a call's
 # overhead no longer counts (benchmarks/optimizer_step.py: half as many cost SGD a tenth, twice as many change little).
-# On the GPU a kernel wants as many as there are. Up to _PACK elements, gathering gradients costs less than calls of
-# their own.
-_TILE = {"numpy": 192 * 1024, "cupy": 1 << 62}
-_PACK = {"numpy": 8 * 1024, "cupy": 64 * 1024}
+# Up to _PACK elements, gathering gradients costs less than calls of their own.
+_TILE = 192 * 1024
+_PACK = 8 * 1024
 _KEPT = 8  # patterns of empty and full slots whose tiles are kept
 
 
@@ -88,10 +87,12 @@ class Scratch:
 
 
 class Memory:
-    """The flat memory of one parameter group.
+    """The flat memory of one parameter group on the CPU.
 
     names: its states; counted: whether a "step" beside them counts updates; initial: what a state starts as
     """
+
+    _clock = CPU  # where steps are counted
 
     def __init__(self, names: tuple[str, ...], counted: bool, initial: float, scratch: Scratch) -> None:
         self.names = names
@@ -151,8 +152,7 @@ class Memory:
 
     def _lay_out(self) -> None:
         params = self._params
-        xp_name = params[0]._device.xp.__name__
-        self._segments = arrange(self._gradients, pack=_PACK[xp_name], cap=min(_TILE[xp_name], 1 << 20))
+        self._segments = arrange(self._gradients, pack=_PACK, cap=_TILE)
         self._flats, self._views = [], {name: [None] * len(params) for name in self.names}
         for segment in self._segments:
             array = self._arrays[segment.members[0].number]
@@ -170,6 +170,16 @@ class Memory:
 
     def _begin(self, state: State, wanted: list[bool]) -> list[float]:
         """Makes sure that the state of every parameter is the memory here; the age of each before this update."""
+        adopted = self._hold(state, wanted)
+        if self._counted:
+            return self._steps.tolist()
+        return [0.0 if adopted.get(i) or entry is None else 1.0 for i, entry in enumerate(self._entries)]
+
+    def _hold(self, state: State, wanted: list[bool]) -> dict[int, bool]:
+        """Makes sure that the state of every parameter is the memory here.
+
+        Returns the numbers of those whose state it was not, and whether they had none.
+        """
         entries = list(map(state.get, self._params))
         known = all(map(is_, entries, self._entries))
         for name, views in self._views.items():
@@ -180,19 +190,16 @@ class Memory:
                 for e, view in zip(entries, views, strict=True)
             ]
             known = all(map(is_, now, views))
-        fresh: set[int] = set()
+        adopted: dict[int, bool] = {}
         if not known or None in entries:
             for index, (p, entry) in enumerate(zip(self._params, entries, strict=True)):
                 if entry is None and wanted[index]:
                     entry = state[p] = {}
                 if entry is not None and not (known and entries[index] is not None):
-                    if self._adopt(index, entry):
-                        fresh.add(index)
+                    adopted[index] = self._adopt(index, entry)
                     entries[index] = entry
             self._entries = entries
-        if self._counted:
-            return self._steps.tolist()
-        return [0.0 if index in fresh or entry is None else 1.0 for index, entry in enumerate(entries)]
+        return adopted
 
     def _adopt(self, index: int, entry: dict[str, Any]) -> bool:
         """Moves one parameter's state into the flat arrays; whether it had none."""
@@ -209,9 +216,9 @@ class Memory:
                 source = value._array if isinstance(value, TensorBase) else value
                 if np.shape(source) not in (view.shape, (1,) if name == "step" else view.shape):
                     raise StateDictError(f"state {name!r} of shape {np.shape(source)} for a parameter of {view.shape}")
-                where = CPU if name == "step" else p._device
+                where = self._clock if name == "step" else p._device
                 view[...] = place(source, where).reshape(view.shape) if hasattr(source, "shape") else source
-            entry[name] = wrap(view, CPU if name == "step" else p._device)
+            entry[name] = wrap(view, self._clock if name == "step" else p._device)
         return fresh
 
     def _marks(self, full: list[bool], ages: list[float]) -> Iterator[float | None]:
@@ -224,8 +231,7 @@ class Memory:
         found = []
         for number, segment in enumerate(self._segments):
             for run in find_runs(segment, marks):
-                tile = self._params[run[0].number]._device.xp.__name__
-                size = max(1, segment.length) if segment.rigid else _TILE[tile]
+                size = max(1, segment.length) if segment.rigid else _TILE
                 tiles = [self._tile(number, start, stop, parts) for start, stop, parts in cut(run, size)]
                 if tiles:
                     found.append((run[0].number, tiles))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import CPU
+from ddp._device import CPU, on
 from ddp._engine.handles import RemovableHandle
 from ddp._tensor.base import clear_grad, wrap
 from ddp._tensor.core import Tensor
@@ -193,7 +193,8 @@ def _adopted(name: str, value: Any, p: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
     if name == "step":
-        return wrap(value.detach()._array.copy(), value.device)
+        with on(value.device):
+            return wrap(value.detach()._array.copy(), value.device)
     dtype = p.dtype if value.is_floating_point() else value.dtype
     return value.detach().clone().to(device=p.device, dtype=dtype)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddp.optim._memory import Tile
 from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
@@ -15,6 +17,9 @@ class RMSprop(Tiled):
 
     Raises: ArgumentError for negative settings.
     """
+
+    rule = "rmsprop"
+    states = ("square_avg", "momentum_buffer", "grad_avg")
 
     def __init__(
         self,
@@ -50,6 +55,10 @@ class RMSprop(Tiled):
     def names(self, group: Group) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()
         return ("square_avg", *momentum, *(("grad_avg",) if group["centered"] else ()))
+
+    def settings(self, group: Group) -> Sequence[float]:
+        lr, decay = number(group["lr"]), number(group["weight_decay"])
+        return lr, group["alpha"], group["eps"], decay, group["momentum"], group["maximize"]
 
     def update(self, group: Group, age: float) -> Update:
         lr, alpha, eps, momentum = number(group["lr"]), group["alpha"], group["eps"], group["momentum"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ddp.errors import ArgumentError
-from ddp.ops.cuda import updates
 from ddp.optim._memory import Array, Tile
 from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
@@ -21,6 +21,8 @@ class SGD(Tiled):
     """
 
     counted = False
+    rule = "momentum"
+    states = ("momentum_buffer",)
 
     def __init__(
         self,
@@ -57,6 +59,10 @@ class SGD(Tiled):
     def names(self, group: Group) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
+    def settings(self, group: Group) -> Sequence[float]:
+        lr, decay = number(group["lr"]), number(group["weight_decay"])
+        return lr, group["momentum"], group["dampening"], decay, group["nesterov"], group["maximize"]
+
     def update(self, group: Group, age: float) -> Update:
         lr, momentum, decay = number(group["lr"]), group["momentum"], number(group["weight_decay"])
         dampening, nesterov, maximize = group["dampening"], group["nesterov"], group["maximize"]
@@ -68,7 +74,7 @@ class SGD(Tiled):
         def with_momentum(tile: Tile) -> None:
             xp, d = tile.xp, tile.descent(decay, maximize)
             arrays = d, tile.state["momentum_buffer"], tile.delta, tile.spare
-            STEPS[xp.__name__](xp, *arrays, age == 0, nesterov, momentum, 1 - dampening, lr)
+            _by_passes(xp, *arrays, age == 0, nesterov, momentum, 1 - dampening, lr)
             tile.subtract()
 
         return with_momentum if momentum else plain
@@ -97,6 +103,3 @@ def _by_passes(
         xp.multiply(delta, lr, out=delta)
     else:
         xp.multiply(v, lr, out=delta)
-
-
-STEPS = {"numpy": _by_passes, "cupy": updates.momentum}

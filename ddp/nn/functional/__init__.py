@@ -45,7 +45,9 @@ from ddp.nn.functional._frames import pad
 from ddp.nn.functional._gumbel import gumbel_softmax
 from ddp.nn.functional._linear import (
     bilinear,
+    feed_forward,
     linear,
+    linear_act,
 )
 from ddp.nn.functional._loss import (
     binary_cross_entropy,
@@ -110,6 +112,7 @@ __all__ = [
     "elu",
     "elu_",
     "embedding",
+    "feed_forward",
     "fold",
     "gaussian_nll_loss",
     "gelu",
@@ -130,6 +133,7 @@ __all__ = [
     "leaky_relu",
     "leaky_relu_",
     "linear",
+    "linear_act",
     "log_softmax",
     "logsigmoid",
     "margin_ranking_loss",

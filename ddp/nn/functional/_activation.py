@@ -14,7 +14,8 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import parse
 from ddp._tensor.inplace import become
 from ddp._tensor.reductions import axis, required_float
-from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.errors import ArgumentError, ShapeError
+from ddp.nn.functional._check import one_dtype
 from ddp.ops import activation, piecewise
 
 
@@ -135,8 +136,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 
     Raises: ShapeError, DtypeError.
     """
-    if weight.dtype != required_float(input, "prelu").dtype:
-        raise DtypeError(f"prelu: input and weight need one dtype, got {input.dtype} and {weight.dtype}")
+    one_dtype("prelu", required_float(input, "prelu"), weight)
     if weight.ndim > 1:
         raise ShapeError(f"prelu: weight {tuple(weight.shape)}: expected () or (C,)")
     if weight.numel() != 1:

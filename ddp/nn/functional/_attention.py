@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from ddp._device import generator
+from ddp._device import generator, on
 from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
@@ -72,7 +73,10 @@ def scaled_dot_product_attention(
         if mask is not None:
             joint = mask.shape[-3]
             mask = mask.reshape((*mask.shape[:-3], *(split if joint > 1 else (1, 1)), *mask.shape[-2:]))
-    seed = int(generator(query.device).integers(1 << 62)) if dropout_p else 0
+    seed: Any = 0
+    if dropout_p:
+        with on(query.device):
+            seed = attention.drawn(query.device.xp, generator(query.device))
     out: Tensor = apply(
         attention.attention, (q, k, v, mask), scale=float(scale), causal=is_causal, p=float(dropout_p), seed=seed
     )

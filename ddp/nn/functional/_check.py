@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ddp._engine import modes
 from ddp._tensor.core import Tensor
+from ddp._tensor.dtypes import bfloat16, float16, float32
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.windows import Pair, Walk, output_size
 
 Size = int | Sequence[int]
+_CAST = {float16, bfloat16, float32}  # what autocast changes
 
 
 def pair(value: Size, name: str) -> Pair:
@@ -30,9 +33,9 @@ def numbers(value: Size, n: int, name: str) -> tuple[int, ...]:
 
 
 def one_dtype(name: str, *tensors: Tensor | None) -> None:
-    """Raises: DtypeError unless the tensors that are there have one dtype."""
+    """Raises: DtypeError unless the tensors that are there have one dtype, or autocast is going to give them one."""
     dtypes = [x.dtype for x in tensors if x is not None]
-    if any(dtype != dtypes[0] for dtype in dtypes):
+    if any(dtype != dtypes[0] for dtype in dtypes) and not (modes.state.autocast and _CAST.issuperset(dtypes)):
         raise DtypeError(f"{name}: input, weight and bias need one dtype, got {', '.join(map(str, dtypes))}")
 
 

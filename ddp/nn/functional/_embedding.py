@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddp._device import on
 from ddp._engine import no_grad
 from ddp._tensor.base import apply, borrowed, wrap
 from ddp._tensor.core import Tensor
+from ddp._tensor.watching import placed_by_any
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import lookup
+from ddp.ops.cuda import bounds
 
 
+@placed_by_any
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -29,6 +33,10 @@ def embedding(
     """
     if sparse:
         raise ArgumentError("embedding: sparse gradients are not supported here; leave sparse=False")
+    if input._device is not weight._device:  # the op runs where the table is
+        with on(weight._device):
+            there = input.to(weight._device)
+            return embedding(there, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if input.dtype.kind not in "iu":
         raise DtypeError(f"embedding: input holds row numbers (int64), not {input.dtype}")
     if weight.ndim != 2:
@@ -36,12 +44,16 @@ def embedding(
     rows, index = weight.shape[0], input._array
     if padding_idx is not None:
         padding_idx = _padding("embedding", padding_idx, rows)
-    if index.size and not (index.min() >= 0 and index.max() < rows):
+    if weight.device.type == "cuda":
+        told = "embedding: input {value} is not one of the {limit} rows 0 to {last}"
+        index = bounds.checked(weight.device.xp, index, 0, rows, RangeError, told)
+    elif index.size and not (index.min() >= 0 and index.max() < rows):
         bad = index[(index < 0) | (index >= rows)][0]
         raise RangeError(f"embedding: input {int(bad)} is not one of the {rows} rows 0 to {rows - 1}")
     if max_norm is not None:
         _shorten(weight, index, max_norm, norm_type)
-    index = borrowed(index, weight)
+    if weight.device.type != "cuda":  # there it is a new array already
+        index = borrowed(index, weight)
     out: Tensor = apply(lookup.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq)
     return out
 

@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from ddp._device import place
 from ddp._engine import modes
 from ddp._tensor.arithmetic import floating
-from ddp._tensor.base import apply
+from ddp._tensor.base import apply, together
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import is_float
+from ddp._tensor.watching import placed_by_any
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn.functional._reduction import paired, parsed, reduced
 from ddp.ops import likelihood, loss
+from ddp.ops.cuda import bounds
 
 
 def cross_entropy(
@@ -54,6 +57,7 @@ def cross_entropy(
         weight=weights,
         smoothing=label_smoothing,
         reduction=reduction,
+        single=modes.state.autocast is not None and modes.state.autocast.spares(loss.cross_entropy, input),
     )
 
 
@@ -103,6 +107,7 @@ def _check_weight(name: str, weight: Tensor, classes: int) -> None:
         raise ShapeError(f"{name}: weight {weight.shape}: expected ({classes},), one for each class")
 
 
+@placed_by_any
 def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Any, ...]:
     """The targets as int64, which of them to keep (None for all), and the weight of each class.
 
@@ -117,6 +122,12 @@ def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ig
     if array.dtype != "int64":
         array = array.astype("int64")
     keep = None
+    if input._device.type == "cuda":
+        told = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
+        where = input._device
+        there = array if target._device is where else place(array, where)
+        array, keep = bounds.checked_but(where.xp, there, ignore_index, classes, RangeError, told)
+        return array, keep, _weights(name, input, weight, classes)
     # A negative number is a huge one without its sign: one pass finds both kinds of wrong targets.
     if array.size and (array.view("uint64").max() >= classes or 0 <= ignore_index < classes):
         keep = array != ignore_index
@@ -126,13 +137,18 @@ def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ig
             raise RangeError(f"{name}: target {bad} is not one of the {classes} classes 0 to {classes - 1}")
         if keep.all():
             keep = None
+    return array, keep, _weights(name, input, weight, classes)
+
+
+def _weights(name: str, input: Tensor, weight: Tensor | None, classes: int) -> Any:
     if weight is None:
-        return array, keep, None
+        return None
     _check_weight(name, weight, classes)
     recorded = modes.state.enabled and input._edge is not None
-    return array, keep, weight._array.copy() if recorded else weight._array
+    return weight._array.copy() if recorded else weight._array
 
 
+@placed_by_any
 def binary_cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -150,14 +166,18 @@ def binary_cross_entropy(
     reduction = parsed("binary_cross_entropy", reduction, size_average, reduce)
     _one_shape("binary_cross_entropy", input, target)
     array = input._array
-    if array.size and not (array.min() >= 0 and array.max() <= 1):
-        raise ArgumentError("binary_cross_entropy: input holds probabilities, all between 0 and 1")
+    told = "binary_cross_entropy: input holds probabilities, all between 0 and 1"
+    if input._device.type == "cuda":
+        bounds.demand(input._device.xp, (array >= 0) & (array <= 1), ArgumentError, told)
+    elif array.size and not (array.min() >= 0 and array.max() <= 1):
+        raise ArgumentError(told)
     x, t = paired("binary_cross_entropy", input, target)
     if weight is None:
         return apply(likelihood.binary_cross_entropy, (x, t), reduction=reduction)
     return reduced(apply(likelihood.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
 
 
+@placed_by_any
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -180,7 +200,7 @@ def binary_cross_entropy_with_logits(
     x, t = paired(name, input, target)
     positive = None
     if pos_weight is not None:
-        positive = pos_weight._array.astype(x._array.dtype)
+        positive = together(name, (x, pos_weight))[1]._array.astype(x._array.dtype)
         try:
             fits = np.broadcast_shapes(positive.shape, x._array.shape) == x._array.shape
         except ValueError:

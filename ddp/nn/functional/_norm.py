@@ -16,20 +16,21 @@ _EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised 
 
 def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
     """Raises: DtypeError unless `input` is floating, and weight and bias are of its dtype, or float32 beside a half."""
-    if not is_float(input.dtype):
-        raise DtypeError(f"{name}: expected a floating input, got {input.dtype}")
+    dtype = input._array.dtype
+    if not is_float(dtype):
+        raise DtypeError(f"{name}: expected a floating input, got {dtype}")
     for each in parameters:
-        if each is not None and each.dtype != input.dtype and (input.dtype.itemsize > 2 or each.dtype != "float32"):
-            raise DtypeError(f"{name}: input is {input.dtype}, weight or bias {each.dtype}; they need one dtype")
+        if each is not None and each._array.dtype != dtype and (dtype.itemsize > 2 or each._array.dtype != "float32"):
+            raise DtypeError(f"{name}: input is {dtype}, weight or bias {each.dtype}; they need one dtype")
 
 
 def _trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
     """How many axes are normalised. Raises: ShapeError, DtypeError."""
-    shape = tuple(normalized_shape)
-    if not shape or input.ndim < len(shape) or tuple(input.shape[input.ndim - len(shape) :]) != shape:
+    shape, whole = tuple(normalized_shape), input._array.shape
+    if not shape or len(whole) < len(shape) or whole[len(whole) - len(shape) :] != shape:
         raise ShapeError(f"{name}: input {input.shape} does not end in normalized_shape {shape}")
     for each in parameters:
-        if each is not None and tuple(each.shape) != shape:
+        if each is not None and each._array.shape != shape:
             raise ShapeError(f"{name}: weight or bias {each.shape} for normalized_shape {shape}")
     affine_dtype(name, input, *parameters)
     return len(shape)

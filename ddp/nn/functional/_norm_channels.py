@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ddp._engine import no_grad
-from ddp._tensor.base import apply, wrap
+from ddp._tensor.base import apply, together, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.functional._norm import affine_dtype
@@ -39,8 +39,8 @@ def batch_norm(
     training: statistics are the batch's, and running ones (written in place) move towards them by `momentum`, the
     variance unbiased. Otherwise they are the running ones.
 
-    Raises: ShapeError, also for one value a channel in training; DtypeError; ArgumentError without running statistics
-    out of training. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
+    Raises: ShapeError, also for one value a channel in training; DtypeError; DeviceError; ArgumentError without running
+    statistics out of training. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """
     check_channels("batch_norm", input, running_mean, running_var, weight, bias)
     affine_dtype("batch_norm", input, weight, bias)
@@ -51,6 +51,9 @@ def batch_norm(
         return apply(norm_channels.channel_affine, (input, weight, bias), eps=eps, **where)
     if input.numel() == input.shape[1]:
         raise ShapeError(f"batch_norm: input {input.shape} has one value a channel: training needs more")
+    for each in (running_mean, running_var):
+        if each is not None and each._device is not input._device:
+            together("batch_norm", (input, each))
     tell = moving(running_mean, running_var, momentum)
     return apply(norm_channels.batch_norm, (input, weight, bias), eps=eps, tell=tell)
 
@@ -62,16 +65,35 @@ def moving(running_mean: Tensor | None, running_var: Tensor | None, momentum: fl
     """
     if running_mean is None and running_var is None:
         return None
+    return _Moving(running_mean, running_var, momentum)
+
+
+class _Moving:
+    """What moves running statistics: by the array module's functions, or by whoever writes `arrays` himself."""
+
+    def __init__(self, running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> None:
+        self._mean, self._var, self._momentum = running_mean, running_var, momentum
 
     @no_grad()
-    def tell(mean: Any, var: Any, count: int) -> None:
-        for running, value in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
+    def __call__(self, mean: Any, var: Any, count: int) -> None:
+        for running, value in ((self._mean, mean), (self._var, var * (count / max(count - 1, 1)))):
             if running is not None:
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
-                fresh = running._array + momentum * (value - running._array)
+                fresh = running._array + self._momentum * (value - running._array)
                 running.copy_(wrap(fresh, running.device))
 
-    return tell
+    def arrays(self, kind: Any) -> tuple[Any, Any, float] | None:
+        """The running mean, the running variance and the momentum; None unless they are of `kind` in one piece."""
+        found = [None if x is None else x._array for x in (self._mean, self._var)]
+        if any(x is not None and (x.dtype != kind or not x.flags.c_contiguous) for x in found):
+            return None
+        return found[0], found[1], self._momentum
+
+    def written(self) -> None:
+        """The arrays were written to."""
+        for x in (self._mean, self._var):
+            if x is not None:
+                x._version.count += 1
 
 
 def group_norm(

@@ -7,9 +7,11 @@ from typing import Any
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
+from ddp._tensor.watching import placed_by_any
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.functional._reduction import paired, parsed, reduced
 from ddp.ops import distance
+from ddp.ops.demands import demand
 
 
 def _weighted(name: str, op: Any, input: Tensor, pair: Any, weight: Tensor, **parameters: Any) -> Any:
@@ -123,6 +125,7 @@ def poisson_nll_loss(
     return reduced(losses, reduction)
 
 
+@placed_by_any
 def gaussian_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -140,8 +143,8 @@ def gaussian_nll_loss(
     """
     reduction = parsed("gaussian_nll_loss", reduction)
     spread: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
-    if (spread._array < 0).any():
-        raise ArgumentError("gaussian_nll_loss: var has a negative entry")
+    told = "gaussian_nll_loss: var has a negative entry"
+    demand(spread._device.xp, ~(spread._array < 0), ArgumentError, told)
     if spread.shape != input.shape:
         other = [m for m, n in zip(input.shape, spread.shape, strict=False) if m != n]
         if input.shape[:-1] == spread.shape:

@@ -9,14 +9,16 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from numpy import errstate
 
-from ddp._device import place
+from ddp._device import device, on, place
 from ddp._engine import no_grad
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import zeros
 from ddp.errors import ArgumentError
+from ddp.ops.cuda import clipping
 
 Tensors = Tensor | Iterable[Tensor]
 
@@ -27,6 +29,30 @@ def _listed(tensors: Tensors) -> list[Tensor]:
 
 def _grads(parameters: Tensors) -> list[Tensor]:
     return [g for g in (p.grad for p in _listed(parameters)) if g is not None]
+
+
+def _on_each(tensors: list[Tensor]) -> dict[device, list[Tensor]]:
+    """The tensors of each device, the first one's first."""
+    found: dict[device, list[Tensor]] = {}
+    for x in tensors:
+        found.setdefault(x._device, []).append(x)
+    return found
+
+
+def _slots(parameters: list[Tensor]) -> list[Any]:
+    """The gradients that are there, as arrays that are not lent: their memory stays for the next step's."""
+    full = [p for p in parameters if p._end is not None and p._end.slot.full]
+    for p in full:
+        if p._grad is not None or p._leaf.slot.withheld is not None:
+            assert p.grad is not None  # or it says why it cannot be seen
+    return [p._leaf.slot.buffer for p in full]
+
+
+def _note_change(parameters: list[Tensor]) -> None:
+    """The gradients that somebody holds are other ones now."""
+    for p in parameters:
+        if p._grad is not None and p._end is not None and p._end.slot.full:
+            p._grad._version.count += 1
 
 
 def _norm(xp: Any, x: Any, p: float) -> Any:
@@ -54,14 +80,32 @@ def get_total_norm(
     infinite or nan, if asked to, which waits for a GPU.
     """
     found = _listed(tensors)
-    p = float(norm_type)
     if not found:
         return zeros(())
-    where = found[0]._device
+    shares = {where: [x._array for x in share] for where, share in _on_each(found).items()}
+    return _total(shares, float(norm_type), error_if_nonfinite)
+
+
+def _total(shares: dict[device, list[Any]], p: float, error_if_nonfinite: bool) -> Tensor:
+    """The norm of all arrays, those of each device being its share: on the first device."""
+    where = next(iter(shares))
+    norms = [place(_norm_on(each, arrays, p), where) for each, arrays in shares.items()]
+    with on(where):
+        total = norms[0] if len(norms) == 1 else where.xp.asarray(_norm(where.xp, where.xp.stack(norms), p))
+    return _checked(total, where, p, error_if_nonfinite)
+
+
+def _norm_on(where: device, arrays: list[Any], p: float) -> Any:
     xp = where.xp
-    norms = [place(x._device.xp.asarray(_norm(x._device.xp, x._array, p)), where) for x in found]
-    total = xp.asarray(norms[0] if len(norms) == 1 else _norm(xp, xp.stack(norms), p))
-    if error_if_nonfinite and not xp.isfinite(total):
+    if xp is not np:
+        with on(where):
+            return clipping.norm(xp, arrays, p)
+    norms = [xp.asarray(_norm(xp, x, p)) for x in arrays]
+    return xp.asarray(norms[0] if len(norms) == 1 else _norm(xp, xp.stack(norms), p))
+
+
+def _checked(total: Any, where: device, p: float, error_if_nonfinite: bool) -> Tensor:
+    if error_if_nonfinite and not where.xp.isfinite(total):
         raise ArgumentError(
             f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
             "pass error_if_nonfinite=False to scale by it nevertheless"
@@ -74,17 +118,32 @@ def get_total_norm(
 def clip_grads_with_norm_(
     parameters: Tensors, max_norm: float, total_norm: Tensor, foreach: bool | None = None
 ) -> None:
-    """Scales all gradients by max_norm / total_norm where that is below 1. total_norm: 0-d, of get_total_norm."""
-    grads = _grads(parameters)
-    xp = total_norm._device.xp
-    scale = xp.asarray(xp.minimum(float(max_norm) / (total_norm._array + 1e-6), 1.0))
-    if total_norm._device.type == "cpu" and scale >= 1:
-        return  # nothing changes; asking a GPU would wait for it
-    for grad in grads:
-        grad._array *= place(scale, grad._device).astype(grad._array.dtype)
+    """Scales all gradients by max_norm / total_norm where that is below 1. total_norm: 0-d, of get_total_norm.
+
+    On a GPU it is one launch, which reads the norm there.
+    """
+    for where, params in _on_each(_listed(parameters)).items():
+        _scale(where, params, max_norm, total_norm)
+
+
+def _scale(where: device, params: list[Tensor], max_norm: float, total_norm: Tensor) -> None:
+    """Scales the gradients of parameters that are all on one device."""
+    if where.xp is not np:
+        total = place(total_norm._array, where)
+        with on(where):
+            clipping.shrink(where.xp, _slots(params), total, max_norm)
+        _note_change(params)
+        return
+    scale = np.asarray(np.minimum(float(max_norm) / (place(total_norm._array, where) + 1e-6), 1.0))
+    if scale >= 1:
+        return
+    for grad in _grads(params):
+        grad._array *= scale.astype(grad._array.dtype)
         grad._version.count += 1
 
 
+@no_grad()
+@errstate(all="ignore")
 def clip_grad_norm_(
     parameters: Tensors,
     max_norm: float,
@@ -95,13 +154,22 @@ def clip_grad_norm_(
     """Scales the gradients in place so that their norm, taken together as one vector, is at most `max_norm`.
 
     Returns the norm that they had, 0-d. norm_type: a number, or inf. foreach: accepted, and changes nothing.
+    On a GPU it is two launches for all gradients, and nothing waits but `error_if_nonfinite`.
 
     Raises: ArgumentError for a norm that is infinite or nan, if asked to; nothing has changed then.
     Source: Pascanu et al. 2013, arXiv:1211.5063.
     """
-    params = _listed(parameters)
-    total = get_total_norm(_grads(params), norm_type, error_if_nonfinite)
-    clip_grads_with_norm_(params, max_norm, total)
+    each = _on_each(_listed(parameters))
+    shares = {}
+    for where, params in each.items():
+        found = [g._array for g in _grads(params)] if where.xp is np else _slots(params)
+        if found:
+            shares[where] = found
+    if not shares:
+        return zeros((), device=next(iter(each), None))
+    total = _total(shares, float(norm_type), error_if_nonfinite)
+    for where in shares:
+        _scale(where, each[where], max_norm, total)
     return total
 
 
@@ -112,5 +180,11 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
     foreach: accepted, and changes nothing.
     """
     bound = float(clip_value)
-    for grad in _grads(parameters):
-        grad.clamp_(-bound, bound)
+    for where, params in _on_each(_listed(parameters)).items():
+        if where.xp is not np:
+            with on(where):
+                clipping.clamp(where.xp, _slots(params), bound)
+            _note_change(params)
+            continue
+        for grad in _grads(params):
+            grad.clamp_(-bound, bound)

@@ -3,21 +3,26 @@
 Raw kernels, so that the very text can be given to NVRTC without CuPy, and to a C++ compiler that stands in for a GPU.
 A kernel is right for any number of blocks and threads. All numbers come as `long long` and `double`: so there is no
 doubt about what a Python number is passed as.
+
+A kernel is compiled when it is first launched on a device, which takes NVRTC a few tenths of a second; CuPy keeps the
+binary in `~/.cupy/kernel_cache`, so that later processes load it in milliseconds.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ddp.ops._op import Array
+from ddp.ops._op import BFLOAT16, Array
 
 THREADS = 256  # of a block
 BLOCKS = 1 << 16  # at most; every kernel strides over what is beyond them
 
-# T is what memory holds, A what is computed in. Of the values of a block, one half is joined to the other until one is
-# left, whatever their number.
+# T is what memory holds, A what is computed in. The values of a block meet within each warp first, from register to
+# register, and what the warps have come to meets in shared memory; a block may have any number of threads.
 PRELUDE = """
 typedef long long Index;
 
@@ -27,19 +32,36 @@ typedef long long Index;
     for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (Index)gridDim.x * blockDim.x)
 #define FOR_ROWS(row, rows) for (Index row = blockIdx.x; row < (rows); row += gridDim.x)
 
+#ifndef WARP
+#define WARP 32
+#endif
+
+// What the thread holds that is `apart` away in the warp, word by word.
+template <class V> __device__ V across(V value, unsigned apart) {
+    static_assert(sizeof(V) % 4 == 0, "words");
+    union Words {
+        unsigned word[sizeof(V) / 4];
+        V whole;
+        __device__ Words() {}
+    } mine, theirs;
+    mine.whole = value;
+    for (unsigned k = 0; k < sizeof(V) / 4; k++) theirs.word[k] = __shfl_xor_sync(~0u, mine.word[k], apart);
+    return theirs.whole;
+}
+
 // A row belongs to a block, whose threads meet in each sum.
 struct Block {
     template <class V, class Join> static __device__ V meet(V value, Join join) {
-        __shared__ V cells[1024];
-        cells[threadIdx.x] = value;
-        __syncthreads();
-        for (unsigned left = blockDim.x; left > 1;) {
-            unsigned half = (left + 1) / 2;
-            if (threadIdx.x < left / 2) cells[threadIdx.x] = join(cells[threadIdx.x], cells[threadIdx.x + half]);
-            left = half;
-            __syncthreads();
+        __shared__ V cells[32];
+        for (unsigned apart = WARP / 2; apart; apart /= 2) {
+            V other = across(value, apart);
+            if ((threadIdx.x ^ apart) < blockDim.x) value = join(value, other);  // the last warp may lack threads
         }
+        if (threadIdx.x % WARP == 0) cells[threadIdx.x / WARP] = value;
+        __syncthreads();
+        // In the same order everywhere: all threads go on with the same bits.
         V result = cells[0];
+        for (unsigned warp = 1; warp * WARP < blockDim.x; warp++) result = join(result, cells[warp]);
         __syncthreads();  // before the cells are written to again
         return result;
     }
@@ -55,6 +77,7 @@ struct Block {
 
 // A row belongs to a thread, which meets nobody: for rows that lie side by side in memory.
 struct Thread {
+    template <class V, class Join> static __device__ V meet(V value, Join) { return value; }
     static __device__ A sum(A value) { return value; }
     static __device__ A max(A value) { return value; }
     static __device__ Index first() { return (Index)blockIdx.x * blockDim.x + threadIdx.x; }
@@ -66,9 +89,10 @@ struct Thread {
 """
 
 REAL = ("float32", "float64")
-FLOATING = ("float16", *REAL)
+FLOATING = ("float16", "bfloat16", *REAL)
 _TYPES = {
     "float16": "#include <cuda_fp16.h>\ntypedef __half T;\ntypedef float A;\n",
+    "bfloat16": "#include <cuda_bf16.h>\ntypedef __nv_bfloat16 T;\ntypedef float A;\n",
     "float32": "typedef float T;\ntypedef float A;\n",
     "float64": "typedef double T;\ntypedef double A;\n",
     # Sums wrap alike, with a sign or without, and atomic ones are without.
@@ -103,37 +127,60 @@ class Source:
         """Runs a kernel whose threads share `count` elements."""
         self._launch(xp, entry, dtype, -(-count // THREADS), arguments)
 
-    def rows(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any) -> None:
-        """Runs a kernel whose blocks share `count` rows."""
-        self._launch(xp, entry, dtype, count, arguments)
+    def rows(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any, threads: int = THREADS) -> None:
+        """Runs a kernel whose blocks, of `threads` each, share `count` rows."""
+        self._launch(xp, entry, dtype, count, arguments, threads)
 
-    def _launch(self, xp: Any, entry: str, dtype: Any, blocks: int, arguments: tuple[Any, ...]) -> None:
+    def _launch(
+        self, xp: Any, entry: str, dtype: Any, blocks: int, arguments: tuple[Any, ...], threads: int = THREADS
+    ) -> None:
         if not blocks:
             return
         key = xp, entry, dtype
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            kernel = self._kernels[key] = xp.RawKernel(self.text(dtype), entry, self.options)
-        kernel((min(blocks, BLOCKS),), (THREADS,), tuple([_passed(each) for each in arguments]))
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = xp.RawKernel(self.text(dtype), entry, self.options), passes(xp)
+        kernel, passing = found
+        # An array passes as it is: it lies in one piece, as the emulator of the tests makes sure.
+        wrap = passing.get
+        passed = [each if (wrapped := wrap(type(each))) is None else wrapped(each) for each in arguments]
+        kernel((min(blocks, BLOCKS),), (threads,), passed)
 
 
-_NOWHERE = np.int64(0)
+Passing = dict[type, Callable[[Any], Any]]
+_PASSING: dict[Any, Passing] = {}
+_DOUBLE, _BITS = struct.Struct("d"), struct.Struct("Q")
 
 
-def _passed(x: Any) -> Any:
-    if x is None:
-        return _NOWHERE  # a null pointer
-    if isinstance(x, bool | int):
-        return np.int64(x)
-    if isinstance(x, float):
-        return np.float64(x)
-    assert x.flags.c_contiguous
-    return x
+def passes(xp: Any) -> Passing:
+    """How Python's numbers and None are passed to kernels, by their type.
+
+    CuPy takes a NumPy scalar apart in half a microsecond, and its own cells as they are: those it wraps itself.
+    """
+    found = _PASSING.get(xp)
+    if found is None:
+        cells = getattr(getattr(xp, "cuda", None), "function", None)
+        whole, bits = getattr(cells, "CIntptr", np.int64), getattr(cells, "CUIntMax", None)
+
+        def double(x: float) -> Any:
+            return np.float64(x) if bits is None else bits(_BITS.unpack(_DOUBLE.pack(x))[0])
+
+        nowhere = whole(0)  # a null pointer
+        found = {int: whole, bool: whole, np.int64: whole, float: double, np.float64: double}
+        found[type(None)] = lambda x: nowhere
+        _PASSING[xp] = found
+    return found
+
+
+def plan(xp: Any, numbers: Any) -> Any:
+    """An array of NumPy as the kernel's argument of type `Plan`, passed by value, and made once for many launches."""
+    cell = getattr(getattr(getattr(xp, "cuda", None), "function", None), "CNumpyArray", None)
+    return numbers if cell is None else cell(numbers)
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype of A: what float16 is computed in is float32."""
-    return np.dtype("float32") if dtype == np.float16 else dtype
+    """The dtype of A: what float16 and bfloat16 are computed in is float32."""
+    return np.dtype("float32") if dtype == np.float16 or dtype == BFLOAT16 else dtype
 
 
 def flat(xp: Any, x: Array | None, dtype: Any = None) -> Array | None:

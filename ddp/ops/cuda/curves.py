@@ -119,7 +119,7 @@ def function(name: str) -> Callable[[Any, Array], Array]:
     """erf, erfc or erfinv of floating arrays."""
 
     def call(xp: Any, x: Array) -> Array:
-        out = xp.empty(x.shape, x.dtype)
+        out = xp.ndarray(x.shape, x.dtype)
         SOURCE.over(xp, f"{name}_of", x.dtype, x.size, xp.ascontiguousarray(x), out, None, x.size)
         return out
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops import attention, loss, noise, norm_rows, patches, pool, probability
+from ddp._engine.leaves import Onto
+from ddp.ops import attention, lookup, noise, norm_rows, patches, probability
 from ddp.ops._op import Array, Gradients, Needs, Saved, as_rows
-from ddp.ops.cuda import attending, choosing, dropping, normalizing, windows
-from ddp.ops.cuda._source import wide
+from ddp.ops.cuda import attending, choosing, dropping, looking, rows, windows
+from ddp.ops.cuda import entropy as _entropy  # noqa: F401  # it gives cross entropy its kernels
 
 
 def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
@@ -18,7 +19,7 @@ def _softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -
     return (choosing.softmax_backward(xp, g, saved[0], dim),)
 
 
-probability.softmax.launches(_softmax, _softmax_backward)
+probability.softmax.launches(_softmax, _softmax_backward, native=True)
 
 
 def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
@@ -29,125 +30,79 @@ def _log_softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: An
     return (choosing.softmax_backward(xp, g, saved[0], dim, "log_softmax"),)
 
 
-probability.log_softmax.launches(_log_softmax, _log_softmax_backward)
-
-
-def _cross_entropy(
-    xp: Any,
-    x: Array,
-    target: Array,
-    keep: Array | None,
-    weight: Array | None,
-    smoothing: float,
-    reduction: str,
-) -> tuple[Array, Any]:
-    # Copies: the target and the weights belong to the caller, who may write to them before backward.
-    target = xp.array(target, "int64", order="C")
-    keep = None if keep is None else xp.array(keep, bool, order="C")
-    weight = None if weight is None else xp.array(weight, wide(x.dtype), order="C")
-    losses, weights, tops, sums = choosing.entropy(xp, x, target, keep, weight, smoothing)
-    scale: Any = 1.0
-    out = losses
-    if reduction != "none":
-        out, scale = loss.reduced(xp, losses, weights, reduction)
-    residual = target, keep, weight, weights, tops, sums, smoothing, scale, reduction
-    return out.astype(x.dtype), residual
-
-
-def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    target, keep, weight, weights, tops, sums, smoothing, scale, reduction = residual
-    x = saved[0]
-    g = g.astype(tops.dtype, copy=False)
-    at = loss.spread(xp, g, scale, weights, keep, target, reduction) * (1 - smoothing)
-    even = None
-    if smoothing:
-        even = xp.broadcast_to(loss.spread(xp, g, scale, None, keep, target, reduction), target.shape) * (
-            smoothing / x.shape[1]
-        )
-    return (
-        choosing.entropy_backward(xp, x, target, keep, weight, tops, sums, xp.broadcast_to(at, target.shape), even),
-    )
-
-
-loss.cross_entropy.launches(_cross_entropy, _cross_entropy_backward)
+probability.log_softmax.launches(_log_softmax, _log_softmax_backward, native=True)
 
 
 def _dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any) -> tuple[Array, Any]:
-    drawn = generator.random(shape, dtype=xp.float32)
-    scale = 1 / (1 - p) if p < 1 else 0.0
-    out, keep = dropping.drop(xp, x, xp.ascontiguousarray(xp.broadcast_to(drawn, x.shape)), p, scale)
-    return out, (keep, scale)
+    key, order = attention.drawn(xp, generator), dropping.order(x, shape)
+    return dropping.drop(xp, x, key, p, shape, order), (key, p, shape, order)
 
 
 def _dropout_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (dropping.drop_backward(xp, g, *residual),)
+    return (dropping.drop(xp, g, *residual),)
 
 
-noise.dropout.launches(_dropout, _dropout_backward)
+noise.dropout.launches(_dropout, _dropout_backward, native=True)
 
 
 def _normalized(
     xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float, centered: bool
 ) -> tuple[Array, Any]:
-    kind = norm_rows.kind_of(x, w, b)
-    out, mean, rstd = normalizing.norm(xp, as_rows(x, axes), w, b, eps, centered)
-    return out.reshape(x.shape), (axes, mean, rstd, kind)
-
-
-def _normalized_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    w, x = saved
-    axes, mean, rstd, kind = residual
-    shape, inner = g.shape, g.shape[g.ndim - axes :]
-    g = as_rows(g, axes)
-    dx = dw = db = None
-    if needs[0]:
-        dx = normalizing.norm_backward(xp, g, as_rows(x, axes), w, mean, rstd).reshape(shape)
-    if needs[1]:
-        dw, db = normalizing.norm_columns(xp, g, as_rows(x, axes), mean, rstd)
-    elif len(needs) > 2 and needs[2]:
-        db = g.sum(axis=0, dtype=rstd.dtype)
-    found = [None if d is None else d.reshape(inner).astype(kind, copy=False) for d in (dw, db)]
-    return dx, *found[: len(needs) - 1]
+    out, mean, rstd = rows.norm(xp, as_rows(x, axes), w, b, eps, centered)
+    return out.reshape(x.shape), (axes, mean, rstd, norm_rows.kind_of(x, w, b))
 
 
 def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> tuple[Array, Any]:
     return _normalized(xp, x, w, b, axes, eps, True)
 
 
+def _layer_norm_backward(
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None, None, None)
+) -> Gradients:
+    w, x = saved
+    axes, mean, rstd, kind = residual
+    x = None if x is None else as_rows(x, axes)
+    inner = g.shape[g.ndim - axes :]
+    dx, dw, db = rows.norm_backward(xp, as_rows(g, axes), x, w, mean, rstd, needs, inner, kind, outs)
+    return None if dx is None else dx.reshape(g.shape), dw, db
+
+
 def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tuple[Array, Any]:
     return _normalized(xp, x, w, None, axes, eps, False)
 
 
-norm_rows.layer_norm.launches(_layer_norm, _normalized_backward)
-norm_rows.rms_norm.launches(_rms_norm, _normalized_backward)
-attention.attention.launches(attending.attention, attending.attention_backward)
+def _rms_norm_backward(
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None, None)
+) -> Gradients:
+    return _layer_norm_backward(xp, g, (*needs, False), saved, residual, (*outs, None))[:2]
 
 
-def _max_pool2d(xp: Any, x: Array, walk: Any) -> tuple[Array, Any]:
-    if not windows.SOURCE.takes(x.dtype):  # integers, of which there are few
-        return pool._max_pool2d(xp, x, walk)
-    out, which, _ = windows.max_pool(xp, x, walk, False)
-    return out, (which, walk)
+norm_rows.layer_norm.launches(_layer_norm, _layer_norm_backward, native=True, into="adding")
+norm_rows.rms_norm.launches(_rms_norm, _rms_norm_backward, native=True, into="adding")
+attention.attention.launches(attending.attention, attending.attention_backward, native=True)
 
 
-def _max_pool2d_with_indices(xp: Any, x: Array, walk: Any) -> tuple[tuple[Array, Array], Any]:
-    if not windows.SOURCE.takes(x.dtype):
-        return pool._max_pool2d_with_indices(xp, x, walk)
-    out, which, where = windows.max_pool(xp, x, walk, True)
-    assert where is not None
-    return (out, where), (which, walk)
+def _embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency: bool) -> tuple[Array, Any]:
+    out = looking.take_rows(xp, w, index) if looking.SOURCE.takes(w.dtype) else xp.take(w, index, axis=0)
+    return out, (w.shape, index, padding, by_frequency)
 
 
-def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (windows.max_pool_backward(xp, g, *residual),)
+def _embedding_backward(
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None,)
+) -> Gradients:
+    shape, index, padding, by_frequency = residual
+    if not looking.takes(g, index.size):
+        return lookup.embedding.backward(xp, g, needs, saved, residual)
+    dw, onto = outs[0], isinstance(outs[0], Onto)
+    if onto:
+        dw = dw.array
+    if dw is None or dw.dtype != g.dtype or not dw.flags.c_contiguous:
+        dw, onto = xp.empty(shape, g.dtype), False
+    looking.add_rows(xp, index.reshape(-1), g.reshape(index.size, shape[1]), dw, onto, padding, by_frequency)
+    return (dw,)
 
 
-def _max_pool2d_with_indices_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return _max_pool2d_backward(xp, g[0], needs, saved, residual)
-
-
-pool.max_pool2d.launches(_max_pool2d, _max_pool2d_backward)
-pool.max_pool2d_with_indices.launches(_max_pool2d_with_indices, _max_pool2d_with_indices_backward)
+lookup.embedding.launches(_embedding, _embedding_backward, native=True, into="adding")
 
 
 def _unfold(xp: Any, x: Array, walk: Any) -> Array:
@@ -176,5 +131,5 @@ def _col2im_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: Any) -
     return (_unfold(xp, g, walk),)
 
 
-patches.im2col.launches(_im2col, _im2col_backward)
-patches.col2im.launches(_col2im, _col2im_backward)
+patches.im2col.launches(_im2col, _im2col_backward, native=True)
+patches.col2im.launches(_col2im, _col2im_backward, native=True)

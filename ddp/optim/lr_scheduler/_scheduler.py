@@ -7,8 +7,11 @@ others left.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
@@ -108,15 +111,29 @@ class LRScheduler:
 
 def rates(optimizer: Optimizer) -> list[float]:
     """The rate of each group, as a Python number."""
-    return [number(group["lr"]) for group in optimizer.param_groups]
+    return [_read(group["lr"]) for group in optimizer.param_groups]
 
 
 def set_lr(group: Group, rate: float) -> None:
     """Gives a group its rate; a tensor keeps its identity, since others may hold it."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
+    held = group["lr"]
+    if isinstance(held, Tensor):
+        held.fill_(rate)
+        if held.device.type != "cpu":
+            _written[id(held)] = weakref.ref(held), held._version.count, float(np.asarray(rate, held.dtype))
     else:
         group["lr"] = rate
+
+
+# (tensor, its version, what was written then) by id, of rates on GPUs: so that a schedule need not wait to read them.
+_written: dict[int, tuple[weakref.ref[Tensor], int, float]] = {}
+
+
+def _read(rate: Any) -> Any:
+    known = _written.get(id(rate))
+    if known is not None and isinstance(rate, Tensor) and known[0]() is rate and known[1] == rate._version.count:
+        return known[2]
+    return number(rate)
 
 
 def per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
