@@ -27,10 +27,12 @@ from ddp._tensor.creation import (
     eye,
     full,
     full_like,
+    get_default_device,
     linspace,
     logspace,
     ones,
     ones_like,
+    set_default_device,
     zeros,
     zeros_like,
 )
@@ -335,27 +337,58 @@ from ddp._tensor.sampling import (
     set_rng_state,
 )
 from ddp._tensor.sizes import Size
+from ddp.ops.formats import channels_last, contiguous_format, memory_format, preserve_format
 
 _heap.keep_freed()
 
 if TYPE_CHECKING:
     from ddp import amp as amp
     from ddp import autograd as autograd
+    from ddp import backends as backends
+    from ddp import checkpoint as checkpoint
     from ddp import cuda as cuda
+    from ddp import data as data
     from ddp import linalg as linalg
+    from ddp import metrics as metrics
+    from ddp import multiprocessing as multiprocessing
     from ddp import nn as nn
     from ddp import optim as optim
     from ddp import parallel as parallel
     from ddp import return_types as return_types
     from ddp import tracing as tracing
     from ddp.amp import autocast as autocast
+    from ddp.backends import get_float32_matmul_precision as get_float32_matmul_precision
+    from ddp.backends import set_float32_matmul_precision as set_float32_matmul_precision
     from ddp.parallel import DataParallel as DataParallel
     from ddp.serialization import load as load
     from ddp.serialization import save as save
 
 # Imported when first asked for, so that nobody waits for what he does not use: modules, and names in them.
-_LATER = {"DataParallel": "parallel", "autocast": "amp", "load": "serialization", "save": "serialization"}
-_MODULES = ("amp", "autograd", "cuda", "linalg", "nn", "optim", "parallel", "return_types", "serialization", "tracing")
+_LATER = {
+    "DataParallel": "parallel",
+    "autocast": "amp",
+    "get_float32_matmul_precision": "backends",
+    "load": "serialization",
+    "save": "serialization",
+    "set_float32_matmul_precision": "backends",
+}
+_MODULES = (
+    "amp",
+    "autograd",
+    "backends",
+    "checkpoint",
+    "cuda",
+    "data",
+    "linalg",
+    "metrics",
+    "multiprocessing",
+    "nn",
+    "optim",
+    "parallel",
+    "return_types",
+    "serialization",
+    "tracing",
+)
 
 __all__ = [
     "BoolTensor",
@@ -412,6 +445,7 @@ __all__ = [
     "atleast_3d",
     "autocast",
     "autograd",
+    "backends",
     "baddbmm",
     "bernoulli",
     "bfloat16",
@@ -433,6 +467,8 @@ __all__ = [
     "cat",
     "cdist",
     "ceil",
+    "channels_last",
+    "checkpoint",
     "chunk",
     "clamp",
     "clamp_max",
@@ -442,6 +478,7 @@ __all__ = [
     "column_stack",
     "concat",
     "concatenate",
+    "contiguous_format",
     "cos",
     "cosh",
     "count_nonzero",
@@ -450,6 +487,7 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "data",
     "detach",
     "device",
     "diag",
@@ -499,7 +537,9 @@ __all__ = [
     "full_like",
     "gather",
     "ge",
+    "get_default_device",
     "get_default_dtype",
+    "get_float32_matmul_precision",
     "get_rng_state",
     "greater",
     "greater_equal",
@@ -565,7 +605,9 @@ __all__ = [
     "maximum",
     "mean",
     "median",
+    "memory_format",
     "meshgrid",
+    "metrics",
     "min",
     "minimum",
     "mm",
@@ -575,6 +617,7 @@ __all__ = [
     "mul",
     "multinomial",
     "multiply",
+    "multiprocessing",
     "mv",
     "nan",
     "nan_to_num",
@@ -600,6 +643,7 @@ __all__ = [
     "pi",
     "positive",
     "pow",
+    "preserve_format",
     "prod",
     "promote_types",
     "rand",
@@ -629,6 +673,8 @@ __all__ = [
     "searchsorted",
     "seed",
     "select",
+    "set_default_device",
+    "set_float32_matmul_precision",
     "set_grad_enabled",
     "set_printoptions",
     "set_rng_state",

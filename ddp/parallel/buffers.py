@@ -57,6 +57,10 @@ class BufferSync:
                 came += zip(parts, here, strict=True)
         self._waiting = came
 
+    def coming(self) -> list[tuple[Tensor, Array]]:
+        """(buffer, what `take` will make it) of those that wait for the next forward."""
+        return [(tensor, part) for part, tensor in self._waiting]
+
     def take(self) -> None:
         """Makes what has come this rank's buffers."""
         for part, tensor in self._waiting:

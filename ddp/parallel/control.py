@@ -13,18 +13,20 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, ReduceOp, Work
+from ddp.parallel import wishes
 
 Array = np.ndarray[Any, Any]
-_WEIGHT, _WEIGHTED, _ABSENT, _COMPANY, _USED = 0, 1, 2, 3, 4
+_WEIGHT, _WEIGHTED, _ABSENT, _COMPANY, _WISHES = range(5)
+_USED = _WISHES + wishes.KINDS
 NO_CHECKSUM = -1.0
 
 
 class ControlMessage:
     """The message of one model; one is under way at a time.
 
-    array: (4 + parameters + size * (1 + width),) float64: the weight, whether one was given, whether this rank has run
-    out of data, what it weighs then, a used bit for each parameter; then a row for each rank: a checksum, and `width`
-    marks of the timeline
+    array: (7 + parameters + size * (1 + width),) float64: the weight, whether one was given, whether this rank has run
+    out of data, what it weighs then, its wishes, a used bit for each parameter; then a row for each rank: a checksum,
+    and `width` marks of the timeline
     """
 
     def __init__(self, comm: Communicator, parameters: int, width: int) -> None:
@@ -42,12 +44,14 @@ class ControlMessage:
         checksum: float = NO_CHECKSUM,
         marks: Array | None = None,
         absent: bool = False,
+        wished: Sequence[bool] = (False,) * wishes.KINDS,
     ) -> None:
         """Launches the message with what this rank has to say.
 
         weight: None: no weight was given, which counts as 1
         checksum: of the parameters, a whole number below 2^53; marks: (width,) of the timeline
         absent: this rank only keeps the others company; its weight counts if they give none
+        wished: what this rank wishes of all, see `wishes`
         """
         array = self.array
         array[self._rows :] = 0
@@ -55,6 +59,7 @@ class ControlMessage:
         array[_WEIGHT], array[_COMPANY] = (0.0, counted) if absent else (counted, 0.0)
         array[_WEIGHTED] = self.given = weight is not None and not absent
         array[_ABSENT] = absent
+        array[_WISHES:_USED] = wished
         array[_USED : self._rows] = used
         row = self._table[self._comm.rank]
         row[0] = checksum
@@ -62,6 +67,15 @@ class ControlMessage:
             row[1:] = marks
         if self._comm.size > 1:
             self._work = self._comm.all_reduce(array, ReduceOp.SUM, out=array, async_op=True)
+
+    def agreement(self) -> Array:
+        """(4 + parameters,) what must be alike for a captured step to be right: weights, absent ranks, used bits."""
+        return np.concatenate([self.array[:_WISHES], self.array[_USED : self._rows] > 0])
+
+    def another(self) -> ControlMessage:
+        """A message of the same form, beside this one."""
+        size = self._comm.size
+        return ControlMessage(self._comm, self._rows - _USED, (len(self.array) - self._rows) // size - 1)
 
     def done(self) -> bool:
         """True if it has arrived on this rank."""
@@ -91,6 +105,10 @@ class ControlMessage:
     def absent_ranks(self) -> int:
         """How many ranks have run out of data."""
         return int(self.array[_ABSENT])
+
+    def wishes(self) -> list[int]:
+        """How many ranks had each wish."""
+        return [int(count) for count in self.array[_WISHES:_USED]]
 
     def used(self) -> list[bool]:
         """Whether any rank used each parameter."""

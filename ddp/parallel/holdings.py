@@ -24,6 +24,15 @@ class Holdings:
             leaf.slot.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
         ]
 
+    @property
+    def reduced(self) -> list[bool]:
+        """Whose slots hold what was reduced and not added to since; of a copy, which may be put back."""
+        return list(self._reduced)
+
+    @reduced.setter
+    def reduced(self, value: list[bool]) -> None:
+        self._reduced = list(value)
+
     def begin(self, reached: set[int]) -> None:
         """A backward starts that will reach these."""
         for index, leaf in enumerate(self._leaves):

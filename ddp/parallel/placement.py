@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -27,9 +28,10 @@ class Placement:
         members = tuple(tuple(place[numbers[name]] for name in bucket) for bucket in plan.buckets)
         inside = [leaves[index] for index in self.placed]
         layout = lay_out(members, [leaf.shape for leaf in inside], [leaf.dtype for leaf in inside])
-        # On the CPU the ranks of a node reduce their buckets where they lie.
+        # The ranks of a node reduce their buckets where they lie; NCCL moves them without copies of its own.
         xp = leaves[0].slot.xp
-        memory = FlatBuckets(layout, comm.empty if xp is np else xp.zeros)
+        zeros = comm.empty if xp is np else xp.zeros if comm.size == 1 else partial(comm.empty, like=xp.empty(0))
+        memory = FlatBuckets(layout, zeros)
         self.buckets = Buckets(memory=memory, names=tuple(names[index] for index in self.placed), members=members)
         self.bucket_of: list[int | None] = [None] * len(leaves)
         for at, index in enumerate(self.placed):

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic_ns
+from typing import Any
 
 import numpy as np
 
 from collectives import Communicator, ReduceOp
 from collectives.flight.recorder import of_this_process
+from ddp._device import capturing
 from ddp._engine import Leaf
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 from ddp.parallel import accumulation
 from ddp.parallel.checks.finite import FiniteCheck
 from ddp.parallel.checks.tripwire import Tripwire
-from ddp.parallel.control import ControlMessage
+from ddp.parallel.control import NO_CHECKSUM, ControlMessage
 from ddp.parallel.exchange import AllReduce, Alone, Buckets, Exchange
 from ddp.parallel.holdings import Holdings
 from ddp.parallel.naming import naming
@@ -29,7 +31,9 @@ from ddp.parallel.placement import Placement
 from ddp.parallel.planning.plan import Plan
 from ddp.parallel.planning.planner import Planner
 from ddp.parallel.planning.watch import DeviceWatch, HostWatch
+from ddp.parallel.replaying import Replayed
 from ddp.parallel.timeline import Step, Timeline
+from ddp.parallel.wishes import Wishes
 
 # Ranks make their models in the same order, and where one backward passes through several of them, go by it: how the
 # graph comes to them may differ from rank to rank, and what they do at the end of backward are calls that wait.
@@ -75,11 +79,14 @@ class Reducer:
         self._taken = False  # the last backward reached a leaf
         self._under_way = False  # ranks are between launching something and having drawn all conclusions from it
         self._broken: BaseException | None = None
+        self._used: Sequence[bool] = ()  # of the last synchronized backward
+        self._replayed: Replayed | None = None  # the captured backward whose message was sent last
         self._holdings = Holdings(self.leaves, tensors)
         self._missing: list[int] = []  # for each bucket: how many of its gradients are not there yet
         self._launched = 0
         self._complete: list[int] = []  # when each bucket was complete, ns
         self._started = 0  # when backward began, ns
+        self.wishes = Wishes()  # several models may share one
         self.forward: tuple[int, int] | None = None  # when the last forward began and ended, ns
         plan = planner.begin([tensor.requires_grad for tensor in tensors])
         for leaf in self.leaves:  # once nothing is left that the caller can have done wrong
@@ -108,6 +115,10 @@ class Reducer:
                 "buckets of the first are already under way"
             )
         self.running = self._taken = True
+        if self._replayed is not None:
+            self._replayed.hear()
+        if capturing.now is not None:
+            self._prepare(capturing.now)
         self._before = self._accumulation
         reached = {self._index[leaf] for leaf in leaves}
         self._holdings.begin(reached)
@@ -116,6 +127,7 @@ class Reducer:
             for each in self.before:
                 each()
             used = [index in reached or self._holdings.has(index) for index in range(len(self.leaves))]
+            self._used = used
             self._start(reached, used, self._accumulation.weight)
 
     def ready(self, leaf: Leaf) -> None:
@@ -137,6 +149,8 @@ class Reducer:
         """Waits for the buckets; afterwards every slot holds the mean, or is empty where no rank used it."""
         if not self.sync:
             self.running = False
+            if capturing.now is not None:
+                self._keep_count(capturing.now)
             return
         computed = monotonic_ns()
         self._watch.end()
@@ -147,6 +161,7 @@ class Reducer:
                 self._control.wait()
             self.exchange.finish()
         self.running = False
+        self.wishes.hear(self._control.wishes())
         self._note(computed)
         weight, given = self._accumulation.weight, self._control.given
         self._accumulation = self._before = accumulation.Accumulation()
@@ -162,6 +177,9 @@ class Reducer:
         self._reduce_unplaced(used)
         for index, by_any in enumerate(used):
             self._holdings.end(index, by_any)
+        if capturing.now is not None:
+            self._captured(capturing.now, weight)
+            return
         self.steps += 1
         of_this_process().backwards(self.steps)
         plan = self.planner.after(self._watch.seconds(), self._watch.backward(), used)
@@ -174,12 +192,52 @@ class Reducer:
 
         Else, or with no other rank, it does not count, and the backwards before it still do.
         """
-        if self._under_way and self._broken is None and self.comm.size > 1:
+        # What is only captured has not begun.
+        if self._under_way and self._broken is None and self.comm.size > 1 and capturing.now is None:
             self._broken = error
         self._under_way = False
         if self._before is not None:
             self._accumulation, self._before = self._before, None
         self.running = False
+
+    def _prepare(self, graph: Any) -> None:
+        """A backward begins that goes into a CUDA graph: what it begins with, and is to be again if nothing becomes."""
+        accumulation, reduced = self._accumulation, self._holdings.reduced
+        graph.fix(lambda: (self.sync, self._accumulation))
+        graph.undo(lambda: self._put_back(accumulation, reduced))
+
+    def _put_back(self, accumulation: accumulation.Accumulation, reduced: list[bool]) -> None:
+        self._accumulation, self._holdings.reduced = accumulation, reduced
+        self.running = self._under_way = False
+
+    def _keep_count(self, graph: Any) -> None:
+        """After each launch, what this backward has added up counts as it does now."""
+        count = self._accumulation
+        graph.after(lambda: setattr(self, "_accumulation", count))
+
+    def _captured(self, graph: Any, weight: float | None) -> None:
+        """This backward goes into a CUDA graph: what is left to do for every launch."""
+        arguments = self._control, weight, self._used, self.names, self.wishes
+        replayed = Replayed(self.comm, *arguments, self._count_replay)
+
+        def before() -> None:
+            self._raise_if_broken()
+            if self._replayed is not None and self._replayed is not replayed:
+                self._replayed.hear()
+            self._replayed = replayed
+            replayed.before()
+
+        buckets = self.buckets
+        graph.fix(lambda: self.buckets is buckets)
+        graph.before(before)
+        graph.after(replayed.after)
+        graph.keep(buckets)
+        self._keep_count(graph)
+        self._under_way = False
+
+    def _count_replay(self) -> int:
+        self.steps += 1
+        return self.steps
 
     @contextlib.contextmanager
     def taking_part(self) -> Iterator[None]:
@@ -211,6 +269,18 @@ class Reducer:
             self.abandon(error)
             raise
 
+    @property
+    def accumulating(self) -> bool:
+        """Whether slots hold gradients that a later backward is to reduce."""
+        return self._accumulation.reached and self._holdings.any()
+
+    def put_plan(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the buckets, and the planning, that `planner.state` told. Collective."""
+        before = self.planner.plan
+        plan = self.planner.restore(state)
+        if plan.buckets != before.buckets:
+            self._move(plan)
+
     def release(self) -> None:
         """Lets go of the leaves: their gradients stay, in memory of their own, and are reduced no more."""
         for leaf in self.leaves:
@@ -239,13 +309,13 @@ class Reducer:
         self._started = monotonic_ns()
         self._watch.begin()
         self._placement.leave_out(self._holdings.aside)
-        checksum = self._tripwire.checksum(self.steps)
+        checksum = NO_CHECKSUM if capturing.now is not None else self._tripwire.checksum(self.steps)
         self._missing = self._placement.missing(reached)
         self._launched, self._complete = 0, [self._started] * len(buckets.members)
         if self._finite is not None:
             self._finite.begin()
         self._under_way = True
-        self._control.send(weight, used, checksum, self.timeline.marks(), absent)
+        self._control.send(weight, used, checksum, self.timeline.marks(), absent, self.wishes.mine)
         self.exchange.begin(self._control)
         self._launch()
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import collectives
+from ddp._device import capturing
 from ddp._engine import modes
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, ParallelError
@@ -160,6 +161,27 @@ class DataParallel(Module):
         """Which gradients are reduced together, in which order, and what is expected of it; prints as a table."""
         return self._reducer.planner.plan
 
+    def plan_state(self) -> dict[str, Any]:
+        """What `load_plan_state` takes: the plan, how far planning has come, and whether buffers are due. JSON values.
+
+        `plan.state()` alone pins a plan for a new run; this is for going on with one.
+        """
+        return {**self._reducer.planner.state(), "buffers_due": self._buffers_due()}
+
+    def load_plan_state(self, state: Mapping[str, Any]) -> None:
+        """Reduces as the model that told this would have gone on to: the same sums, to the last bit. Collective.
+
+        Between steps: gradients that are there move along, as with every plan.
+
+        Raises: ParallelError, on every rank that was given it, if the plan is none of these parameters.
+        """
+        self._raise_if_closed()
+        try:
+            self._reducer.put_plan(state)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ParallelError("load_plan_state: expected what `model.plan_state()` gave") from None
+        self._buffers_at = -1 if state.get("buffers_due") else self._reducer.steps
+
     def close(self) -> None:
         """Gives the module back: its backward is its own again, and it may be wrapped anew. Gradients stay."""
         self._closed = True
@@ -181,6 +203,10 @@ class DataParallel(Module):
         begun = monotonic_ns()
         # A checkpointed region runs again inside backward: there the buffers are what they were.
         if self._buffer_sync is not None and not self._reducer.running:
+            if capturing.now is not None:
+                at = self._buffers_at
+                capturing.now.fix(self._buffers_due)  # whether the graph has the buffers' call
+                capturing.now.undo(lambda: setattr(self, "_buffers_at", at))
             if self._buffers_due() and self.training and modes.state.enabled:
                 self._sync_buffers()
             self._buffer_sync.take()

@@ -31,6 +31,7 @@ import numpy as np
 
 from ddp._device import device_of, place
 from ddp.errors import ArgumentError, StateDictError
+from ddp.ops.products import product
 from ddp.parallel.comm_hooks.feedback import Residuals, arrays, tensors, working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
@@ -113,7 +114,7 @@ class PowerSGD:
         shapes = [(len(m), rank) for m, (_, _, rank) in zip(mine, thin, strict=True)]
         message, parts = _joined(shapes + [g.shape for g in exact], dtype, xp.empty)
         for m, query, part in zip(mine, queries, parts[: len(thin)], strict=True):
-            xp.matmul(m, query, out=part)
+            product(xp, m, query, part)
         for gradient, part in zip(exact, parts[len(thin) :], strict=True):
             xp.multiply(gradient, bucket.scale, out=part, dtype=dtype)
         yield bucket.comm.all_reduce(message, out=message, async_op=True)
@@ -126,14 +127,14 @@ class PowerSGD:
         bases = [xp.linalg.qr(part)[0].astype(dtype, copy=False) for part in parts[: len(thin)]]
         message, parts = _joined([query.shape for query in queries], dtype, xp.empty)
         for m, basis, part in zip(mine, bases, parts, strict=True):
-            xp.matmul(m.T, basis, out=part)
+            product(xp, m.T, basis, part)
         total = yield bucket.comm.all_reduce(message, async_op=True)
 
         _, sums = _joined([query.shape for query in queries], dtype, lambda length, dtype: total)
         for (name, gradient, _), m, basis, part, query in zip(thin, mine, bases, parts, sums, strict=True):
-            gradient[...] = (basis @ query.T).reshape(gradient.shape)
+            gradient[...] = product(xp, basis, query.T).reshape(gradient.shape)
             if self.use_error_feedback and taken[name]:
-                m -= basis @ part.T
+                m -= product(xp, basis, part.T)
             if self.warm_start:
                 self._queries[name] = xp.nan_to_num(query, nan=0.0, posinf=0.0, neginf=0.0)
 

@@ -10,7 +10,7 @@ rank first uses it; one that no rank has used for a while loses it, and its byte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,35 @@ class Planner:
         else:
             self.plan = self._plan(self._by_cap(None), "in reversed model order")
         return self.plan
+
+    def state(self) -> dict[str, Any]:
+        """The plan, and how far planning has come, as a JSON value: see `restore`."""
+        return {
+            "plan": self.plan.state(),
+            "backwards": self._steps,
+            "idle": {name: count for name, count in zip(self._names, self._idle, strict=True) if count},
+            "returned": [name for name, returned in zip(self._names, self._returned, strict=True) if returned],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> Plan:
+        """Goes on from what `state` told, of a planner of the same parameters: later plans change when they would have.
+
+        Raises: ParallelError if the plan does not fit; nothing has changed then.
+        """
+        plan, placed = Plan.from_state(state["plan"]), self.placed
+        self.placed = [True] * len(self._names)
+        try:
+            self._complete(plan)
+        except ParallelError:
+            self.placed = placed
+            raise
+        listed = {name for bucket in plan.buckets for name in bucket}
+        self.placed = [name in listed for name in self._names]
+        self._steps = int(state["backwards"])
+        self._idle = [int(state["idle"].get(name, 0)) for name in self._names]
+        self._returned = [name in state["returned"] for name in self._names]
+        self.plan = plan
+        return plan
 
     def after(self, ready: Array, backward: float, used: Sequence[bool]) -> Plan | None:
         """What a synchronized backward has taught: the plan from now on, None if it stays. Collective if it changes.

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ddp._device import capturing
+
 
 class HostWatch:
     """For arrays that the host computes: a gradient is complete when the engine says so."""
@@ -61,7 +63,7 @@ class DeviceWatch:
     def begin(self) -> None:
         """Backward begins."""
         self._came = {}
-        if self._left > 0:
+        if self._left > 0 and capturing.now is None:  # an event of a capture may not be asked
             self._left -= 1
             self._begun = self._recorded()
         else:

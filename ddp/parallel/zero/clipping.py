@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator
+from ddp.ops.cuda import clipping
 
 Array = Any
 
 
 def total_norm(parts: Sequence[Array], p: float, comm: Communicator, xp: Any) -> Array:
     """The p-norm of all ranks' parts together, as one vector: 0-d float64, the same on every rank. Collective."""
-    mine = xp.zeros(1, np.float64)
-    for part in parts:
-        mine[0] = xp.maximum(mine[0], _power_sum(xp, part, p)) if p == math.inf else mine[0] + _power_sum(xp, part, p)
+    if xp is np:
+        mine = xp.zeros(1, np.float64)
+        for part in parts:
+            found = _power_sum(xp, part, p)
+            mine[0] = xp.maximum(mine[0], found) if p == math.inf else mine[0] + found
+    else:
+        mine = clipping.norm(xp, parts, p, root=False).astype(np.float64).reshape(1)
     # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
     everyones = comm.all_gather(mine, lengths="equal")
     return everyones.max() if p == math.inf else everyones.sum() ** (1 / p)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from numpy import errstate
 
+from ddp._device import capturing, on
 from ddp._engine import enable_grad
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
-from ddp.errors import ArgumentError, DtypeError, ParallelError
+from ddp.errors import ArgumentError, CaptureError, DtypeError, ParallelError
+from ddp.ops.cuda import clipping
 from ddp.optim import Optimizer
 from ddp.optim._optimizer import Closure, Group, Params, _adopted
 from ddp.parallel.exchange import AllReduce, Alone
@@ -42,6 +45,7 @@ class ZeroOptimizer(Optimizer):
 
     in_parts = True  # for `join`: all ranks made all steps together, and none has the whole state
     _sealed = False  # the groups are complete
+    found_inf: Any = None  # see `ddp.optim._tiled.Tiled`
 
     def __init__(
         self, model: DataParallel, optimizer_class: type[Optimizer], params: Params | None = None, **defaults: Any
@@ -66,6 +70,7 @@ class ZeroOptimizer(Optimizer):
         self._names = {id(p): name for name, p in named.items()}
         self._sharding = Sharding(optimizer_class, defaults, self.param_groups, named, self._comm)
         self._check_params(named)
+        self._step_supports_amp_scaling = getattr(optimizer_class, "_step_supports_amp_scaling", False)
         self._scaled = False  # gradients are no longer what the buckets add up to: they were clipped, or unscaled
         reducer.before.insert(0, self._before_backward)
         model.shadows.append(self._shadow)
@@ -91,15 +96,18 @@ class ZeroOptimizer(Optimizer):
 
         closure: computes the loss and its gradients anew; step returns what it returns
 
-        Raises: ParallelError if a gradient was added up inside `no_sync()` alone, or assigned.
+        Raises: ParallelError if a gradient was added up inside `no_sync()` alone, or assigned; CaptureError in a CUDA
+        graph.
         """
+        if capturing.now is not None:
+            raise CaptureError("ZeroOptimizer gathers parameters that other ranks have updated, and no graph does yet")
         loss = None
         if closure is not None:
             with enable_grad():
                 loss = closure()
         self._check_reduced("step")
-        self._announce("step")
-        self._sharding.step()
+        self._announce("step", self.found_inf is not None)
+        self._sharding.step(self.found_inf)
         return loss
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
@@ -128,6 +136,18 @@ class ZeroOptimizer(Optimizer):
         self._announce("unscale", factor)
         return self._unscale(factor)
 
+    def unscale_there(self, scale: Any, found: Any) -> None:
+        """Divides the gradients by `scale`, for GradScaler on a GPU, where nothing waits. Collective.
+
+        scale, found: (1,) float32 on the GPU; found becomes 1 where one of them, on any rank, is infinite or nan
+
+        Raises: ParallelError for gradients that have not been reduced.
+        """
+        self._check_reduced("unscale_")
+        if self._model._joining is not None:
+            self._announce("unscale there", float(scale.get()[0]))  # waits, as the ranks without data do
+        self._unscale_there(scale, found)
+
     def state_dict(self) -> dict[str, Any]:
         """What `optimizer_class` over the same parameters would give, on every rank. Collective.
 
@@ -148,6 +168,30 @@ class ZeroOptimizer(Optimizer):
         given = [number for group in state_dict["param_groups"] for number in group["params"]]
         self._sharding.put_state({own: saved[theirs] for own, theirs in enumerate(given) if theirs in saved}, _adopted)
 
+    def state_pieces(self) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
+        """(parameter's number, start, stop, its state there) of what this rank holds; parameters thought of as flat.
+
+        For a checkpoint that each rank writes its own part of: no rank ever holds the whole state, and nothing is
+        called. A state with an element for each of the piece's is the part of it that belongs to them; it shares the
+        optimizer's memory. Anything else is the same for all pieces of a parameter.
+        """
+        return self._sharding.pieces()
+
+    def state_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """(parameter's number, start, stop) of everything that `load_state_pieces` will ask for on this rank."""
+        return self._sharding.ranges()
+
+    def load_state_pieces(self, param_groups: list[Group], find: Callable[[int, int, int], Mapping[str, Any]]) -> None:
+        """Takes over settings, and this rank's part of the state, at any number of ranks.
+
+        param_groups: as `state_dict` has them; find: called with a parameter's number, start and stop, returns its
+        state there: flat tensors of stop - start elements and single values, or {}
+
+        Raises: StateDictError if groups are not those of this optimizer.
+        """
+        super().load_state_dict({"state": {}, "param_groups": param_groups})
+        self._sharding.put_pieces(lambda *piece: dict(find(*piece)), _adopted)
+
     @errstate(all="ignore")
     def _clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
         parts, params, p = self._sharding.gradients(), self._sharding.params, float(norm_type)
@@ -159,8 +203,13 @@ class ZeroOptimizer(Optimizer):
                 f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
                 "pass error_if_nonfinite=False to scale by it nevertheless"
             )
+        if where.xp is not np:
+            with on(where):
+                clipping.shrink(where.xp, parts, total, max_norm)
+            self._scaled = True
+            return wrap(total, where)
         scale = where.xp.minimum(float(max_norm) / (total + 1e-6), 1.0)
-        if where.type != "cpu" or not scale >= 1:  # asking a GPU would wait for it
+        if not scale >= 1:
             scale_parts(parts, scale, where.xp)
             self._scaled = True
         return wrap(total, where)
@@ -172,6 +221,23 @@ class ZeroOptimizer(Optimizer):
         scale_parts(parts, factor, xp)
         self._scaled = True
         return found
+
+    def _unscale_there(self, scale: Any, found: Any) -> None:
+        where = self._sharding.params[0].device
+        with on(where):
+            clipping.unscale(where.xp, self._sharding.gradients(), scale, found)
+            self._comm.all_reduce(found, op="max", out=found)
+        self._scaled = True
+
+    def _shadow_unscale_there(self, scale: float) -> None:
+        where = self._sharding.params[0].device
+        with on(where):
+            self.found_inf = where.xp.zeros(1, np.float32)
+            self._unscale_there(where.xp.full(1, scale, np.float32), self.found_inf)
+
+    def _shadow_step(self, scaled: bool) -> None:
+        self._sharding.step(self.found_inf if scaled else None)
+        self.found_inf = None
 
     def _announce(self, *call: Any) -> None:
         """Inside `join`, tells the ranks without data what follows, and with which settings."""
@@ -186,9 +252,10 @@ class ZeroOptimizer(Optimizer):
         for group, theirs in zip(self.param_groups, settings, strict=True):
             group.update(theirs)
         calls: dict[str, Callable[..., Any]] = {
-            "step": self._sharding.step,
+            "step": self._shadow_step,
             "clip": self._clip,
             "unscale": self._unscale,
+            "unscale there": self._shadow_unscale_there,
         }
         calls[name](*arguments)
 

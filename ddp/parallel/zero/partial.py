@@ -50,12 +50,21 @@ class Partial:
         if isinstance(self._optimizer, Tiled) and isinstance(other._optimizer, Tiled):
             self._optimizer._scratch = other._optimizer._scratch
 
-    def update(self) -> None:
-        """One step of this rank's pieces, with the settings as they are now."""
+    def update(self, found: Any = None) -> None:
+        """One step of this rank's pieces, with the settings as they are now. found: see `Sharding.step`"""
         for own, group in self._groups:
             own.update(_settings(group))
-        if self._optimizer is not None:
-            self._optimizer.step()
+        optimizer: Any = self._optimizer
+        if optimizer is None:
+            return
+        if found is None:
+            optimizer.step()
+            return
+        optimizer.found_inf = found  # GradScaler sees to it that the class is one that looks at it
+        try:
+            optimizer.step()
+        finally:
+            optimizer.found_inf = None
 
     def holding(self) -> Holding:
         """The state of the pieces."""

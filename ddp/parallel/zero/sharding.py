@@ -6,7 +6,7 @@ they may have rests on one rank until they are placed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,12 +76,15 @@ class Sharding:
         self.put_state(state, _kept)
         return [part.shard for part in self._parts]
 
-    def step(self) -> None:
-        """Updates this rank's pieces, and gathers those of the others: of one bucket while the next is updated."""
+    def step(self, found: Any = None) -> None:
+        """Updates this rank's pieces, and gathers those of the others: of one bucket while the next is updated.
+
+        found: a float32 on the GPU; the pieces stay as they are where it is not zero
+        """
         works = []
         for bucket, part in enumerate(self._parts):
             reduced = part.shard.load()
-            part.update()
+            part.update(found)
             if reduced:
                 works.append((bucket, part.shard.store(self._comm)))
         for bucket, work in works:
@@ -95,6 +98,49 @@ class Sharding:
     def state(self) -> dict[int, Entry]:
         """The whole state of every parameter that has one, by its number. Collective."""
         return join([part.holding() for part in self._parts], self._resting, self._comm, self._where)
+
+    def pieces(self) -> Iterator[tuple[int, int, int, Entry]]:
+        """(parameter's number, start, stop, state) of what this rank holds: elements start to stop, thought of as flat.
+
+        All ranks' pieces together are the whole state. State that rests is on one rank, whole.
+        """
+        for part in self._parts:
+            for number, piece, entry in part.holding().pieces():
+                yield number, piece.start, piece.stop, entry
+        for number, entry in self._resting.items():
+            yield number, 0, self.params[number]._array.size, entry
+
+    def ranges(self) -> Iterator[tuple[int, int, int]]:
+        """(parameter's number, start, stop) of what this rank holds, or would hold, a state of."""
+        placed = set()
+        for part in self._parts:
+            for piece in part.shard.pieces:
+                yield self._numbers[id(part.shard.parameters[piece.number])], piece.start, piece.stop
+            placed |= {self._numbers[id(p)] for p in part.shard.parameters.values()}
+        for number, p in enumerate(self.params):
+            if number not in placed and number % self._comm.size == self._comm.rank:
+                yield number, 0, p._array.size
+
+    def put_pieces(self, find: Callable[[int, int, int], Entry], adopt: Adopt) -> None:
+        """Replaces this rank's state. find: the state of elements start to stop of a parameter, {} if it has none"""
+        placed = set()
+        for part in self._parts:
+            shard, entries = part.shard, []
+            for piece in shard.pieces:
+                p = shard.parameters[piece.number]
+                found = find(self._numbers[id(p)], piece.start, piece.stop)
+                entries.append({name: adopt(name, value, p=p) for name, value in found.items()})
+            part.put(entries)
+            placed |= {self._numbers[id(p)] for p in shard.parameters.values()}
+        self._resting = {}
+        for number, p in enumerate(self.params):
+            if number not in placed and number % self._comm.size == self._comm.rank:
+                entry = {name: adopt(name, value, p=p) for name, value in find(number, 0, p._array.size).items()}
+                for name, value in entry.items():
+                    if isinstance(value, TensorBase) and value._array.shape == (p._array.size,) and name != "step":
+                        entry[name] = wrap(value._array.reshape(p.shape), value._device)
+                if entry:
+                    self._resting[number] = entry
 
     def put_state(self, whole: Mapping[int, Entry], adopt: Adopt) -> None:
         """Keeps of the whole state what is this rank's.
