@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,21 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
+# Packages that take long to import, and of which jobs under test want little.
+STANDINS = ROOT / "tests" / "standins"
 MARK = "DDP_TEST_JOB"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run full counts of randomized tests, and tests marked long")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """`-n auto`: more workers than cores, because tests that start processes spend half of their time waiting."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # it is xdist's to read
+    return max(2, 3 * len(os.sched_getaffinity(0)) // 2)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -43,7 +54,7 @@ class Job:
 
     def __init__(self, args: Sequence[str], env: dict[str, str] | None = None, **options: object) -> None:
         self.mark = uuid.uuid4().hex
-        everything = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {}), MARK: self.mark}
+        everything = {**os.environ, "PYTHONPATH": f"{STANDINS}{os.pathsep}{ROOT}", **(env or {}), MARK: self.mark}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.args = [str(arg) for arg in args]
         self.process = subprocess.Popen(self.args, env=everything, start_new_session=True, **{**pipes, **options})
@@ -137,9 +148,32 @@ def mpiexec() -> list[str]:
     return [str(found)]
 
 
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The stand-in of `tests.gpu` in the place of CuPy; parametrized with "simulated", or ("simulated", seed), too."""
+    from tests.gpu import installing  # few tests want it
+
+    wanted = getattr(request, "param", "eager")
+    mode, seed = wanted if isinstance(wanted, tuple) else (wanted, 0)
+    return installing.Gpu(monkeypatch, None if mode == "eager" else seed)
+
+
 @pytest.fixture(autouse=True)
-def _openmpi_as_tests_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_of_a_gpu_stays() -> Iterator[None]:
+    """What remembers the stand-in of a test lets go of it: tests of the CPU may come after it in the same process."""
+    yield
+    installing, lanes = (sys.modules.get(name) for name in ("tests.gpu.installing", "ddp._engine.lanes"))
+    if installing is not None and installing.MADE:
+        installing.forget()
+    if lanes is not None:
+        lanes.switch.on = lanes.switch.blocking = lanes.switch.crowded = False
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _openmpi_as_tests_need_it() -> Iterator[None]:
     """Bare Open MPI refuses to run as root and to start more ranks than cores; other engines ignore these."""
-    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
-    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        patch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        patch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+        yield

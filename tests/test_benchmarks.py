@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import collectives
-from benchmarks import compression, overlap, scaling
+from benchmarks import compression, launch, overlap, scaling
 from benchmarks.collectives import KIB, MIB, ROWS, Goal, goals, moved, size
 from benchmarks.contestants import SHAPES, expected, ours
 from benchmarks.rounds import buffers, checked
@@ -199,3 +199,18 @@ def test_what_a_rank_raises_ends_the_benchmark(run_job: Run) -> None:
     assert done.returncode == 1
     assert "a rank of ddp: " in done.stderr
     assert "KeyError: 'nobody'" in done.stderr
+
+
+def test_what_an_op_costs_the_host_is_timed_for_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch.main(["--device", "cpu", "--rounds", "1", "--json", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {"benchmark", "date", "device", "name", "machine", "versions", "rounds", "medians"} == set(found)
+    assert found["device"] == "cpu"
+    names = [
+        f"{name}, {what}" for name in ("add", "linear", "layer_norm") for what in ("forward", "forward and backward")
+    ]
+    assert list(found["medians"]) == [*names, "MLP step"]
+    assert all(times["ours"] > 0 for times in found["medians"].values())
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+    assert (launch.goal("MLP step, graphed"), launch.goal("add, forward")) == (1.0, 1.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -28,8 +30,72 @@ def test_seeds_and_caches_are_nobodys() -> None:
     assert ddp.get_rng_state().tolist() == before
 
 
-@pytest.mark.parametrize("name", ["current_device", "get_device_name", "synchronize"])
+NEEDING = [
+    "Stream",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "init",
+    "synchronize",
+]
+
+
+@pytest.mark.parametrize("name", NEEDING)
 def test_what_needs_a_device_says_so(name: str) -> None:
     call: Any = getattr(ddp.cuda, name)
     with pytest.raises(DeviceError, match=r"CuPy is not installed|no CUDA device"):
         call()
+
+
+def test_pinning_is_about_gpus() -> None:
+    x = ddp.ones(2, pin_memory=True)
+    assert not x.is_pinned()
+    assert x.pin_memory() is x
+
+
+def test_scopes_that_change_nothing() -> None:
+    with ddp.cuda.stream(None), ddp.cuda.device(None), ddp.cuda.device_of(ddp.ones(1)):
+        assert ddp.ones(2).sum().item() == 2.0
+    ddp.cuda.set_stream(None)  # type: ignore[arg-type]
+    ddp.cuda.set_device(-1)
+
+
+def test_an_event_that_was_never_recorded_has_passed() -> None:
+    event = ddp.cuda.Event()
+    assert event.query()
+    event.synchronize()
+    with pytest.raises(DeviceError, match=r"CuPy is not installed|no CUDA device"):
+        event.record()
+
+
+def test_profilers_ranges_are_nobodys() -> None:
+    with ddp.cuda.nvtx.range("step {}", 3):
+        assert ddp.cuda.nvtx.range_push("inside") == 1
+        assert ddp.cuda.nvtx.range_pop() == 1
+        ddp.cuda.nvtx.mark("here")
+    ddp.cuda.nvtx.range_end(ddp.cuda.nvtx.range_start("long"))
+
+
+def test_a_default_device_is_of_a_thread_and_a_scope() -> None:
+    with ddp.device("cpu") as where:
+        assert where is ddp.device("cpu")
+        assert ddp.zeros(1).is_cpu
+    with pytest.raises(DeviceError), ddp.device("cuda"):
+        ddp.zeros(1)
+    assert ddp.zeros(1).is_cpu
+
+
+def test_nothing_of_cuda_is_loaded_for_the_cpu() -> None:
+    code = (
+        "import sys, ddp\n"
+        "x = ddp.ones(2, 2, requires_grad=True)\n"
+        "(x @ x).sum().backward()\n"
+        "ddp.cuda.fetch(x).value()\n"
+        "assert 'cupy' not in sys.modules\n"
+        "loaded = open('/proc/self/maps').read()\n"
+        "assert not [name for name in ('libcuda', 'libcublas', 'libcudnn', 'libnvrtc') if name in loaded]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from ddp.data.distributed import epoch_order
 from tests.docs.blocks import pairs
 from tests.docs.snippets import Builder, outcome, run, samples, weights
 
@@ -31,8 +32,8 @@ def start_alike(layer: Any) -> None:
 
 
 def shuffled(length: int, generator: torch.Generator) -> torch.Tensor:
-    """In the place of `torch.randperm`: NumPy's permutation for the same seed."""
-    return torch.from_numpy(np.random.default_rng(generator.initial_seed()).permutation(length))
+    """In the place of `torch.randperm`: our order of the epoch. DistributedSampler seeds with seed + epoch, seed 0."""
+    return torch.from_numpy(epoch_order(length, 0, generator.initial_seed()))
 
 
 def builders(rank: int) -> dict[str, Builder]:

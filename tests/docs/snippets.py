@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
@@ -11,6 +12,9 @@ import numpy as np
 
 Builder = Callable[[Callable[[str], Any]], Any]  # makes a name's value; is given what gives the other names
 Array = np.ndarray[Any, Any]
+
+# Python 3.11 counts the depth of what it parses for all threads together: two at a time are a SystemError.
+_parsing = threading.Lock()
 
 
 def samples(rank: int) -> tuple[Array, Array]:
@@ -27,7 +31,9 @@ def weights(shape: tuple[int, ...]) -> Array:
 def run(code: CodeType, source: str, builders: Mapping[str, Builder]) -> dict[str, Any]:
     """Runs a snippet with the names that it reads and does not make; returns those that it has made, and `model`."""
     uses = _Uses()
-    uses.visit(ast.parse(source))
+    with _parsing:
+        tree = ast.parse(source)
+    uses.visit(tree)
     namespace: dict[str, Any] = {}
 
     def get(name: str) -> Any:

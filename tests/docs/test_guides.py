@@ -146,7 +146,10 @@ def test_horovod_is_at_least_python() -> None:
         assert block.compiled()
 
 
-@pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in blocks(DOCS / "data-parallel.md")])
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(b, id=b.place) for page in (ROOT / "README.md", DOCS / "data-parallel.md") for b in blocks(page)],
+)
 def test_the_page_itself_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     collectives.run_threads(functools.partial(_outcome, block), size=2)

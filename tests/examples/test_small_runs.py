@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import ddp
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ALONE = [sys.executable]
@@ -94,7 +96,22 @@ def test_evaluate_prints_the_same_on_any_number_of_ranks(run_job: Run, tmp_path:
 
 
 def test_every_example_is_short_and_run() -> None:
-    tested = (Path(__file__).parent / "test_train_digits.py").read_text() + Path(__file__).read_text()
+    tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     for path in EXAMPLES.glob("*.py"):
-        assert len(path.read_text().splitlines()) < 150, path
+        assert len(path.read_text().splitlines()) < 200, path
         assert path.name in tested, path
+
+
+@pytest.mark.skipif(ddp.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["train_digits.py", "char_gpt.py"])
+def test_without_a_gpu_it_says_so(run_job: Run, name: str) -> None:
+    done = run_job([sys.executable, str(EXAMPLES / name), "--device", "cuda"])
+    assert done.returncode == 1
+    assert "--device cuda: no CUDA GPU here, or no CuPy" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_graphs_are_of_gpus(run_job: Run) -> None:
+    done = run_job([sys.executable, str(EXAMPLES / "char_gpt.py"), "--graph"])
+    assert done.returncode == 2
+    assert "--graph needs --device cuda" in done.stderr

@@ -37,6 +37,12 @@ CASES: list[tuple[str, Any]] = [
     ("layer_norm", lambda t, x, w: t.nn.functional.layer_norm(x @ w, (4,), w[0], w[1])),
     ("attention", lambda t, x, w: t.nn.functional.scaled_dot_product_attention(x[None], w[None], x[None])),
     ("float64", lambda t, x, w: x.double() @ w.double()),
+    # What one layer rounds, the next one takes with its own float32 weight.
+    ("linear", lambda t, x, w: t.nn.functional.linear(x @ w, w, w[0])),
+    ("conv1d", lambda t, x, w: t.nn.functional.conv1d((x @ w)[None], w[:, :, None], w[0])),
+    ("conv2d", lambda t, x, w: t.nn.functional.conv2d((x @ w)[None, None], w[None, None], w[0, :1])),
+    ("transposed", lambda t, x, w: t.nn.functional.conv_transpose2d((x @ w)[None, None], w[None, None], w[0, :1])),
+    ("prelu", lambda t, x, w: t.nn.functional.prelu(x @ w, w[0, :1])),
 ]
 
 

@@ -69,7 +69,7 @@ def test_state() -> None:
     assert other.get_scale() == 8.0
     with pytest.raises(ArgumentError):
         other.load_state_dict({})
-    for wrong in ({"growth_factor": 1.0}, {"backoff_factor": 1.0}):
+    for wrong in ({"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"device": "gpu"}, {"device": 1024.0}):
         with pytest.raises(ArgumentError):
             GradScaler(**wrong)
 
@@ -94,3 +94,9 @@ def test_disabled_it_passes_everything_through() -> None:
 def test_a_loss_of_float16_is_scaled_beyond_its_range() -> None:
     loss = ddp.tensor(0.5, dtype=ddp.float16)
     assert GradScaler("cpu").scale(loss).item() == 32768.0
+
+
+def test_its_settings_can_be_asked() -> None:
+    scaler = GradScaler(**SETTINGS)
+    found = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+    assert found == (4.0, 0.25, 2)

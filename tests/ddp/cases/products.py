@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ddp._tensor.base import apply
+from ddp.ops import perceptron
 from tests.ddp.cases.table import Case, draw, spaced
 
 
@@ -39,6 +41,36 @@ def products() -> Iterator[Case]:
     yield Case("linear", "empty", linear, (draw(0, 3), draw(4, 3, seed=1), draw(4, seed=2)))
     yield Case("linear", "no features", linear, (draw(2, 0), draw(4, 0), draw(4, seed=2)))
     yield Case("linear", "non-contiguous", linear, (spaced(5, 3), spaced(4, 3, seed=1), draw(4, seed=2)))
+
+    def fused(name: str, activation: str) -> Any:
+        def run(t: Any, x: Any, *parameters: Any) -> Any:
+            if t.__name__ != "torch":
+                return apply(getattr(perceptron, name), (x, *parameters), activation=activation, keep=True)
+            y = t.nn.functional.linear(x, *parameters[:2])
+            y = y.relu() if activation == "relu" else t.nn.functional.gelu(y, approximate="tanh")
+            return y if name == "linear_act" else t.nn.functional.linear(y, *parameters[2:])
+
+        return run
+
+    for activation in perceptron.ACTIVATIONS:
+        run = fused("linear_act", activation)
+        w, b = draw(4, 3, seed=1), draw(4, seed=2)
+        yield Case("linear_act", f"{activation} bias", run, (draw(5, 3), w, b))
+        yield Case("linear_act", f"{activation} batches", run, (draw(2, 5, 3), w, b))
+        yield Case("linear_act", f"{activation} empty", run, (draw(0, 3), w, b))
+        yield Case("linear_act", f"{activation} non-contiguous", run, (spaced(5, 3), spaced(4, 3, seed=1), b))
+        run = fused("feed_forward", activation)
+        last = draw(2, 4, seed=3), draw(2, seed=4)
+        yield Case("feed_forward", f"{activation} biases", run, (draw(5, 3), w, b, *last))
+        yield Case("feed_forward", f"{activation} batches", run, (draw(2, 5, 3), w, b, *last))
+        yield Case("feed_forward", f"{activation} empty", run, (draw(0, 3), w, b, *last))
+        yield Case("feed_forward", f"{activation} non-contiguous", run, (spaced(5, 3), spaced(4, 3, seed=1), b, *last))
+        yield Case(
+            "feed_forward",
+            f"{activation} no biases",
+            lambda t, x, v, w, run=run: run(t, x, v, None, w, None),
+            (draw(5, 3), w, last[0]),
+        )
 
 
 # Equations, and shapes of their operands.

@@ -2,6 +2,7 @@
 // __syncthreads(), so that sums over a block, shared memory and barriers are what they are, only slow.
 #pragma once
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
 
@@ -69,7 +70,33 @@ inline int launch(unsigned blocks, unsigned count, std::function<void()> kernel)
 
 inline void __syncthreads() { swapcontext(&emulator::threads[emulator::now], &emulator::home); }
 
-template <class V> void atomicAdd(V* at, V value) { *at += value; }
+// A warp of few threads, so that blocks of few have several, and a last one that lacks some.
+#define WARP 4
+
+namespace emulator {
+inline std::vector<unsigned> registers;
+}
+
+// All threads of a block come to it: a warp alone would be taken for one that a barrier waits for.
+inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, unsigned apart) {
+    unsigned self = emulator::now, other = self ^ apart;
+    if (mask != ~0u || apart >= WARP) abort();
+    emulator::registers.resize(1024);
+    emulator::registers[self] = value;
+    __syncthreads();
+    unsigned found = emulator::registers[other < blockDim.x ? other : self];
+    __syncthreads();
+    return found;
+}
+
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+
+template <class V> V atomicAdd(V* at, V value) {
+    V before = *at;
+    *at += value;
+    return before;
+}
 
 // By Newton's steps on erf, which the C library has.
 inline double erfinv(double x) {

@@ -219,7 +219,7 @@ def test_softmax_without_dim() -> None:
             r"weight \(2,\) for input \(2, 3\): expected \(3,\)",
         ),
         (lambda: F.prelu(ddp.ones(2, 3), ddp.ones(3, 1)), ShapeError, r"expected \(\) or \(C,\)"),
-        (lambda: F.prelu(ddp.ones(2), ddp.ones(1, dtype=ddp.float64)), DtypeError, "float32 and float64"),
+        (lambda: F.prelu(ddp.ones(2), ddp.ones(1, dtype=ddp.float64)), DtypeError, "float32, float64"),
         (lambda: F.dropout(ddp.ones(2, dtype=ddp.int64)), DtypeError, "dropout: expected a floating tensor, got int64"),
         (lambda: nn.Dropout2d(2.0), ArgumentError, "Dropout2d: p is a probability, not 2.0"),
         (lambda: F.dropout2d(ddp.ones(2)), ShapeError, r"expected \(N, C, H, W\)"),

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._device import CPU
 from ddp._layout import FlatBuckets, lay_out
 from ddp.errors import StateDictError
 from ddp.optim import _memory
-from tests.ddp.cuda import emulation
 
 SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2)]
 MAKE: list[Callable[..., Any]] = [
@@ -28,8 +26,8 @@ Change = Callable[[list[Any], Any, int], None]
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_memory._TILE, "numpy", 50)
-    monkeypatch.setitem(_memory._PACK, "numpy", 20)
+    monkeypatch.setattr(_memory, "_TILE", 50)
+    monkeypatch.setattr(_memory, "_PACK", 20)
 
 
 def parameters() -> list[Any]:
@@ -293,18 +291,3 @@ def test_a_copy_goes_its_own_way() -> None:
     again.__setstate__(optimizer.__getstate__())
     again.step()
     assert optimizer.state[p]["step"].item() == 2.0
-
-
-@pytest.mark.skipif(emulation.COMPILER is None, reason="the update's kernel needs g++ to run on the CPU")
-def test_on_a_gpu_a_run_is_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CPU, "xp", emulation.cupy)
-    params = parameters()
-    bind(params, [[5, 4, 3, 2, 1, 0]])
-    optimizer = ddp.optim.Adam(params)
-    for p in params:
-        p.grad = ddp.tensor(np.ones(p.shape))
-    optimizer.step()
-    [(_, memory)] = optimizer._memories.values()
-    [[(_, tiles)]] = memory._tiles.values()
-    assert len(tiles) == 1
-    np.testing.assert_allclose(params[2]._array, parameters()[2]._array - 1e-3)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from ddp import _device
-from ddp.ops.cuda import SOURCES
 from tests.collectives.gpu import conftest as below
 from tests.collectives.gpu.nccl_fake import FakeLibrary
-from tests.ddp.parallel.gpu.cupy_fake import Cupy
+from tests.ddp.cuda import emulation, typed
+from tests.gpu.installing import Gpu, forget
+from tests.gpu.standin import Cupy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """Ranks have a time limit, and compilers none: the kernels that training launches are made before."""
+    if emulation.COMPILER is not None:
+        for dtype in ("float64", "int64", "bool"):
+            emulation.prepare(list(typed.sources(dtype).values()))
 
 
 class Rig(below.Rig):
@@ -21,17 +29,14 @@ class Rig(below.Rig):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int, nccl: Any, seed: int = 0) -> None:
         super().__init__(monkeypatch, size, nccl, seed)
-        self.cupy = Cupy(self.machine, size)
-        monkeypatch.setattr(_device, "_known", {key: each for key, each in _device._known.items() if key[0] == "cpu"})
-        monkeypatch.setattr(_device, "_cupy", lambda asked: self.cupy)
-        for source in SOURCES.values():
-            monkeypatch.setattr(source, "_kernels", {})  # which hold on to the module that they were made for
+        self.cupy = Gpu(monkeypatch, devices=size, machine=self.machine).cupy
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     """`rig(size, nccl, seed)` makes ranks with GPUs; nccl: a `FakeLibrary`, or None where there is none."""
-    return lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)
+    yield lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)
+    forget()
 
 
 @pytest.fixture

@@ -62,7 +62,8 @@ def train(
 def test_every_order_of_streams_gives_the_numbers_of_the_cpu(
     rig: Callable[..., Rig], nccl: Any, kind: Any, settings: dict[str, Any], count: Callable[[int, int], int]
 ) -> None:
-    for seed in range(count(2, 50)):
+    first = 0 if nccl is None else 1  # two ranks, three ranks, and so on
+    for seed in range(first, first + count(1, 50)):
         size = 2 + seed % 2
 
         def rank(comm: Any, cupy: Any, seed: int = seed) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def test_buckets_leave_while_backward_computes_and_come_back_while_the_next_is_u
     noted: dict[int, list[str]] = {}
     update = Partial.update
 
-    def noted_update(self: Partial) -> None:
+    def noted_update(self: Partial, found: Any = None) -> None:
         noted[id(self)].append("update")
         update(self)
 
@@ -116,13 +116,13 @@ def test_buckets_leave_while_backward_computes_and_come_back_while_the_next_is_u
 
 
 def follow(
-    zero: ZeroOptimizer, step: Callable[[], None], events: list[str], noted: dict[int, list[str]]
-) -> Callable[[], None]:
+    zero: ZeroOptimizer, step: Callable[..., None], events: list[str], noted: dict[int, list[str]]
+) -> Callable[..., None]:
     """Has the updates of this rank noted among its other events."""
 
-    def followed() -> None:
+    def followed(*found: Any) -> None:
         noted.update({id(part): events for part in zero._sharding._parts})
-        step()
+        step(*found)
 
     return followed
 

@@ -1,0 +1,7 @@
+"""What a GPU can show of this runtime, beside PyTorch on the same GPU, in one run of less than eight minutes.
+
+    python -m benchmarks.gpu
+
+`tasks` says what is trained, `contestant` is a process that trains it with one library, `rows` are the promises,
+`__main__` lets the contestants take turns and writes the results.
+"""

@@ -1,0 +1,173 @@
+"""Everything that is promised of GPUs, in one run: correctness first, then each promise beside PyTorch.
+
+    python -m benchmarks.gpu [--rounds 15] [--limit 460] [--only gpt2] [--json FILE]
+    python -m benchmarks.gpu --device cpu          # the same on tiny sizes, where there is no GPU: does it run?
+
+Contestants are processes that all train the same weights on the same batch. Their first losses are compared with those
+of PyTorch's eager mode; then they take turns, and a ratio is the median over rounds. What fails is a row that says so:
+the others go on. Needs CuPy, a GPU and PyTorch with CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from benchmarks.gpu import carrying, sharing
+from benchmarks.gpu.rows import PROMISES, contestants, differs, ratio
+from benchmarks.gpu.tasks import TASKS
+from benchmarks.gpu.turns import ROOT, Contestant, median_ms, take_turns
+
+NAMED = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "torch", "nvidia-cudnn-frontend", "mpi4py", "pynccl")
+OTHERS = ("loader", "two-ranks")
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
+    parser.add_argument("--limit", type=float, default=460, help="seconds in all (default: 460)")
+    parser.add_argument("--tests", type=float, default=150, help="seconds for `pytest -m gpu`, 0: none (default: 150)")
+    parser.add_argument("--only", action="append", choices=[*TASKS, *OTHERS], help="this alone; several times: these")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes (default: cuda)")
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="where the results go (default: gpu.json)")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    args = parse()
+    begun = time.monotonic()
+    deadline = begun + args.limit
+    wanted = args.only or [*TASKS, *OTHERS]
+    found: dict[str, Any] = {"benchmark": "gpu", "date": datetime.date.today().isoformat(), **facts(args.device)}
+    print(f"{found['gpu']}, {found['versions']}", flush=True)
+    # All of them compile while the tests run, and wait until it is their turn.
+    entered = {
+        task: [Contestant(task, name, args.device) for name in contestants(task) if fits(name, args.device)]
+        for task in TASKS
+        if task in wanted
+    }
+    try:
+        if args.tests and args.device == "cuda":
+            found["tests"] = run_tests(args.tests)
+            print(f"pytest -m gpu: {found['tests']['summary']}", flush=True)
+        found["tasks"] = {}
+        for number, (task, group) in enumerate(entered.items()):
+            share = (deadline - time.monotonic()) / (len(entered) - number + 1)
+            found["tasks"][task] = compare(task, group, args.rounds, time.monotonic() + share, args.device)
+    finally:
+        for each in (each for group in entered.values() for each in group):
+            each.close()
+    if "loader" in wanted:
+        found["loader"] = guarded(carrying.measure, args.device)
+        print(carrying.line(found["loader"]), flush=True)
+    if "two-ranks" in wanted:
+        found["two-ranks"] = guarded(sharing.measure, args.device)
+        print(sharing.line(found["two-ranks"]), flush=True)
+    found["promises"] = [*summary(found["tasks"])]
+    found["seconds"] = round(time.monotonic() - begun, 1)
+    args.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"written to {args.json} after {found['seconds']} s")
+
+
+def fits(name: str, device: str) -> bool:
+    """Whether there is such a contestant on this device. Compiling for a CPU takes a compiler, and shows nothing."""
+    return device == "cuda" or name in ("ddp", "ddp-parallel", "torch")
+
+
+def guarded(measure: Any, device: str) -> dict[str, Any]:
+    """What is measured, or why it was not."""
+    try:
+        return dict(measure(device))
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def facts(device: str) -> dict[str, Any]:
+    """The machine, and the versions of what is on it."""
+    versions = {}
+    for name in NAMED:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    gpu = f"no GPU: {platform.machine()}"
+    if device == "cuda":
+        asked = "--query-gpu=name,driver_version,memory.total,clocks.max.sm"
+        done = subprocess.run(
+            ["nvidia-smi", asked, "--format=csv,noheader"], capture_output=True, text=True, timeout=30
+        )
+        gpu = done.stdout.strip()
+    return {"gpu": gpu, "python": platform.python_version(), "versions": versions}
+
+
+def run_tests(limit: float) -> dict[str, Any]:
+    """`pytest -m gpu`, and the names of what failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            return {"summary": f"not finished after {limit:.0f} s", "failed": []}
+        if not report.exists():
+            return {"summary": f"exit code {done.returncode}: {(done.stdout + done.stderr)[-500:]}", "failed": []}
+        cases = [*ElementTree.parse(report).iter("testcase")]
+    failed = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    summary = f"{len(cases) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped"
+    return {"summary": summary, "failed": failed}
+
+
+def compare(task: str, group: list[Contestant], rounds: int, deadline: float, device: str) -> dict[str, Any]:
+    """The losses and times of a task's contestants, those whose losses are right."""
+    items = (TASKS[task] if device == "cuda" else TASKS[task].small()).items
+    troubles: dict[str, str] = {}
+    for each in group:
+        trouble = each.ready(deadline)
+        if trouble is None and each is not group[0] and "losses" in group[0].said:
+            trouble = differs(each.said["losses"], group[0].said["losses"])
+        if trouble is not None:
+            troubles[each.name] = trouble
+            print(f"{task}: {each.name} is out: {trouble}", flush=True)
+    able = [each for each in group if each.name not in troubles]
+    times = take_turns(able, rounds, deadline)
+    print(f"\n{task:<12} {'ms a step':>10} {TASKS[task].unit + '/s':>12} {'peak MiB':>9}")
+    for each in able:
+        milliseconds = median_ms(times[each.name])
+        peak = f"{each.said['peak'] / 2**20:9.0f}" if each.said["peak"] else ""
+        print(f"{each.name:<12} {milliseconds:10.3f} {1000 * items / milliseconds:12.0f} {peak}", flush=True)
+    losses = {each.name: each.said["losses"] for each in able}
+    peaks = {each.name: each.said["peak"] for each in able}
+    return {"items": items, "seconds": times, "losses": losses, "peak": peaks, "out": troubles}
+
+
+def summary(tasks: dict[str, Any]) -> Any:
+    """Each promise with its ratio, printed as it goes."""
+    print(f"\n{'promise':<56} {'ratio':>6} {'goal':>5}")
+    for promise in PROMISES:
+        if promise.task in tasks:
+            got = ratio(promise, tasks[promise.task]["seconds"])
+            kept = None if got is None else promise.met(got)
+            shown = "     -" if got is None else f"{got:6.2f}"
+            said = {True: "met", False: "missed", None: "not measured"}[kept]
+            print(f"{promise.label:<56} {shown} {promise.goal:5.2f} {said}", flush=True)
+            yield {"what": promise.label, "goal": promise.goal, "ratio": got, "met": kept}
+
+
+if __name__ == "__main__":
+    main()

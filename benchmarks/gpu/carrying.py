@@ -1,0 +1,110 @@
+"""How near the loader comes to the bandwidth of a bare copy from pinned memory: images on their way to a GPU.
+
+The samples are decoded already, as those of a memory-mapped file are: what is measured is the way from a worker to the
+GPU. A batch counts once a kernel on the computing stream has read it. Workers write each sample once, into memory that
+is registered with CUDA and copied from there; a core writes about 10 GB/s, so that it takes as many as the bus is fast.
+A pass is long beside its beginning, where no batch is there yet, and the first pass registers the blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+SHAPE = (3, 224, 224)  # float16: 294 KiB an image
+BATCH = 256  # 73.5 MiB
+BATCHES = 300  # 0.4 s at 55 GB/s
+WORKERS = min(12, max(1, (os.cpu_count() or 1) - 2))
+ROUNDS = 5
+GOAL = 0.9
+
+
+class Pictures:
+    """Images that lie in memory: a worker copies each into its batch."""
+
+    def __init__(self, batch: int, batches: int) -> None:
+        self.length = batch * batches
+        self.images = np.random.default_rng(0).standard_normal((64, *SHAPE)).astype(np.float16)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.images[index % len(self.images)]
+
+
+def measure(device: str) -> dict[str, Any]:
+    """Bytes a second of the loader and of bare copies, in turns, and the median of the ratios."""
+    from ddp.data import DataLoader
+
+    batch, batches, workers = (BATCH, BATCHES, WORKERS) if device == "cuda" else (8, 6, 1)
+    nbytes = batch * int(np.prod(SHAPE)) * 2
+    loader = DataLoader(
+        Pictures(batch, batches), batch, num_workers=workers, pin_memory=device == "cuda", persistent_workers=True
+    )
+    bare = _bare_copies(nbytes, batches, device)
+    times: dict[str, list[float]] = {"loader": [], "copy": []}
+    for number in range(ROUNDS + 1):
+        for name, run in (("loader", lambda: _pass(loader, device)), ("copy", bare)):
+            start = time.perf_counter()
+            run()
+            if number:  # the first starts workers
+                times[name].append(time.perf_counter() - start)
+    rates = {name: [nbytes * batches / each for each in found] for name, found in times.items()}
+    registered = _registered() if device == "cuda" else 0
+    ratio = statistics.median(a / b for a, b in zip(rates["loader"], rates["copy"], strict=True))
+    return {
+        "rates": rates,
+        "ratio": ratio,
+        "goal": GOAL,
+        "met": ratio >= GOAL,
+        "workers": workers,
+        "batch": nbytes,
+        "registered": registered,  # blocks that are copied from without a host copy; 0: CUDA refused
+    }
+
+
+def _registered() -> int:
+    from ddp._gpu import registering
+
+    return registering.count()
+
+
+def _pass(loader: Any, device: str) -> None:
+    import ddp
+
+    for x in loader:
+        x[0, 0, 0, 0] + 1  # on the computing stream: it waits for the copy
+    if device == "cuda":
+        ddp.cuda.synchronize()
+
+
+def _bare_copies(nbytes: int, count: int, device: str) -> Any:
+    """Copies from one pinned buffer into one on the device, as fast as they go; on a CPU between two arrays."""
+    if device != "cuda":
+        source, target = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        return lambda: [np.copyto(target, source) for _ in range(count)]
+    import cupy
+
+    pinned = np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+    there = cupy.empty(nbytes, np.uint8)
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def run() -> None:
+        for _ in range(count):
+            there.set(pinned, stream=stream)
+        stream.synchronize()
+
+    return run
+
+
+def line(found: dict[str, Any]) -> str:
+    """For the table."""
+    if "error" in found:
+        return f"loader: {found['error']}"
+    loader, bare = (statistics.median(found["rates"][name]) / 1e9 for name in ("loader", "copy"))
+    return f"loader: {loader:.1f} GB/s, a bare copy {bare:.1f} GB/s, ratio {found['ratio']:.2f} (goal {found['goal']})"

@@ -1,0 +1,98 @@
+"""Contestants as processes that take turns: each has the device to itself while it is timed."""
+
+from __future__ import annotations
+
+import json
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+ROUND = 0.25  # s that one turn takes, about
+PATIENCE = 60.0  # s that a turn may take
+
+
+class Contestant:
+    """One process of `benchmarks.gpu.contestant`. said: its first line, once `ready`."""
+
+    def __init__(self, task: str, name: str, device: str) -> None:
+        self.name = name
+        command = [sys.executable, "-m", "benchmarks.gpu.contestant", task, name, device]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.said: dict[str, Any] = {}
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._noise: list[str] = []
+        self._ears = [threading.Thread(target=each, daemon=True) for each in (self._hear, self._overhear)]
+        for each in self._ears:
+            each.start()
+
+    def _hear(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _overhear(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._noise = [*self._noise[-39:], line]
+
+    def ready(self, deadline: float) -> str | None:
+        """Waits until it can be asked for steps. Returns: why it never will, or None."""
+        try:
+            while True:
+                line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.01))
+                if line is None:
+                    return f"ended with {self.process.wait()}: {''.join(self._noise)[-2000:]}"
+                if line.startswith("{"):  # a library may print what it likes before
+                    self.said = json.loads(line)
+                    return self.said.get("error")
+        except queue.Empty:
+            return "was not ready in time"
+
+    def steps(self, count: int) -> float:
+        """The seconds of one step, over `count`. Raises: RuntimeError if it does not answer."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"{count}\n")
+            self.process.stdin.flush()
+            line = self._lines.get(timeout=PATIENCE)
+        except (OSError, queue.Empty):
+            line = None
+        if line is None:
+            raise RuntimeError(f"{self.name} gave no answer: {''.join(self._noise)[-2000:]}")
+        return float(line)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.process.kill()
+        self.process.wait()
+        for ear in self._ears:
+            ear.join()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def take_turns(contestants: list[Contestant], rounds: int, deadline: float) -> dict[str, list[float]]:
+    """Of each contestant the seconds of a step, one number a round; fewer rounds where time runs out."""
+    repeats = {each.name: max(1, int(ROUND / max(each.steps(3), 1e-6))) for each in contestants}
+    times: dict[str, list[float]] = {each.name: [] for each in contestants}
+    for number in range(rounds):
+        if number >= 3 and time.monotonic() > deadline:
+            break
+        for each in contestants:
+            times[each.name].append(each.steps(repeats[each.name]))
+    return times
+
+
+def median_ms(times: list[float]) -> float:
+    """In milliseconds."""
+    return 1000 * statistics.median(times)

@@ -1,0 +1,220 @@
+"""What an op costs the host: ours beside PyTorch's eager mode on the same device, and a step as a graph beside theirs.
+
+    python -m benchmarks.launch [--device cuda|cpu] [--rounds 40] [--json FILE]
+
+Sizes are so small that a GPU is done before the host has launched the next op: what is timed is the host's part, by
+launching many without waiting. In each round every contestant has its turn on the same numbers, and ratios are medians
+over rounds. On the CPU an op's own work is in the time of both. Goals: eager at most 1.5 times PyTorch's, and a graphed
+step at most 1.0 times theirs (`torch.cuda.graph` over the whole step). Without PyTorch, ours alone is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ddp
+
+ROWS, WIDTH = 8, 32
+WARM = 2  # rounds that do not count
+TURN = 5e-3  # s
+MOST = 500  # calls a turn: a stream takes about a thousand launches before it makes the host wait
+EAGER, GRAPHED = 1.5, 1.0  # goals, times PyTorch's
+
+Call = Callable[[], Any]
+Contestants = dict[str, Call]
+
+
+class Library:
+    """One of the two libraries, which have the same names. lib: `ddp` or `torch`"""
+
+    def __init__(self, lib: Any, device: str) -> None:
+        self.lib, self.device = lib, device
+        self.F = lib.nn.functional
+
+    def tensor(self, *shape: int, grad: bool = False) -> Any:
+        """The same numbers in both."""
+        values = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+        x = self.lib.tensor(values, device=self.device)
+        return x.requires_grad_() if grad else x
+
+    def wait(self) -> None:
+        """Until the device is done."""
+        if self.device != "cpu":
+            self.lib.cuda.synchronize()
+
+
+def op(of: Library, name: str, grad: bool) -> Call:
+    """One op on small tensors. grad: with its backward, into gradients that are there"""
+    x, y = of.tensor(ROWS, WIDTH, grad=grad), of.tensor(ROWS, WIDTH, grad=grad)
+    weight, bias, gain = of.tensor(WIDTH, WIDTH, grad=grad), of.tensor(WIDTH, grad=grad), of.tensor(WIDTH, grad=grad)
+    calls: dict[str, Call] = {
+        "add": lambda: x + y,
+        "linear": lambda: of.F.linear(x, weight, bias),
+        "layer_norm": lambda: of.F.layer_norm(x, (WIDTH,), gain, bias),
+    }
+    forward = calls[name]
+    if not grad:
+        return forward
+    slope = of.tensor(ROWS, WIDTH)
+    return lambda: forward().backward(slope)
+
+
+def mlp(of: Library) -> Call:
+    """A training step of a small network: three layers, mean squared error, AdamW."""
+    nn = of.lib.nn
+    of.lib.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)]
+    model = nn.Sequential(*layers).to(of.device)
+    more = {"capturable": True} if of.lib is not ddp and of.device != "cpu" else {}
+    optimizer = of.lib.optim.AdamW(model.parameters(), lr=1e-3, **more)
+    x, y = of.tensor(ROWS, WIDTH), of.tensor(ROWS, WIDTH)
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = of.F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def graphed(of: Library) -> Call:
+    """The same step as a CUDA graph."""
+    step = mlp(of)
+    if of.lib is ddp:
+        return ddp.cuda.graphed_step(step)
+    side = of.lib.cuda.Stream()
+    side.wait_stream(of.lib.cuda.current_stream())
+    with of.lib.cuda.stream(side):
+        for _ in range(3):
+            step()
+    of.lib.cuda.current_stream().wait_stream(side)
+    graph = of.lib.cuda.CUDAGraph()
+    with of.lib.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def rows(libraries: dict[str, Library], device: str) -> dict[str, Contestants]:
+    """What is timed: name -> contestants."""
+    found: dict[str, Contestants] = {}
+    for name in ("add", "linear", "layer_norm"):
+        found[f"{name}, forward"] = {who: op(of, name, False) for who, of in libraries.items()}
+        found[f"{name}, forward and backward"] = {who: op(of, name, True) for who, of in libraries.items()}
+    found["MLP step"] = {who: mlp(of) for who, of in libraries.items()}
+    if device != "cpu":
+        found["MLP step, graphed"] = {who: graphed(of) for who, of in libraries.items()}
+    return found
+
+
+def turn(call: Call, calls: int, wait: Call) -> float:
+    """Seconds of the host for one of so many calls. The device is idle when it begins."""
+    call()
+    wait()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    spent = time.perf_counter() - start
+    wait()
+    return spent / calls
+
+
+def measure(contestants: Contestants, waits: dict[str, Call], rounds: int) -> dict[str, float]:
+    """Medians in microseconds, and the median of the ratios where there are two."""
+    for who, call in contestants.items():  # kernels are compiled, graphs are captured
+        for _ in range(6):
+            call()
+        waits[who]()
+    slowest = max(turn(call, 3, waits[who]) for who, call in contestants.items())
+    calls = max(3, min(MOST, int(TURN / slowest)))
+    order = list(contestants)
+    times: list[dict[str, float]] = []
+    for number in range(rounds + WARM):
+        order.reverse()  # who goes first has another cache before it
+        found = {who: 1e6 * turn(contestants[who], calls, waits[who]) for who in order}
+        if number >= WARM:
+            times.append(found)
+    medians = {who: statistics.median(each[who] for each in times) for who in contestants}
+    if len(contestants) == 2:
+        medians["ours/torch"] = statistics.median(each["ours"] / each["torch"] for each in times)
+    return medians
+
+
+def goal(name: str) -> float:
+    """What a ratio should not exceed."""
+    return GRAPHED if name.endswith("graphed") else EAGER
+
+
+def found_libraries(device: str) -> dict[str, Library]:
+    """Who is measured on this device."""
+    found = {"ours": Library(ddp, device)}
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if device == "cpu":
+            torch.set_num_threads(1)
+        if device == "cpu" or torch.cuda.is_available():
+            found["torch"] = Library(torch, device)
+    return found
+
+
+def versions(libraries: dict[str, Library], device: str) -> dict[str, str]:
+    found = {"python": platform.python_version(), "numpy": np.__version__}
+    if "torch" in libraries:
+        found["torch"] = libraries["torch"].lib.__version__
+    if device != "cpu":
+        import cupy
+
+        found["cupy"] = cupy.__version__
+        found["CUDA runtime"] = str(cupy.cuda.runtime.runtimeGetVersion())
+        found["driver"] = str(cupy.cuda.runtime.driverGetVersion())
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given = "cuda" if ddp.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=given, help="default: cuda where there is one")
+    parser.add_argument("--rounds", type=int, default=40, help="paired rounds after two to warm up (default: 40)")
+    parser.add_argument("--json", type=Path, default=None, help="where the results go (default: nowhere)")
+    args = parser.parse_args(arguments)
+    libraries = found_libraries(args.device)
+    waits = {who: of.wait for who, of in libraries.items()}
+    medians: dict[str, dict[str, float]] = {}
+    print(f"{'us of the host':<34}" + "".join(f"{who:>10}" for who in libraries) + "   ratio   goal", flush=True)
+    for name, contestants in rows(libraries, args.device).items():
+        medians[name] = measure(contestants, waits, args.rounds)
+        ratio = medians[name].get("ours/torch")
+        line = f"{name:<34}" + "".join(f"{medians[name][who]:>10.2f}" for who in libraries)
+        print(line + ("" if ratio is None else f"{ratio:>8.2f}{goal(name):>7.1f}"), flush=True)
+    where = ddp.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
+    results = {
+        "benchmark": "launch",
+        "date": datetime.date.today().isoformat(),
+        "device": args.device,
+        "name": where,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": versions(libraries, args.device),
+        "rounds": args.rounds,
+        "medians": medians,
+    }
+    if args.json is not None:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"written to {args.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""A CUDA kernel of your own inside an op of your own: x * sigmoid(beta * x) in one launch, and its backward in another.
+
+    python examples/cuda_kernel.py
+
+It needs a GPU and CuPy, which compiles the text below when it is first launched. Written as four ops of `ddp`, the same
+function reads and writes the memory of x several times over; here it is read once and written once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+import ddp
+from ddp import nn
+from ddp.nn import functional as F
+
+# Each thread strides over what is beyond all of them, so that any number of blocks is right.
+SOURCE = """
+typedef long long Index;
+
+#define FOR_EACH(i, n) \\
+    for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (Index)gridDim.x * blockDim.x)
+
+// s = sigmoid(beta x):  y = x s
+extern "C" __global__ void swish(const T* x, T* y, double beta, Index n) {
+    const T b = T(beta);
+    FOR_EACH(i, n) y[i] = x[i] / (T(1) + exp(-b * x[i]));
+}
+
+// dx = g (s + beta x s (1 - s))
+extern "C" __global__ void swish_backward(const T* g, const T* x, T* dx, double beta, Index n) {
+    const T b = T(beta);
+    FOR_EACH(i, n) {
+        const T s = T(1) / (T(1) + exp(-b * x[i]));
+        dx[i] = g[i] * (s + b * x[i] * s * (T(1) - s));
+    }
+}
+"""
+TYPES = {"float32": "float", "float64": "double"}
+THREADS, BLOCKS = 256, 4096
+
+
+def text(dtype: str) -> str:
+    """The source for tensors of a dtype. Raises: KeyError for another than float32 and float64."""
+    return f"typedef {TYPES[dtype]} T;\n{SOURCE}"
+
+
+@functools.cache
+def kernel(name: str, dtype: str) -> Any:
+    """A kernel by its name, compiled when it is first launched."""
+    import cupy
+
+    return cupy.RawKernel(text(dtype), name)
+
+
+def launch(name: str, like: ddp.Tensor, *inputs: ddp.Tensor, beta: float) -> ddp.Tensor:
+    """What a kernel makes of its inputs: a new tensor, shaped like them.
+
+    The launch goes to the current stream, as every op does; nothing waits, so that it can be part of a CUDA graph.
+    """
+    import cupy
+
+    # CuPy's arrays over the same memory. DLPack hands over the order of streams as well; cupy.asarray(x) would wait.
+    arrays = [cupy.from_dlpack(x.detach().contiguous()) for x in inputs]
+    out = cupy.empty(tuple(like.shape), arrays[0].dtype)
+    if out.size:
+        blocks = min(-(-out.size // THREADS), BLOCKS)
+        # What is no array is passed as the type that it has here: double and long long.
+        kernel(name, out.dtype.name)((blocks,), (THREADS,), (*arrays, out, np.float64(beta), np.int64(out.size)))
+    return ddp.from_dlpack(out)
+
+
+class Swish(ddp.autograd.Function):
+    """x: any shape, on a GPU, float32 or float64."""
+
+    @staticmethod
+    def forward(ctx: Any, x: ddp.Tensor, beta: float) -> ddp.Tensor:
+        ctx.save_for_backward(x)
+        ctx.beta = beta
+        return launch("swish", x, x, beta=beta)
+
+    @staticmethod
+    def backward(ctx: Any, g: ddp.Tensor) -> tuple[ddp.Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return launch("swish_backward", x, g, x, beta=ctx.beta), None
+
+
+class Curve(nn.Module):
+    """input: any shape."""
+
+    def forward(self, input: ddp.Tensor) -> ddp.Tensor:
+        return Swish.apply(input, 1.5)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400, help="of training (default: 400)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    if not ddp.cuda.is_available():
+        print("cuda_kernel.py needs a CUDA GPU and CuPy (pip install 'ddp-runtime[cuda12]'), and finds none here")
+        return 1
+    ddp.manual_seed(0)
+    x = ddp.randn(7, 5, dtype=ddp.float64, device="cuda", requires_grad=True)
+    ddp.autograd.gradcheck(lambda x: Swish.apply(x, 1.5), (x,))
+    apart = (x * ddp.sigmoid(1.5 * x) - Swish.apply(x, 1.5)).abs().max().item()
+    print(f"gradients agree with finite differences; values with ops of ddp up to {apart:.0e}")
+
+    model = nn.Sequential(nn.Linear(1, 32), Curve(), nn.Linear(32, 32), Curve(), nn.Linear(32, 1)).to("cuda")
+    optimizer = ddp.optim.Adam(model.parameters(), lr=5e-3)
+    x = ddp.linspace(-math.pi, math.pi, 256, device="cuda").reshape(-1, 1)
+    for _ in range(args.steps):
+        loss = F.mse_loss(model(x), x.sin())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"a net with it learns the sine: mean squared error {loss.item():.1e}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What is for a GPU costs a process without one nothing: it is executed when a GPU is met, and then all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp import _later
+from ddp.ops.cuda import SOURCES
+
+ROOT = Path(__file__).parent.parent.parent
+
+STEP = """
+import sys
+import ddp
+from ddp import nn
+from ddp._later import executed
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(16, 8), nn.LayerNorm(8)
+        self.conv, self.batch = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.attend, self.out = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 16)
+        self.drop, self.pool = nn.Dropout(0.1), nn.MaxPool2d(2)
+
+    def forward(self, x):
+        h = self.norm(self.embed(x))
+        h = h + self.attend(h, h, h)[0]
+        image = self.pool(ddp.relu(self.batch(self.conv(h.unsqueeze(1))))).mean()
+        return self.out(self.drop(nn.functional.gelu(h))) + image
+
+for make in (ddp.optim.SGD, ddp.optim.AdamW):
+    model = Net()
+    optimizer = make(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        x = ddp.randint(0, 16, (4, 8))
+        loss = nn.functional.cross_entropy(model(x).reshape(-1, 16), x.reshape(-1))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+ddp.normal(ddp.zeros(3), ddp.ones(3))
+ddp.bernoulli(ddp.full((3,), 0.5))
+x = ddp.randn(4)
+x += 1.0
+x[ddp.tensor([0, -1])] = (x > 0)[:2].float()
+loss.item(), x.tolist(), x.numpy(), repr(x), x.erf(), x.relu_()
+
+met = [name for name in sys.modules if name.startswith(("ddp.ops.cuda.", "ddp._gpu", "ddp.cuda")) and executed(name)]
+assert not met, met
+assert not {"cupy", "cudnn", "ddp.optim._launched"} & {*sys.modules}
+"""
+
+
+def test_training_on_the_cpu_executes_nothing_of_a_gpu() -> None:
+    subprocess.run([sys.executable, "-c", STEP], check=True, timeout=60, cwd=ROOT)
+
+
+def test_every_kernel_is_there_once_a_gpu_is_met() -> None:
+    named = {path.stem for path in (ROOT / "ddp" / "ops" / "cuda").glob("*.py")} - {"__init__"}
+    missed = {name for name in named if not _later.executed(f"ddp.ops.cuda.{name}")}
+    assert not missed, f"nothing that `load` imports leads to {missed}"
+    assert "pointwise" not in missed
+    assert {"bounds", "updates", "clipping", "entropy"} <= {*SOURCES}
+
+
+def test_a_module_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "for_later").mkdir()
+    (tmp_path / "for_later" / "__init__.py").write_text("")
+    (tmp_path / "for_later" / "one.py").write_text(
+        "from for_later import two\nNAME = __name__\nvalue = two.value + 1\n"
+    )
+    (tmp_path / "for_later" / "two.py").write_text("from for_later import one\nvalue = 1\n")
+    (tmp_path / "for_later" / "wrong.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import for_later  # type: ignore[import-not-found]
+
+    for name in ("one", "two", "wrong"):
+        setattr(for_later, name, _later.later(f"for_later.{name}"))
+    from for_later import one
+
+    assert not _later.executed("for_later.one")
+    assert one is sys.modules["for_later.one"]
+    one.added = 5
+    assert _later.executed("for_later.one")
+    assert (one.NAME, one.value, one.added) == ("for_later.one", 2, 5)
+    assert one.__file__ == str(tmp_path / "for_later" / "one.py")
+    for _ in range(2):  # it is tried anew, and says the same
+        with pytest.raises(ZeroDivisionError):
+            _ = for_later.wrong.value
+    for name in [each for each in sys.modules if each.startswith("for_later")]:
+        del sys.modules[name]

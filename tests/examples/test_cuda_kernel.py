@@ -1,0 +1,77 @@
+"""The example's own kernel: it compiles for the GPUs we know, runs on the stand-in, and says what it lacks here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddp
+from tests.ddp.cuda import emulation, nvrtc
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import cuda_kernel
+
+    yield cuda_kernel
+    cuda_kernel.kernel.cache_clear()
+
+
+@pytest.mark.skipif(nvrtc.LIBRARY is None or nvrtc.HEADERS is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_it_compiles(example: Any, dtype: str, architecture: str) -> None:
+    ptx = nvrtc.compiled(example.text(dtype), (f"-arch={architecture}",))
+    assert set(re.findall(r"\.entry (\w+)\(", ptx)) == {"swish", "swish_backward"}
+
+
+@pytest.mark.skipif(emulation.COMPILER is None, reason="no C++ compiler")
+class TestOnTheStandin:
+    def test_the_whole(self, gpu: Any, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        assert example.main(["--steps", "20"]) == 0
+        out = capsys.readouterr().out
+        assert "gradients agree with finite differences" in out
+        assert float(re.findall(r"squared error ([\d.e+-]+)", out)[0]) < 1
+
+    def test_one_launch_each_way_and_no_wait(self, gpu: Any, example: Any) -> None:
+        x = ddp.linspace(-3, 3, 1000, device="cuda").reshape(10, 100).T.requires_grad_()
+        expected = x.detach() * ddp.sigmoid(1.5 * x.detach())
+        gpu.reset()
+        y = example.Swish.apply(x, 1.5)
+        y.backward(ddp.ones_like(y))
+        assert (gpu.launches["swish"], gpu.launches["swish_backward"]) == (1, 1)
+        assert not gpu.synchronizations
+        assert ddp.allclose(y, expected)
+        assert example.Swish.apply(x[:0], 1.5).shape == (0, 10)
+
+    @pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(5)], indirect=True)
+    def test_on_a_stream_of_its_own(self, gpu: Any, example: Any) -> None:
+        with gpu.cupy.cuda.Stream(non_blocking=True):
+            x = ddp.arange(100.0, device="cuda") * 0.1
+            y = example.Swish.apply(x, 1.0) + 1
+            assert y[10].item() == pytest.approx(1 + 1 / (1 + 2.718281828**-1))
+
+
+@pytest.mark.skipif(ddp.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_job([sys.executable, str(EXAMPLES / "cuda_kernel.py")])
+    assert done.returncode == 1
+    assert "needs a CUDA GPU and CuPy" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ddp.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_job([sys.executable, str(EXAMPLES / "cuda_kernel.py")])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(re.findall(r"squared error ([\d.e+-]+)", done.stdout)[0]) < 1e-2

@@ -1,0 +1,19 @@
+"""A GPU without a GPU: a stand-in for the module `cupy`, whose arrays are not NumPy's, on simulated devices.
+
+The fixture `gpu` (every test has it) puts the stand-in in the place of `cupy`, so that `ddp.tensor(x, device="cuda")`
+simply works: two devices, streams, events, a memory pool, pinned memory, raw kernels through the emulator of
+`tests/ddp/cuda`. What CuPy refuses, it refuses: implicit conversion to NumPy, NumPy operands, arrays of two devices in
+one call, names that CuPy does not have (`names.txt`, which a test holds against the real one where it is installed).
+
+    gpu.cupy              the module; gpu.machine: its streams (`tests.collectives.gpu.machine.Machine`)
+    gpu.synchronizations  Counter of the times that the host waited, by kind; gpu.waits: the same with the line of ours
+    gpu.launches          Counter of kernels and copies by name; gpu.copies_up: host arrays sent (they do not wait)
+    gpu.mallocs, gpu.frees   of device memory beneath the pool
+    gpu.log               (stream, what) in order; gpu.reset() forgets all counts
+    gpu.put(stream_pointer, kind, closure)  work of a library's stand-in; the closure must not hold arrays, only
+                          their memory (`gpu.host(array)`), so that what is freed too early is found
+
+`@pytest.mark.parametrize("gpu", ["simulated"], indirect=True)` (or ("simulated", seed)) does the work later, in a
+random order that CUDA allows; what is freed is scribbled over in both modes. In eager mode work is done at once.
+A random generator draws other numbers than CuPy's; everything else has NumPy's values.
+"""

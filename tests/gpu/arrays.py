@@ -1,0 +1,372 @@
+"""`cupy.ndarray`: numbers in a device's memory, which only work on a stream reads and writes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.collectives.gpu.machine import GARBAGE
+
+if TYPE_CHECKING:
+    from tests.gpu.standin import Cupy
+
+
+class Array:
+    """Subclassed by each stand-in as its `ndarray`. Only closures on streams touch `_host`, its memory."""
+
+    _cupy: Cupy
+    __array_priority__ = 100
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(
+        self, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: str = "C"
+    ) -> None:
+        shape = (int(shape),) if isinstance(shape, int | np.integer) else tuple([int(n) for n in shape])
+        dtype = np.dtype(dtype)
+        self._cupy._known(dtype)
+        if memptr is None:
+            nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+            memptr = self._cupy.allocator(nbytes)
+        self._set(np.ndarray(shape, dtype, memptr.mem.raw, memptr.offset, strides, order), memptr, None)
+
+    def _set(self, host: Any, memptr: Any, base: Any) -> None:
+        self._host, self._memptr = host, memptr
+        self.base = base
+        self.shape, self.dtype, self.strides = host.shape, host.dtype, host.strides
+        self.ndim, self.size, self.itemsize, self.nbytes = host.ndim, host.size, host.itemsize, host.nbytes
+
+    @property
+    def device(self) -> Any:
+        return self._cupy.cuda.Device(self._memptr.device_id)
+
+    @property
+    def flags(self) -> Any:
+        flags = self._host.flags
+        return SimpleNamespace(
+            c_contiguous=flags.c_contiguous,
+            f_contiguous=flags.f_contiguous,
+            owndata=self.base is None,
+            forc=flags.forc,
+            fnc=flags.fnc,
+        )
+
+    @property
+    def data(self) -> Any:
+        at = self._host.__array_interface__["data"][0] if self.size else self._memptr.ptr
+        return self._memptr + (at - self._memptr.ptr)
+
+    def _view(self, host: Any) -> Any:
+        made = object.__new__(type(self))
+        made._set(host, self._memptr, self if self.base is None else self.base)
+        return made
+
+    # What leaves the device ------------------------------------------------------------------------------------------
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array "
+            "explicitly."
+        )
+
+    def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
+        return self._down("get", stream, out, blocking)
+
+    def _down(self, kind: str, stream: Any = None, out: Any = None, blocking: bool = True) -> Any:
+        cupy = self._cupy
+        stream = cupy.current(self._memptr.device_id) if stream is None else stream
+        if out is None:
+            out = np.empty(self.shape, self.dtype)
+        assert (out.dtype, out.shape) == (self.dtype, self.shape), "get: out is of another shape or dtype"
+        source = self._host
+        waits = blocking or out.__array_interface__["data"][0] not in cupy.pinned
+        if waits:
+            cupy.refuse_capture(kind)
+            cupy.record.wait(kind)
+        cupy.put(stream.ptr, "copy down", lambda: np.copyto(out, source))
+        if waits:
+            cupy.finish(stream.ptr)
+        return out
+
+    def item(self, *args: Any) -> Any:
+        return self._down("item").item(*args)
+
+    def tolist(self) -> Any:
+        return self._down("tolist").tolist()
+
+    def tobytes(self, order: str = "C") -> bytes:
+        return self._down("tobytes").tobytes(order)
+
+    def __bool__(self) -> bool:
+        return bool(self._down("bool"))
+
+    def __int__(self) -> int:
+        return int(self._down("int"))
+
+    def __float__(self) -> float:
+        return float(self._down("float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._down("complex"))
+
+    def __repr__(self) -> str:
+        return repr(self._down("print"))
+
+    def __str__(self) -> str:
+        return str(self._down("print"))
+
+    def __format__(self, spec: str) -> str:
+        return format(self._down("print"), spec)
+
+    def __reduce__(self) -> Any:
+        return self._cupy.array, (self._down("pickle"),)
+
+    def set(self, arr: Any, stream: Any = None) -> None:
+        cupy = self._cupy
+        assert isinstance(arr, np.ndarray), f"Only numpy.ndarray can be set to cupy.ndarray, not {type(arr)}"
+        assert (arr.dtype, arr.shape) == (self.dtype, self.shape), "set: another shape or dtype"
+        pinned = arr.size == 0 or arr.__array_interface__["data"][0] in cupy.pinned
+        target = self._host
+        into = cupy.current(self._memptr.device_id) if stream is None else stream
+        if stream is None:
+            cupy.refuse_capture("set")
+            cupy.record.wait("set")
+        cupy.record.launches["copy up"] += 1
+        if pinned and arr.size and arr.flags.c_contiguous:
+            # An address is all that CUDA has of it: the array may die, and what is no longer pinned is not read.
+            start, nbytes = arr.__array_interface__["data"][0], arr.nbytes
+            dtype, shape = arr.dtype, arr.shape
+
+            def read() -> None:
+                if start in cupy.pinned:
+                    np.copyto(
+                        target, np.frombuffer(ctypes.string_at(start, nbytes), np.uint8).view(dtype).reshape(shape)
+                    )
+                else:
+                    target.fill(np.frombuffer(bytes([GARBAGE]) * dtype.itemsize, np.uint8).view(dtype)[0])
+
+            cupy.put(into.ptr, "copy up", read)
+        else:
+            source = arr if pinned else arr.copy()
+            cupy.put(into.ptr, "copy up", lambda: np.copyto(target, source))
+        if stream is None:
+            cupy.finish(into.ptr)
+
+    # Protocols -------------------------------------------------------------------------------------------------------
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "descr": self.dtype.descr,
+            "data": (self.data.ptr, False),
+            "strides": None if self._host.flags.c_contiguous else self.strides,
+            "stream": self._cupy.current().ptr,
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._memptr.device_id
+
+    def __dlpack__(self, stream: Any = None, **kwargs: Any) -> Any:
+        return Capsule(self)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        ours = getattr(self._cupy, {"true_divide": "divide"}.get(ufunc.__name__, ufunc.__name__), None)
+        if ours is None:
+            return NotImplemented
+        return getattr(ours, method)(
+            *inputs, **{k: v[0] if k == "out" and len(v) == 1 else v for k, v in kwargs.items()}
+        )
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        module = self._cupy
+        for name in func.__module__.split(".")[1:]:
+            module = getattr(module, name, None)
+        ours = getattr(module, func.__name__, None)
+        if ours is None or ours is func:
+            return NotImplemented
+        return ours(*args, **kwargs)
+
+    # Indexing --------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __iter__(self) -> Any:
+        if self.ndim == 0:
+            raise TypeError("iteration over a 0-d array")
+        return iter([self[i] for i in range(len(self))])
+
+    def __contains__(self, x: Any) -> bool:
+        raise TypeError("argument of type 'cupy.ndarray' is not iterable")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._cupy._getitem(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._cupy._setitem(self, index, value)
+
+    # Methods ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def T(self) -> Any:
+        return self._view(self._host.T)
+
+    @property
+    def mT(self) -> Any:
+        return self._view(self._host.mT)
+
+    @property
+    def real(self) -> Any:
+        return self._view(self._host.real) if self.dtype.kind == "c" else self
+
+    @property
+    def imag(self) -> Any:
+        return self._view(self._host.imag) if self.dtype.kind == "c" else self._cupy.zeros_like(self)
+
+    @property
+    def flat(self) -> Any:
+        return iter(self.ravel())
+
+    def view(self, dtype: Any = None, *args: Any) -> Any:
+        return self._view(self._host.view(self.dtype if dtype is None else dtype))
+
+    def reshape(self, *shape: Any, order: str = "C") -> Any:
+        shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        return self._cupy._viewed("reshape", lambda x: x.reshape(shape, order=order), self)
+
+    def ravel(self, order: str = "C") -> Any:
+        return self._cupy._viewed("ravel", lambda x: x.ravel(order), self)
+
+    def transpose(self, *axes: Any) -> Any:
+        return self._view(self._host.transpose(*axes))
+
+    def swapaxes(self, a: int, b: int) -> Any:
+        return self._view(self._host.swapaxes(a, b))
+
+    def squeeze(self, axis: Any = None) -> Any:
+        return self._view(self._host.squeeze(axis))
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        return self._cupy.diagonal(self, offset, axis1, axis2)
+
+    def flatten(self, order: str = "C") -> Any:
+        return self._cupy._compute("copy", lambda x: x.flatten(order), (self,))
+
+    def copy(self, order: str = "C") -> Any:
+        return self._cupy._compute("copy", lambda x: x.copy(order), (self,))
+
+    def __copy__(self) -> Any:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        with self.device:
+            return self.copy()
+
+    def astype(self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True) -> Any:
+        dtype = np.dtype(dtype)
+        self._cupy._known(dtype)
+        if not copy and dtype == self.dtype and order == "K":
+            return self
+        return self._cupy._compute("astype", lambda x: x.astype(dtype, order), (self,))
+
+    def fill(self, value: Any) -> None:
+        cupy = self._cupy
+        if isinstance(value, np.ndarray | Array) and value.size != 1:
+            raise ValueError("Invalid argument. fill() requires a scalar.")
+        target = self._host
+        source = cupy._host_of(value)
+        cupy._launch(
+            "fill", lambda: target.fill(source if not isinstance(source, np.ndarray) else source.item()), [self]
+        )
+
+    def sort(self, axis: int = -1, kind: Any = None) -> None:
+        target = self._host
+        self._cupy._launch("sort", lambda: target.sort(axis, kind="stable"), [self])
+
+    def partition(self, kth: Any, axis: int = -1) -> None:
+        target = self._host
+        self._cupy._launch("partition", lambda: target.partition(kth, axis), [self])
+
+    def scatter_add(self, index: Any, value: Any) -> None:
+        self._cupy.add.at(self, index, value)
+
+    def toDlpack(self) -> Any:
+        return Capsule(self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return self._cupy.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return self._cupy.matmul(other, self)
+
+
+class Capsule:
+    """In the place of DLPack's capsule, which could only be made in C."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+
+def _forward(symbol: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    def there(self: Any, other: Any) -> Any:
+        return _unless_unknown(self, symbol, self, other)
+
+    def back(self: Any, other: Any) -> Any:
+        return _unless_unknown(self, symbol, other, self)
+
+    def inplace(self: Any, other: Any) -> Any:
+        getattr(self._cupy, symbol)(self, other, out=self)
+        return self
+
+    return there, back, inplace
+
+
+def _unless_unknown(array: Any, symbol: str, x: Any, y: Any) -> Any:
+    other = y if array is x else x
+    if not isinstance(other, Array | np.ndarray | np.generic | int | float | complex | bool):
+        return NotImplemented
+    return getattr(array._cupy, symbol)(x, y)
+
+
+for _name, _symbol in {
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "true_divide",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "pow": "power",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "left_shift",
+    "rshift": "right_shift",
+}.items():
+    for _prefix, _method in zip(("", "r", "i"), _forward(_symbol), strict=True):
+        setattr(Array, f"__{_prefix}{_name}__", _method)
+for _name, _symbol in {
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+    "eq": "equal",
+    "ne": "not_equal",
+}.items():
+    setattr(Array, f"__{_name}__", _forward(_symbol)[0])
+for _name, _symbol in {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "invert"}.items():
+    setattr(Array, f"__{_name}__", lambda self, s=_symbol: getattr(self._cupy, s)(self))
+Array.__divmod__ = lambda self, other: self._cupy.divmod(self, other)  # type: ignore[attr-defined]
+# Methods that are functions of the module.
+for _name in (
+    *("all", "any", "argmax", "argmin", "argpartition", "argsort", "choose", "clip", "compress", "conj", "cumprod"),
+    *("cumsum", "dot", "max", "mean", "min", "nonzero", "prod", "ptp", "put", "repeat", "round", "searchsorted", "std"),
+    *("sum", "take", "trace", "var"),
+):
+    setattr(Array, _name, lambda self, *args, f=_name, **kwargs: getattr(self._cupy, f)(self, *args, **kwargs))
+Array.conjugate = Array.conj  # type: ignore[attr-defined]

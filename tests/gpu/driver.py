@@ -1,0 +1,374 @@
+"""Devices, streams, events and the runtime's functions, on the queues of a `Machine`."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+import weakref
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.collectives.gpu.machine import Mark
+from tests.gpu.memory import CUDARuntimeError, blocks_of
+
+if TYPE_CHECKING:
+    from tests.gpu.standin import Cupy
+
+WAITS = "host waits"  # in the machine's log
+_TICK = 1e-5  # s that one piece of simulated work takes, whichever stream it is on
+_SUCCESS, _NOT_READY, _INVALID = 0, 600, 1
+
+
+def driver(cupy: Cupy) -> dict[str, Any]:
+    """`Device`, `Stream`, `Event`, … of `cupy.cuda`."""
+    machine, record = cupy.machine, cupy.record
+
+    class Device:
+        def __init__(self, device: Any = None) -> None:
+            self.id = cupy.local.device if device is None else int(device)
+
+        def __int__(self) -> int:
+            return self.id
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Device) and other.id == self.id
+
+        def __hash__(self) -> int:
+            return hash(self.id)
+
+        def __repr__(self) -> str:
+            return f"<CUDA Device {self.id}>"
+
+        def use(self) -> None:
+            if self.id >= cupy.devices:
+                raise CUDARuntimeError(101, "cudaErrorInvalidDevice")
+            cupy.local.device = self.id
+
+        def __enter__(self) -> Device:
+            cupy.local.left.append(cupy.local.device)
+            self.use()
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            cupy.local.device = cupy.local.left.pop()
+
+        def synchronize(self) -> None:
+            cupy.refuse_capture("cudaDeviceSynchronize")
+            record.wait("Device.synchronize")
+            for handle in cupy.streams_of(self.id):
+                cupy.finish(handle)
+
+        @property
+        def mem_info(self) -> tuple[int, int]:
+            return cupy.capacity - cupy.held[self.id], cupy.capacity
+
+        @property
+        def compute_capability(self) -> str:
+            return "90"
+
+        @property
+        def pci_bus_id(self) -> str:
+            return f"0000:{self.id:02x}:00.0"
+
+        @property
+        def attributes(self) -> dict[str, int]:
+            return {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448, "MaxThreadsPerBlock": 1024}
+
+    class Event:
+        def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+            self.timed = not disable_timing
+            self.at = 0.0  # s
+            self.stream = ""
+            self.mark: Mark | None = None
+            self.ptr = id(self)
+            events[self.ptr] = self
+
+        def record(self, stream: Any = None) -> None:
+            stream = cupy.current() if stream is None else stream
+            mark = self.mark = Mark()
+            self.stream = machine.queues[cupy.handle(stream.ptr)].name
+            if cupy.captures.record(cupy.handle(stream.ptr), mark):
+                return
+
+            def passed() -> None:
+                self.at = (
+                    time.perf_counter() if machine.eager else _TICK * sum(q.finished for q in machine.queues.values())
+                )
+                mark.done = True
+
+            cupy.put(stream.ptr, "record", passed if self.timed else (lambda: setattr(mark, "done", True)))
+
+        @property
+        def done(self) -> bool:
+            cupy.captures.ask(self.mark)
+            cupy.refuse_capture("cudaEventQuery")
+            return self.mark is None or machine.glance(self.mark)
+
+        def synchronize(self) -> None:
+            cupy.captures.ask(self.mark)
+            cupy.refuse_capture("cudaEventSynchronize")
+            record.wait("Event.synchronize")
+            machine.log.append((self.stream, f"{WAITS} for an event"))
+            wait_for(self)
+
+    def wait_for(event: Event) -> None:
+        deadline = time.monotonic() + 20
+        while event.mark is not None and not machine.glance(event.mark):
+            assert time.monotonic() < deadline, "an event that never comes"
+
+    class Stream:
+        null: Any
+        ptds: Any
+
+        def __init__(
+            self,
+            null: bool = False,
+            non_blocking: bool = False,
+            ptds: bool = False,
+            priority: Any = None,
+            *,
+            name: str = "",
+        ) -> None:
+            assert machine.eager or non_blocking, "a blocking stream waits for the default stream behind our back"
+            self.device = self.device_id = cupy.local.device
+            self.is_non_blocking = non_blocking
+            self.priority = priority or 0
+            self.ptr = machine.queue(name or cupy.naming(self.device))
+            cupy.owners[self.ptr] = self.device
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream) and other.ptr == self.ptr
+
+        def __hash__(self) -> int:
+            return hash(self.ptr)
+
+        def record(self, event: Any = None) -> Any:
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+        def wait_event(self, event: Any) -> None:
+            if event.mark is not None and not cupy.captures.wait(cupy.handle(self.ptr), event.mark):
+                cupy.put(self.ptr, "wait", waits=event.mark)
+
+        @property
+        def done(self) -> bool:
+            cupy.refuse_capture("cudaStreamQuery")
+            queue = machine.queues[cupy.handle(self.ptr)]
+            return not queue.pieces
+
+        def synchronize(self) -> None:
+            cupy.refuse_capture("cudaStreamSynchronize")
+            record.wait("Stream.synchronize")
+            cupy.finish(self.ptr)
+
+        def __enter__(self) -> Stream:
+            assert self.device in (-1, cupy.local.device), "a stream of another device"
+            here = cupy.local.device
+            cupy.local.left.append((here, cupy.local.streams.get(here)))
+            cupy.local.streams[here] = self
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            device, before = cupy.local.left.pop()
+            cupy.local.streams[device] = before
+
+        def use(self) -> Stream:
+            cupy.local.streams[cupy.local.device if self.device < 0 else self.device] = self
+            return self
+
+        def is_capturing(self) -> bool:
+            return self.ptr in cupy.capturing
+
+        def begin_capture(self, mode: int | None = None) -> None:
+            cupy.captures.begin(self.ptr, mode)
+
+        def end_capture(self) -> Any:
+            return cupy.captures.end(self.ptr)
+
+        def launch_host_func(self, callback: Any, arg: Any) -> None:
+            cupy.put(self.ptr, "host function", lambda: callback(arg))
+
+    class ExternalStream(Stream):
+        def __init__(self, ptr: int, device_id: int = -1) -> None:
+            self.ptr = ptr
+            self.device = self.device_id = cupy.owners[cupy.handle(ptr)] if device_id < 0 else device_id
+            self.is_non_blocking, self.priority = True, 0
+
+    events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+    cupy.events = events
+    for each in range(cupy.devices):
+        cupy.defaults[each] = machine.queue(f"default {each}.")
+        cupy.owners[cupy.defaults[each]] = each
+    # One object for the default streams of all devices: it is that of the device that is current.
+    null = object.__new__(Stream)
+    null.ptr, null.device, null.device_id, null.is_non_blocking, null.priority = 0, -1, -1, False, 0
+    Stream.null = Stream.ptds = cupy.null = null
+
+    def elapsed(start: Event, end: Event) -> float:
+        for each in (start, end):
+            assert each.timed, "an event that keeps no time"
+            assert each.mark is not None, "not recorded"
+            assert each.mark.done, "not passed yet"
+        return 1e3 * max(end.at - start.at, 0.0)
+
+    return {
+        "Device": Device,
+        "Event": Event,
+        "Stream": Stream,
+        "ExternalStream": ExternalStream,
+        "get_current_stream": cupy.current,
+        "get_device_id": lambda: cupy.local.device,
+        "get_elapsed_time": elapsed,
+        "is_available": lambda: True,
+        "get_cuda_path": lambda: None,
+    }
+
+
+def runtime(cupy: Cupy) -> ModuleType:
+    """`cupy.cuda.runtime`."""
+    machine = cupy.machine
+    made = ModuleType("cupy.cuda.runtime")
+    malloc, free = blocks_of(cupy)
+    to_device, to_host, within = 1, 2, 3
+
+    def copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        target, source = int(target), int(source)
+        way = {to_host: "copy down", to_device: "copy up", within: "copy", 4: "copy"}[kind]
+        if kind == to_host and target not in cupy.pinned:
+            cupy.refuse_capture("a copy to pageable memory")
+            cupy.record.wait("pageable copy down")
+            cupy.put(stream, way, lambda: ctypes.memmove(target, source, nbytes) and None)
+            cupy.finish(stream)
+            return
+        cupy.record.launches[way] += 1
+        if kind == 4:
+            kind = to_device if cupy.device_at(source) < 0 else within
+        if kind == to_device and source not in cupy.pinned:
+            cupy.refuse_capture("a copy from pageable memory")
+            cupy.record.copies_up += 1
+            staged = ctypes.string_at(source, nbytes)  # CUDA reads pageable memory before it returns
+            cupy.put(stream, way, lambda: ctypes.memmove(target, staged, nbytes) and None)
+        else:
+            cupy.put(stream, way, lambda: ctypes.memmove(target, source, nbytes) and None)
+
+    def copy_now(target: int, source: int, nbytes: int, kind: int) -> None:
+        cupy.refuse_capture("cudaMemcpy")
+        cupy.record.wait("cudaMemcpy")
+        stream = cupy.current().ptr
+        cupy.put(stream, "copy", lambda: ctypes.memmove(int(target), int(source), nbytes) and None)
+        cupy.finish(stream)
+
+    def memset(address: int, value: int, nbytes: int, stream: int) -> None:
+        cupy.record.launches["memset"] += 1
+        cupy.put(stream, "memset", lambda: ctypes.memset(int(address), value, nbytes) and None)
+
+    def device_synchronize() -> None:
+        cupy.cuda.Device().synchronize()
+
+    def stream_synchronize(stream: int) -> None:
+        cupy.refuse_capture("cudaStreamSynchronize")
+        cupy.record.wait("Stream.synchronize")
+        cupy.finish(stream)
+
+    def register(address: int, nbytes: int, flags: int = 0) -> None:
+        if nbytes <= 0 or flags & ~0xF:
+            raise CUDARuntimeError(_INVALID, "cudaErrorInvalidValue: invalid argument")
+        if any(low < address + nbytes and address < high for low, high in cupy.pinned.ranges()):
+            raise CUDARuntimeError(
+                712, "cudaErrorHostMemoryAlreadyRegistered: part or all of the requested memory range is already mapped"
+            )
+        cupy.pinned.add(address, nbytes)
+        cupy.pinned.registered.add(address)
+
+    def unregister(address: int) -> None:
+        if address not in cupy.pinned.registered:
+            raise CUDARuntimeError(
+                713, "cudaErrorHostMemoryNotRegistered: pointer does not correspond to a registered memory region"
+            )
+        cupy.pinned.registered.remove(address)
+        cupy.pinned.remove(address)
+
+    def properties(device: int) -> dict[str, Any]:
+        return {
+            "name": b"Stand-in GPU",
+            "uuid": bytes([device + 1] * 16),
+            "totalGlobalMem": cupy.capacity,
+            "multiProcessorCount": 132,
+            "major": 9,
+            "minor": 0,
+            "warpSize": 32,
+            "sharedMemPerBlock": 49152,
+            "maxThreadsPerBlock": 1024,
+        }
+
+    def event_query(pointer: int) -> int:
+        return _SUCCESS if cupy.events[pointer].done else _NOT_READY
+
+    def stream_wait_event(stream: int, event: int, flags: int = 0) -> None:
+        cupy.cuda.ExternalStream(stream).wait_event(cupy.events[event])
+
+    def stream_query(stream: int) -> int:
+        return _NOT_READY if machine.queues[cupy.handle(stream)].pieces else _SUCCESS
+
+    def pointer_attributes(address: int) -> Any:
+        kind = 1 if address in cupy.pinned else 2 if cupy.device_at(address) >= 0 else 0
+        return SimpleNamespace(device=max(cupy.device_at(address), 0), devicePointer=address, hostPointer=0, type=kind)
+
+    members: dict[str, Any] = {
+        "CUDARuntimeError": CUDARuntimeError,
+        "malloc": malloc,
+        "free": free,
+        "memcpyHostToHost": 0,
+        "memcpyHostToDevice": to_device,
+        "memcpyDeviceToHost": to_host,
+        "memcpyDeviceToDevice": within,
+        "memcpyDefault": 4,
+        "memcpyAsync": copy,
+        "memcpy": copy_now,
+        "memsetAsync": memset,
+        "memoryTypeUnregistered": 0,
+        "memoryTypeHost": 1,
+        "memoryTypeDevice": 2,
+        "memoryTypeManaged": 3,
+        "memGetInfo": lambda: cupy.cuda.Device().mem_info,
+        "eventQuery": event_query,
+        "eventRecord": lambda event, stream: cupy.events[event].record(SimpleNamespace(ptr=stream)),
+        "eventSynchronize": lambda event: cupy.events[event].synchronize(),
+        "streamWaitEvent": lambda stream, event, flags=0: cupy.cuda.ExternalStream(stream).wait_event(
+            cupy.events[event]
+        ),
+        "streamQuery": stream_query,
+        "streamSynchronize": stream_synchronize,
+        "streamIsCapturing": lambda pointer: pointer in cupy.capturing,
+        "deviceSynchronize": device_synchronize,
+        "getDevice": lambda: cupy.local.device,
+        "setDevice": lambda device: cupy.cuda.Device(device).use(),
+        "getDeviceCount": lambda: cupy.devices,
+        "getDeviceProperties": properties,
+        "deviceGetAttribute": lambda attribute, device: {16: 132, 75: 9, 76: 0}.get(attribute, 0),
+        "deviceGetPCIBusId": lambda device: f"0000:{device:02x}:00.0",
+        "deviceCanAccessPeer": lambda device, peer: 1,
+        "deviceEnablePeerAccess": lambda peer: None,
+        "runtimeGetVersion": lambda: 12090,
+        "driverGetVersion": lambda: 12090,
+        "hostRegister": register,
+        "hostUnregister": unregister,
+        "pointerGetAttributes": pointer_attributes,
+        "streamCaptureModeGlobal": 0,
+        "streamCaptureModeThreadLocal": 1,
+        "streamCaptureModeRelaxed": 2,
+        "cudaDevAttrMultiProcessorCount": 16,
+        "cudaDevAttrComputeCapabilityMajor": 75,
+        "cudaDevAttrMemoryPoolsSupported": 115,
+        "is_hip": False,
+    }
+    vars(made).update({name: value for name, value in members.items() if name != "cudaDevAttrComputeCapabilityMajor"})
+    return made
+
+
+def host_at(address: int, nbytes: int) -> Any:
+    """(nbytes,) uint8 at an address."""
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8) if nbytes else np.empty(0, np.uint8)

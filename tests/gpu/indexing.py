@@ -1,0 +1,93 @@
+"""Reading and writing by index as CuPy does it: a mask waits, and what is out of range begins anew at the other end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.arrays import Array
+from tests.gpu.working import Working
+
+
+class Indexing(Working):
+    """The part of the stand-in behind x[index]."""
+
+    def _index(self, index: Any) -> tuple[tuple[Any, ...], bool, bool]:
+        """An index on the host's side, whether it is more than slices, and whether its result's size is in a mask."""
+        parts, advanced, masks = [], False, False
+        for each in index if isinstance(index, tuple) else (index,):
+            if isinstance(each, list | np.ndarray) or (
+                hasattr(each, "__cuda_array_interface__") and not isinstance(each, Array)
+            ):
+                each = self.asarray(each)
+                if each.size == 0 and each.dtype.kind == "f":
+                    each = each.astype(np.int64)
+            if isinstance(each, Array):
+                advanced, masks = True, masks or each.dtype.kind == "b"
+                if each.dtype.kind not in "biu":
+                    raise IndexError("arrays used as indices must be of integer or boolean type.")
+            elif isinstance(each, bool | np.bool):
+                advanced = masks = True
+            parts.append(each)
+        return tuple(parts), advanced, masks
+
+    def _getitem(self, x: Any, index: Any) -> Any:
+        parts, advanced, masks = self._index(index)
+        if not advanced:
+            whole = parts if any(each is Ellipsis for each in parts) else (*parts, ...)
+            return x._view(x._host[whole])
+        return self._compute("getitem", _taken, (x, *parts), waits=masks)
+
+    def _setitem(self, x: Any, index: Any, value: Any) -> None:
+        parts, advanced, masks = self._index(index)
+        held = [x]
+        if isinstance(value, np.ndarray):
+            if value.shape != ():
+                raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+            value = value.item()
+        if isinstance(value, list | tuple):
+            value = self.asarray(value)
+        source = self._host_of(value, held)
+        if masks:
+            self.wait("setitem with a mask")
+        hosts = self._host_of(parts, held)
+        target = x._host
+        if self.deferred:  # what NumPy refuses, it refuses now
+            np.broadcast_to(
+                np.empty(np.shape(source)), self._dummy(target)[self._dummy(hosts)].shape
+            ) if not masks else None
+        self._launch("setitem" if advanced else "copy", lambda: _put(target, hosts, source), held)
+
+
+def _taken(x: Any, *index: Any) -> Any:
+    try:
+        return x[index]
+    except IndexError:
+        return x[_wrapped_around(x.shape, index)]
+
+
+def _put(x: Any, index: tuple[Any, ...], value: Any) -> None:
+    try:
+        x[index] = value
+    except IndexError:
+        x[_wrapped_around(x.shape, index)] = value
+
+
+def _wrapped_around(shape: tuple[int, ...], index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What CuPy does with an index out of range: it begins anew at the other end, and says nothing."""
+    used = sum(each.ndim if is_mask(each) else 1 for each in index if each is not None and each is not Ellipsis)
+    parts, axis = [], 0
+    for each in index:
+        if each is Ellipsis:
+            axis += len(shape) - used
+        elif each is not None:
+            if isinstance(each, np.ndarray) and each.dtype.kind in "iu":
+                each = each % max(shape[axis], 1)
+            axis += each.ndim if is_mask(each) else 1
+        parts.append(each)
+    return tuple(parts)
+
+
+def is_mask(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind == "b"

@@ -1,0 +1,131 @@
+"""Puts a stand-in in the place of `cupy`, and takes it out again with all that remembers it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ddp import _device
+from ddp._engine import lanes
+from ddp._gpu import alarms, memory, streams
+from ddp.ops.cuda import SOURCES, _source, clipping, pointwise
+from tests.collectives.gpu.machine import Machine
+from tests.gpu import capturing, dnn_fake, lt_fake
+from tests.gpu.standin import Cupy
+
+
+class Gpu:
+    """What a test sees of the stand-in."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        seed: int | None = None,
+        devices: int = 2,
+        machine: Machine | None = None,
+    ) -> None:
+        self.machine = Machine(seed or 0, eager=seed is None) if machine is None else machine
+        self.cupy = Cupy(self.machine, devices)
+        self.put = self.cupy.put
+        cuda = self.cupy.cuda
+        modules = {"cupy": self.cupy, "cupyx": self.cupy.cupyx, "cupy.cuda": cuda}
+        for name in ("runtime", "memory", "pinned_memory", "stream", "device"):
+            modules[f"cupy.cuda.{name}"] = getattr(cuda, name)
+        for name in ("linalg", "random", "fft", "lib"):
+            modules[f"cupy.{name}"] = getattr(self.cupy, name)
+        for name in [each for each in sys.modules if each.split(".")[0] in ("cupy", "cupyx", "cupy_backends")]:
+            monkeypatch.delitem(sys.modules, name)
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        forget()
+        MADE.append(self)
+        for install in LIBRARIES:
+            install(self, monkeypatch)
+
+    @property
+    def log(self) -> list[tuple[str, str]]:
+        return self.machine.log
+
+    @property
+    def synchronizations(self) -> Counter[str]:
+        return self.cupy.record.synchronizations
+
+    @property
+    def waits(self) -> list[tuple[str, str]]:
+        return self.cupy.record.waits
+
+    @property
+    def launches(self) -> Counter[str]:
+        return self.cupy.record.launches
+
+    @property
+    def copies_up(self) -> int:
+        return self.cupy.record.copies_up
+
+    @property
+    def mallocs(self) -> int:
+        return self.cupy.record.mallocs
+
+    @property
+    def frees(self) -> int:
+        return self.cupy.record.frees
+
+    def reset(self) -> None:
+        """Forgets all that was counted."""
+        self.cupy.record.reset()
+        self.machine.log.clear()
+
+    def host(self, array: Any) -> Any:
+        """The memory of a device's array, or of a tensor's: for closures that run as work of a stream."""
+        return getattr(array, "_array", array)._host
+
+
+def forget() -> None:
+    """Lets go of the module that devices, generators and kernels were made with."""
+    for made in MADE:
+        # What lies free in a pool is held by what gives it back, which holds the pool, and that all the rest.
+        for pool in list(made.cupy._pools):
+            pool._free.clear()
+        made.machine.memory.clear()
+    MADE.clear()
+    for each in _device._known.values():
+        for name in {"xp", "watched"}.intersection(_set_slots(each) if each.type == "cuda" else ()):
+            delattr(each, name)
+    lanes.switch.on = lanes.switch.blocking = lanes.switch.crowded = False
+    for where in [each for each in _device._random.streams if each.type == "cuda"]:
+        del _device._random.streams[where]
+    for source in SOURCES.values():
+        source._kernels.clear()
+    for kernel in pointwise.KERNELS.values():
+        kernel._kernels.clear()
+        kernel._ready.clear()
+    for held in (_source._PASSING, alarms._alarms, clipping._scratch, streams._held, streams._readers, memory._source):
+        held.clear()
+    for each in FORGETTING:
+        each()
+
+
+#: Not empty since a stand-in was made, until `forget` is called after that test, whoever made it.
+MADE: list[Gpu] = []
+
+#: More to call when the module goes: what else keeps something of it.
+FORGETTING: list[Callable[[], None]] = [lt_fake.forget]
+
+#: What puts the stand-in of a library in its place.
+LIBRARIES: list[Callable[[Gpu, pytest.MonkeyPatch], None]] = [lt_fake.install, capturing.install, dnn_fake.absent]
+
+
+def _set_slots(x: Any) -> list[str]:
+    return [name for name in type(x).__slots__ if _is_set(x, name)]
+
+
+def _is_set(x: Any, name: str) -> bool:
+    try:
+        type(x).__dict__[name].__get__(x)
+    except AttributeError:
+        return False
+    return True

@@ -1,0 +1,51 @@
+"""`cupy.RawKernel`: our own CUDA sources, made for the CPU by the emulator of `tests/ddp/cuda`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.ddp.cuda import emulation
+from tests.gpu.arrays import Array
+
+if TYPE_CHECKING:
+    from tests.gpu.standin import Cupy
+
+_one_at_a_time = threading.RLock()  # the emulator's threads and blocks are global
+
+
+def raw(cupy: Cupy) -> tuple[type, type]:
+    """RawKernel and RawModule."""
+
+    class RawKernel:
+        def __init__(self, code: str, name: str, options: tuple[str, ...] = (), **kwargs: Any) -> None:
+            self.code, self.name, self.options = code, name, options
+            self._kernel = emulation.RawKernel(code, name, options)
+
+        def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0, **kwargs: Any) -> None:
+            for kind, each in zip(self._kernel._kinds, args, strict=True):
+                if kind.endswith("*") and isinstance(each, np.ndarray):  # it would be passed by value
+                    raise TypeError(f"{self.name}: host memory where the kernel takes {kind}")
+            held: list[Any] = [each for each in args if isinstance(each, Array)]
+            hosts = [each._host if isinstance(each, Array) else each for each in args]
+            kernel = self._kernel
+
+            def run() -> None:
+                with _one_at_a_time:
+                    kernel(grid, block, hosts)
+
+            cupy._launch(self.name, run, held)
+
+        def compile(self, log_stream: Any = None) -> None:
+            pass
+
+    class RawModule:
+        def __init__(self, *, code: str, options: tuple[str, ...] = (), **kwargs: Any) -> None:
+            self._code, self._options = code, options
+
+        def get_function(self, name: str) -> RawKernel:
+            return RawKernel(self._code, name, self._options)
+
+    return RawKernel, RawModule

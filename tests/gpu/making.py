@@ -1,0 +1,169 @@
+"""New arrays: from shapes, from the host, from a peer, from other libraries; and what copies or joins them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.arrays import Array, Capsule
+from tests.gpu.working import Working, flattened
+
+
+class Making(Working):
+    """The part of the stand-in that makes arrays."""
+
+    def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
+        return self.ndarray(shape, dtype, order=order)
+
+    def empty_like(
+        self, prototype: Any, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None
+    ) -> Any:
+        host = prototype._host
+        kind = host.dtype if dtype is None else np.dtype(dtype)
+        return self._like(np.empty_like(host, kind, order=order, shape=shape))
+
+    def array(
+        self,
+        obj: Any,
+        dtype: Any = None,
+        copy: bool = True,
+        order: str = "K",
+        subok: bool = False,
+        ndmin: int = 0,
+        *,
+        blocking: bool = False,
+    ) -> Any:
+        made = self._array(obj, dtype, copy, "C" if order is None else order, blocking)
+        while made.ndim < ndmin:
+            made = made[None]
+        return made
+
+    def asarray(self, a: Any, dtype: Any = None, order: Any = None, *, blocking: bool = False) -> Any:
+        return self._array(a, dtype, False, order or "K", blocking)
+
+    asanyarray = asarray
+
+    def ascontiguousarray(self, a: Any, dtype: Any = None) -> Any:
+        made = self._array(a, dtype, False, "C", False)
+        return made if made.ndim else made.reshape(1)
+
+    def asfortranarray(self, a: Any, dtype: Any = None) -> Any:
+        return self._array(a, dtype, False, "F", False)
+
+    def _array(self, obj: Any, dtype: Any, copy: bool, order: str, blocking: bool) -> Any:
+        kind = None if dtype is None else np.dtype(dtype)
+        if isinstance(obj, Array):
+            if obj._memptr.device_id != self.local.device:
+                return self._from_peer(obj, kind)
+            flags = obj._host.flags
+            fits = order in "KA" or (flags.c_contiguous if order == "C" else flags.f_contiguous)
+            if not copy and fits and kind in (None, obj.dtype):
+                return obj
+            return self._compute("copy", lambda x: np.array(x, kind, order=order), (obj,))
+        if hasattr(obj, "__cuda_array_interface__"):
+            return self._array(self._from_interface(obj), dtype, copy, order, blocking)
+        if isinstance(obj, list | tuple) and any(isinstance(each, Array) for each in flattened(obj)):
+            return self.stack([self._array(each, dtype, False, order, blocking) for each in obj])
+        host = np.array(obj, kind, order=order)
+        self._known(host.dtype)
+        made = self._like(host)
+        target = made._host
+        self.refuse_capture("an array from the host's numbers")
+        self.record.copies_up += 1
+        self.record.launches["copy up"] += 1
+        # CuPy copies into pinned memory before it returns, and does not wait for the device.
+        self.put(self.current().ptr, "copy up", lambda: np.copyto(target, host))
+        if blocking:
+            self.wait("asarray(blocking=True)")
+        return made
+
+    def _from_peer(self, x: Any, dtype: Any) -> Any:
+        made = self.ndarray(x.shape, x.dtype)
+        target, source = made._host, x._host
+        self.record.launches["copy from peer"] += 1
+        self.put(self.current().ptr, "copy from peer", lambda: np.copyto(target, source))
+        return made if dtype is None else made.astype(dtype, copy=False)
+
+    def _from_interface(self, obj: Any) -> Any:
+        told = obj.__cuda_array_interface__
+        stream = told.get("stream")
+        if stream is not None:
+            self.refuse_capture("__cuda_array_interface__")
+            self.record.wait("__cuda_array_interface__")
+            if self.handle(stream) in self.machine.queues:
+                self.finish(stream)
+        dtype = np.dtype(told["typestr"])
+        nbytes = int(np.prod(told["shape"], dtype=object)) * dtype.itemsize
+        if told.get("strides") and nbytes:
+            nbytes = (
+                sum((n - 1) * step for n, step in zip(told["shape"], told["strides"], strict=True)) + dtype.itemsize
+            )
+        piece = self.cuda.UnownedMemory(told["data"][0] or 0, nbytes, obj, self.local.device)
+        return self.ndarray(told["shape"], dtype, self.cuda.MemoryPointer(piece, 0), told.get("strides"))
+
+    def from_dlpack(self, x: Any, *, device: Any = None, copy: Any = None) -> Any:
+        if isinstance(x, Array):
+            return x._view(x._host)
+        kind, _ = x.__dlpack_device__()
+        if kind != 2:
+            raise TypeError(
+                "CPU arrays cannot be directly imported to CuPy. Use `cupy.array(numpy.from_dlpack(input))`."
+            )
+        capsule = x.__dlpack__(stream=self.current().ptr)
+        assert isinstance(capsule, Capsule), "the stand-in reads DLPack capsules of its own only"
+        return capsule.array._view(capsule.array._host)
+
+    def asnumpy(self, a: Any, stream: Any = None, order: str = "C", out: Any = None, *, blocking: bool = True) -> Any:
+        return a.get(stream, order, out, blocking) if isinstance(a, Array) else np.asarray(a)
+
+    def get_array_module(self, *args: Any) -> Any:
+        return self if any(isinstance(each, Array) for each in args) else np
+
+    def may_share_memory(self, a: Any, b: Any, max_work: Any = None) -> bool:
+        return np.may_share_memory(a._host, b._host)
+
+    shares_memory = may_share_memory
+
+    def broadcast_arrays(self, *args: Any) -> list[Any]:
+        shape = np.broadcast_shapes(*[each.shape for each in args])
+        return [self.broadcast_to(each, shape) for each in args]
+
+    def copyto(self, dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -> None:
+        held: list[Any] = []
+        target, source = self._host_of(dst, held), self._host_of(src, held)
+        mask = True if where is None else self._host_of(where, held)
+        self._launch("copyto", lambda: np.copyto(target, source, casting, mask), held)
+
+    def where(self, condition: Any, x: Any = None, y: Any = None) -> Any:
+        if x is None and y is None:
+            return self.nonzero(condition)
+        return self._compute("where", np.where, (condition, x, y))
+
+    def repeat(self, a: Any, repeats: Any, axis: Any = None) -> Any:
+        if not isinstance(repeats, int | list | tuple | np.integer):
+            raise ValueError("`repeats` should be int or sequence of ints: the stand-in's CuPy takes no array")
+        return self._compute("repeat", lambda x: np.repeat(x, repeats, axis), (a,))
+
+    def _in_place(self, name: str, x: Any, *args: Any) -> None:
+        held: list[Any] = []
+        hosts = self._host_of((x, *args), held)
+        self._launch(name, lambda: getattr(np, name)(*hosts), held)
+
+    def put_along_axis(self, arr: Any, indices: Any, values: Any, axis: Any) -> None:
+        self._in_place("put_along_axis", arr, indices, values, axis)
+
+    def fill_diagonal(self, a: Any, val: Any, wrap: bool = False) -> None:
+        self._in_place("fill_diagonal", a, val, wrap)
+
+    def putmask(self, a: Any, mask: Any, values: Any) -> None:
+        self._in_place("putmask", a, mask, values)
+
+    def get_default_memory_pool(self) -> Any:
+        return self.pool
+
+    def get_default_pinned_memory_pool(self) -> Any:
+        return self.pinned_pool
+
+    def is_available(self) -> bool:
+        return True

@@ -1,0 +1,216 @@
+"""Attention on the stand-in for a GPU: through cuDNN's, and through our own kernels, against the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._gpu import dnn
+from ddp.ops import shape
+from ddp.ops.cuda import attending
+from tests.ddp.cases.table import Case, draw
+from tests.ddp.cuda import emulation
+from tests.ddp.test_ops import CASES
+from tests.gpu import dnn_fake
+from tests.gpu.test_cases import results
+
+pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
+
+TOLERANCES: dict[Any, float] = {ddp.float64: 1e-9, ddp.float32: 3e-5, ddp.float16: 2e-2, ddp.bfloat16: 8e-2}
+ATTENTION = [case for case in CASES if case.op == "scaled_dot_product_attention"]
+attend = ddp.nn.functional.scaled_dot_product_attention
+
+
+@pytest.fixture(params=["cudnn", "own"])
+def path(request: pytest.FixtureRequest, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The fake, or None where there is no cuDNN."""
+    if request.param == "cudnn":
+        return dnn_fake.install(gpu, monkeypatch)
+    monkeypatch.setattr(dnn, "_loaded", [None])
+    return None
+
+
+def close(one: Any, other: Any, dtype: Any) -> None:
+    rounding = TOLERANCES[dtype]
+    size = np.abs(other.astype("f8")).max(initial=1, where=np.isfinite(other))
+    np.testing.assert_allclose(one.astype("f8"), other.astype("f8"), rtol=rounding, atol=rounding / 3 * size)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.label)
+def test_agrees_with_the_cpu(case: Case, dtype: Any, path: Any) -> None:
+    expected, got = results(case, dtype, "cpu"), results(case, dtype, "cuda")
+    for one, other in zip(got, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.shape == other.shape
+            close(one, other, dtype)
+
+
+def projected(device: str, dtype: Any, heads: int = 4, depth: int = 8, length: int = 6, **how: Any) -> list[Any]:
+    """Attention of a projection's three parts, which lie inside one another, and the gradient of the projection."""
+    x = ddp.from_numpy(draw(2, length, 3 * heads * depth, seed=3)).to(dtype).to(device).requires_grad_()
+    q, k, v = (part.transpose(1, 2) for part in x.reshape(2, length, 3, heads, depth).unbind(2))
+    y = attend(q, k, v, **how)
+    joined = y.transpose(1, 2)
+    if device == "cuda":
+        assert joined.is_contiguous()  # and so (B, T, H*D) is a view of it
+    y = joined.reshape(2, length, heads * depth)
+    (y * y).sum().backward()
+    assert x.grad is not None
+    return [each.detach().cpu().float().numpy() for each in (y, x.grad)]
+
+
+@pytest.mark.parametrize("dtype", [ddp.float32, ddp.float16, ddp.bfloat16], ids=str)
+@pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"scale": 0.3}], ids=["plain", "causal", "scale"])
+def test_the_parts_of_a_projection(dtype: Any, how: dict[str, Any], path: Any) -> None:
+    for one, other in zip(projected("cuda", dtype, **how), projected("cpu", dtype, **how), strict=True):
+        close(one, other, dtype)
+    if path is not None:
+        assert path.ran == ([] if dtype is ddp.float32 else ["sdpa", "sdpa_backward"])
+
+
+def test_the_projection_is_read_where_it_lies(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = dnn_fake.install(gpu, monkeypatch)
+    projected("cuda", ddp.bfloat16)
+    q, k, v = fake.graphs[0].tensors[2:5] if fake.graphs[0].tensors[0].virtual else fake.graphs[0].tensors[:3]
+    for each in (q, k, v):
+        assert each.stride[1:] == [8, 3 * 32, 1]
+        assert each.stride[0] == 6 * 3 * 32
+
+
+@pytest.mark.parametrize("parted", ["unbind", "split"])
+def test_the_gradient_of_the_projection_is_written_where_it_belongs(
+    parted: str, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dnn_fake.install(gpu, monkeypatch)
+    x = ddp.from_numpy(draw(2, 6, 96, seed=3)).bfloat16().to("cuda").requires_grad_()
+    joined, joins = shape._joined, []
+
+    def watched(*arguments: Any) -> Any:
+        joins.append(joined(*arguments))
+        return joins[-1]
+
+    monkeypatch.setattr(shape, "_joined", watched)
+    if parted == "unbind":
+        parts = x.reshape(2, 6, 3, 4, 8).unbind(2)
+    else:
+        parts = [each.reshape(2, 6, 4, 8) for each in x.split(32, dim=2)]
+    y = attend(*(part.transpose(1, 2) for part in parts), is_causal=True)
+    (y * y).sum().backward()
+    assert [each is not None for each in joins] == [True]
+    if parted == "unbind":
+        assert x.grad is not None
+        close(x.grad.cpu().float().numpy(), projected("cpu", ddp.bfloat16, is_causal=True)[1], ddp.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16], ids=str)
+def test_grouped_heads(dtype: Any, path: Any) -> None:
+    def run(device: str) -> list[Any]:
+        q, k, v = (
+            ddp.from_numpy(draw(2, heads, 5, 8, seed=heads + i)).to(dtype).to(device).requires_grad_()
+            for i, heads in enumerate((6, 2, 2))
+        )
+        y = attend(q, k, v, is_causal=True, enable_gqa=True)
+        (y * y).sum().backward()
+        return [each.detach().cpu().float().numpy() for each in (y, *(x.grad for x in (q, k, v) if x.grad is not None))]
+
+    got, expected = run("cuda"), run("cpu")
+    assert len(got) == 4
+    for one, other in zip(got, expected, strict=True):
+        close(one, other, dtype)
+    assert path is None or path.ran == ["sdpa", "sdpa_backward"]
+
+
+@pytest.mark.parametrize("dtype", [ddp.float32, ddp.bfloat16], ids=str)
+def test_what_is_dropped_is_dropped_in_backward_as_well(dtype: Any, path: Any) -> None:
+    # With v the unit matrix the result is P with its dropped elements, and dv is its transpose times g.
+    n = 16
+    q, k = (ddp.from_numpy(draw(1, 2, n, n, seed=s)).to(dtype).to("cuda") for s in (1, 2))
+    v = ddp.eye(n).to(dtype).to("cuda").expand(1, 2, n, n).contiguous().requires_grad_()
+    ddp.manual_seed(5)
+    y = attend(q, k, v, dropout_p=0.5)
+    g = ddp.from_numpy(draw(1, 2, n, n, seed=4)).to(dtype).to("cuda")
+    y.backward(g)
+    probs, slopes = y.detach().cpu().float().numpy(), g.cpu().float().numpy()
+    assert 0.35 < (probs == 0).mean() < 0.65
+    assert v.grad is not None
+    close(v.grad.cpu().float().numpy(), probs.swapaxes(2, 3) @ slopes, dtype)
+    ddp.manual_seed(5)
+    np.testing.assert_array_equal(attend(q, k, v, dropout_p=0.5).detach().cpu().float().numpy(), probs)
+    again = attend(q, k, v, dropout_p=0.5).detach().cpu().float().numpy()
+    assert (again != probs).any()
+
+
+def test_where_backward_cannot_be_had_dropout_takes_neither(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = dnn_fake.install(gpu, monkeypatch)
+    fake.lacks = lambda operation: operation == "sdpa_backward"
+    projected("cuda", ddp.bfloat16, dropout_p=0.5)
+    assert fake.ran == []
+    for one, other in zip(projected("cuda", ddp.bfloat16), projected("cpu", ddp.bfloat16), strict=True):
+        close(one, other, ddp.bfloat16)  # forward by cuDNN, backward by our own kernels from its sums
+    assert fake.ran == ["sdpa"]
+
+
+def test_what_cudnn_dropped_it_ends_though_it_was_turned_off(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = dnn_fake.install(gpu, monkeypatch)
+    for p, ends in ((0.5, "sdpa_backward"), (0.0, "sdpa")):  # without dropout our own kernels can, from its sums
+        ddp.backends.cudnn.enabled = True
+        x = ddp.from_numpy(draw(2, 4, 6, 8, seed=3)).bfloat16().to("cuda").requires_grad_()
+        y = attend(x, x, x, dropout_p=p)
+        ddp.backends.cudnn.enabled = False
+        y.sum().backward()
+        assert fake.ran[-1] == ends
+
+
+@pytest.mark.parametrize("depth", [6, 8])
+def test_widths_that_cudnn_does_not_take(depth: int, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = dnn_fake.install(gpu, monkeypatch)
+    got, expected = (projected(device, ddp.float16, depth=depth) for device in ("cuda", "cpu"))
+    for one, other in zip(got, expected, strict=True):
+        close(one, other, ddp.float16)
+    assert bool(fake.ran) is (depth == 8)
+
+
+def test_portions_give_the_same(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dnn, "_loaded", [None])
+    ddp.manual_seed(1)
+    whole = projected("cuda", ddp.float32, dropout_p=0.3, is_causal=True)
+    for scores in (1, 6 * 6 * 4 * 3, 6 * 6 * 4 * 4):  # a head, three heads, a sample at a time
+        monkeypatch.setattr(attending, "SCORES", scores)
+        ddp.manual_seed(1)
+        for one, other in zip(projected("cuda", ddp.float32, dropout_p=0.3, is_causal=True), whole, strict=True):
+            close(one, other, ddp.float32)
+
+
+def test_rows_that_see_nothing_are_zero(path: Any) -> None:
+    q, k, v = (ddp.from_numpy(draw(1, 2, 4, 8, seed=s)).bfloat16().to("cuda").requires_grad_() for s in range(3))
+    mask = ddp.tensor([[True] * 4, [False] * 4, [True, False, False, True], [False] * 4], device="cuda")
+    y = attend(q, k, v, mask)
+    assert (y.detach().cpu().float().numpy()[0, :, [1, 3]] == 0).all()
+    y.sum().backward()
+    for x in (q, k, v):
+        assert x.grad is not None
+        assert np.isfinite(x.grad.cpu().float().numpy()).all()
+    assert q.grad is not None
+    assert (q.grad.cpu().float().numpy()[0, :, [1, 3]] == 0).all()
+
+
+def test_no_host_waits_and_nothing_is_widened(path: Any, gpu: Any) -> None:
+    x = ddp.from_numpy(draw(2, 6, 3 * 32, seed=3)).bfloat16().to("cuda").requires_grad_()
+    ddp.manual_seed(0)
+    ddp.rand(1, device="cuda")  # the generator's state goes up once
+    gpu.reset()
+    q, k, v = (part.transpose(1, 2) for part in x.reshape(2, 6, 3, 4, 8).unbind(2))
+    attend(q, k, v, is_causal=True, dropout_p=0.1).sum().backward()
+    assert not gpu.synchronizations
+    assert gpu.copies_up == 0
+
+
+@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(4)], indirect=True)
+def test_in_any_order_that_cuda_allows(gpu: Any, path: Any) -> None:
+    for one, other in zip(projected("cuda", ddp.bfloat16), projected("cpu", ddp.bfloat16), strict=True):
+        close(one, other, ddp.bfloat16)

@@ -1,0 +1,187 @@
+"""Optimizers, clipping and GradScaler in CUDA graphs: what changes on the host is brought there before each replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.amp import GradScaler
+from ddp.errors import CaptureError
+from tests.ddp.cuda import emulation
+
+pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
+
+STEPS = 6
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("AdamW", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9}),
+    ("RMSprop", {"lr": 0.1}),
+]
+
+
+class Step:
+    """The gradient that a graph reads, and the parameter that it updates."""
+
+    def __init__(self, device: str, kind: str, settings: dict[str, Any]) -> None:
+        self.p = ddp.ones(5, device=device, requires_grad=True)
+        self.g = ddp.zeros(5, device=device)
+        self.optimizer = getattr(ddp.optim, kind)([self.p], **settings)
+        self.schedule = ddp.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+
+    def run(self) -> None:
+        self.p.grad = self.g
+        ddp.nn.utils.clip_grad_norm_([self.p], 1.0)
+        self.optimizer.step()
+
+    def feed(self, number: int) -> None:
+        g = np.random.default_rng(number).standard_normal(5).astype(np.float32)
+        self.g.copy_(ddp.from_numpy(g).to(self.g.device))
+
+
+def trained(kind: str, settings: dict[str, Any], device: str, captured: bool) -> tuple[Any, Any]:
+    step = Step(device, kind, settings)
+    graph = None
+    for number in range(STEPS):
+        step.feed(number)
+        if captured and number == 2:
+            graph = ddp.cuda.CUDAGraph()
+            with ddp.cuda.graph(graph):
+                step.run()
+        if graph is not None:
+            graph.replay()
+        else:
+            step.run()
+        step.schedule.step()
+        if number == 4:
+            step.optimizer.load_state_dict(step.optimizer.state_dict())
+    return step.p, step.optimizer
+
+
+@pytest.mark.parametrize("gpu", [None, ("simulated", 1), ("simulated", 2)], indirect=True)
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_rates_and_steps_go_on_in_a_graph(kind: str, settings: dict[str, Any], gpu: Any) -> None:
+    p, optimizer = trained(kind, settings, "cuda", True)
+    q, expected = trained(kind, settings, "cpu", False)
+    np.testing.assert_allclose(p.detach().cpu().numpy(), q.detach().numpy(), rtol=1e-6)
+    for name, value in expected.state[q].items():
+        np.testing.assert_allclose(optimizer.state[p][name].cpu().numpy(), value.numpy(), rtol=1e-5)
+
+
+def test_a_replay_is_noted(gpu: Any) -> None:
+    step = Step("cuda", "AdamW", {"lr": 0.1})
+    step.run()
+    graph = ddp.cuda.CUDAGraph()
+    with ddp.cuda.graph(graph):
+        step.run()
+    before = step.p._version.count
+    step.optimizer._stepped = False
+    graph.replay()
+    assert step.p._version.count == before + 1
+    assert step.optimizer._stepped
+
+
+def test_a_replay_sends_what_changed_and_nothing_else(gpu: Any) -> None:
+    step = Step("cuda", "AdamW", {"lr": 0.1})
+    step.run()
+    graph = ddp.cuda.CUDAGraph()
+    with ddp.cuda.graph(graph):
+        step.run()
+    graph.replay()
+    for changed in (False, True):
+        if changed:
+            step.schedule.step()
+        gpu.reset()
+        graph.replay()
+        assert gpu.launches["store"] == int(changed), gpu.launches
+        assert gpu.launches["copy up"] == 0
+        assert not gpu.synchronizations
+        assert (gpu.mallocs, gpu.frees) == (0, 0)
+
+
+def test_the_scale_adapts_in_a_graph(gpu: Any) -> None:
+    def run(device: str, captured: bool) -> tuple[list[Any], list[float]]:
+        scaler = GradScaler(device, init_scale=8.0, growth_interval=2)
+        step = Step(device, "AdamW", {"lr": 0.1})
+        factor = ddp.ones((), device=device)
+
+        def body() -> None:
+            step.optimizer.zero_grad()
+            scaler.scale((step.p * step.g).sum() * factor).backward()
+            scaler.unscale_(step.optimizer)
+            ddp.nn.utils.clip_grad_norm_([step.p], 1.0)
+            scaler.step(step.optimizer)
+            scaler.update()
+
+        graph = None
+        scales = []
+        for number, by in enumerate((1.0, 1.0, 1.0, float("inf"), 1.0, 1.0, float("nan"), 1.0)):
+            step.feed(number)
+            factor.fill_(by)
+            if captured and number == 2:
+                graph = ddp.cuda.CUDAGraph()
+                with ddp.cuda.graph(graph):
+                    body()
+            if graph is not None:
+                graph.replay()
+            else:
+                body()
+            scales.append(scaler.get_scale())
+        return step.p.tolist(), scales
+
+    found, expected = run("cuda", True), run("cpu", False)
+    assert found[1] == expected[1]
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+
+
+def test_what_begins_in_a_capture_is_refused(gpu: Any) -> None:
+    step = Step("cuda", "AdamW", {"lr": 0.1})
+    with (
+        pytest.raises(CaptureError, match="make a step with these parameters before"),
+        ddp.cuda.graph(ddp.cuda.CUDAGraph()),
+    ):
+        step.run()
+    with pytest.raises(CaptureError, match="scale a loss before"), ddp.cuda.graph(ddp.cuda.CUDAGraph()):
+        GradScaler().scale(step.g.sum())
+
+
+def test_a_state_that_was_loaded_just_before(gpu: Any) -> None:
+    found = []
+    for device in ("cuda", "cpu"):
+        step = Step(device, "AdamW", {"lr": 0.1})
+        step.feed(0)
+        step.run()
+        state = step.optimizer.state_dict()
+        step.run()
+        step.optimizer.load_state_dict(state)
+        run = step.run
+        if device == "cuda":
+            graph = ddp.cuda.CUDAGraph()
+            with ddp.cuda.graph(graph):
+                step.run()
+            run = graph.replay
+        run()
+        run()
+        found.append((step.p.detach().cpu().numpy(), step.optimizer.state[step.p]["step"].item()))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6)
+    assert found[0][1] == found[1][1]
+
+
+def test_a_graph_knows_what_it_has_taken_in(gpu: Any) -> None:
+    scaler = GradScaler(init_scale=8.0)
+    step = Step("cuda", "SGD", {"lr": 0.1})
+    step.run()
+    scaler.scale(step.g.sum())
+    graph = ddp.cuda.CUDAGraph()
+    with ddp.cuda.graph(graph):
+        scaler.step(step.optimizer)
+        scaler.update()
+    assert graph.told.fits()
+    scaler.load_state_dict({**scaler.state_dict(), "growth_interval": 7})
+    assert not graph.told.fits()
+    scaler.load_state_dict({**scaler.state_dict(), "growth_interval": 2000})
+    assert graph.told.fits()
+    step.optimizer.param_groups[0]["momentum"] = 0.9  # brings a state along
+    assert not graph.told.fits()

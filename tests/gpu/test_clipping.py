@@ -1,0 +1,174 @@
+"""Clipping on a GPU: a launch for the norm, a launch to scale, the CPU's numbers, and no wait."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.errors import ArgumentError
+from ddp.nn import utils
+from ddp.ops._op import BFLOAT16
+from tests.ddp.cuda import emulation
+
+pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
+
+SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2, 3)]
+ROUNDING: dict[Any, float] = {np.float16: 2e-3, BFLOAT16: 1e-2, np.float32: 1e-6, np.float64: 1e-12}
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp.ops.cuda.tables.CHUNK", 16)
+
+
+def parameters(device: str, *dtypes: Any) -> list[Any]:
+    random = np.random.default_rng(0)
+    params = []
+    for i, shape in enumerate(SHAPES):
+        dtype = dtypes[i % len(dtypes)]
+        p = ddp.zeros(shape, dtype=np.dtype(dtype), device=device, requires_grad=True)
+        g = ddp.from_numpy(np.asarray(random.standard_normal(shape)).astype(dtype)).to(device)
+        p.grad = None if i == 1 else g
+        params.append(p)
+    return params
+
+
+def grads(params: list[Any]) -> list[Any]:
+    return [None if p.grad is None else p.grad.cpu().numpy().astype("f8") for p in params]
+
+
+def assert_close(found: list[Any], expected: list[Any], rounding: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding / 10)
+
+
+@pytest.mark.parametrize("dtypes", [*[(d,) for d in ROUNDING], (np.float16, BFLOAT16, np.float32), tuple(ROUNDING)])
+@pytest.mark.parametrize("order", [1, 2.0, 3.5, math.inf])
+@pytest.mark.parametrize("bound", [0.5, 1e4])
+def test_the_norm_is_that_of_the_cpu(order: float, bound: float, dtypes: Any, gpu: Any) -> None:
+    ours, expected = parameters("cuda", *dtypes), parameters("cpu", *dtypes)
+    gpu.reset()
+    total = utils.clip_grad_norm_(ours, bound, order)
+    assert gpu.launches["total_norm"] == 1
+    assert gpu.launches["shrink"] == len({p.dtype for p in ours if p.grad is not None and p.numel()})
+    assert not gpu.synchronizations, gpu.waits
+    theirs = utils.clip_grad_norm_(expected, bound, order)
+    rounding = max(ROUNDING[d] for d in dtypes)
+    assert (total.dtype, total.shape, total.device.type) == (theirs.dtype, (), "cuda")
+    assert total.item() == pytest.approx(theirs.item(), rel=rounding)
+    assert_close(grads(ours), grads(expected), rounding)
+
+
+def test_a_step_with_clipping_is_four_launches(gpu: Any) -> None:
+    params = [ddp.ones(4 + i % 3, device="cuda", requires_grad=True) for i in range(100)]
+    optimizer = ddp.optim.AdamW(params)
+    for step in range(5):
+        if step == 2:
+            gpu.reset()
+        for p in params:
+            if step == 0:
+                p.grad = ddp.ones(p.shape[0], device="cuda")
+            p._leaf.slot.full = True
+        utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert gpu.launches == {"total_norm": 3, "shrink": 3, "advance_adam": 3, "adam": 3}
+    assert not gpu.synchronizations, gpu.waits
+    assert (gpu.mallocs, gpu.frees) == (0, 0)
+
+
+def test_a_gradient_that_somebody_holds_knows_that_it_changed(gpu: Any) -> None:
+    p = parameters("cuda", np.float32)[0]
+    held = p.grad
+    before = held._version.count
+    utils.clip_grad_norm_([p], 0.1)
+    utils.clip_grad_value_([p], 0.1)
+    assert held._version.count == before + 2
+    assert p.grad is held
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_what_is_not_finite(bad: float, gpu: Any) -> None:
+    params = parameters("cuda", np.float32)
+    params[4].grad[3, 1] = bad
+    before = grads(params)
+    with pytest.raises(ArgumentError, match="gradients cannot be clipped"):
+        utils.clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
+    assert_close(grads(params), before, 0)
+    for order in (2, math.inf):
+        assert not math.isfinite(utils.get_total_norm([p.grad for p in params if p.grad is not None], order).item())
+    utils.clip_grad_norm_(params, 1.0)
+    assert np.isnan(grads(params)[4]).any()
+
+
+def test_a_norm_may_be_used_later(gpu: Any) -> None:
+    params, expected = parameters("cuda", np.float32), parameters("cpu", np.float32)
+    total = utils.get_total_norm([p.grad for p in params if p.grad is not None])
+    gpu.reset()
+    utils.clip_grads_with_norm_(params, 0.5, total)
+    assert not gpu.synchronizations
+    utils.clip_grad_norm_(expected, 0.5)
+    assert_close(grads(params), grads(expected), 1e-6)
+
+
+def test_values_are_held_within_bounds(gpu: Any) -> None:
+    params, expected = parameters("cuda", np.float16, np.float32), parameters("cpu", np.float16, np.float32)
+    gpu.reset()
+    utils.clip_grad_value_(params, 0.25)
+    assert gpu.launches["clamp"] == 2
+    assert not gpu.synchronizations
+    utils.clip_grad_value_(expected, 0.25)
+    assert_close(grads(params), grads(expected), 0)
+
+
+def test_gradients_that_lie_with_gaps_or_turned(gpu: Any) -> None:
+    ps = [ddp.zeros(6, 4, device="cuda", requires_grad=True) for _ in range(2)]
+    g = ddp.from_numpy(np.arange(24, dtype=np.float32).reshape(6, 4)).cuda()
+    ps[0]._leaf.slot.bind(g.t().clone().t()._array)
+    ps[1]._leaf.slot.bind(ddp.zeros(6, 8, device="cuda")[:, ::2]._array)
+    for p in ps:
+        p.grad = g
+    norm = math.sqrt(2 * np.square(np.arange(24.0)).sum())
+    assert utils.clip_grad_norm_(ps, 1.0).item() == pytest.approx(norm, rel=1e-6)
+    for p in ps:
+        assert_close(grads([p]), [np.arange(24.0).reshape(6, 4) / norm], 1e-5)
+
+
+def test_nothing_to_clip(gpu: Any) -> None:
+    assert utils.clip_grad_norm_([ddp.ones(2, device="cuda", requires_grad=True)], 1.0).item() == 0
+    assert utils.clip_grad_norm_([], 1.0).item() == 0
+
+
+@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(3)], indirect=True)
+def test_in_any_order_of_streams(gpu: Any) -> None:
+    for order in (2, math.inf):
+        ours, expected = parameters("cuda", np.float32), parameters("cpu", np.float32)
+        found = [utils.clip_grad_norm_(x, 0.5, order).item() for x in (ours, expected)]
+        assert found[0] == pytest.approx(found[1], rel=1e-6)
+        assert_close(grads(ours), grads(expected), 1e-6)
+
+
+def test_gradients_on_two_devices_have_one_norm(gpu: Any) -> None:
+    def made(*devices: str) -> list[Any]:
+        params = [ddp.ones(3, device=where, requires_grad=True) for where in devices]
+        for i, p in enumerate(params):
+            with ddp.cuda.device(p.device if p.is_cuda else None):
+                p.grad = ddp.full((3,), 1.0 + i, device=p.device)
+        return params
+
+    expected = made("cpu", "cpu", "cpu", "cpu")
+    norm = utils.clip_grad_norm_(expected, 0.5)
+    for first in ("cuda:1", "cpu"):
+        params = made(first, "cuda:0", "cpu", "cuda:1")
+        total = utils.clip_grad_norm_(params, 0.5)
+        assert str(total.device) == first
+        assert total.item() == pytest.approx(norm.item(), rel=1e-6)
+        assert_close(grads(params), grads(expected), 1e-6)
+        utils.clip_grad_value_(params, 0.1)
+        assert max(g.max() for g in grads(params)) == pytest.approx(0.1)

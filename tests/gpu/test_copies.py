@@ -1,0 +1,259 @@
+"""Copies: who waits for them, pinned memory, what lives until they are done, and numbers that are fetched later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._gpu import streams as lanes
+from ddp.errors import DeviceError, DtypeError
+
+in_any_order = pytest.mark.parametrize("gpu", [("simulated", i) for i in range(12)], indirect=True)
+
+
+class TestPinned:
+    def test_by_method_and_by_argument(self, gpu: Any) -> None:
+        x = ddp.tensor([[1.0, 2.0], [3.0, 4.0]]).t()
+        assert not x.is_pinned()
+        y = x.pin_memory()
+        assert y.is_pinned()
+        assert y.pin_memory().is_pinned()
+        assert y[0].is_pinned()
+        assert y.tolist() == x.tolist()
+        for made in (
+            ddp.empty(2, pin_memory=True),
+            ddp.zeros(2, pin_memory=True),
+            ddp.ones(2, pin_memory=True),
+            ddp.full((2,), 3.0, pin_memory=True),
+            ddp.arange(2, pin_memory=True),
+            ddp.rand(2, pin_memory=True),
+            ddp.randn(2, pin_memory=True),
+            ddp.tensor([1, 2], dtype=ddp.bfloat16, pin_memory=True, requires_grad=True),
+        ):
+            assert made.is_pinned()
+            assert made.is_cpu
+        assert made.requires_grad
+        assert made.tolist() == [1, 2]
+
+    def test_only_memory_of_the_cpu(self, gpu: Any) -> None:
+        x = ddp.ones(2, device="cuda")
+        assert not x.is_pinned()
+        with pytest.raises(DeviceError, match="only memory of the CPU can be pinned, and this tensor is on cuda:0"):
+            x.pin_memory()
+        with pytest.raises(DeviceError, match="only memory of the CPU can be pinned"):
+            ddp.ones(2, device="cuda", pin_memory=True)
+
+    def test_nothing_to_pin(self, gpu: Any) -> None:
+        assert ddp.empty(0, 3).pin_memory().shape == (0, 3)
+
+    def test_by_cuda_itself(self, gpu: Any) -> None:
+        """As other libraries do."""
+        array = np.ones(4, np.float32)
+        gpu.cupy.cuda.runtime.pointerGetAttributes = lambda address: type("Found", (), {"type": 1})
+        gpu.cupy.cuda.runtime.memoryTypeHost = 1
+        assert ddp.from_numpy(array).is_pinned()
+
+
+class TestWaits:
+    def test_up(self, gpu: Any) -> None:
+        pageable, pinned = ddp.ones(8), ddp.ones(8).pin_memory()
+        gpu.reset()
+        pageable.cuda()
+        pageable.to("cuda", non_blocking=True)
+        pinned.to("cuda", non_blocking=True)
+        pinned.cuda(non_blocking=True)
+        assert not gpu.synchronizations
+        pinned.cuda()  # as in PyTorch: the copy is done when this returns
+        assert dict(gpu.synchronizations) == {"Stream.synchronize": 1}
+
+    def test_down(self, gpu: Any) -> None:
+        x = ddp.ones(8, device="cuda")
+        gpu.reset()
+        there = x.to("cpu", non_blocking=True)
+        assert there.is_pinned()
+        assert not gpu.synchronizations
+        x.cpu()
+        assert sum(gpu.synchronizations.values()) == 1
+
+    def test_across(self, gpu: Any) -> None:
+        x = ddp.ones(8, device="cuda:0")
+        gpu.reset()
+        x.to("cuda:1")
+        x.to("cuda:1", non_blocking=True)
+        assert not gpu.synchronizations
+
+    def test_only_the_current_stream_is_waited_for(self, gpu: Any) -> None:
+        waited: list[int] = []
+        synchronize = gpu.machine.synchronize
+        gpu.machine.synchronize = lambda handle, what: (waited.append(handle), synchronize(handle, what))
+        x = ddp.ones(8, device="cuda")
+        s = ddp.cuda.Stream()
+        s.wait_stream(ddp.cuda.current_stream())
+        with ddp.cuda.stream(s):
+            y = x * 2
+            y.tolist()
+            y.cpu()
+            y[0].item()
+            repr(y)
+        assert waited
+        assert set(waited) == {s.cuda_stream}
+
+    def test_the_steady_state_allocates_nothing(self, gpu: Any) -> None:
+        x = ddp.ones(256).pin_memory()
+
+        def step() -> None:
+            y = x.to("cuda", non_blocking=True) * 2
+            ddp.cuda.fetch(y.sum())
+            y.to("cpu", non_blocking=True)
+
+        for _ in range(3):
+            step()
+        ddp.cuda.synchronize()
+        gpu.reset()
+        for _ in range(10):
+            step()
+        assert gpu.mallocs == gpu.frees == 0
+        assert not gpu.synchronizations
+
+
+class TestOrder:
+    @in_any_order
+    def test_round_trips(self, gpu: Any) -> None:
+        x = ddp.arange(64).float().pin_memory()
+        there = (x.to("cuda", non_blocking=True) * 2).to("cuda:1", non_blocking=True) + 1
+        with ddp.cuda.device(1):
+            back = there.to("cpu", non_blocking=True)
+            ddp.cuda.current_stream().synchronize()
+        assert back.tolist() == [2.0 * i + 1 for i in range(64)]
+
+    @in_any_order
+    def test_sources_and_targets_outlive_the_copy(self, gpu: Any) -> None:
+        """Pinned memory that is let go is written to by the next who asks for it."""
+        made = []
+        for i in range(4):
+            source = ddp.full((64,), float(i), pin_memory=True)
+            made.append(source.to("cuda", non_blocking=True))
+            del source
+        down = [(x * 1).to("cpu", non_blocking=True) for x in made]
+        dropped = made[0].to("cpu", non_blocking=True)
+        del dropped
+        ddp.full((64,), 9.0, pin_memory=True)
+        ddp.cuda.synchronize()
+        assert [x.tolist() for x in down] == [[float(i)] * 64 for i in range(4)]
+        ddp.cuda.synchronize()
+        assert lanes.held() == 0
+
+    @in_any_order
+    def test_a_source_on_another_gpu_may_be_written_to(self, gpu: Any) -> None:
+        x = ddp.arange(64, device="cuda:0").float()
+        y = x.to("cuda:1")
+        x.mul_(0)
+        del x
+        z = ddp.full((64,), 5.0, device="cuda:0") * 1
+        ddp.cuda.synchronize(1)
+        ddp.cuda.synchronize(0)
+        assert y.tolist() == [float(i) for i in range(64)]
+        assert z.tolist() == [5.0] * 64
+
+    @in_any_order
+    def test_strided_and_empty(self, gpu: Any) -> None:
+        x = ddp.arange(24).reshape(4, 6).float().cuda()
+        assert x.t().to("cpu", non_blocking=True).shape == (6, 4)
+        flipped = x.t()[::2].to("cpu", non_blocking=True)
+        ddp.cuda.synchronize()
+        assert flipped.tolist() == ddp.arange(24).reshape(4, 6).float().t()[::2].tolist()
+        assert ddp.empty(0, 2, device="cuda").to("cpu", non_blocking=True).shape == (0, 2)
+        assert x.t()[1:3].to("cuda:1").tolist() == x.t()[1:3].tolist()
+
+
+class TestFetch:
+    def test_it_does_not_wait(self, gpu: Any) -> None:
+        x = ddp.arange(6, device="cuda").float()
+        gpu.reset()
+        handle = ddp.cuda.fetch(x.sum())
+        assert handle.ready()
+        assert not gpu.synchronizations
+        assert handle.value() == 15.0
+        assert not gpu.synchronizations  # it was there
+
+    @in_any_order
+    def test_the_value_of_that_moment(self, gpu: Any) -> None:
+        x = ddp.zeros(3, device="cuda")
+        handles = []
+        for _ in range(5):
+            x += 1
+            handles.append(ddp.cuda.fetch(x))
+        assert [each.value() for each in handles] == [[float(i)] * 3 for i in range(1, 6)]
+        assert handles[2].tensor().tolist() == [3.0] * 3
+        assert handles[2].ready()
+
+    @in_any_order
+    def test_of_another_gpu_and_stream(self, gpu: Any) -> None:
+        s = ddp.cuda.Stream(1)
+        with ddp.cuda.stream(s):
+            x = ddp.ones(4, device="cuda") * 3
+            handle = ddp.cuda.fetch(x.sum())
+        assert handle.value() == 12.0
+        assert ddp.cuda.fetch(ddp.full((2,), 7.0, device="cuda:1")).value() == [7.0, 7.0]
+
+    def test_on_the_cpu(self) -> None:
+        x = ddp.tensor(3.0, requires_grad=True)
+        handle = ddp.cuda.fetch(x)
+        with ddp.no_grad():
+            x.mul_(2)
+        assert handle.ready()
+        assert handle.value() == 3.0
+        assert not handle.tensor().requires_grad
+
+    def test_only_tensors(self) -> None:
+        with pytest.raises(DtypeError, match="fetch: expected a tensor, got float"):
+            ddp.cuda.fetch(3.0)  # type: ignore[arg-type]
+
+
+class TestInPlace:
+    def test_between_pinned_memory_and_a_gpu_nobody_waits(self, gpu: Any) -> None:
+        pinned, there = ddp.arange(8).float().pin_memory(), ddp.empty(8, device="cuda")
+        target = ddp.empty(8, pin_memory=True)
+        gpu.reset()
+        there.copy_(pinned, non_blocking=True)
+        target.copy_(there * 2, non_blocking=True)
+        assert not gpu.synchronizations
+        assert gpu.mallocs <= 1  # of the product
+        ddp.cuda.synchronize()
+        assert target.tolist() == [2.0 * i for i in range(8)]
+        there.copy_(pinned)  # as in PyTorch: done when this returns
+        target.copy_(there)
+        assert target.tolist() == pinned.tolist()
+
+    @in_any_order
+    def test_in_any_order(self, gpu: Any) -> None:
+        there, found = ddp.empty(32, device="cuda"), []
+        for i in range(4):
+            source = ddp.full((32,), float(i), pin_memory=True)
+            there.copy_(source, non_blocking=True)
+            del source
+            down = ddp.empty(32, pin_memory=True)
+            found.append(down.copy_(there + 1, non_blocking=True))
+        ddp.cuda.synchronize()
+        assert [x.tolist() for x in found] == [[i + 1.0] * 32 for i in range(4)]
+
+    def test_other_shapes_dtypes_and_memory(self, gpu: Any) -> None:
+        there = ddp.zeros(2, 3, device="cuda")
+        there.copy_(ddp.tensor([1, 2, 3]), non_blocking=True)
+        assert there.tolist() == [[1.0, 2.0, 3.0]] * 2
+        here = ddp.zeros(2, 3, dtype=ddp.float64)
+        here.copy_(there, non_blocking=True)  # pageable: it is there when this returns
+        assert here.tolist() == there.tolist()
+        there.copy_(ddp.ones(3, device="cuda:1"))
+        assert there.tolist() == [[1.0] * 3] * 2
+
+    def test_autograd_follows(self, gpu: Any) -> None:
+        x = ddp.ones(3, requires_grad=True)
+        y = ddp.zeros(3, device="cuda")
+        y.copy_(x)
+        (y * y).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [2.0] * 3

@@ -1,0 +1,316 @@
+"""The door of products against NumPy, through a cuBLASLt that is a stand-in: layouts, batches, dtypes, epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ddp._gpu import capture, gemm_room, lt
+from ddp._gpu import gemm as door
+from ddp._precision import matmul as precision
+from tests.gpu import lt_fake
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
+DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16")] + [BFLOAT16]
+
+
+@pytest.fixture
+def xp(gpu: Any) -> Any:
+    return gpu.cupy
+
+
+def numbers(shape: tuple[int, ...], dtype: Any = np.float64, seed: int = 0) -> Any:
+    return (np.random.default_rng(seed).standard_normal(shape) / 2).astype(dtype)
+
+
+def close(got: Any, expected: Any, dtype: Any = "float64") -> None:
+    assert got.shape == expected.shape
+    rounding = TOLERANCES[np.dtype(dtype).name]
+    size = np.abs(expected).max(initial=1)
+    np.testing.assert_allclose(got.get().astype("f8"), expected, rtol=rounding, atol=rounding * size)
+
+
+SHAPES = [
+    ((2, 3), (3, 4)),
+    ((1, 3), (3, 1)),
+    ((1, 1), (1, 1)),
+    ((5, 1), (1, 4)),
+    ((1, 3), (3, 4)),
+    ((3,), (3,)),
+    ((3,), (3, 4)),
+    ((2, 3), (3,)),
+    ((5, 2, 3), (3,)),
+    ((3,), (5, 3, 4)),
+    ((5, 2, 3), (3, 4)),
+    ((2, 3), (5, 3, 4)),
+    ((5, 2, 3), (5, 3, 4)),
+    ((5, 1, 2, 3), (4, 3, 2)),
+    ((6, 5, 2, 3), (6, 5, 3, 4)),
+    ((6, 1, 2, 3), (6, 5, 3, 4)),
+    ((33, 1, 2, 3), (1, 34, 3, 4)),
+    ((0, 3), (3, 4)),
+    ((2, 0), (0, 4)),
+    ((2, 3), (3, 0)),
+    ((0, 2, 3), (3, 4)),
+    ((7, 100), (100, 9)),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("a", "b"), SHAPES, ids=str)
+def test_shapes(xp: Any, a: Any, b: Any, dtype: Any) -> None:
+    x, y = numbers(a, dtype), numbers(b, dtype, 1)
+    expected = x.astype("f8") @ y.astype("f8")
+    for _ in range(2):  # found, then kept
+        got = door.gemm(xp, xp.asarray(x), xp.asarray(y))
+        assert got.dtype == dtype
+        close(got, np.asarray(expected), dtype)
+    out = xp.full(expected.shape, 7, dtype)
+    assert door.gemm(xp, xp.asarray(x), xp.asarray(y), out) is out
+    close(out, np.asarray(expected), dtype)
+    out = xp.ones(expected.shape, dtype)
+    assert door.gemm(xp, xp.asarray(x), xp.asarray(y), out, True) is out
+    close(out, np.asarray(expected + 1), dtype)
+
+
+LAYOUTS = {
+    "as it is": lambda xp, x: xp.asarray(x),
+    "turned": lambda xp, x: xp.ascontiguousarray(xp.asarray(x).swapaxes(-1, -2)).swapaxes(-1, -2),
+    "cut": lambda xp, x: _inside(xp, x, (..., slice(2, -1), slice(1, -3))),
+    "turned and cut": lambda xp, x: _inside(xp, x.swapaxes(-1, -2), (..., slice(1, -3), slice(2, -1))).swapaxes(-1, -2),
+    "every second": lambda xp, x: xp.asarray(np.repeat(x, 2, -1))[..., ::2],
+    "backwards": lambda xp, x: xp.asarray(x[..., ::-1, :].copy())[..., ::-1, :],
+    "every second row": lambda xp, x: xp.asarray(np.repeat(x, 2, -2))[..., ::2, :],
+    "heads": lambda xp, x: xp.ascontiguousarray(xp.asarray(x).swapaxes(-3, -2)).swapaxes(-3, -2),
+}
+COPIED = {"every second", "backwards"}
+
+
+def _inside(xp: Any, x: Any, where: Any) -> Any:
+    width = [(0, 0)] * (x.ndim - 2) + [(s.start, -s.stop) for s in where[1:]]
+    return xp.asarray(np.pad(x, width))[where]
+
+
+@pytest.mark.parametrize("second", LAYOUTS)
+@pytest.mark.parametrize("first", LAYOUTS)
+@pytest.mark.parametrize("lead", [(2,), (2, 3)], ids=str)
+def test_layouts(gpu: Any, xp: Any, lead: tuple[int, ...], first: str, second: str) -> None:
+    x, y = numbers((*lead, 4, 5), "f4"), numbers((*lead, 5, 6), "f4", 1)
+    a, b = LAYOUTS[first](xp, x), LAYOUTS[second](xp, y)
+    np.testing.assert_array_equal(a.get(), x)
+    gpu.reset()
+    got = door.gemm(xp, a, b)
+    copied = gpu.launches.total() - gpu.launches["cublasLtMatmul"]
+    assert copied == len(COPIED & {first}) + len(COPIED & {second})
+    close(got, x.astype("f8") @ y, "f4")
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_into_any_memory(xp: Any, layout: str, accumulate: bool) -> None:
+    x, y = numbers((2, 3, 4, 5), "f4"), numbers((2, 3, 5, 6), "f4", 1)
+    out = LAYOUTS[layout](xp, np.ones((2, 3, 4, 6), "f4"))
+    assert door.gemm(xp, xp.asarray(x), xp.asarray(y), out, accumulate) is out
+    close(out, x.astype("f8") @ y + accumulate, "f4")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 8])
+def test_views_of_a_bucket(xp: Any, offset: int, dtype: Any) -> None:
+    """A gradient's place in a bucket may be aligned to its own size and no more."""
+    bucket = xp.zeros(64, dtype)
+    out = bucket[offset : offset + 20].reshape(4, 5)
+    x, y = numbers((4, 3), dtype), numbers((3, 5), dtype, 1)
+    for times in (1, 2):
+        door.gemm(xp, xp.asarray(x), xp.asarray(y), out, times == 2)
+        close(out, times * (x.astype("f8") @ y.astype("f8")), dtype)
+    assert bucket[:offset].get().astype("f8").sum() == bucket[offset + 20 :].get().astype("f8").sum() == 0
+
+
+def test_a_plan_is_for_addresses_as_well_aligned(xp: Any) -> None:
+    """The library's algorithm may count on it: the stand-in refuses an address that is less aligned."""
+    room = xp.asarray(numbers((3, 64), "f4"))
+    for first, second, third, bias in (
+        (0, 0, 0, 0),
+        (1, 0, 0, 0),
+        (0, 1, 0, 0),
+        (0, 0, 1, 0),
+        (2, 4, 8, 0),
+        (0, 0, 0, 3),
+    ):
+        a, b = room[0, first : first + 12].reshape(3, 4), room[1, second : second + 20].reshape(4, 5)
+        out, vector = xp.zeros(64, "f4")[third : third + 15].reshape(3, 5), room[2, bias : bias + 5]
+        expected = a.get().astype("f8") @ b.get()
+        close(door.gemm(xp, a, b, out), expected, "f4")
+        close(door.gemm(xp, a, b), expected, "f4")
+        assert door.fused(xp, a, b, out, "BIAS", vector)
+        close(out, expected + vector.get(), "f4")
+    stacks = xp.asarray(numbers((5, 64), "f4"))
+    for at in (0, 1, 2, 4, 6, 12):  # one by one, each of them elsewhere
+        x = stacks[:, at : at + 40].reshape(5, 2, 5, 4).swapaxes(0, 1)[:, ::2]
+        close(
+            door.gemm(xp, x, xp.broadcast_to(room[0, :12].reshape(4, 3), (2, 3, 4, 3))),
+            x.get() @ room[0, :12].get().reshape(4, 3),
+            "f4",
+        )
+
+
+def test_sixteen_bits_into_float32(xp: Any) -> None:
+    x, y = numbers((4, 3), BFLOAT16), numbers((3, 5), BFLOAT16, 1)
+    out = xp.ones((4, 5), "f4")
+    door.gemm(xp, xp.asarray(x), xp.asarray(y), out, True)
+    close(out, 1 + x.astype("f8") @ y.astype("f8"), "f4")
+
+
+def test_a_factor_used_by_every_matrix_is_not_copied(gpu: Any, xp: Any) -> None:
+    x, y = numbers((7, 4, 3)), numbers((3, 5))
+    gpu.reset()
+    close(door.gemm(xp, xp.asarray(x), xp.broadcast_to(xp.asarray(y), (7, 3, 5))), x @ y)
+    assert gpu.launches["cublasLtMatmul"] == 1
+    assert gpu.launches.total() - gpu.launches["copy up"] == 1
+
+
+def test_what_the_library_lacks_is_not_its_business(xp: Any) -> None:
+    integers = xp.asarray(np.arange(6).reshape(2, 3))
+    assert door.gemm(xp, integers, integers.T) is None
+    assert door.gemm(xp, xp.ones((2, 2), "f4"), xp.ones((2, 2), "f8")) is None
+
+
+def test_a_product_without_an_algorithm_is_left_to_our_kernel(gpu: Any, xp: Any) -> None:
+    gpu.cublaslt.lacks = lambda epilogue, dtype: True
+    x = xp.ones((2, 2), "f4")
+    assert not door.fused(xp, x, x, xp.empty((2, 2), "f4"), "RELU")
+    gpu.cublaslt.MatmulAlgoGetHeuristic = lambda *_: lt.NOT_SUPPORTED
+    lt_fake.forget()
+    library = lt.Library(gpu.cublaslt, "the stand-in")
+    lt._found[0] = library
+    with pytest.warns(RuntimeWarning, match="a slow kernel multiplies instead: .*NOT_SUPPORTED"):
+        assert door.gemm(xp, x, x) is None
+    assert door.gemm(xp, x, x) is None  # and says so once
+
+
+def test_the_steady_state_is_one_call(gpu: Any, xp: Any) -> None:
+    x, y = xp.asarray(numbers((4, 100), "f4")), xp.asarray(numbers((100, 4), "f4"))
+    door.gemm(xp, x, y)
+    gpu.cublaslt.calls.clear()
+    gpu.reset()
+    for _ in range(3):
+        door.gemm(xp, x, y)
+    assert gpu.cublaslt.calls == {"cublasLtMatmul": 3}
+    assert gpu.mallocs == gpu.synchronizations.total() == 0
+
+
+def test_forgotten_plans_free_their_descriptions(gpu: Any, xp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "KEPT", 8)
+    for n in range(1, 40):
+        door.gemm(xp, xp.ones((n, 2), "f4"), xp.ones((2, n), "f4"))
+    assert len(door._recipes) <= 8
+    assert len(gpu.cublaslt.objects) <= 8 * 4 + 1
+    lt_fake.forget()
+    assert [each.kind for each in gpu.cublaslt.objects.values()] == ["handle"]
+
+
+def test_every_stream_has_scratch_memory_of_its_own(gpu: Any, xp: Any) -> None:
+    x, y = xp.ones((4, 100), "f4"), xp.ones((100, 4), "f4")
+    door.gemm(xp, x, y)
+    with xp.cuda.Stream():
+        door.gemm(xp, x, y)
+    assert len(gemm_room._shared) == 2
+    for _ in range(2 * gemm_room.MOST):
+        with xp.cuda.Stream():
+            door.gemm(xp, x, y)
+    assert len(gemm_room._shared) == gemm_room.MOST
+    graph = capture.Capture()
+    with capture.inside(graph):
+        for _ in range(2):
+            door.gemm(xp, x, y)
+    assert len(gemm_room._shared) == gemm_room.MOST
+    assert [each.nbytes for each in graph.kept] == [32 << 20]
+
+
+def test_devices_have_handles_of_their_own(gpu: Any, xp: Any) -> None:
+    x = numbers((3, 3))
+    for device in (0, 1):
+        with xp.cuda.Device(device):
+            close(door.gemm(xp, xp.asarray(x), xp.asarray(x)), x @ x)
+    assert gpu.cublaslt.calls["cublasLtCreate"] == 2
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    precision.choose("high")
+    yield
+    precision.choose("highest")
+
+
+def test_float32_is_exact_unless_tf32_is_allowed(xp: Any, tf32: None) -> None:
+    x = np.full((1, 1), 1 + 2**-12, "f4")
+    one = xp.ones((1, 1), "f4")
+    assert door.gemm(xp, xp.asarray(x), one).item() == 1
+    precision.choose("highest")
+    assert door.gemm(xp, xp.asarray(x), one).item() == x.item()
+    precision.choose("medium")
+    assert door.gemm(xp, xp.asarray(x), one).item() == 1
+    assert door.gemm(xp, xp.asarray(x, "f8"), one.astype("f8")).item() == x.item()
+
+
+def relu(x: Any) -> Any:
+    return np.maximum(x, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [8, 5, 130])
+def test_epilogues_forward_and_backward(xp: Any, n: int, dtype: Any) -> None:
+    m, k, p = 6, 4, 3
+    x, w, b = numbers((m, k), dtype), numbers((n, k), dtype, 1), numbers((n,), dtype, 2)
+    g, v = numbers((m, p), dtype, 3), numbers((p, n), dtype, 4)
+    before = x.astype("f8") @ w.T.astype("f8") + b.astype("f8")
+    gx, gw, gb, gg, gv = (xp.asarray(each) for each in (x, w, b, g, v))
+    for name, act in (("RELU", relu), ("GELU", lt_fake.gelu)):
+        out = xp.empty((m, n), dtype)
+        assert door.fused(xp, gx, gw.T, out, f"{name}_BIAS", gb)
+        close(out, act(before), dtype)
+        lead = -(-n // 128) * 128 if name == "RELU" else -(-n // 8) * 8
+        aux = xp.empty((m, lead // 8), "u1") if name == "RELU" else xp.empty((m, lead), dtype)
+        out = xp.empty((m, n), dtype)
+        assert door.fused(xp, gx, gw.T, out, f"{name}_AUX_BIAS", gb, aux, lead)
+        close(out, act(before), dtype)
+        slope = before > 0 if name == "RELU" else lt_fake.gelu_slope(before)
+        expected = (g.astype("f8") @ v.astype("f8")) * slope
+        back, sums = xp.empty((m, n), dtype), xp.empty(n, dtype)
+        assert door.fused(xp, gg, gv, back, f"D{name}_BGRAD", sums, aux, lead)
+        close(back, expected, dtype)
+        close(sums, expected.sum(0), dtype)
+    weight, sums = xp.empty((p, k), dtype), xp.empty(p, dtype)
+    assert door.fused(xp, gg.T, gx, weight, "BGRADB", sums)
+    close(weight, g.T.astype("f8") @ x.astype("f8"), dtype)
+    close(sums, g.astype("f8").sum(0), dtype)
+
+
+def test_a_plan_that_two_biases_share(xp: Any) -> None:
+    x, w = numbers((3, 4)), numbers((4, 8))
+    for seed in (1, 2, 1):
+        b = numbers((8,), seed=seed)
+        out = xp.empty((3, 8))
+        assert door.fused(xp, xp.asarray(x), xp.asarray(w), out, "BIAS", xp.asarray(b))
+        close(out, x @ w + b)
+
+
+@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(20)], indirect=True, ids=str)
+def test_in_any_order_that_streams_allow(gpu: Any, xp: Any) -> None:
+    x, y = numbers((4, 100)), numbers((100, 6))
+    side = xp.cuda.Stream(non_blocking=True)
+    a, b = xp.asarray(x), xp.asarray(y)
+    first = door.gemm(xp, a, b)
+    event = xp.cuda.Event(disable_timing=True)
+    event.record()
+    with side:
+        side.wait_event(event)
+        second = door.gemm(xp, first, door.gemm(xp, b.T, a.T))
+        got = second.get()
+    np.testing.assert_allclose(got, (x @ y) @ (x @ y).T, rtol=1e-10)

@@ -1,0 +1,315 @@
+"""Layers over the door: how many launches they take, the dtypes they keep, and who may look on at what is fused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import nn
+from ddp.errors import ArgumentError, ShapeError
+from ddp.nn import functional
+from ddp.ops.cuda import products
+from tests.ddp.cases.table import draw
+from tests.ddp.cuda import emulation
+from tests.ddp.test_ops import CASES
+from tests.gpu.test_cases import results
+
+pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
+
+DTYPES = [ddp.float64, ddp.float32, ddp.float16, ddp.bfloat16]
+TOLERANCES = {ddp.float64: 1e-10, ddp.float32: 1e-4, ddp.float16: 1e-2, ddp.bfloat16: 5e-2}
+
+
+def made(*shape: int, dtype: Any = ddp.float32, seed: int = 0, device: str = "cuda") -> ddp.Tensor:
+    return ddp.from_numpy(draw(*shape, seed=seed)).to(device, dtype).requires_grad_()
+
+
+def close(got: Any, expected: Any, tolerance: float = 1e-4) -> None:
+    one, other = (each.detach().cpu().to(ddp.float64).numpy() for each in (got, expected))
+    np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * np.abs(other).max(initial=1))
+
+
+def epilogues(gpu: Any) -> list[str]:
+    return [each[3] for each in gpu.cublaslt.launched]
+
+
+def test_a_linear_layer_is_one_launch_forward_and_two_backward(gpu: Any) -> None:
+    layer, x = nn.Linear(6, 8).to("cuda"), made(2, 5, 6)
+    for _ in range(2):
+        gpu.reset()
+        gpu.cublaslt.launched.clear()
+        y = layer(x)
+        assert epilogues(gpu) == ["BIAS"]
+        y.backward(ddp.ones_like(y))
+        assert epilogues(gpu) == ["BIAS", "DEFAULT", "BGRADB"]
+        assert gpu.synchronizations.total() == 0
+
+
+def test_gradients_are_computed_where_they_are_kept(gpu: Any) -> None:
+    layer, x = nn.Linear(6, 8).to("cuda"), made(5, 6)
+    bucket = gpu.cupy.zeros(1 + 48 + 8, "f4")  # which no gradient is aligned in
+    layer.weight._leaf.slot.bind(bucket[1:49].reshape(8, 6))
+    layer.bias._leaf.slot.bind(bucket[49:])
+    layer(x).sum().backward()
+    layer.zero_grad()
+    loss = layer(x).sum()
+    gpu.reset()
+    loss.backward()
+    assert gpu.launches["cublasLtMatmul"] == 2
+    assert sum(count for each, count in gpu.launches.items() if "copy" in each) == 1  # of the ones that sum() is given
+    here = nn.Linear(6, 8)
+    here.load_state_dict(layer.state_dict())
+    here(x.cpu()).sum().backward()
+    close(layer.weight.grad, here.weight.grad)
+    close(layer.bias.grad, here.bias.grad)
+    assert layer.weight.grad._array.data.ptr == bucket.data.ptr + 4
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_later_gradients_are_added_where_they_are_kept(gpu: Any, bias: bool, fused: bool) -> None:
+    gpu.cublaslt.lacks = lambda epilogue, dtype: not fused
+    layer, here, x = nn.Linear(6, 8, bias).to("cuda"), nn.Linear(6, 8, bias), made(5, 6).detach()
+    here.load_state_dict(layer.state_dict())
+    up, down = made(8, 6), made(6, 8, seed=1)
+    up2, down2 = made(8, 6, device="cpu"), made(6, 8, seed=1, device="cpu")
+    for step in range(3):
+        y, g = layer(x), ddp.from_numpy(draw(5, 8, seed=9).astype("f4"))
+        z = functional.feed_forward(x, up, None, down, None) + functional.linear_act(x, up)[:, :6]
+        above, there = g.to("cuda"), g[:, :6].contiguous().to("cuda")
+        gpu.reset()
+        y.backward(above)
+        if step and fused and not bias:
+            assert gpu.launches == {"cublasLtMatmul": 1}
+        z.backward(there)
+        cpu = x.cpu()
+        here(cpu).backward(g)
+        z = functional.feed_forward(cpu, up2, None, down2, None) + functional.linear_act(cpu, up2)[:, :6]
+        z.backward(g[:, :6].contiguous())
+    for one, other in zip([*layer.parameters(), up, down], [*here.parameters(), up2, down2], strict=True):
+        close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "how"), [("relu", {}), ("gelu", {"approximate": "tanh"}), ("gelu", {})], ids=str)
+@pytest.mark.parametrize("hidden", [8, 5])
+def test_fused_layers_agree_with_their_parts(gpu: Any, hidden: int, name: str, how: Any, dtype: Any) -> None:
+    shapes = (2, 5, 6), (hidden, 6), (hidden,), (3, hidden), (3,)
+    results = []
+    for device in ("cpu", "cuda"):
+        xs = [made(*shape, dtype=dtype, seed=i, device=device) for i, shape in enumerate(shapes)]
+        xs = [(x.detach() / 2).requires_grad_() for x in xs]
+        one = functional.linear_act(*xs[:3], name, **how)
+        two = functional.feed_forward(*xs, name, **how)
+        (one.sum() + (two * two).sum()).backward()
+        results.append([one, two, *[x.grad for x in xs]])
+    for expected, got in zip(*results, strict=True):
+        assert got.dtype is dtype
+        close(got, expected, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("lacks", ["AUX", "D", "BIAS", "BGRAD", ""])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_what_has_no_epilogue_is_made_of_its_parts(gpu: Any, activation: str, lacks: str) -> None:
+    gpu.cublaslt.lacks = lambda epilogue, dtype: (
+        epilogue.startswith(("DR", "DG")) if lacks == "D" else lacks in epilogue
+    )
+    results = []
+    for device in ("cpu", "cuda"):
+        shapes = (5, 6), (8, 6), (8,), (3, 8), (3,)
+        xs = [made(*shape, seed=i, device=device) for i, shape in enumerate(shapes)]
+        y = functional.feed_forward(*xs, activation, "tanh")
+        z = functional.linear_act(*xs[:3], activation, "tanh")
+        (y.sum() + (z * z).sum()).backward()
+        results.append([y, z, *[x.grad for x in xs]])
+    assert not any(gpu.cublaslt.lacks(each, "") for each in epilogues(gpu) if each != "DEFAULT")
+    for expected, got in zip(*results, strict=True):
+        close(got, expected)
+
+
+def test_a_feed_forward_part_is_six_launches(gpu: Any) -> None:
+    shapes = (5, 8), (16, 8), (16,), (8, 16), (8,)
+    xs = [made(*shape, dtype=ddp.bfloat16, seed=i) for i, shape in enumerate(shapes)]
+    for _ in range(2):
+        gpu.cublaslt.launched.clear()
+        gpu.reset()
+        y = functional.feed_forward(*xs, "gelu", "tanh")
+        assert epilogues(gpu) == ["GELU_AUX_BIAS", "BIAS"]
+        assert gpu.launches.total() == 2
+        g = ddp.ones_like(y)
+        y.backward(g)
+    assert epilogues(gpu)[2:] == ["BGRADB", "DGELU_BGRAD", "DEFAULT", "DEFAULT"]
+    with ddp.no_grad():
+        gpu.cublaslt.launched.clear()
+        functional.feed_forward(*xs, "gelu", "tanh")
+        assert epilogues(gpu) == ["GELU_BIAS", "BIAS"]
+
+
+def test_frozen_parts_cost_nothing(gpu: Any) -> None:
+    shapes = (5, 6), (8, 6), (8,), (3, 8), (3,)
+    for wanted in range(5):
+        results = []
+        for device in ("cpu", "cuda"):
+            xs = [made(*shape, seed=i, device=device) for i, shape in enumerate(shapes)]
+            for i, x in enumerate(xs):
+                x.requires_grad_(i == wanted)
+            functional.feed_forward(*xs, "relu").sum().backward()
+            results.append(xs[wanted].grad)
+            assert all(x.grad is None for i, x in enumerate(xs) if i != wanted)
+        close(*results[::-1])
+
+
+def test_wrong_shapes_and_activations_are_named(gpu: Any) -> None:
+    x, w, b = made(5, 6), made(8, 6), made(8)
+    with pytest.raises(ArgumentError, match=r"linear_act: activation is 'relu' or 'gelu' .* not 'tanh'"):
+        functional.linear_act(x, w, b, "tanh")
+    with pytest.raises(ShapeError, match=r"linear_act: input \(5, 6\), weight \(8, 5\)"):
+        functional.linear_act(x, made(8, 5), b)
+    with pytest.raises(ShapeError, match="feed_forward: weights"):
+        functional.feed_forward(x, w, b, made(3, 7), None)
+
+
+def encoder(activation: Any = functional.relu, dropout: float = 0.0) -> Any:
+    ddp.manual_seed(1)
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout, activation, batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [
+        (functional.relu, "RELU_AUX_BIAS"),
+        (nn.ReLU(), "RELU_AUX_BIAS"),
+        (nn.GELU("tanh"), "GELU_AUX_BIAS"),
+        (functional.gelu, "BIAS"),
+        (nn.GELU(), "BIAS"),
+    ],
+    ids=["relu", "ReLU", "GELU tanh", "gelu", "GELU"],
+)
+def test_transformer_layers_fuse_what_can_be(gpu: Any, activation: Any, expected: str) -> None:
+    x = draw(2, 3, 8).astype(np.float32)
+    here, there = encoder(activation), encoder(activation).to("cuda")
+    y = there(ddp.from_numpy(x).to("cuda"))
+    assert expected in epilogues(gpu)
+    assert ("DRELU_BGRAD" in epilogues(gpu)) is False
+    close(y, here(ddp.from_numpy(x)), 1e-3)
+    y.sum().backward()
+    here(ddp.from_numpy(x)).sum().backward()
+    for one, other in zip(there.parameters(), here.parameters(), strict=True):
+        close(one.grad, other.grad, 1e-3)
+
+
+LOOKS_ON: dict[str, Callable[[Any], Any]] = {
+    "a hook on linear1": lambda layer: layer.linear1.register_forward_hook(lambda *_: None),
+    "a hook on linear2": lambda layer: layer.linear2.register_full_backward_hook(lambda *_: None),
+    "another layer": lambda layer: setattr(layer, "linear1", type("Own", (nn.Linear,), {})(8, 16).to("cuda")),
+}
+
+
+@pytest.mark.parametrize("who", LOOKS_ON)
+def test_nothing_is_fused_where_somebody_looks_on(gpu: Any, who: str) -> None:
+    layer = encoder().to("cuda")
+    LOOKS_ON[who](layer)
+    layer(made(2, 3, 8)).sum().backward()
+    assert not any("RELU" in each for each in epilogues(gpu))
+
+
+def test_dropout_stands_between(gpu: Any) -> None:
+    layer = encoder(dropout=0.5).to("cuda")
+    layer(made(2, 3, 8)).sum().backward()
+    assert "RELU_BIAS" in epilogues(gpu)
+    assert not any("AUX" in each for each in epilogues(gpu))
+    gpu.cublaslt.launched.clear()
+    layer.eval()(made(2, 3, 8))
+    assert "RELU_AUX_BIAS" in epilogues(gpu)
+
+
+@pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16], ids=str)
+def test_autocast_multiplies_in_sixteen_bits(gpu: Any, dtype: Any) -> None:
+    xs = [made(*shape, seed=i) for i, shape in enumerate(((5, 6), (8, 6), (8,), (3, 8), (3,)))]
+    with ddp.autocast("cuda", dtype):
+        y = functional.feed_forward(*xs, "relu")
+        z = functional.linear_act(*xs[:3])
+    assert y.dtype is z.dtype is dtype
+    (y.float().sum() + z.float().sum()).backward()
+    assert all(x.grad is not None and x.grad.dtype is ddp.float32 for x in xs)
+
+
+@pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16], ids=str)
+def test_stacks_of_sixteen_bits_are_neither_copied_nor_widened(gpu: Any, dtype: Any) -> None:
+    x, y = made(2, 3, 4, 5, dtype=dtype), made(2, 3, 6, 5, dtype=dtype)
+    x @ y.transpose(-1, -2)
+    gpu.reset()
+    z = x @ y.transpose(-1, -2)
+    assert gpu.launches.total() == 1
+    g = ddp.ones_like(z)
+    gpu.reset()
+    z.backward(g)
+    assert gpu.launches["cublasLtMatmul"] == 2
+    assert z.dtype is dtype
+
+
+def test_sums_over_heads_are_not_laid_out_anew(gpu: Any) -> None:
+    q, k = made(2, 4, 3, 5), made(2, 6, 3, 5)
+    expected = ddp.einsum("bqhd,bkhd->bhqk", q, k)
+    gpu.reset()
+    got = ddp.einsum("bqhd,bkhd->bhqk", q, k)
+    assert set(gpu.launches) == {"cublasLtMatmul"}
+    close(got, expected)
+    close(got, ddp.einsum("bqhd,bkhd->bhqk", q.cpu(), k.cpu()))
+
+
+def test_integers_go_to_our_own_kernel(gpu: Any) -> None:
+    for dtype in (ddp.int64, ddp.int32, ddp.uint8):
+        x = ddp.arange(12, device="cuda", dtype=dtype).reshape(3, 4)
+        y = x @ x.T
+        assert y.dtype is dtype
+        assert y.tolist() == (np.arange(12).reshape(3, 4) @ np.arange(12).reshape(3, 4).T).astype(dtype).tolist()
+    assert gpu.cublaslt.launched == []
+
+
+def test_the_kernel_of_ours_multiplies_what_is_broadcast(gpu: Any) -> None:
+    xp = gpu.cupy
+    for a, b in (((2, 1, 3, 4), (5, 4, 2)), ((3,), (3,)), ((3,), (2, 3, 4)), ((2, 3, 4), (4,)), ((0, 3), (3, 2))):
+        x, y = draw(*a), draw(*b, seed=1)
+        got = products.by_kernel(xp, xp.asarray(x), xp.asarray(y))
+        np.testing.assert_allclose(got.get(), x @ y, rtol=1e-12)
+    flags = xp.asarray(np.eye(3, dtype=bool))
+    assert products.by_kernel(xp, flags, flags).get().tolist() == np.eye(3, dtype=bool).tolist()
+
+
+# What could be made of products; each elementwise op would be compiled.
+MULTIPLYING = re.compile("matmul|linear|feed|einsum|vector_norm|entropy|conv|attention|lstm|gru|rnn|_norm|interpolate")
+
+
+def test_no_op_calls_cupys_products(gpu: Any) -> None:
+    """They refuse to be captured in a graph."""
+    found = set()
+    for case in CASES:
+        if not MULTIPLYING.search(case.op):
+            continue
+        gpu.reset()
+        results(case, ddp.float32, "cuda")
+        found |= {(case.op, each) for each in gpu.launches if each in ("matmul", "dot", "vdot", "inner", "tensordot")}
+    assert found == set()
+
+
+def test_a_switch_by_pytorchs_names() -> None:
+    assert ddp.get_float32_matmul_precision() == "highest"
+    assert not ddp.backends.cuda.matmul.allow_tf32
+    try:
+        ddp.backends.cuda.matmul.allow_tf32 = True
+        assert ddp.get_float32_matmul_precision() == "high"
+        ddp.set_float32_matmul_precision("highest")
+        assert not ddp.backends.cuda.matmul.allow_tf32
+        ddp.set_float32_matmul_precision("medium")
+        assert ddp.backends.cuda.matmul.allow_tf32
+        with pytest.raises(ArgumentError, match="expected 'highest', 'high', 'medium'"):
+            ddp.set_float32_matmul_precision("low")
+    finally:
+        ddp.backends.cuda.matmul.allow_tf32 = False
+    assert ddp.get_float32_matmul_precision() == "highest"

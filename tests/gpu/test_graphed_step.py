@@ -1,0 +1,495 @@
+"""`graphed_step` on the stand-in: replays are eager steps to the bit, and what cannot be captured is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import nn
+from ddp.errors import ArgumentError, CaptureError, DeviceError
+from ddp.nn import functional as F
+
+STEPS = 8
+Made = tuple[Any, Callable[..., Any]]  # a model and a step
+
+
+def mlp(seed: int = 0, dropout: float = 0.3) -> Any:
+    ddp.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 4)).to("cuda")
+
+
+def batches(count: int, n: int = 5, seed: int = 1, shape: tuple[int, ...] = (6,), classes: int = 4) -> Any:
+    dice = np.random.default_rng(seed)
+    numbers = [dice.standard_normal((n, *shape)).astype(np.float32) for _ in range(count)]
+    return [(ddp.tensor(x, device="cuda"), ddp.tensor(dice.integers(0, classes, n), device="cuda")) for x in numbers]
+
+
+def stepping(
+    model: Any, optimizer: Any, loss_of: Callable[..., Any] = F.cross_entropy, after: Callable[[], Any] = lambda: None
+) -> Callable[..., Any]:
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        after()
+        return loss
+
+    return step
+
+
+def trained(make: Callable[[], Made], data: Any, graphed: bool, each: Callable[[], Any] = lambda: None) -> list[Any]:
+    """Losses, parameters, buffers and gradients after training. each: called after every step"""
+    model, step = make()
+    run = ddp.cuda.graphed_step(step) if graphed else step
+    losses = []
+    for batch in data:
+        losses.append(run(*batch).item())
+        each()
+    if graphed:
+        assert isinstance(run, ddp.cuda._stepping.GraphedStep)
+        assert run.replays == len(data) - run.eager > 0
+    held = [*model.parameters(), *model.buffers()]
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    return [losses, *[x.detach().cpu().numpy() for x in (*held, *grads)]]
+
+
+def same(make: Callable[[], Made], data: Any, each: Callable[[], Any] = lambda: None) -> None:
+    eager, graphed = trained(make, data, False, each), trained(make, data, True, each)
+    assert len(eager) == len(graphed)
+    for x, y in zip(eager, graphed, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: ddp.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: ddp.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: ddp.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw": lambda p: ddp.optim.AdamW(p, lr=0.01),
+    "rmsprop": lambda p: ddp.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "adagrad": lambda p: ddp.optim.Adagrad(p, lr=0.1),
+    "adadelta": lambda p: ddp.optim.Adadelta(p),
+    "lion": lambda p: ddp.optim.Lion(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_with_each_optimizer(gpu: Any, name: str) -> None:
+    def make() -> Made:
+        model = mlp()
+        return model, stepping(model, OPTIMIZERS[name](model.parameters()))
+
+    same(make, batches(STEPS))
+
+
+@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(4)], indirect=True)
+def test_in_any_order_that_cuda_allows(gpu: Any) -> None:
+    def make() -> Made:
+        model = mlp()
+        return model, stepping(model, ddp.optim.AdamW(model.parameters(), lr=0.01))
+
+    same(make, batches(STEPS))
+
+
+class Tiny(nn.Module):
+    """A GPT of one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(11, 8), nn.Embedding(6, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True, norm_first=True)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, x: Any) -> Any:
+        h = self.embed(x) + self.place(ddp.arange(x.shape[1], device=x.device))
+        return self.head(self.block(h)).reshape(-1, 11)
+
+
+def test_gpt_with_dropout(gpu: Any) -> None:
+    def make() -> Made:
+        ddp.manual_seed(3)
+        model = Tiny().to("cuda")
+        loss_of = lambda z, y: F.cross_entropy(z, y.reshape(-1))  # noqa: E731
+        return model, stepping(model, ddp.optim.AdamW(model.parameters(), lr=0.01), loss_of)
+
+    dice = np.random.default_rng(0)
+    data = [[ddp.tensor(dice.integers(0, 11, (2, 6)), device="cuda") for _ in range(2)] for _ in range(STEPS)]
+    same(make, data)
+
+
+def test_cnn_with_batch_norm(gpu: Any) -> None:
+    def make() -> Made:
+        ddp.manual_seed(3)
+        model = nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)
+        ).to("cuda")
+        return model, stepping(model, ddp.optim.SGD(model.parameters(), lr=0.1))
+
+    same(make, batches(STEPS, shape=(2, 4, 4)))
+
+
+def test_a_schedule_captures_nothing_anew(gpu: Any) -> None:
+    schedulers: list[Any] = []
+
+    def make() -> Made:
+        model = mlp()
+        optimizer = ddp.optim.AdamW(model.parameters(), lr=0.05)
+        schedulers[:] = [ddp.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)]  # betas change, too
+        return model, stepping(model, optimizer)
+
+    same(make, batches(STEPS), lambda: schedulers[0].step())
+    step = ddp.cuda.graphed_step(make()[1])
+    for batch in batches(STEPS):
+        step(*batch)
+        schedulers[0].step()
+    assert step.captures == 1
+
+
+def test_a_schedule_within_the_step_is_refused(gpu: Any) -> None:
+    model = mlp()
+    optimizer = ddp.optim.SGD(model.parameters(), lr=0.1)
+    schedule = ddp.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    step = ddp.cuda.graphed_step(stepping(model, optimizer, after=schedule.step), warmup=1)
+    data = batches(2)
+    step(*data[0])
+    with pytest.raises(CaptureError, match=r"scheduler.step\(\) after it"):
+        step(*data[1])
+
+
+def test_an_optimizer_of_ones_own_has_constants(gpu: Any) -> None:
+    class Plain(ddp.optim.Optimizer):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, {"lr": lr})
+
+        def step(self, closure: Any = None) -> None:
+            with ddp.no_grad():
+                for group in self.param_groups:
+                    for p in group["params"]:
+                        p -= group["lr"] * p.grad
+
+    made: list[Any] = []
+
+    def make() -> Made:
+        model = mlp()
+        made[:] = [Plain(model.parameters(), 0.1)]
+        return model, stepping(model, made[0])
+
+    def decay() -> None:
+        made[0].param_groups[0]["lr"] *= 0.5
+
+    same(make, batches(STEPS), decay)
+
+
+def test_autocast_and_a_scaler(gpu: Any) -> None:
+    def make() -> Made:
+        model = mlp()
+        optimizer = ddp.optim.SGD(model.parameters(), lr=0.05)
+        scaler = ddp.amp.GradScaler(init_scale=2.0**14, growth_interval=3)
+
+        def step(x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            with ddp.amp.autocast("cuda"):
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss
+
+        return model, step
+
+    same(make, batches(STEPS))
+
+
+def test_clipped_gradients(gpu: Any) -> None:
+    def make() -> Made:
+        model = mlp()
+        optimizer = ddp.optim.SGD(model.parameters(), lr=0.05)
+
+        def step(x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            return loss + norm.detach() * 0
+
+        return model, step
+
+    same(make, batches(STEPS))
+
+
+def test_accumulated_gradients_are_two_graphs(gpu: Any) -> None:
+    def make() -> Made:
+        model = mlp(dropout=0.0)
+        optimizer = ddp.optim.SGD(model.parameters(), lr=0.05)
+
+        def step(x: Any, y: Any, last: bool) -> Any:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss
+
+        return model, step
+
+    data = [(*batch, i % 2 == 1) for i, batch in enumerate(batches(16))]
+    same(make, data)
+
+
+def test_other_shapes_capture_anew_and_old_graphs_are_kept(gpu: Any) -> None:
+    def make() -> Made:
+        model = mlp()
+        return model, stepping(model, ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    data = [batches(1, n=(5, 3)[i % 2], seed=i)[0] for i in range(14)]
+    same(make, data)
+    step = ddp.cuda.graphed_step(make()[1])
+    for batch in data:
+        step(*batch)
+    assert step.captures == 2
+    step = ddp.cuda.graphed_step(make()[1], keep=1)
+    for batch in data:
+        step(*batch)
+    assert step.captures > 2
+
+
+def test_modes_of_modules_capture_anew(gpu: Any) -> None:
+    model = mlp()
+    step = ddp.cuda.graphed_step(lambda x: model(x).sum(), warmup=1)
+    x = ddp.ones(2, 6, device="cuda")
+    for _ in range(3):
+        step(x)
+    assert step.captures == 1
+    model.eval()
+    expected = model(x).sum().item()
+    assert step(x).item() == expected
+    assert step(x).item() == expected
+    assert step.captures == 2
+    model.train()
+    step(x)
+    assert step.captures == 2
+    model[0].weight.requires_grad_(False)
+    step(x)
+    assert step.captures == 3
+    with ddp.no_grad():
+        step(x)
+        step(x)
+    assert step.captures == 4
+
+
+def test_a_seed_between_replays_counts(gpu: Any) -> None:
+    draw = ddp.cuda.graphed_step(lambda x: x * ddp.rand(4, device="cuda"), warmup=1)
+    x = ddp.ones(4, device="cuda")
+    for _ in range(3):
+        draw(x)
+    ddp.manual_seed(5)
+    graphed = [draw(x).tolist() for _ in range(3)]
+    ddp.manual_seed(5)
+    assert graphed == [ddp.rand(4, device="cuda").tolist() for _ in range(3)]
+
+
+def test_inputs_of_the_cpu_and_nested_ones(gpu: Any) -> None:
+    step = ddp.cuda.graphed_step(lambda batch, scale=1: {"y": (batch["x"] * batch["more"][0] * scale,)}, warmup=1)
+    for value in range(1, 5):
+        batch = {"x": ddp.full((3,), float(value)), "more": [ddp.full((3,), 2.0, device="cuda")]}
+        found = step(batch, scale=3)
+        assert found["y"][0].is_cuda
+        assert found["y"][0].tolist() == [6.0 * value] * 3
+    assert step.captures == 1
+
+
+def test_pinned_inputs_are_not_waited_for(gpu: Any) -> None:
+    step = ddp.cuda.graphed_step(lambda x: x * 2, warmup=1)
+    x = ddp.ones(4).pin_memory()
+    for _ in range(3):
+        y = step(x)
+    gpu.reset()
+    y = step(x)
+    assert not gpu.synchronizations
+    assert y.tolist() == [2, 2, 2, 2]
+
+
+def test_a_replay_asks_for_nothing(gpu: Any) -> None:
+    """No cudaMalloc, no synchronization, one graph and the copies of the inputs."""
+    model = mlp()
+    step = ddp.cuda.graphed_step(stepping(model, ddp.optim.AdamW(model.parameters())))
+    for batch in batches(6):
+        step(*batch)
+    data = batches(3)
+    gpu.reset()
+    for batch in data:
+        step(*batch)
+    assert not gpu.synchronizations
+    assert gpu.mallocs == gpu.copies_up == 0
+    assert gpu.launches == {"graph": 3, "copy": 6}
+
+
+CANNOT: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "item": (lambda x: x * x.sum().item(), "item"),
+    "bool": (lambda x: x if x.sum() > 0 else -x, "__bool__"),
+    "tolist": (lambda x: x.sum().tolist(), "tolist"),
+    "print": (lambda x: repr(x), "__repr__"),
+    "mask": (lambda x: x[x > 0], "__getitem__"),
+    "to the CPU": (lambda x: x.cpu(), "cpu"),
+    "from the CPU": (lambda x: x + ddp.tensor([1.0, 2.0, 3.0], device="cuda"), "tensor"),
+    "moved up": (lambda x: x + ddp.ones(3).to("cuda"), "to"),
+    "on the CPU": (lambda x: ddp.ones(3).add(1).sum() and x, "add"),
+}
+
+
+@pytest.mark.parametrize("what", CANNOT)
+def test_what_cannot_be_captured_is_named(gpu: Any, what: str) -> None:
+    body, op = CANNOT[what]
+    x = ddp.ones(3, device="cuda")
+    step = ddp.cuda.graphed_step(lambda x: body(x * 2), warmup=1)
+    step(x)
+    with pytest.raises(CaptureError) as caught:
+        step(x)
+    assert f"`{op}`" in str(caught.value)
+    assert f"{__file__}:" in str(caught.value)
+    assert not gpu.cupy.capturing
+    assert not ddp.cuda.is_current_stream_capturing()
+    assert (x + 1).tolist() == [2, 2, 2]
+
+
+def test_a_failed_capture_changes_nothing(gpu: Any) -> None:
+    model = mlp()
+    optimizer = ddp.optim.SGD(model.parameters(), lr=0.1)
+    look = False
+
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss * loss.item() if look else loss
+
+    graphed = ddp.cuda.graphed_step(step)
+    data = batches(6)
+    for batch in data[:3]:
+        graphed(*batch)
+    before = [p.detach().cpu().numpy() for p in model.parameters()]
+    grads = [p.grad.cpu().numpy() for p in model.parameters()]
+    look = True
+    with pytest.raises(CaptureError, match="item"):
+        graphed(*data[3])
+    for p, old, g in zip(model.parameters(), before, grads, strict=True):
+        np.testing.assert_array_equal(p.detach().cpu().numpy(), old)
+        np.testing.assert_array_equal(p.grad.cpu().numpy(), g)
+    look = False
+    graphed(*data[4])
+    assert graphed.captures == 1
+
+
+def test_fallback_to_eager(gpu: Any) -> None:
+    step = ddp.cuda.graphed_step(lambda x: x * x.sum().item(), warmup=1, fallback="eager")
+    x = ddp.ones(3, device="cuda")
+    step(x)
+    with pytest.warns(UserWarning, match="runs eagerly from now on.*`item`"):
+        assert step(x).tolist() == [3, 3, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert step(x).tolist() == [3, 3, 3]
+    assert step.captures == step.replays == 0
+
+
+def test_a_buffer_that_is_replaced_is_named(gpu: Any) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", ddp.zeros(3))
+
+        def forward(self, x: Any) -> Any:
+            self.seen = self.seen + 1
+            return x + self.seen
+
+    model = Counting().to("cuda")
+    step = ddp.cuda.graphed_step(lambda x: model(x), warmup=1)
+    x = ddp.ones(3, device="cuda")
+    step(x)
+    with pytest.raises(CaptureError, match=r"replaces seen.*in place"):
+        step(x)
+
+
+def test_captures_in_nearly_every_call_are_said_once(gpu: Any) -> None:
+    step = ddp.cuda.graphed_step(lambda x, n: x * n, warmup=1)
+    x = ddp.ones(3, device="cuda")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for n in range(24):
+            step(x, n)
+    assert ["What changes from call to call" in str(each.message) for each in said] == [True]
+
+
+def test_errors_of_the_step_are_its_own(gpu: Any) -> None:
+    boom = False
+
+    def step(x: Any) -> Any:
+        if boom:
+            raise KeyError("mine")
+        return x + 1
+
+    graphed = ddp.cuda.graphed_step(step, warmup=1)
+    x = ddp.ones(3, device="cuda")
+    graphed(x)
+    boom = True
+    with pytest.raises(KeyError, match="mine"):
+        graphed(x)
+    boom = False
+    assert graphed(x).tolist() == [2, 2, 2]
+    with pytest.raises(ArgumentError, match="cannot be compared"):
+        graphed(bytearray(3))
+    for wrong in ({"warmup": 0}, {"keep": 0}, {"fallback": "later"}):
+        with pytest.raises(ArgumentError):
+            ddp.cuda.graphed_step(step, **wrong)
+
+
+def test_a_module_that_moved_is_captured_anew(gpu: Any) -> None:
+    model = mlp(dropout=0.0)
+    step = ddp.cuda.graphed_step(lambda x: model(x).sum(), warmup=1)
+    x = ddp.ones(2, 6, device="cuda")
+    for _ in range(3):
+        step(x)
+    model[0].weight.data = ddp.zeros(16, 6, device="cuda")
+    assert step(x).item() == model(x).sum().item()
+    assert step.captures == 2
+
+
+def test_the_gpt_of_the_examples(gpu: Any) -> None:
+    path = Path(__file__).parent.parent.parent / "examples" / "char_gpt.py"
+    spec = importlib.util.spec_from_file_location("char_gpt", path)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+
+    def make() -> Made:
+        ddp.manual_seed(3)
+        model = example.GPT(8, 1, 6).to("cuda")
+        loss_of = lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten())  # noqa: E731
+        return model, stepping(model, ddp.optim.AdamW(model.parameters(), lr=0.01), loss_of)
+
+    dice = np.random.default_rng(0)
+    same(make, [[ddp.tensor(dice.integers(0, 90, (2, 6)), device="cuda") for _ in range(2)] for _ in range(STEPS)])
+
+
+def test_arguments_of_another_gpu_are_refused(gpu: Any) -> None:
+    @ddp.cuda.graphed_step
+    def step(x: ddp.Tensor) -> ddp.Tensor:
+        return x + 1
+
+    with pytest.raises(DeviceError, match="an argument is on cuda:1, and this step runs on cuda:0"):
+        step(ddp.ones(2, device="cuda:1"))
+
+
+def test_what_is_no_step(gpu: Any) -> None:
+    with pytest.raises(ArgumentError, match="expected a function, got int; options go by name"):
+        ddp.cuda.graphed_step(3)

@@ -1,0 +1,179 @@
+"""Batches that are copied to the GPU out of their workers' memory: when it is registered, used again, and let go."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._device import device
+from ddp._gpu import registering, streams
+from ddp._tensor.base import wrap
+from ddp.data.loading import DataLoader
+from ddp.data.loading._packing import Incoming, Outgoing
+from ddp.data.loading._pinning import Ferry
+from ddp.errors import WorkerError
+from tests.ddp.data.loading.samples import Squares
+from tests.gpu.installing import Gpu, forget
+
+SIZE = 300
+
+
+class Worker:
+    """Batches as a worker's, made in this process: it writes to a block as soon as it has that back."""
+
+    def __init__(self, length: int) -> None:
+        self.at, self.length = 0, length
+        self.out, self.incoming = Outgoing(), Incoming()
+
+    def __next__(self) -> Any:
+        if self.at == self.length:
+            raise StopIteration
+        self.out.give_back(self.incoming.returned())
+        self.out.begin()
+        batch = []
+        for dtype in (np.float32, np.int64):
+            array = self.out.empty((SIZE,), np.dtype(dtype))
+            array[...] = self.at
+            batch.append(wrap(array, ddp.device("cpu")))
+        self.at += 1
+        packed = self.out.pack(batch)
+        del batch, array
+        fd = os.dup(self.out.new.fileno()) if packed.new and self.out.new is not None else -1
+        if packed.new and self.out.new is not None:
+            self.out.new.close()
+        return self.incoming.unpack(packed, fd)
+
+    def ready(self) -> bool:
+        return True
+
+
+def carried(length: int) -> list[Any]:
+    """Sums of what a pass hands out, fetched behind the steps."""
+    found = []
+    for x, y in Ferry(Worker(length), device("cuda")):
+        found.append((ddp.cuda.fetch(x + 1), ddp.cuda.fetch(y + 1)))
+    return [(a.value(), b.value()) for a, b in found]
+
+
+def simulate(seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        gpu = Gpu(patch, seed, devices=1)
+        try:
+            got = carried(14)
+            gpu.machine.settle()
+            streams.sweep()
+            gc.collect()
+            assert not gpu.cupy.pinned.registered, "something is registered still"
+        finally:
+            forget()
+    assert got == [([k + 1.0] * SIZE, [k + 1] * SIZE) for k in range(14)], f"seed {seed}"
+
+
+def test_every_order_that_cuda_allows_gives_the_same_batches() -> None:
+    for seed in range(25):
+        simulate(seed)
+
+
+def test_a_block_that_goes_back_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = streams.hold
+
+    def early(lane: Any, *objects: Any, event: Any = None) -> None:
+        hold(lane, *objects[:1], event=event)  # what is copied to, and not what is copied from
+
+    monkeypatch.setattr(streams, "hold", early)
+    for seed in range(200):
+        try:
+            simulate(seed)
+        except AssertionError as error:
+            if "registered still" not in str(error):  # wrong numbers
+                return
+    pytest.fail("200 runs never met it")
+
+
+def test_nothing_is_copied_on_the_host_waited_for_or_allocated(gpu: Any) -> None:
+    ferry = Ferry(Worker(40), device("cuda"))
+    for k in range(10):
+        assert next(ferry)[0][0].item() == k
+    blocks = len(gpu.cupy.pinned.registered)
+    assert blocks >= 1
+    for buffer in ferry._buffers:
+        buffer.room = None  # type: ignore[method-assign, assignment]  # raises, if anything is staged
+    gpu.reset()
+    for k in range(10, 40):
+        assert next(ferry)[0][0].item() == k
+    assert gpu.mallocs == gpu.frees == 0
+    assert set(gpu.synchronizations) <= {"item"}
+    assert not any("_pinning" in where for _, where in gpu.waits)
+    assert len(gpu.cupy.pinned.registered) == blocks
+
+
+def test_what_cuda_cannot_pin_goes_the_other_way(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise gpu.cupy.cuda.runtime.CUDARuntimeError(801, "cudaErrorNotSupported: operation not supported")
+
+    monkeypatch.setattr(registering, "_refused", False)
+    monkeypatch.setattr(gpu.cupy.cuda.runtime, "hostRegister", refuse)
+    with pytest.warns(UserWarning, match="cannot pin the memory of workers") as said:
+        got = carried(10)
+    assert len(said) == 1
+    assert got == [([k + 1.0] * SIZE, [k + 1] * SIZE) for k in range(10)]
+    assert not gpu.cupy.pinned.registered
+
+
+def test_workers_give_the_same_batches_and_leave_nothing_registered(gpu: Any) -> None:
+    loader = DataLoader(Squares(64), batch_size=2, num_workers=2, pin_memory=True)
+    there = [(x.tolist(), y.tolist()) for x, y in loader]
+    here = [(x.tolist(), y.tolist()) for x, y in DataLoader(Squares(64), batch_size=2)]
+    assert there == here
+    assert registering.count() > 0 or not gpu.cupy.pinned.registered
+    del loader
+    streams.sweep()
+    gc.collect()
+    assert not gpu.cupy.pinned.registered
+
+
+class Deadly(Squares):
+    def __getitem__(self, index: int) -> Any:
+        if index == 50:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_is_killed_leaves_nothing_registered(gpu: Any) -> None:
+    loader = DataLoader(Deadly(64), batch_size=2, num_workers=1, pin_memory=True)
+    got, most = 0, 0
+
+    def run() -> None:
+        nonlocal got, most
+        for _ in loader:
+            got += 1
+            most = max(most, len(gpu.cupy.pinned.registered))
+
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        run()
+    assert got == 25
+    assert most > 0
+    streams.sweep()
+    gc.collect()
+    assert not gpu.cupy.pinned.registered
+
+
+def test_registering_is_refused_as_cuda_refuses_it(gpu: Any) -> None:
+    runtime, memory = gpu.cupy.cuda.runtime, np.zeros(8192, np.uint8)
+    start = memory.ctypes.data
+    runtime.hostRegister(start, 4096, 1)
+    for at in (start, start + random.Random(0).randrange(4096)):
+        with pytest.raises(runtime.CUDARuntimeError, match="AlreadyRegistered"):
+            runtime.hostRegister(at, 4096, 1)
+    with pytest.raises(runtime.CUDARuntimeError, match="NotRegistered"):
+        runtime.hostUnregister(start + 64)
+    runtime.hostUnregister(start)
+    with pytest.raises(runtime.CUDARuntimeError, match="NotRegistered"):
+        runtime.hostUnregister(start)

@@ -1,0 +1,341 @@
+"""Dropout, norms and embeddings on the stand-in: what is launched, and numbers beside the CPU's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.nn import functional as F
+from ddp.ops.cuda import looking, planes_walk
+from tests.ddp.cuda import emulation
+
+pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
+
+TOLERANCES = {"float64": 1e-10, "float32": 2e-5, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+def cuda(x: Any, dtype: Any = None) -> Any:
+    return ddp.tensor(x, dtype=dtype, device="cuda")
+
+
+def of(x: Any) -> Any:
+    """As float64 on the host."""
+    return x.detach().cpu().double().numpy()
+
+
+def kernels(gpu: Any) -> list[str]:
+    return sorted(gpu.launches.elements())
+
+
+def test_dropout_is_two_launches_and_one_back(gpu: Any) -> None:
+    x = ddp.ones(30, 41, device="cuda", requires_grad=True)
+    F.dropout(x, 0.5).sum().backward()
+    g = ddp.ones(30, 41, device="cuda")
+    gpu.reset()
+    y = F.dropout(x, 0.5)
+    assert kernels(gpu) == ["drop", "random.random"]
+    x.grad = None
+    gpu.reset()
+    y.backward(g)
+    assert gpu.launches["drop"] == 1
+    assert gpu.launches.total() <= 2  # the gradient is copied to where it is kept
+    np.testing.assert_array_equal(of(x.grad), of(y))
+
+
+def test_what_is_dropped_is_drawn_evenly_and_independently(gpu: Any) -> None:
+    ddp.manual_seed(1)
+    for p in (0.1, 0.5):
+        kept = of(F.dropout(ddp.ones(200, 333, device="cuda"), p)) != 0
+        n = kept.size
+        assert abs(kept.mean() - (1 - p)) < 5 * np.sqrt(p * (1 - p) / n)
+        flat = kept.reshape(-1).astype(float) - kept.mean()
+        for apart in (1, 2, 3, 4, 5, 8, 333):
+            assert abs((flat[apart:] * flat[:-apart]).mean()) / (p * (1 - p)) < 5 / np.sqrt(n)
+
+
+def test_each_call_draws_anew_and_a_seed_repeats_it(gpu: Any) -> None:
+    x = ddp.ones(50, 7, device="cuda")
+    ddp.manual_seed(5)
+    first, second = of(F.dropout(x)), of(F.dropout(x))
+    assert (first != second).any()
+    ddp.manual_seed(5)
+    np.testing.assert_array_equal(of(F.dropout(x)), first)
+    np.testing.assert_array_equal(of(F.dropout(x)), second)
+
+
+def test_a_checkpointed_part_drops_the_same_again(gpu: Any) -> None:
+    def part(x: Any) -> Any:
+        return F.dropout(x * 2, 0.5).exp()
+
+    gradients = []
+    for run in (part, lambda x: ddp.autograd.checkpoint(part, x)):
+        ddp.manual_seed(2)
+        x = ddp.ones(20, 9, device="cuda", requires_grad=True)
+        run(x).sum().backward()
+        gradients.append(of(x.grad))
+    np.testing.assert_array_equal(*gradients)
+
+
+def test_replays_of_a_graph_differ(gpu: Any) -> None:
+    x = ddp.ones(40, 5, device="cuda")
+    F.dropout(x)
+    graph = ddp.cuda.CUDAGraph()
+    with ddp.cuda.graph(graph):
+        y = F.dropout(x)
+    seen = []
+    for _ in range(3):
+        graph.replay()
+        seen.append(of(y))
+    assert (seen[0] != seen[1]).any()
+    assert (seen[1] != seen[2]).any()
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("p", [0.4, 1.0])
+def test_whole_channels_fall(gpu: Any, last: bool, p: float) -> None:
+    x = ddp.ones(5, 6, 3, 2, device="cuda")
+    x = x.contiguous(memory_format=ddp.channels_last if last else ddp.contiguous_format).requires_grad_()
+    y = F.dropout2d(x, p)
+    assert y.is_contiguous(memory_format=ddp.channels_last) is last
+    found = of(y).reshape(30, 6)
+    assert (found == found[:, :1]).all()
+    assert len(np.unique(found)) == (2 if p < 1 else 1)
+    y.backward(ddp.ones(5, 6, 3, 2, device="cuda"))
+    np.testing.assert_array_equal(of(x.grad), of(y))
+    lines = F.dropout1d(ddp.ones(9, 4, 7, device="cuda"), 0.5)
+    assert (of(lines) == of(lines)[:, :, :1]).all()
+
+
+def test_dropout_of_little_and_of_what_lies_apart(gpu: Any) -> None:
+    assert F.dropout(ddp.ones(3, 0, device="cuda")).shape == (3, 0)
+    assert of(F.dropout(ddp.ones((), device="cuda"))).item() in (0.0, 2.0)
+    for x in (ddp.ones(6, 8, device="cuda").T, ddp.ones(6, 8, device="cuda")[:, 1:6], ddp.ones(9, device="cuda")[1:]):
+        x = x.detach().requires_grad_()
+        y = F.dropout(x, 0.5)
+        y.backward(ddp.ones(*x.shape, device="cuda"))
+        np.testing.assert_array_equal(of(x.grad), of(y))
+        assert set(np.unique(of(y))) == {0.0, 2.0}
+
+
+DTYPES = ["float64", "float32", "float16", "bfloat16"]
+
+
+def close(found: Any, expected: Any, dtype: str) -> None:
+    expected = of(expected)
+    np.testing.assert_allclose(
+        of(found), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * max(1, np.abs(expected).max(initial=0))
+    )
+
+
+def on_both(make: Any, run: Any) -> list[list[Any]]:
+    """What `run` gives of the tensors that `make` makes, and their gradients, on the CPU and on the GPU."""
+    found = []
+    for device in ("cpu", "cuda"):
+        xs = [None if x is None else x.to(device).detach().requires_grad_() for x in make()]
+        y = run(*xs)
+        y.backward(ddp.tensor(np.random.default_rng(9).standard_normal(y.shape), dtype=y.dtype, device=device))
+        found.append([y, *[None if x is None else x.grad for x in xs]])
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7, 1), (9, 24), (13, 64), (3, 104), (2, 3, 67), (40, 8), (0, 6)])
+@pytest.mark.parametrize("centered", [True, False])
+@pytest.mark.parametrize("wide", [False, True])
+def test_rows_are_normalized_as_on_the_cpu(
+    gpu: Any, dtype: str, shape: tuple[int, ...], centered: bool, wide: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    kind = "float32" if wide and dtype in ("float16", "bfloat16") else dtype
+
+    def run(x: Any, w: Any, b: Any = None) -> Any:
+        return F.layer_norm(x, shape[-1:], w, b) if centered else F.rms_norm(x, shape[-1:], w)
+
+    made = [ddp.tensor(rng.standard_normal(shape) + 5, dtype=dtype)]
+    made += [ddp.tensor(rng.standard_normal(shape[-1]), dtype=kind) for _ in range(1 + centered)]
+    for found, expected in zip(*reversed(on_both(lambda: made, run)), strict=True):
+        assert found.dtype == expected.dtype
+        close(found, expected, dtype)
+
+
+def test_rows_far_from_zero_keep_their_digits(gpu: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 96)) + 3000
+    for n in (96, 60):
+        expected = F.layer_norm(ddp.tensor(x[:, :n].astype("f4").astype("f8")), (n,))
+        np.testing.assert_allclose(of(F.layer_norm(cuda(x[:, :n], "float32"), (n,))), of(expected), atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+def test_layer_norm_is_one_launch_and_two_back(gpu: Any, kind: str) -> None:
+    layer = ddp.nn.LayerNorm(48, dtype=kind, device="cuda")
+    x, g = (ddp.randn(6, 48, device="cuda").bfloat16() for _ in range(2))
+    x.requires_grad_()
+    layer(x).backward(g)
+    first = of(layer.weight.grad)
+    for times in (2, 3):  # what was there is added to, in the same launch
+        x.grad = None
+        gpu.reset()
+        y = layer(x)
+        assert kernels(gpu) == ["normalize_rows"]
+        gpu.reset()
+        y.backward(g)
+        assert gpu.launches["normalize_rows_backward"] == gpu.launches["join_lines"] == 1
+        assert gpu.launches.total() == 3  # the gradient of x is copied to where it is kept
+        np.testing.assert_allclose(of(layer.weight.grad), times * first, rtol=1e-2, atol=1e-2)
+
+
+def test_a_bias_alone_wants_no_input(gpu: Any) -> None:
+    def run(x: Any, w: Any, b: Any) -> Any:
+        return F.layer_norm(x.detach(), (24,), w.detach(), b)
+
+    made = [ddp.randn(5, 24), ddp.randn(24), ddp.randn(24)]
+    expected, found = on_both(lambda: made, run)
+    close(found[3], expected[3], "float32")
+    assert found[1] is None
+
+
+def batch_norm(x: Any, w: Any, b: Any) -> Any:
+    return F.batch_norm(x, None, None, w, b, training=True)
+
+
+NORMS: dict[str, Any] = {
+    "batch": batch_norm,
+    "fixed": lambda x, w, b: F.batch_norm(x, w.detach() + 3, w.detach() ** 2 + 1, w, b),
+    "group": lambda x, w, b: F.group_norm(x, 2, w, b),
+    "instance": lambda x, w, b: F.instance_norm(x, None, None, w, b),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 4, 4, 8), (5, 4, 7), (2, 6, 3, 3), (1, 2, 100, 90)])
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("affine", ["no", "one", "wide"])
+def test_channels_are_normalized_as_on_the_cpu(
+    gpu: Any, dtype: str, shape: tuple[int, ...], name: str, affine: str
+) -> None:
+    if name == "fixed" and affine == "no":
+        pytest.skip("its statistics are made of the weight")
+    rng = np.random.default_rng(1)
+    kind = "float32" if affine == "wide" and dtype in ("float16", "bfloat16") else dtype
+    made = [ddp.tensor(rng.standard_normal(shape) + 3, dtype=dtype)]
+    made += [None if affine == "no" else ddp.tensor(rng.standard_normal(shape[1]), dtype=kind) for _ in range(2)]
+    for found, expected in zip(*reversed(on_both(lambda: made, NORMS[name])), strict=True):
+        assert (found is None) == (expected is None)
+        if found is not None:
+            assert found.dtype == expected.dtype
+            close(found, expected, dtype)
+
+
+@pytest.mark.parametrize("blocks", [1, 64])
+@pytest.mark.parametrize("length", [8, 1 << 13])
+def test_channels_shared_by_several_blocks(gpu: Any, monkeypatch: pytest.MonkeyPatch, blocks: int, length: int) -> None:
+    monkeypatch.setattr(planes_walk, "_BLOCKS", blocks)
+    monkeypatch.setattr(planes_walk, "_LENGTH", length)
+    monkeypatch.setattr(planes_walk, "THREADS", emulation.THREADS)
+    for name, norm in NORMS.items():
+        made = [ddp.randn(6, 4, 5, 8, dtype="float64") + 2, *(ddp.randn(4, dtype="float64") for _ in range(2))]
+        for found, expected in zip(*reversed(on_both(lambda made=made: made, norm)), strict=True):
+            close(found, expected, "float64")
+        assert name in NORMS
+
+
+@pytest.mark.parametrize("name", ["batch", "eval", "group"])
+def test_norms_of_channels_are_three_launches_each_way(gpu: Any, name: str) -> None:
+    layer = ddp.nn.GroupNorm(2, 4) if name == "group" else ddp.nn.BatchNorm2d(4)
+    layer = layer.to("cuda").train(name != "eval")
+    x, g = (ddp.randn(8, 4, 16, 16, device="cuda").bfloat16() for _ in range(2))
+    x.requires_grad_()
+    layer(x).backward(g)
+    gpu.reset()
+    y = layer(x)
+    forward = [each for each in kernels(gpu) if each != "ddp_add"]  # of the number of batches
+    assert len(forward) <= 3
+    assert all("moments" in each or "draw" in each for each in forward), forward
+    x.grad = None
+    gpu.reset()
+    y.backward(g)
+    assert gpu.launches["plane_slopes"] == gpu.launches["plane_slopes_joined"] == 1
+    assert gpu.launches["draw_planes_back"] == 1
+    assert gpu.launches.total() == 4  # the gradient of x is copied to where it is kept
+
+
+def test_running_statistics_move_as_on_the_cpu(gpu: Any) -> None:
+    layers = [ddp.nn.BatchNorm2d(3), ddp.nn.BatchNorm2d(3).to("cuda")]
+    images = ddp.randn(5, 3, 4, 4) * 2 + 7
+    for _ in range(3):
+        for layer in layers:
+            layer(images.to(layer.weight.device))
+    for name in ("running_mean", "running_var"):
+        close(getattr(layers[1], name), getattr(layers[0], name), "float32")
+    layers[0].eval()
+    layers[1].eval()
+    close(layers[1](images.to("cuda")), layers[0](images), "float32")
+
+
+def looked_up(dtype: str, **how: Any) -> tuple[Any, Any]:
+    rng = np.random.default_rng(4)
+    index, table = ddp.tensor(rng.integers(0, 11, (6, 9)) ** 2 // 10), rng.standard_normal((13, how.pop("width", 24)))
+
+    def run(w: Any) -> Any:
+        return F.embedding(index.to(w.device), w, **how)
+
+    (y, g), (z, d) = on_both(lambda: [ddp.tensor(table, dtype=dtype)], run)
+    np.testing.assert_array_equal(of(z), of(y))
+    return d, g
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("how", [{}, {"padding_idx": 1}, {"scale_grad_by_freq": True}, {"width": 7}, {"width": 80}])
+def test_rows_looked_up_are_added_up_as_on_the_cpu(gpu: Any, dtype: str, how: dict[str, Any]) -> None:
+    found, expected = looked_up(dtype, **how)
+    assert found.dtype == expected.dtype
+    close(found, expected, dtype)
+
+
+@pytest.mark.parametrize(("room", "blocks"), [(10, 1), (16, 2), (64, 8)])
+def test_more_lookups_than_a_block_sorts_at_once(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, room: int, blocks: int
+) -> None:
+    monkeypatch.setattr(looking, "ROOM", room)
+    monkeypatch.setattr(looking, "_BLOCKS", blocks)
+    close(*looked_up("float64", padding_idx=4), "float64")
+
+
+def test_many_bfloat16_rows_lose_no_digits_on_the_way(gpu: Any) -> None:
+    w = ddp.zeros(3, 8, dtype=ddp.bfloat16, device="cuda", requires_grad=True)
+    F.embedding(ddp.zeros(1000, dtype=ddp.int64, device="cuda"), w).sum().backward()
+    assert of(w.grad).tolist() == [[1000.0] * 8, [0.0] * 8, [0.0] * 8]  # in bfloat16 a sum would stand still at 256
+
+
+def test_an_embedding_is_one_launch_each_way_and_adds_to_what_is_there(gpu: Any) -> None:
+    w = ddp.randn(20, 16, device="cuda").bfloat16().requires_grad_()
+    index = ddp.randint(0, 20, (5, 7), device="cuda")
+    g = ddp.randn(5, 7, 16, device="cuda").bfloat16()
+    F.embedding(index, w).backward(g)
+    once = of(w.grad)
+    gpu.reset()
+    y = F.embedding(index, w)
+    assert kernels(gpu) == ["take_rows", "within"]
+    gpu.reset()
+    y.backward(g)
+    assert kernels(gpu) == ["add_in_order"]
+    np.testing.assert_allclose(of(w.grad), 2 * once, rtol=2e-2, atol=2e-2)
+
+
+def test_tied_weights_have_one_gradient(gpu: Any) -> None:
+    def run(w: Any) -> Any:
+        index = ddp.tensor([1, 3, 1, 0], device=w.device)
+        return F.linear(F.embedding(index, w), w)
+
+    w = ddp.randn(5, 8, dtype="float64")
+    expected, found = on_both(lambda: [w], run)
+    close(found[1], expected[1], "float64")
+
+
+def test_nothing_is_looked_up(gpu: Any) -> None:
+    w = ddp.ones(4, 3, device="cuda", requires_grad=True)
+    F.embedding(ddp.zeros(0, dtype=ddp.int64, device="cuda"), w).sum().backward()
+    assert of(w.grad).tolist() == [[0.0] * 3] * 4

@@ -1,0 +1,190 @@
+"""GradScaler on a GPU: the CPU's scale, step by step, and a host that never learns what was left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.amp import GradScaler
+from ddp.errors import ArgumentError, GraphError
+from tests.ddp.cuda import emulation
+
+pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
+
+SETTINGS: dict[str, Any] = {"init_scale": 8.0, "growth_interval": 2, "growth_factor": 4.0, "backoff_factor": 0.25}
+FACTORS = (1.0, 1.0, float("inf"), 1.0, float("nan"), 1.0, 1.0, 1.0)
+
+
+class Own(ddp.optim.Optimizer):
+    """An optimizer of a user's."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        with ddp.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+
+def run(device: str, kind: Any, clipped: bool = False, seen: list[Any] | None = None) -> list[Any]:
+    scaler = GradScaler(device, **SETTINGS)
+    ps = [ddp.tensor(x, device=device, requires_grad=True) for x in ([1.0, 2.0], [3.0])]
+    optimizer = kind(ps, lr=0.5)
+    found = []
+    for factor in FACTORS:
+        optimizer.zero_grad()
+        losses = (ps[0] * ddp.tensor([1.0, factor], device=device)).sum() + ps[1].sum()
+        scaler.scale(losses).backward()
+        if clipped:
+            scaler.unscale_(optimizer)
+            ddp.nn.utils.clip_grad_norm_(ps, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if seen is not None:
+            found.append((scaler.get_scale(), *[p.tolist() for p in ps], scaler.state_dict()["_growth_tracker"]))
+    return [*found, scaler.get_scale(), *[p.tolist() for p in ps]]
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("kind", [ddp.optim.SGD, ddp.optim.Adam, ddp.optim.Lion, Own])
+def test_the_scale_is_that_of_the_cpu(kind: Any, clipped: bool, gpu: Any) -> None:
+    ours, theirs = run("cuda", kind, clipped, []), run("cpu", kind, clipped, [])
+    for one, other in zip(ours, theirs, strict=True):
+        for a, b in zip(np.ravel(_flat(one)), np.ravel(_flat(other)), strict=True):
+            assert a == pytest.approx(b, rel=1e-6)
+
+
+def _flat(x: Any) -> list[float]:
+    return [y for each in x for y in _flat(each)] if isinstance(x, list | tuple) else [x]
+
+
+@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(3)], indirect=True)
+def test_in_any_order_of_streams(gpu: Any) -> None:
+    assert _flat(run("cuda", ddp.optim.SGD)) == pytest.approx(_flat(run("cpu", ddp.optim.SGD)))
+
+
+def test_a_step_waits_for_nothing(gpu: Any) -> None:
+    scaler = GradScaler(**SETTINGS)
+    params = [ddp.ones(4 + i % 3, device="cuda", requires_grad=True) for i in range(30)]
+    optimizer = ddp.optim.AdamW(params)
+    loss = ddp.ones((), device="cuda")
+    for step in range(5):
+        if step == 2:
+            gpu.reset()
+        for p in params:
+            if step == 0:
+                p.grad = ddp.ones(p.shape[0], device="cuda")
+            p._leaf.slot.full = True
+        scaler.scale(loss)
+        scaler.step(optimizer)
+        scaler.update()
+    assert {name: gpu.launches[name] for name in ("unscale", "advance_adam", "adam", "adapt")} == {
+        "unscale": 3,
+        "advance_adam": 3,
+        "adam": 3,
+        "adapt": 3,
+    }
+    assert sum(gpu.launches.values()) == 15, gpu.launches  # and the product with the loss
+    assert not gpu.synchronizations, gpu.waits
+    assert (gpu.mallocs, gpu.frees, gpu.copies_up) == (0, 0, 0)
+
+
+def test_an_optimizer_of_ones_own_waits(gpu: Any) -> None:
+    scaler = GradScaler(**SETTINGS)
+    p = ddp.ones(2, device="cuda", requires_grad=True)
+    optimizer = Own([p], lr=0.5)
+    scaler.scale(p.sum()).backward()
+    gpu.reset()
+    scaler.step(optimizer)
+    assert sum(gpu.synchronizations.values()) == 1
+    scaler.update()
+    assert p.tolist() == [0.5, 0.5]
+
+
+def test_a_step_that_was_left_out_does_not_count(gpu: Any) -> None:
+    scaler = GradScaler(**SETTINGS)
+    p = ddp.ones(2, device="cuda", requires_grad=True)
+    optimizer = ddp.optim.Adam([p], lr=0.5)
+    for factor in (float("inf"), 1.0, float("nan")):
+        optimizer.zero_grad()
+        scaler.scale((p * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.state[p]["step"].item() == 1.0
+    np.testing.assert_allclose(p.tolist(), 0.5, rtol=1e-6)
+
+
+def test_each_optimizer_leaves_out_its_own(gpu: Any) -> None:
+    scaler = GradScaler(**SETTINGS)
+    p, q = (ddp.ones(1, device="cuda", requires_grad=True) for _ in range(2))
+    optimizers = [ddp.optim.SGD([x], lr=0.5) for x in (p, q)]
+    scaler.scale((p * float("inf") + q).sum()).backward()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    assert (p.item(), q.item(), scaler.get_scale()) == (1.0, 0.5, 2.0)
+
+
+def test_order_of_calls(gpu: Any) -> None:
+    scaler = GradScaler(**SETTINGS)
+    p = ddp.ones(1, device="cuda", requires_grad=True)
+    optimizer = ddp.optim.SGD([p], lr=0.5)
+    scaler.scale(p.sum()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(GraphError):
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    with pytest.raises(GraphError):
+        scaler.step(optimizer)
+    scaler.update()
+    with pytest.raises(GraphError):
+        scaler.update()
+
+
+def test_state_and_a_scale_that_is_set(gpu: Any) -> None:
+    scaler = GradScaler(**SETTINGS)
+    p = ddp.ones(1, device="cuda", requires_grad=True)
+    optimizer = ddp.optim.SGD([p], lr=0.5)
+    scaler.scale(p.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    state = scaler.state_dict()
+    assert (state["scale"], state["_growth_tracker"]) == (8.0, 1)
+    scaler.update(32.0)
+    assert scaler.get_scale() == 32.0
+    scaler.update(ddp.tensor(64.0, device="cuda"))
+    assert scaler.scale(ddp.ones(2, device="cuda")).tolist() == [64.0, 64.0]
+    scaler.load_state_dict(state)
+    assert scaler.state_dict() == state
+    other = GradScaler()
+    other.load_state_dict(state)
+    assert other.scale(ddp.ones((), device="cuda")).item() == 8.0
+
+
+def test_there_is_room_for_so_many_optimizers(gpu: Any) -> None:
+    scaler = GradScaler(**SETTINGS)
+    params = [ddp.ones(1, device="cuda", requires_grad=True) for _ in range(17)]
+    scaler.scale(sum(params[1:], params[0]).sum()).backward()
+    kept = [ddp.optim.SGD([p]) for p in params]
+    for optimizer in kept[:16]:
+        scaler.step(optimizer)
+    with pytest.raises(ArgumentError, match="at most 16"):
+        scaler.step(kept[16])
+
+
+def test_losses_and_parameters_on_several_devices(gpu: Any) -> None:
+    scaler = GradScaler(**SETTINGS)
+    ps = [ddp.ones(2, device=where, requires_grad=True) for where in ("cuda:0", "cpu", "cuda:1")]
+    optimizer = ddp.optim.SGD(ps, lr=0.5)
+    for factor in (1.0, float("inf")):
+        optimizer.zero_grad()
+        for loss in scaler.scale([(p * (factor if p is ps[2] else 1.0)).sum() for p in ps]):
+            loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert [p.tolist() for p in ps] == [[0.5, 0.5]] * 3
+    assert scaler.get_scale() == 2.0

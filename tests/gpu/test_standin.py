@@ -1,0 +1,68 @@
+"""The stand-in itself: what it takes, what it refuses, what it counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+
+
+def test_a_tensor_there_and_back(gpu: Any) -> None:
+    x = ddp.tensor([[1.0, 2.0], [3.0, 4.0]], device="cuda", requires_grad=True)
+    gpu.reset()
+    y = (x @ x).relu().sum()
+    y.backward()
+    assert not gpu.synchronizations
+    assert sum(gpu.launches.values()) > 5
+    assert y.item() == 54.0
+    assert gpu.synchronizations == {"item": 1}
+    assert "test_standin.py" in gpu.waits[0][1]
+    np.testing.assert_array_equal(x.grad.cpu().numpy(), [[7, 11], [9, 13]])
+
+
+def test_what_cupy_refuses(gpu: Any) -> None:
+    cupy = gpu.cupy
+    x = cupy.ones((2, 2), np.float32)
+    for wrong in (lambda: np.asarray(x), lambda: x + np.ones((2, 2)), lambda: np.ones((2, 2)) * x):
+        with pytest.raises(TypeError):
+            wrong()
+    with pytest.raises(ValueError, match="fill"):
+        x[...] = np.ones((2, 2))
+    with pytest.raises(AttributeError):
+        cupy.nanpercentile  # noqa: B018
+    with cupy.cuda.Device(1):
+        other = cupy.ones((2, 2))
+    with pytest.raises(ValueError, match="current device"):
+        x + other
+
+
+def test_memory_comes_from_the_pool(gpu: Any) -> None:
+    cupy = gpu.cupy
+    pool = cupy.get_default_memory_pool()
+    x = cupy.ones(1000, np.float32)
+    assert (gpu.mallocs, pool.used_bytes(), pool.total_bytes()) == (1, 4096, 4096)
+    del x
+    assert (pool.used_bytes(), pool.total_bytes(), pool.free_bytes()) == (0, 4096, 4096)
+    x = cupy.empty(1000, np.float32)
+    assert (x.get().view(np.uint8) == 0xA5).all()  # somebody else's by now
+    assert gpu.mallocs == 1
+    del x
+    pool.free_all_blocks()
+    assert (gpu.frees, pool.total_bytes()) == (1, 0)
+    pool.set_limit(4096)
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        cupy.empty(10000)
+
+
+@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(5)], indirect=True)
+def test_work_is_done_later(gpu: Any) -> None:
+    x = ddp.tensor(np.arange(12.0).reshape(3, 4), device="cuda", requires_grad=True)
+    y = ((x.T.contiguous() * 2).exp().sum(0) + x.mean()).softmax(0)[1:].sum()
+    y.backward()
+    there = x.detach().cpu().requires_grad_()
+    z = ((there.T.contiguous() * 2).exp().sum(0) + there.mean()).softmax(0)[1:].sum()
+    z.backward()
+    np.testing.assert_allclose(x.grad.cpu().numpy(), there.grad.numpy())

@@ -1,0 +1,455 @@
+"""Streams and events: what runs where, what waits for what, and that backward follows, in every order CUDA allows."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._gpu import streams as lanes
+from ddp.errors import ArgumentError, CudaError, DeviceError, DtypeError
+
+SEEDS = [("simulated", seed) for seed in range(12)]
+in_any_order = pytest.mark.parametrize("gpu", SEEDS, indirect=True, ids=lambda p: f"seed {p[1]}")
+
+
+def arrived(x: Any) -> Any:
+    """The numbers of a tensor after the host waited for its device."""
+    ddp.cuda.synchronize(x.device)
+    return x.tolist()
+
+
+class TestStreams:
+    def test_what_is_current(self, gpu: Any) -> None:
+        default = ddp.cuda.default_stream()
+        assert ddp.cuda.current_stream() == default
+        s = ddp.cuda.Stream()
+        assert s != default
+        assert s.device == ddp.device("cuda:0")
+        with ddp.cuda.stream(s):
+            assert ddp.cuda.current_stream() == s
+            assert gpu.cupy.cuda.get_current_stream().ptr == s.cuda_stream
+            with ddp.cuda.stream(None):
+                assert ddp.cuda.current_stream() == s
+            with ddp.cuda.stream(default):
+                assert ddp.cuda.current_stream() == default
+            assert ddp.cuda.current_stream() == s
+        assert ddp.cuda.current_stream() == default
+
+    def test_it_is_restored_after_an_error(self, gpu: Any) -> None:
+        with pytest.raises(ZeroDivisionError), ddp.cuda.stream(ddp.cuda.Stream()):
+            raise ZeroDivisionError
+        assert ddp.cuda.current_stream() == ddp.cuda.default_stream()
+        with pytest.raises(ZeroDivisionError), ddp.cuda.Stream():
+            raise ZeroDivisionError
+        assert ddp.cuda.current_stream() == ddp.cuda.default_stream()
+
+    def test_set_stream(self, gpu: Any) -> None:
+        s = ddp.cuda.Stream(1)
+        ddp.cuda.set_stream(s)
+        assert ddp.cuda.current_device() == 1
+        assert ddp.cuda.current_stream() == s
+        assert ddp.cuda.current_stream(0) == ddp.cuda.default_stream(0)
+        ddp.cuda.set_stream(ddp.cuda.default_stream(0))
+        assert ddp.cuda.current_device() == 0
+        ddp.cuda.set_stream(ddp.cuda.default_stream(1))
+        ddp.cuda.set_device(0)
+
+    def test_the_stream_of_another_device(self, gpu: Any) -> None:
+        s = ddp.cuda.Stream("cuda:1")
+        with ddp.cuda.stream(s):
+            assert ddp.cuda.current_device() == 1
+            assert ddp.ones(1, device="cuda").device == ddp.device("cuda:1")
+        assert ddp.cuda.current_device() == 0
+        assert ddp.cuda.current_stream(1) == ddp.cuda.default_stream(1)
+
+    def test_threads_have_their_own(self, gpu: Any) -> None:
+        found: list[bool] = []
+        with ddp.cuda.stream(ddp.cuda.Stream()):
+            thread = threading.Thread(
+                target=lambda: found.append(ddp.cuda.current_stream() == ddp.cuda.default_stream())
+            )
+            thread.start()
+            thread.join(timeout=10)
+        assert found == [True]
+
+    def test_by_handle(self, gpu: Any) -> None:
+        s = ddp.cuda.Stream()
+        same = ddp.cuda.ExternalStream(s.cuda_stream)
+        assert same == s
+        assert hash(same) == hash(s)
+        assert ddp.cuda.get_stream_from_external(s.cuda_stream, "cuda:0") == s
+        with ddp.cuda.stream(same):
+            assert ddp.cuda.current_stream() == s
+        assert same.__cuda_stream__() == (0, s.cuda_stream)
+        with ddp.cuda.stream(gpu.cupy.cuda.Stream(non_blocking=True)):  # type: ignore[arg-type]  # CuPy's own
+            assert ddp.cuda.current_stream() != ddp.cuda.default_stream()
+
+    def test_priorities(self, gpu: Any) -> None:
+        assert ddp.cuda.Stream(priority=-1).priority == -1
+        assert ddp.cuda.Stream.priority_range()[0] == 0
+
+    def test_wrong_arguments(self, gpu: Any) -> None:
+        with pytest.raises(DtypeError, match=r"stream: expected a ddp.cuda.Stream, got str"):
+            ddp.cuda.stream("fast")  # type: ignore[arg-type]
+        with pytest.raises(DtypeError, match="priority is an integer"):
+            ddp.cuda.Stream(priority="high")  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="flags"):
+            ddp.cuda.Stream(flags=1)
+        with pytest.raises(DeviceError, match="there are 2"):
+            ddp.cuda.Stream(4)
+        with pytest.raises(DtypeError, match=r"wait_event: expected a ddp.cuda.Event"):
+            ddp.cuda.Stream().wait_event(ddp.cuda.Stream())  # type: ignore[arg-type]
+        with pytest.raises(DtypeError, match="wait_stream"):
+            ddp.cuda.Stream().wait_stream(3)  # type: ignore[arg-type]
+
+    @in_any_order
+    def test_work_of_two_streams_in_order(self, gpu: Any) -> None:
+        s = ddp.cuda.Stream()
+        x = ddp.arange(64, device="cuda").float()
+        y = x * 2
+        s.wait_stream(ddp.cuda.current_stream())
+        with ddp.cuda.stream(s):
+            z = y + 1
+        ddp.cuda.current_stream().wait_stream(s)
+        assert arrived(z * 1) == [2.0 * i + 1 for i in range(64)]
+
+    def test_a_missing_edge_is_found(self) -> None:
+        """What the other tests here rest on: without the edge, some order gives wrong numbers."""
+        from tests.gpu.installing import Gpu
+
+        wrong = 0
+        for seed in range(20):
+            with pytest.MonkeyPatch.context() as patch:
+                Gpu(patch, seed)
+                s = ddp.cuda.Stream()
+                y = ddp.arange(64, device="cuda").float() * 2
+                with ddp.cuda.stream(s):
+                    z = y + 1
+                wrong += arrived(z) != [2.0 * i + 1 for i in range(64)]
+        assert wrong
+
+
+class TestEvents:
+    def test_a_life(self, gpu: Any) -> None:
+        event = ddp.cuda.Event()
+        assert event.query()
+        assert event.device is None
+        assert event.cuda_event == 0
+        event.wait()
+        event.synchronize()
+        event.record()
+        assert event.device == ddp.device("cuda:0")
+        assert event.query()
+        assert ddp.cuda.current_stream().record_event().query()
+
+    def test_time(self, gpu: Any) -> None:
+        start, end = ddp.cuda.Event(enable_timing=True), ddp.cuda.Event(enable_timing=True)
+        with pytest.raises(ArgumentError, match="this event was not recorded"):
+            start.elapsed_time(end)
+        start.record()
+        end.record()
+        end.synchronize()
+        assert start.elapsed_time(end) >= 0
+        with pytest.raises(ArgumentError, match="enable_timing=True"):
+            start.elapsed_time(ddp.cuda.Event())
+
+    def test_refusals(self, gpu: Any) -> None:
+        with pytest.raises(ArgumentError, match="interprocess events are not supported"):
+            ddp.cuda.Event(interprocess=True)
+        event = ddp.cuda.Event()
+        with pytest.raises(ArgumentError, match="interprocess"):
+            event.ipc_handle()
+        event.record(ddp.cuda.Stream(0))
+        with pytest.raises(ArgumentError, match="an event of cuda:0"):
+            event.record(ddp.cuda.Stream(1))
+
+    @in_any_order
+    def test_wait_and_synchronize(self, gpu: Any) -> None:
+        s = ddp.cuda.Stream()
+        with ddp.cuda.stream(s):
+            x = ddp.arange(32, device="cuda").float() * 3
+            event = s.record_event()
+        event.wait()
+        y = x + 1
+        done = ddp.cuda.current_stream().record_event()
+        done.synchronize()
+        assert done.query()
+        assert y.tolist() == [3.0 * i + 1 for i in range(32)]
+
+    def test_the_host_waits_only_where_it_says(self, gpu: Any) -> None:
+        s, event = ddp.cuda.Stream(), ddp.cuda.Event()
+        x = ddp.ones(4, device="cuda")
+        gpu.reset()
+        s.wait_stream(ddp.cuda.current_stream())
+        with ddp.cuda.stream(s):
+            x * 2
+            event.record()
+        event.wait()
+        x.record_stream(s)
+        event.query()
+        s.query()
+        assert not gpu.synchronizations
+        s.synchronize()
+        event.synchronize()
+        ddp.cuda.synchronize()
+        assert sum(gpu.synchronizations.values()) == 3
+
+
+def network(x: Any, weights: list[Any], scopes: list[Any]) -> Any:
+    """Two branches that meet: the first in scopes[0], the second in scopes[1], what follows in scopes[2]."""
+
+    def inside(at: int, call: Any) -> Any:
+        s = scopes[at]
+        if s is None:
+            return call()
+        s.wait_stream(ddp.cuda.current_stream())
+        with ddp.cuda.stream(s):
+            y = call()
+        ddp.cuda.current_stream().wait_stream(s)
+        return y
+
+    a = inside(0, lambda: (x @ weights[0]).relu() * weights[2])
+    b = inside(1, lambda: (x @ weights[1]).exp() + x.chunk(2, 1)[0].sum())
+    return inside(2, lambda: (a * b + weights[2]).sum())
+
+
+def leaves(where: str) -> list[Any]:
+    dice = np.random.default_rng(5)
+    return [
+        ddp.from_numpy(dice.standard_normal(shape).astype("f4") / 3).to(where).requires_grad_()
+        for shape in ((6, 4), (4, 5), (4, 5), (6, 5))
+    ]
+
+
+def gradients(where: str, scopes: list[Any], times: int = 2, around: Any = None) -> list[Any]:
+    x, *weights = leaves(where)
+    for _ in range(times):  # so that memory is used again
+        loss = network(x, weights, scopes)
+        if around is None:
+            loss.backward()
+        else:
+            around.wait_stream(ddp.cuda.current_stream())
+            with ddp.cuda.stream(around):
+                loss.backward()
+            ddp.cuda.current_stream().wait_stream(around)
+    if where == "cpu":
+        return [p.grad.numpy() for p in (x, *weights)]
+    sums = [p.grad * 1 for p in (x, *weights)]  # read on the stream that backward was called on, which may be at once
+    ddp.cuda.synchronize()
+    return [each.cpu().numpy() for each in sums]
+
+
+class TestBackward:
+    @in_any_order
+    @pytest.mark.parametrize("which", ["first", "second", "both", "all", "loss"])
+    def test_it_runs_on_the_streams_of_forward(self, gpu: Any, which: str) -> None:
+        s, t, u = (ddp.cuda.Stream() for _ in range(3))
+        scopes = {
+            "first": [s, None, None],
+            "second": [None, t, None],
+            "both": [s, t, None],
+            "all": [s, t, u],
+            "loss": [None, None, u],
+        }[which]
+        for one, other in zip(gradients("cuda", scopes), gradients("cpu", [None] * 3), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+    @in_any_order
+    @pytest.mark.parametrize("forward", ["default", "the same", "another"])
+    def test_called_inside_a_stream(self, gpu: Any, forward: str) -> None:
+        s, t = ddp.cuda.Stream(), ddp.cuda.Stream()
+        scopes = {"default": [None] * 3, "the same": [s, s, s], "another": [t, None, t]}[forward]
+        for one, other in zip(gradients("cuda", scopes, around=s), gradients("cpu", [None] * 3), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+    def test_nodes_remember(self, gpu: Any) -> None:
+        s = ddp.cuda.Stream()
+        x = ddp.ones(3, device="cuda", requires_grad=True)
+        y = x * 2
+        with ddp.cuda.stream(s):
+            z = y.exp()
+        loss = z.sum()
+        gpu.machine.log.clear()
+        loss.backward()
+        side = {what for queue, what in gpu.log if queue == gpu.machine.queues[s.cuda_stream].name}
+        assert side - {"record", "wait"}  # the kernel of exp's backward
+        assert {"record", "wait"} <= side
+        assert ddp.cuda.current_stream() == ddp.cuda.default_stream()
+
+    def test_an_error_leaves_the_streams_as_they_were(self, gpu: Any) -> None:
+        s = ddp.cuda.Stream()
+        x = ddp.ones(3, device="cuda", requires_grad=True)
+
+        def fails(g: Any) -> None:
+            raise ZeroDivisionError
+
+        with ddp.cuda.stream(s):
+            y = x * 2
+            y.register_hook(fails)
+            z = y.exp().sum()
+        with pytest.raises(ZeroDivisionError):
+            z.backward()
+        assert ddp.cuda.current_stream() == ddp.cuda.default_stream()
+
+    @in_any_order
+    def test_gradients_that_are_asked_for(self, gpu: Any) -> None:
+        s = ddp.cuda.Stream()
+        x, *weights = leaves("cuda")
+        loss = network(x, weights, [s, None, None])
+        found = ddp.autograd.grad(loss, [weights[0], x])
+        found = [each * 1 for each in found]
+        ddp.cuda.synchronize()
+        cpu, *others = leaves("cpu")
+        expected = ddp.autograd.grad(network(cpu, others, [None] * 3), [others[0], cpu])
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one.cpu().numpy(), other.numpy(), rtol=2e-5, atol=1e-6)
+
+    @in_any_order
+    def test_from_another_thread(self, gpu: Any) -> None:
+        """Which has another current device, and no stream of its own."""
+        s = ddp.cuda.Stream(1)
+        x, *weights = leaves("cuda:1")
+        with ddp.cuda.device(1):
+            loss = network(x, weights, [s, None, None])
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                loss.backward()
+            except BaseException as error:
+                errors.append(error)
+
+        ddp.cuda.synchronize(1)  # a thread of its own has a stream of its own: nobody has told it to wait
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(timeout=60)
+        assert not errors
+        ddp.cuda.synchronize(0)
+        ddp.cuda.synchronize(1)
+        for one, other in zip((x, *weights), gradients("cpu", [None] * 3, times=1), strict=True):
+            np.testing.assert_allclose(one.grad.cpu().numpy(), other, rtol=2e-5, atol=1e-6)
+
+    def test_models_over_two_devices(self, gpu: Any) -> None:
+        x, *weights = leaves("cpu")
+        a, b, c = weights[0].detach().cuda(0), weights[1].detach().cuda(1), weights[2].detach().cuda(1)
+        for each in (a, b, c):
+            each.requires_grad_()
+        y = (x.detach().cuda(0) @ a).relu().cuda(1) * (x.detach().cuda(1) @ b).exp()
+        (y * c).sum().backward()
+        z = (x.detach() @ weights[0]).relu() * (x.detach() @ weights[1]).exp()
+        (z * weights[2]).sum().backward()
+        for one, other in zip((a, b, c), weights, strict=True):
+            assert one.grad is not None
+            assert one.grad.device == one.device
+            np.testing.assert_allclose(one.grad.cpu().numpy(), other.grad.numpy(), rtol=2e-5)
+
+
+class TestLifetimes:
+    @in_any_order
+    def test_record_stream(self, gpu: Any) -> None:
+        """The tensor dies while another stream still reads it, and its own stream makes others."""
+        s = ddp.cuda.Stream()
+        x = ddp.arange(128, device="cuda").float() + 1
+        x.record_stream(s)
+        s.wait_stream(ddp.cuda.current_stream())
+        with ddp.cuda.stream(s):
+            y = x * 2
+        del x
+        for i in range(4):
+            ddp.full((128,), float(i), device="cuda") + 1
+        ddp.cuda.synchronize()
+        assert y.tolist() == [2.0 * (i + 1) for i in range(128)]
+
+    def test_without_it_memory_is_reused_too_early(self) -> None:
+        from tests.gpu.installing import Gpu
+
+        wrong = 0
+        for seed in range(20):
+            with pytest.MonkeyPatch.context() as patch:
+                Gpu(patch, seed)
+                s = ddp.cuda.Stream()
+                x = ddp.arange(128, device="cuda").float() + 1
+                s.wait_stream(ddp.cuda.current_stream())
+                with ddp.cuda.stream(s):
+                    y = x * 2
+                del x
+                for i in range(4):
+                    ddp.full((128,), float(i), device="cuda") + 1
+                ddp.cuda.synchronize()
+                wrong += y.tolist() != [2.0 * (i + 1) for i in range(128)]
+        assert wrong
+
+    def test_what_is_held_is_let_go(self, gpu: Any) -> None:
+        lanes.sweep()
+        s = ddp.cuda.Stream()
+        x = ddp.ones(8, device="cuda")
+        x.record_stream(s)
+        x.record_stream(s)
+        del x
+        ddp.cuda.synchronize()
+        assert lanes.held() == 0
+        assert not lanes._readers
+
+    def test_refusals(self, gpu: Any) -> None:
+        with pytest.raises(DeviceError, match="is on the CPU"):
+            ddp.ones(1).record_stream(ddp.cuda.Stream())
+        with pytest.raises(ArgumentError, match="got int"):
+            ddp.ones(1, device="cuda").record_stream(3)
+
+
+class TestFaults:
+    @pytest.fixture
+    def broken(self, gpu: Any) -> Any:
+        x = ddp.ones(3, device="cuda")
+        gpu.cupy.fault = gpu.cupy.cuda.runtime.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+        yield x
+        gpu.cupy.fault = None
+
+    @pytest.mark.parametrize(
+        ("name", "call"),
+        [
+            ("item", lambda x: x[0].item()),
+            ("tolist", lambda x: x.tolist()),
+            ("copy to the CPU", lambda x: x.cpu()),
+            ("copy to the CPU", lambda x: x.numpy(force=True)),
+            ("copy to the CPU", lambda x: repr(x)),
+            ("item", lambda x: bool(x[0])),
+            ("synchronize", lambda x: ddp.cuda.synchronize()),
+            ("Stream.synchronize", lambda x: ddp.cuda.current_stream().synchronize()),
+        ],
+    )
+    def test_where_it_comes_to_light(self, broken: Any, name: str, call: Any) -> None:
+        with pytest.raises(CudaError, match="cudaErrorIllegalAddress") as raised:
+            call(broken)
+        assert str(raised.value).startswith(f"{name}: ")
+        assert "CUDA_LAUNCH_BLOCKING=1" in str(raised.value)
+        assert raised.value.status == 700
+
+    def test_with_launch_blocking_the_op_is_named(self, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+        x = ddp.ones(3, 2, device="cuda")
+        gpu.reset()
+        x.exp()
+        assert sum(gpu.synchronizations.values()) == 1
+        gpu.cupy.fault = gpu.cupy.cuda.runtime.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+        with pytest.raises(
+            CudaError, match=r"exp: cudaErrorIllegalAddress.*float32 \(3, 2\).*test_streams.py:\d+.*x\.exp"
+        ):
+            x.exp()
+        with pytest.raises(CudaError, match=r"add_: .*float32 \(3, 2\)"):
+            x.add_(1)
+        gpu.cupy.fault = None
+
+    def test_with_launch_blocking_backward_is_named(self, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+        x = ddp.ones(3, 2, device="cuda", requires_grad=True)
+        with ddp.autograd.detect_anomaly(check_nan=False):
+            y = x.exp().sum()
+        gpu.cupy.fault = gpu.cupy.cuda.runtime.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+        with pytest.raises(CudaError, match=r"the backward of sum: .*it ran at .*x\.exp\(\)\.sum"):
+            y.backward()
+        gpu.cupy.fault = None

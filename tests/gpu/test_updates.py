@@ -1,0 +1,286 @@
+"""Optimizers on a GPU give the CPU's numbers, bit for bit, in two launches a group and without a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._layout import FlatBuckets, lay_out
+from ddp.ops._op import BFLOAT16
+from tests.ddp.cuda import emulation
+
+pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
+
+SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2, 3), (1,)]
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "maximize": True}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("AdamW", {"amsgrad": True, "maximize": True}),
+    ("Lion", {"weight_decay": 0.1}),
+    ("RMSprop", {"weight_decay": 0.1}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.2}),
+    ("Adadelta", {"weight_decay": 0.1}),
+]
+SOME = [KINDS[2], KINDS[4], KINDS[8]]
+Change = Callable[[list[Any], Any, int], Any]
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp.ops.cuda.tables.CHUNK", 16)
+
+
+def parameters(device: str, dtype: Any = np.float32) -> list[Any]:
+    random = np.random.default_rng(0)
+    return [
+        ddp.from_numpy(np.asarray(random.standard_normal(shape)).astype(dtype)).to(device).requires_grad_()
+        for shape in SHAPES
+    ]
+
+
+def groups_of(params: list[Any]) -> list[dict[str, Any]]:
+    """Two groups with settings of their own."""
+    return [{"params": params[::2]}, {"params": params[1::2], "lr": 0.03}]
+
+
+def give(params: list[Any], step: int, missing: bool = True) -> None:
+    """Gradients of one step; some parameters have none."""
+    random = np.random.default_rng(step)
+    for p in params:
+        g = np.asarray(random.standard_normal(p.shape))
+        left_out = missing and random.random() < 0.3
+        p.grad = None if left_out else ddp.from_numpy(g).to(p.device, p.dtype)
+
+
+def train(
+    device: str,
+    kind: tuple[str, dict[str, Any]],
+    dtype: Any = np.float32,
+    steps: int = 8,
+    change: Change | None = None,
+) -> tuple[list[Any], Any]:
+    params = parameters(device, dtype)
+    name, settings = kind
+    optimizer = getattr(ddp.optim, name)(groups_of(params), **{"lr": 0.01, **settings})
+    schedule = ddp.optim.lr_scheduler.StepLR(optimizer, 3)
+    for step in range(steps):
+        if change is not None:
+            optimizer = change(params, optimizer, step) or optimizer
+        give(params, step)
+        optimizer.step()
+        schedule.step()
+    return params, optimizer
+
+
+def assert_same(found: tuple[list[Any], Any], expected: tuple[list[Any], Any]) -> None:
+    for p, q in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(p.detach().cpu().numpy(), q.detach().numpy())
+        ours, theirs = found[1].state.get(p, {}), expected[1].state.get(q, {})
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert ours[name].shape == value.shape
+            np.testing.assert_array_equal(ours[name].cpu().numpy(), value.numpy())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32, np.float64])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_numbers_are_those_of_the_cpu(kind: Any, dtype: Any, gpu: Any) -> None:
+    steps = 20 if dtype == np.float32 else 6
+    assert_same(train("cuda", kind, dtype, steps), train("cpu", kind, dtype, steps))
+
+
+@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(3)], indirect=True)
+@pytest.mark.parametrize("kind", SOME, ids=str)
+def test_in_any_order_of_streams(kind: Any, gpu: Any) -> None:
+    assert_same(train("cuda", kind), train("cpu", kind))
+
+
+def swap(params: list[Any], optimizer: Any, step: int) -> None:
+    if step == 2:
+        for p in params:
+            p.data = p.data.clone()
+
+
+def move_state(params: list[Any], optimizer: Any, step: int) -> None:
+    if step == 3:
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def bucket(params: list[Any], optimizer: Any, step: int) -> None:
+    if step in (1, 4):
+        order = [[6, 5, 4, 3], [2, 1, 0]] if step == 1 else [[0, 1, 2, 3, 4, 5, 6]]
+        layout = lay_out(order, [p.shape for p in params], [p.dtype for p in params])
+        views = FlatBuckets(layout, lambda n, dtype: ddp.zeros(n, dtype=dtype, device=params[0].device)._array).views
+        for p, view in zip(params, views, strict=True):
+            p._leaf.slot.bind(view)
+
+
+def turn(params: list[Any], optimizer: Any, step: int) -> None:
+    """Memory formats: what lies in another order, and what has gaps."""
+    if step == 1:
+        params[4].data = params[4].data.t().clone().t()
+        params[0].data = ddp.stack([params[0].data, params[0].data], 2)[:, :, 0]
+    if step == 4:
+        params[5].data = params[5].data.permute(2, 0, 1).clone().permute(1, 2, 0)
+
+
+@pytest.mark.parametrize("change", [swap, move_state, bucket, turn])
+@pytest.mark.parametrize("kind", SOME, ids=str)
+def test_what_changes_is_followed(kind: Any, change: Change, gpu: Any) -> None:
+    assert_same(train("cuda", kind, change=change), train("cpu", kind, change=change))
+
+
+@pytest.mark.parametrize("kind", SOME, ids=str)
+def test_a_group_may_come_and_grow(kind: Any, gpu: Any) -> None:
+    def grow(params: list[Any], optimizer: Any, step: int) -> None:
+        new = [ddp.ones(3, device=params[0].device, requires_grad=True) for _ in range(2)]
+        if step == 2:
+            optimizer.add_param_group({"params": [new[0]], "lr": 0.5})
+            params.append(new[0])
+        if step == 4:
+            optimizer.param_groups[0]["params"].append(new[1])
+            params.append(new[1])
+
+    def one(device: str) -> Any:
+        name, settings = kind
+        params = parameters(device)
+        optimizer = getattr(ddp.optim, name)(groups_of(params), **{"lr": 0.01, **settings})
+        for step in range(6):
+            grow(params, optimizer, step)
+            give(params, step)
+            optimizer.step()
+        return params, optimizer
+
+    assert_same(one("cuda"), one("cpu"))
+
+
+@pytest.mark.parametrize("kind", SOME, ids=str)
+def test_a_state_goes_on_from_the_cpu_and_back(kind: Any, gpu: Any) -> None:
+    def resume(to: str) -> Change:
+        def change(params: list[Any], optimizer: Any, step: int) -> Any:
+            if step != 3:
+                return None
+            state = optimizer.state_dict()
+            for p in params:
+                p.data = p.data.to(to)
+            fresh = type(optimizer)(groups_of(params), lr=1.0)
+            fresh.load_state_dict(state)
+            # The schedule of `train` holds the other one, whose rates this one takes.
+            for own, old in zip(fresh.param_groups, optimizer.param_groups, strict=True):
+                own["lr"] = old["lr"]
+            return fresh
+
+        return change
+
+    for device, to in (("cuda", "cpu"), ("cpu", "cuda")):
+        found, expected = train(device, kind, change=resume(to)), train("cpu", kind, change=resume("cpu"))
+        assert_same(found, expected)
+
+
+def test_parameters_of_one_group_on_two_devices(gpu: Any) -> None:
+    params = [ddp.ones(3, device=where, requires_grad=True) for where in ("cpu", "cuda:0", "cuda:1", "cuda:0")]
+    optimizer = ddp.optim.Adam(params, lr=0.1)
+    for p in params:
+        with ddp.cuda.device(p.device if p.is_cuda else None):
+            p.grad = ddp.ones(3, device=p.device)
+    optimizer.step()
+    for p in params:
+        np.testing.assert_allclose(p.detach().cpu().numpy(), 0.9, rtol=1e-6)
+        assert optimizer.state[p]["step"].device == p.device
+
+
+def hundred(n: int = 100) -> list[Any]:
+    return [ddp.ones(4 + i % 3, device="cuda", requires_grad=True) for i in range(n)]
+
+
+@pytest.mark.parametrize(("kind", "launches"), [("AdamW", 2), ("SGD", 2)])
+def test_a_step_is_two_launches_and_asks_for_nothing(kind: str, launches: int, gpu: Any) -> None:
+    params = hundred()
+    optimizer = getattr(ddp.optim, kind)(params, lr=0.1)
+    schedule = ddp.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(5):
+        if step == 2:
+            gpu.reset()
+        for p in params:
+            p._leaf.slot.full = True
+            if step == 0:
+                p.grad = ddp.ones(p.shape[0], device="cuda")
+        optimizer.step()
+        schedule.step()
+    assert sum(gpu.launches.values()) == 3 * launches, gpu.launches
+    assert not gpu.synchronizations, gpu.waits
+    assert (gpu.mallocs, gpu.frees, gpu.copies_up) == (0, 0, 0)
+
+
+def test_a_new_table_is_sent_when_gradients_move_and_only_then(gpu: Any) -> None:
+    params = hundred(10)
+    optimizer = ddp.optim.AdamW(params)
+    copies = []
+    for missing in ((), (3,), (), (3,), (), (3, 4)):
+        for i, p in enumerate(params):
+            p.grad = None if i in missing else ddp.ones(p.shape[0], device="cuda")
+        gpu.reset()
+        optimizer.step()
+        copies.append(gpu.launches["copy up"])
+        assert not gpu.synchronizations
+    assert copies[0] == copies[1] == copies[5] == 2
+    assert copies[2:5] == [0, 0, 0]
+
+
+def test_a_rate_that_is_on_the_device(gpu: Any) -> None:
+    rate: Any = ddp.tensor(0.5, device="cuda")
+    p = ddp.ones(3, device="cuda", requires_grad=True)
+    optimizer = ddp.optim.SGD([p], lr=rate)
+    p.grad = ddp.ones(3, device="cuda")
+    optimizer.step()
+    rate.fill_(0.25)
+    gpu.reset()
+    optimizer.step()
+    assert not gpu.synchronizations
+    assert p.tolist() == [0.25] * 3
+
+
+@pytest.mark.parametrize("kind", SOME, ids=str)
+def test_a_step_that_is_left_out_leaves_everything(kind: Any, gpu: Any) -> None:
+    name, settings = kind
+    found = ddp.zeros(1, device="cuda")
+
+    def trained(device: str) -> Any:
+        params = parameters(device)
+        optimizer = getattr(ddp.optim, name)(params, lr=0.01, **settings)
+        for step, bad in enumerate((True, False, True, True, False, False)):
+            give(params, step, missing=False)
+            if device == "cuda":
+                optimizer.found_inf = found.fill_(bad)._array
+                optimizer.step()
+            elif not bad:
+                optimizer.step()
+        return params, optimizer
+
+    assert_same(trained("cuda"), trained("cpu"))
+
+
+def test_a_schedule_of_a_rate_on_the_device_does_not_wait_for_what_it_wrote(gpu: Any) -> None:
+    rate: Any = ddp.tensor(1.0, device="cuda")
+    p = ddp.ones(1, device="cuda", requires_grad=True)
+    optimizer = ddp.optim.SGD([p], lr=rate)
+    schedule = ddp.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    gpu.reset()
+    for _ in range(3):
+        p.grad = ddp.ones(1, device="cuda")
+        optimizer.step()
+        schedule.step()
+    assert not gpu.synchronizations, gpu.waits
+    assert schedule.get_last_lr() == [0.125]
+    assert p.item() == 1 - 1.75
+    rate.fill_(4.0)  # by somebody else
+    schedule.step()
+    assert rate.item() == 2.0

@@ -1,0 +1,111 @@
+"""CuPy's ufuncs and functions, as far as NumPy has them: each computes on the current stream."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.gpu.arrays import Array
+from tests.gpu.kinds import LIBRARY, MOVES, PLAIN, VIEWS, WAITS, names
+from tests.gpu.working import BFLOAT16
+
+if TYPE_CHECKING:
+    from tests.gpu.standin import Cupy
+
+
+class Ufunc:
+    """`cupy.ufunc`."""
+
+    def __init__(self, cupy: Cupy, ufunc: np.ufunc, name: str) -> None:
+        self._cupy, self._numpys = cupy, ufunc
+        self.__name__ = self.name = name
+        self.nin, self.nout, self.nargs, self.types = ufunc.nin, ufunc.nout, ufunc.nargs, ufunc.types
+
+    def _call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("out", 0) is None:
+            del kwargs["out"]
+        cupy, name = self._cupy, self.name
+        library = name == "matmul"
+        if library and any(isinstance(each, Array) and each.dtype == BFLOAT16 and each.ndim > 2 for each in args):
+            raise TypeError("cupy.matmul: no batched product of bfloat16")
+        return cupy._compute(name, cupy._single(name, fn, args, kwargs), args, kwargs, library=library)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > self.nin:
+            kwargs["out"] = args[self.nin] if self.nout == 1 else args[self.nin :]
+            args = args[: self.nin]
+        # However its operands lie: CuPy gives a new result in the order of its axes (cupy/cupy#7342).
+        fn = self._numpys if kwargs.get("out") is not None else functools.partial(self._numpys, order="C")
+        return self._call(fn, args, kwargs)
+
+    def reduce(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, **({} if out is None else {"out": out})}
+        return self._call(self._numpys.reduce, (array,), options)
+
+    def accumulate(self, array: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
+        assert self.name in ("add", "multiply"), f"CuPy accumulates sums and products, not {self.name}"
+        options = {"axis": axis, "dtype": dtype, **({} if out is None else {"out": out})}
+        return self._call(self._numpys.accumulate, (array,), options)
+
+    def outer(self, a: Any, b: Any, **kwargs: Any) -> Any:
+        return self._call(self._numpys.outer, (a, b), kwargs)
+
+    def at(self, a: Any, indices: Any, b: Any = None) -> None:
+        cupy = self._cupy
+        assert self.name in ("add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor")
+        parts, _, masks = cupy._index(indices)
+        if masks:
+            cupy.wait("at with a mask")
+        held = [a]
+        hosts, source = cupy._host_of(parts, held), cupy._host_of(b, held)
+        target = a._host
+        cupy._launch(f"{self.name}.at", lambda: self._numpys.at(target, hosts, source), held)
+
+
+class Numpys(ModuleType):
+    """A module of NumPy's, as CuPy has it."""
+
+    def __init__(self, cupy: Cupy, name: str, numpys: ModuleType) -> None:
+        super().__init__(f"cupy.{name}")
+        self._cupy, self._of, self._has = cupy, numpys, names()[f"cupy.{name}"]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._has or not hasattr(self._of, name):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}, as the stand-in knows it")
+        made = function(self._cupy, name, getattr(self._of, name), library="linalg" in self.__name__)
+        setattr(self, name, made)
+        return made
+
+
+def function(cupy: Cupy, name: str, given: Any, library: bool = False) -> Any:
+    """NumPy's thing of that name, as CuPy's."""
+    if isinstance(given, np.ufunc):
+        return Ufunc(cupy, given, name)
+    if isinstance(given, type) or not callable(given):
+        return given
+    if name in PLAIN:
+        return lambda *args, **kwargs: given(*_bare(cupy, args), **{k: cupy._host_of(v) for k, v in kwargs.items()})
+    if name in VIEWS:
+
+        def view(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(x, Array):
+                raise TypeError(f"{name}: expected a cupy.ndarray, got {type(x)}")
+            return cupy._viewed(name, lambda host: given(host, *args, **kwargs), x)
+
+        return view
+    waits, library = name in WAITS, library or name in LIBRARY
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {key: value for key, value in kwargs.items() if not (key == "out" and value is None)}
+        fn = given if name in MOVES else cupy._single(name, given, args, kwargs)
+        return cupy._compute(name, fn, args, kwargs, waits, library)
+
+    compute.__name__ = name
+    return compute
+
+
+def _bare(cupy: Cupy, args: tuple[Any, ...]) -> list[Any]:
+    return [cupy._host_of(each) for each in args]
