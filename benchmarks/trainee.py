@@ -174,8 +174,9 @@ def digits(comm: Any, hook: str | None, epochs: int, seed: int) -> Found:
     model = ddp.DataParallel(train_digits.make_net("float32"), comm, comm_hook=our_hook(hook))
     optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for epoch in range(epochs):
-        for batch in train_digits.batches(len(images), 64, seed, epoch):
-            mine = np.array_split(batch, comm.size)[comm.rank]
+        order = np.random.default_rng((seed, epoch)).permutation(len(images))
+        for start in range(0, len(order), 64):
+            mine = np.array_split(order[start : start + 64], comm.size)[comm.rank]
             loss = cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
             optimizer.zero_grad()
             model.backward(loss, weight=len(mine))

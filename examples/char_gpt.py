@@ -2,6 +2,7 @@
 
     python examples/char_gpt.py
     ddp-launch -n 2 examples/char_gpt.py --steps 500
+    ddp-launch -n gpu examples/char_gpt.py --device cuda --graph
 
 Prints the loss on held-out text (a model that knows nothing has log 96 = 4.56) and a sample of what it writes.
 """
@@ -34,7 +35,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate (default: 1e-3)")
     parser.add_argument("--bytes", type=int, default=2_000_000, help="how much text is read (default: 2,000,000)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the order (default: 0)")
-    return parser.parse_args(argv)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--graph", action="store_true", help="on a GPU: each step is one CUDA graph, not many kernels")
+    args = parser.parse_args(argv)
+    if args.graph and not args.device.startswith("cuda"):
+        parser.error("--graph needs --device cuda")
+    return args
 
 
 def load_text(size: int) -> np.ndarray:
@@ -59,7 +65,8 @@ class GPT(nn.Module):
         super().__init__()
         self.characters = nn.Embedding(len(ALPHABET), width)
         self.positions = nn.Embedding(length, width)
-        layer = {"nhead": 4, "dim_feedforward": 4 * width, "dropout": 0.0, "activation": "gelu"}
+        # GELU by tanh, as GPT-2 has it: a GPU computes it with the product before.
+        layer = {"nhead": 4, "dim_feedforward": 4 * width, "dropout": 0.0, "activation": nn.GELU("tanh")}
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(width, batch_first=True, norm_first=True, **layer) for _ in range(layers)
         )
@@ -72,8 +79,8 @@ class GPT(nn.Module):
     def forward(self, x: ddp.Tensor) -> ddp.Tensor:
         """x: (N, T) int64."""
         length = x.shape[1]
-        hidden = self.characters(x) + self.positions(ddp.arange(length))
-        later = ddp.ones(length, length, dtype=ddp.bool).triu(1)
+        hidden = self.characters(x) + self.positions(ddp.arange(length, device=x.device))
+        later = ddp.ones(length, length, dtype=ddp.bool, device=x.device).triu(1)
         for layer in self.layers:
             hidden = layer(hidden, src_mask=later, is_causal=True)
         return self.head(self.norm(hidden))
@@ -90,7 +97,7 @@ def sample(model: nn.Module, prompt: str, count: int, length: int) -> str:
     numbers = [ALPHABET.index(character) for character in prompt]
     with ddp.no_grad():
         for _ in range(count):
-            logits = model(ddp.tensor([numbers[-length:]]))[0, -1]
+            logits = model(ddp.tensor([numbers[-length:]], device=next(model.parameters()).device))[0, -1]
             numbers.append(int(ddp.multinomial(F.softmax(logits / 0.8, dim=-1), 1)))
     return "".join(ALPHABET[number] for number in numbers)
 
@@ -98,23 +105,32 @@ def sample(model: nn.Module, prompt: str, count: int, length: int) -> str:
 def main() -> None:
     args = parse()
     comm = collectives.init()
+    if args.device.startswith("cuda") and not ddp.cuda.is_available():
+        raise SystemExit(f"--device {args.device}: no CUDA GPU here, or no CuPy (pip install 'ddp-runtime[cuda12]')")
     ddp.manual_seed(args.seed)
     text = load_text(args.bytes)
     held = text[-max(len(text) // 20, 4 * args.length) :]
     text = text[: -len(held)]
-    model = ddp.DataParallel(GPT(args.width, args.layers, args.length), comm)
+    model = ddp.DataParallel(GPT(args.width, args.layers, args.length).to(args.device), comm)
     optimizer = ddp.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     schedule = ddp.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=args.steps + 1, pct_start=0.1)
     order = np.random.default_rng(args.seed)
-    start = time.perf_counter()
-    for step in range(args.steps):
-        starts = np.array_split(order.integers(0, len(text) - args.length, args.batch_size), comm.size)[comm.rank]
-        x, y = draw(text, starts, args.length)
+
+    def train(x: ddp.Tensor, y: ddp.Tensor) -> ddp.Tensor:
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
         optimizer.zero_grad()
         model.backward(loss, weight=y.numel())
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        return loss
+
+    if args.graph:
+        train = ddp.cuda.graphed_step(train)
+    start = time.perf_counter()
+    for step in range(args.steps):
+        starts = np.array_split(order.integers(0, len(text) - args.length, args.batch_size), comm.size)[comm.rank]
+        x, y = draw(text, starts, args.length)
+        loss = train(x.to(args.device), y.to(args.device))
         schedule.step()
         if comm.rank == 0 and (step + 1) % max(1, args.steps // 10) == 0:
             each = (time.perf_counter() - start) / (step + 1)
@@ -122,6 +138,7 @@ def main() -> None:
     if comm.rank == 0:
         net = model.module.eval()
         x, y = draw(held, np.arange(0, len(held) - args.length - 1, args.length)[:64], args.length)
+        x, y = x.to(args.device), y.to(args.device)
         with ddp.no_grad():
             print(f"held-out loss {F.cross_entropy(net(x).flatten(0, 1), y.flatten()).item():.3f}")
         print(sample(net, "def ", 200, args.length))

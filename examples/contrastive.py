@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from train_digits import batches, load_digits
+from train_digits import load_digits, make_loader
 
 import collectives
 import ddp
@@ -87,19 +87,18 @@ def main() -> None:
     args = parse()
     comm = collectives.init()
     ddp.manual_seed(args.seed)
-    images, _, test_images, _ = load_digits(args.seed, args.dtype)
+    images, labels, test_images, _ = load_digits(args.seed, args.dtype)
     net = Halves(args.width, args.dim).to(getattr(ddp, args.dtype))
     model = ddp.DataParallel(net, comm)
     optimizer = ddp.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
-    steps = args.epochs * len(batches(len(images), args.batch_size, args.seed, 0))
-    bar = _progress_bar(steps, comm.rank)
+    loader = make_loader(images, labels, args.batch_size, args.seed, comm)
+    bar = _progress_bar(args.epochs * len(loader), comm.rank)
     for epoch in range(args.epochs):
         total = 0.0
-        for batch in batches(len(images), args.batch_size, args.seed, epoch):
-            mine = np.array_split(batch, comm.size)[comm.rank]
-            loss = loss_sum(model, net.scale, ddp.from_numpy(images[mine]), comm)
+        for x, _ in loader:
+            loss = loss_sum(model, net.scale, x, comm)
             optimizer.zero_grad()
-            model.backward(loss, weight=len(mine))
+            model.backward(loss, weight=len(x))
             optimizer.step()
             total += float(comm.all_reduce(loss.detach().numpy()))
             bar.update()

@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import numpy as np
-from train_digits import batches, count_right, load_digits
+from train_digits import count_right, load_digits, make_loader
 
 import collectives
 import ddp
@@ -69,12 +68,12 @@ def main() -> None:
     images, labels, test_images, test_labels = load_digits(args.seed, "float32")
     model = ddp.DataParallel(make_net(args.units), comm)
     optimizer = ddp.optim.Adam(model.parameters(), lr=args.lr)
-    for epoch in range(args.epochs):
-        for batch in batches(len(images), 64, args.seed, epoch):
-            mine = np.array_split(batch, comm.size)[comm.rank]
-            loss = F.cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
+    loader = make_loader(images, labels, 64, args.seed, comm)
+    for _ in range(args.epochs):
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y, reduction="sum")
             optimizer.zero_grad()
-            model.backward(loss, weight=len(mine))
+            model.backward(loss, weight=len(y))
             optimizer.step()
     model.eval()
     right = count_right(model, test_images, test_labels, comm)

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from train_digits import batches, load_digits
+from train_digits import load_digits
 
 import collectives
 import ddp
 from ddp import nn
+from ddp.data import DataLoader, DistributedSampler, TensorDataset
 
 NOISE = 32  # numbers that a sample is made of
 
@@ -84,7 +85,10 @@ def main() -> None:
     args = parse()
     comm = collectives.init()
     ddp.manual_seed(args.seed)
-    images = load_digits(args.seed, "float32")[0] * 2 - 1
+    data = TensorDataset(load_digits(args.seed, "float32")[0] * 2 - 1)
+    sampler = DistributedSampler(data, seed=args.seed, drop_last=True, comm=comm)
+    # Batch normalization wants as many samples on every rank, and in every step.
+    loader = DataLoader(data, args.batch_size // comm.size, sampler=sampler, drop_last=True)
     generator = ddp.DataParallel(make_generator(args.width).apply(initialize), comm)
     discriminator = ddp.DataParallel(make_discriminator(args.width).apply(initialize), comm)
     optimizer_g = ddp.optim.Adam(generator.parameters(), lr=args.lr, betas=(0.5, 0.999))
@@ -95,13 +99,9 @@ def main() -> None:
     start = time.perf_counter()
     for epoch in range(args.epochs):
         totals = np.zeros(3)
-        for batch in batches(len(images), args.batch_size, args.seed, epoch):
-            mine = np.array_split(batch, comm.size)[comm.rank]
-            if len(batch) < args.batch_size:
-                continue  # batch normalization wants as many samples on every rank
-            real = ddp.from_numpy(images[mine])
-            fake = generator(ddp.randn(len(mine), NOISE, 1, 1))
-            ones, zeros = ddp.ones(len(mine), 1), ddp.zeros(len(mine), 1)
+        for (real,) in loader:
+            fake = generator(ddp.randn(len(real), NOISE, 1, 1))
+            ones, zeros = ddp.ones(len(real), 1), ddp.zeros(len(real), 1)
 
             # What is real is told from what is made: the generator learns nothing from this.
             optimizer_d.zero_grad()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from train_digits import batches, load_digits, make_net
+from train_digits import load_digits, make_loader, make_net
 
 import collectives
 import ddp
@@ -41,12 +41,12 @@ def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse
     comm = collectives.init()
     model = ddp.DataParallel(net, comm)
     optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = make_loader(images, labels, 64, args.seed, comm)
     for epoch in range(args.epochs):
-        for batch in progress(batches(len(images), 64, args.seed, epoch), f"epoch {epoch + 1}"):
-            mine = np.array_split(batch, comm.size)[comm.rank]
-            loss = F.cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
+        for x, y in progress(loader, f"epoch {epoch + 1}"):
+            loss = F.cross_entropy(model(x), y, reduction="sum")
             optimizer.zero_grad()
-            model.backward(loss, weight=len(mine))
+            model.backward(loss, weight=len(y))
             optimizer.step()
     model.close()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from train_digits import batches, count_right, load_digits
+from train_digits import count_right, load_digits, make_loader
 
 import collectives
 import ddp
@@ -49,12 +49,12 @@ def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse
     model = ddp.DataParallel(net)
     optimizer = ddp.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=args.lr)
     comm = collectives.init()
-    for epoch in range(args.epochs):
-        for batch in batches(len(images), 32, args.seed, epoch):
-            mine = np.array_split(batch, comm.size)[comm.rank]
-            loss = F.cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
+    loader = make_loader(images, labels, 32, args.seed, comm)
+    for _ in range(args.epochs):
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y, reduction="sum")
             optimizer.zero_grad()
-            model.backward(loss, weight=len(mine))
+            model.backward(loss, weight=len(y))
             optimizer.step()
     return model
 
