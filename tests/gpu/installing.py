@@ -11,7 +11,7 @@ import pytest
 
 from ddp import _device
 from ddp._engine import lanes
-from ddp._gpu import alarms, memory, streams
+from ddp._gpu import alarms, memory, registering, streams
 from ddp.ops.cuda import SOURCES, _source, clipping, pointwise
 from tests.collectives.gpu.machine import Machine
 from tests.gpu import capturing, dnn_fake, lt_fake
@@ -96,6 +96,7 @@ def forget() -> None:
         for name in {"xp", "watched"}.intersection(_set_slots(each) if each.type == "cuda" else ()):
             delattr(each, name)
     lanes.switch.on = lanes.switch.blocking = lanes.switch.crowded = False
+    registering._refused = False
     for where in [each for each in _device._random.streams if each.type == "cuda"]:
         del _device._random.streams[where]
     for source in SOURCES.values():

@@ -79,6 +79,7 @@ class Machine:
         self.lock = threading.RLock()
         self.log: list[tuple[str, str]] = []
         self.queues: dict[int, Queue] = {}
+        self._busy = False
         self.memory: list[Any] = []  # nothing is ever given back, so a stray pointer hits garbage and no other process
         self._names: dict[str, int] = {}
 
@@ -159,6 +160,16 @@ class Machine:
             self.queues[handle].arena[raw.size].append(raw)
 
     def _step(self) -> bool:
+        # What runs may free something, by the garbage collector anything, and who frees may ask for more to be done.
+        if self._busy:
+            return False
+        self._busy = True
+        try:
+            return self._do()
+        finally:
+            self._busy = False
+
+    def _do(self) -> bool:
         able = [queue for queue in self.queues.values() if queue.pieces and self._able(queue.pieces[0])]
         if not able:
             return False

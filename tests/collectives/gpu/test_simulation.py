@@ -16,6 +16,7 @@ import pytest
 
 from collectives._gpu import cuda, passage, staged
 from tests.collectives.gpu.conftest import AWARE, Rig
+from tests.collectives.gpu.machine import Machine
 from tests.collectives.gpu.nccl_fake import FakeLibrary
 
 LENGTH = 300  # of an array; several chunks of the relay
@@ -175,3 +176,18 @@ def test_a_missing_edge_is_found(
             print(f"seed {seed}")
             return
     pytest.fail(f"200 programs never missed {edge!r}")
+
+
+def test_what_is_asked_of_the_machine_within_a_piece_of_work_waits_for_its_end() -> None:
+    """Work drops arrays, and with them whatever the garbage collector finds: both may put work on a stream."""
+    machine, done = Machine(eager=True), []
+    stream = machine.queue("stream")
+
+    def drop() -> None:
+        machine.put(stream, "free", lambda: done.append("free"))
+        machine.settle()
+        done.append("drop")
+
+    machine.put(stream, "drop", drop)
+    assert done == ["drop", "free"]
+    assert machine.queues[stream].finished == machine.queues[stream].added == 2
