@@ -151,6 +151,6 @@ def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
     try:
         if lanes == 1 and bits % 8 == 0:
             return np.dtype(f"{_KINDS[code]}{bits // 8}")
-    except (KeyError, TypeError):
+    except (KeyError, TypeError):  # a dtype that NumPy lacks
         pass
     raise DtypeError(f"its dtype, {bits} bits of DLPack's kind {code} in {lanes} lane(s), is none of NumPy's")

@@ -28,7 +28,7 @@ class SegmentFile(NamedTuple):
 
 def mapped_here() -> frozenset[SegmentFile]:
     """The MPI's segment files that this process has mapped."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # no /proc: none is known to be mapped
         return mapped(Path("/proc/self/maps").read_text())
     return frozenset()
 

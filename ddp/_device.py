@@ -130,7 +130,7 @@ def _forked() -> None:
         _lost.append(True)
         for each in _known.values():
             if each.type == "cuda":
-                with contextlib.suppress(AttributeError):
+                with contextlib.suppress(AttributeError):  # nothing ever asked for its module
                     del each.xp
 
 

@@ -63,11 +63,11 @@ def says(library: ctypes.CDLL) -> bool | None:
 
 def _loaded() -> Iterator[ctypes.CDLL]:
     """The MPI libraries that this process has loaded."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # no /proc: none is known to be loaded
         paths = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
         for path in sorted(paths):
             if Path(path).name.startswith("libmpi"):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # unloaded meanwhile
                     yield ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_NOW)
 
 
@@ -90,7 +90,7 @@ def prove(command: Sequence[str], limit: float) -> str:
         except subprocess.TimeoutExpired:
             return f"a trial of its MPI on GPU memory had not ended after {limit:g} s"
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, and its children with it
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
         said.seek(0)

@@ -75,7 +75,7 @@ class _Sent:
         """In a forked child: these are the parent's."""
         self._lock = threading.Lock()
         for _, fd, _ in self._arrays.values():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # closed by whoever forked
                 os.close(fd)
         self._arrays = {}
 

@@ -202,7 +202,7 @@ def wheels() -> list[Path]:
 
 def _loaded() -> list[str]:
     """What this process has mapped already: CuPy loads libcublas when it is imported, and that needs libcublasLt."""
-    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:  # no /proc: none is known to be loaded
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "libcublasLt.so" in line}
         return sorted(path for path in paths if path.startswith("/"))
     return []

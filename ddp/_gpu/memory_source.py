@@ -185,7 +185,7 @@ class Source:
         except self.cupy.cuda.runtime.CUDARuntimeError as error:
             if error.status != NO_MEMORY:
                 raise
-        except Full:
+        except Full:  # the caller sees that it was given none
             pass
 
 

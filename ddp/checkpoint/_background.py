@@ -92,7 +92,7 @@ class Saving:
 
 def _give_way() -> None:
     """Leaves the cores to whoever trains: on Linux a thread has a priority, which those that it starts inherit."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # not allowed: it saves at the usual priority
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 

@@ -56,7 +56,7 @@ def write_file(path: str, data: memoryview) -> None:
 
 def close(fd: int) -> None:
     """Gives up a file that has failed already."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the error that came first says more
         os.close(fd)
 
 
@@ -83,7 +83,7 @@ def remove_file(path: str) -> None:
 
 def remove(path: str) -> None:
     """Removes a folder of files, or as much of it as there is; in order: a manifest goes before what it speaks of."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
         for name in sorted(os.listdir(path)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(path, name))

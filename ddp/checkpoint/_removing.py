@@ -53,7 +53,7 @@ def _whole(folder: str, names: list[str], keep: int) -> set[str]:
     for name in names:
         if len(found) == keep:
             break
-        with suppress(Damaged):
+        with suppress(Damaged):  # damaged ones do not count
             open_folder(os.path.join(folder, name))
             found.add(name)
     return found

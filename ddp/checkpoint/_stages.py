@@ -68,7 +68,7 @@ def commit(target: Target, manifest: Manifest) -> None:
     data = memoryview(_manifest.encode(manifest))
 
     def write() -> None:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # no earlier try got that far
             _disk.remove_file(path)
         _disk.write_file(path, data)
         _disk.sync_folder(target.unfinished)
@@ -90,11 +90,11 @@ def _take_back(target: Target) -> None:
     try:
         _disk.rename(target.path, target.unfinished)
     except OSError:
-        with suppress(OSError):
+        with suppress(OSError):  # the error of the save says more
             _disk.remove(target.path)
 
 
 def give_up(target: Target) -> None:
     """Removes what there is of it, if it can be removed."""
-    with suppress(OSError):
+    with suppress(OSError):  # it stays, and the next save clears it away
         _disk.remove(target.unfinished)

@@ -51,7 +51,7 @@ def save(obj: Any, f: File) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the error that came first says more
             os.unlink(temporary)
         raise
     # The new name is on disk only once the folder is.

@@ -58,7 +58,7 @@ def available_memory() -> int | None:
             for line in file:
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) << 10
-    except OSError:
+    except OSError:  # not on this system
         pass
     return None
 

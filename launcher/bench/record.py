@@ -89,7 +89,7 @@ def cpu() -> str:
                 key, _, value = line.partition(":")
                 if key.strip() in ("model name", "Model"):
                     return value.strip()
-    except OSError:
+    except OSError:  # not on this system
         pass
     return platform.machine()
 

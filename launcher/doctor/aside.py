@@ -98,7 +98,7 @@ def understand(lines: Sequence[str], status: int | None, limit: float) -> Answer
     for line in lines:
         _, mark, text = line.partition(MARK)
         if mark:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError):  # cut off in the middle: as if there were none
                 return Answer(json.loads(text), "", printed, status)
     if status is None:
         trouble = f"the process that tried had not ended after {limit:g} s"
@@ -112,9 +112,9 @@ def understand(lines: Sequence[str], status: int | None, limit: float) -> Answer
 def _end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
         child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed
             child.wait(_ENDING)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, and its children with it
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 

@@ -218,7 +218,7 @@ def _cards() -> int:
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-        except OSError:
+        except OSError:  # unplugged meanwhile, or hidden
             continue
         found += vendor == "0x10de" and kind.startswith("0x03")
     return found

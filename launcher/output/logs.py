@@ -210,7 +210,7 @@ def _make_run(log_dir: Path) -> Path:
         folder = log_dir / (name + more)
         try:
             folder.mkdir()
-        except FileExistsError:
+        except FileExistsError:  # the next name
             continue
         return folder
     raise FileExistsError(errno.EEXIST, "there is a run of that name", str(log_dir / name))
