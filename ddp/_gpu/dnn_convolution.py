@@ -16,7 +16,7 @@ X, W, Y, B = 1, 2, 3, 4  # the numbers of the tensors
 
 
 class Steps(NamedTuple):
-    """How a filter walks. after: padding behind the last pixel, where it differs from `padding` before the first."""
+    """How a filter walks."""
 
     padding: tuple[int, ...]
     stride: tuple[int, ...]
@@ -39,13 +39,7 @@ def forward(xp: Any, x: Array, w: Array, b: Array | None, y: Array, steps: Steps
     image, kernel, out = (_formatted(each, last) for each in (x, w, y))
 
     def build(graph: Graph) -> None:
-        found = graph.raw.conv_fprop(
-            image=graph.input(X, image),
-            weight=graph.input(W, kernel),
-            padding=list(steps.padding),
-            stride=list(steps.stride),
-            dilation=list(steps.dilation),
-        )
+        found = graph.raw.conv_fprop(image=graph.input(X, image), weight=graph.input(W, kernel), **_walk(steps))
         if b is not None:
             c = out.shape[1]
             shape = (1, c, *(1,) * (len(out.shape) - 2))
@@ -62,35 +56,29 @@ def forward(xp: Any, x: Array, w: Array, b: Array | None, y: Array, steps: Steps
 
 def of_image(xp: Any, g: Array, w: Array, dx: Array, steps: Steps, last: bool) -> bool:
     """Writes the gradient of the image into dx, g being that of the result; False: cuDNN cannot."""
-    slope, kernel, out = (_formatted(each, last) for each in (g, w, dx))
-
-    def build(graph: Graph) -> None:
-        found = graph.raw.conv_dgrad(
-            loss=graph.input(Y, slope),
-            filter=graph.input(W, kernel),
-            padding=list(steps.padding),
-            stride=list(steps.stride),
-            dilation=list(steps.dilation),
-        )
-        graph.output(X, found, out)
-
-    key = "gradient of an image", slope, kernel, out, steps, last
-    return dnn.ran(xp, key, slope.dtype, build, {X: dx, W: w, Y: g})
+    return _gradient(xp, "conv_dgrad", {"loss": (Y, g), "filter": (W, w)}, (X, dx), steps, last)
 
 
 def of_filters(xp: Any, x: Array, g: Array, dw: Array, steps: Steps, last: bool) -> bool:
     """Writes the gradient of the filters into dw, g being that of the result; False: cuDNN cannot."""
-    image, slope, out = (_formatted(each, last) for each in (x, g, dw))
+    return _gradient(xp, "conv_wgrad", {"image": (X, x), "loss": (Y, g)}, (W, dw), steps, last)
+
+
+def _gradient(
+    xp: Any, operation: str, given: dict[str, tuple[int, Array]], made: tuple[int, Array], steps: Steps, last: bool
+) -> bool:
+    """given: the operation's operands by their names, each with its number; made: what is written to."""
+    specs = {name: _formatted(array, last) for name, (_, array) in given.items()}
+    (number, target), out = made, _formatted(made[1], last)
 
     def build(graph: Graph) -> None:
-        found = graph.raw.conv_wgrad(
-            image=graph.input(X, image),
-            loss=graph.input(Y, slope),
-            padding=list(steps.padding),
-            stride=list(steps.stride),
-            dilation=list(steps.dilation),
-        )
-        graph.output(W, found, out)
+        operands = {name: graph.input(given[name][0], spec) for name, spec in specs.items()}
+        graph.output(number, getattr(graph.raw, operation)(**operands, **_walk(steps)), out)
 
-    key = "gradient of filters", image, slope, out, steps, last
-    return dnn.ran(xp, key, image.dtype, build, {X: x, W: dw, Y: g})
+    key = operation, *specs.values(), out, steps, last
+    return dnn.ran(xp, key, out.dtype, build, {number: target, **dict(given.values())})
+
+
+def _walk(steps: Steps) -> dict[str, list[int]]:
+    """The steps by cuDNN's names."""
+    return {name: list(each) for name, each in steps._asdict().items()}

@@ -21,6 +21,8 @@ from ddp.errors import DdpError, DeviceError, DtypeError
 _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
 
 
+# `collectives.dlpack` reads the same structs: a standard's layout is cheaper twice than a door between the packages, as
+# tensors know nothing of collectives.
 class _Tensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),

@@ -16,7 +16,7 @@ def _conv2d(
     xp: Any, x: Array, w: Array, b: Array | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> tuple[Array, Any]:
     walk = Walk(x.shape[2:], w.shape[2:], stride, padding, dilation)
-    shape = Shape(x.shape[0], groups, w.shape[1], w.shape[0] // groups, walk)
+    shape = Shape.of(x.shape[0], w.shape, groups, walk)
     return unfolded(xp, shape, x.dtype).correlate(x, w, b), (shape, w.shape)
 
 
@@ -44,7 +44,7 @@ def _conv_transpose2d(
     groups: int,
 ) -> tuple[Array, Any]:
     walk = Walk(size, w.shape[2:], stride, padding, dilation, x.shape[2:])
-    shape = Shape(x.shape[0], groups, w.shape[1], w.shape[0] // groups, walk)
+    shape = Shape.of(x.shape[0], w.shape, groups, walk)
     out = unfolded(xp, shape, x.dtype).adjoint(x, w, None, False)[0]
     assert out is not None
     if b is not None:

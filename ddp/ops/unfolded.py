@@ -30,6 +30,11 @@ class Shape(NamedTuple):
     filters: int  # of one group
     walk: Walk
 
+    @classmethod
+    def of(cls, n: int, filters: tuple[int, ...], groups: int, walk: Walk) -> Shape:
+        """filters: the shape (O, C / groups, *kernel), or of a transposed convolution (C, O / groups, *kernel)"""
+        return cls(n, groups, filters[1], filters[0] // groups, walk)
+
 
 class Unfolded:
     """What the layouts share: tiles, and buffers of the dtype that products are added up in.

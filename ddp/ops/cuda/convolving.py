@@ -34,7 +34,7 @@ def conv2d(
 ) -> tuple[Array, Any]:
     """As `conv._conv2d`; with channels last where x or w has them."""
     walk = Walk(x.shape[2:], w.shape[2:], stride, padding, dilation)
-    shape = Shape(x.shape[0], groups, w.shape[1], w.shape[0] // groups, walk)
+    shape = Shape.of(x.shape[0], w.shape, groups, walk)
     last = prefers_channels_last(x) or prefers_channels_last(w)
     kernel = _kernel(xp, w, last)
     # Backward takes the filters as they were laid out here, if that took a copy.
@@ -104,7 +104,7 @@ def conv_transpose2d(
 ) -> tuple[Array, Any]:
     """As `conv._conv_transpose2d`; with channels last where x or w has them."""
     walk = Walk(size, w.shape[2:], stride, padding, dilation, x.shape[2:])
-    shape = Shape(x.shape[0], groups, w.shape[1], w.shape[0] // groups, walk)
+    shape = Shape.of(x.shape[0], w.shape, groups, walk)
     last = prefers_channels_last(x) or prefers_channels_last(w)
     kernel = _kernel(xp, w, last)
     out = _of_image(xp, x, kernel, shape, last)

@@ -23,6 +23,18 @@ class Formula(NamedTuple):
     saves: tuple[str, ...] | None = None
 
 
+def _extreme(function: str, loses: str, wins: str) -> Formula:
+    """The larger or the smaller of two; the gradient of equal ones is halved, and a nan's goes to both."""
+    share = "x {} y ? A(0) : x == y ? g * A(0.5) : g"
+    return Formula(f"{function}(x, y)", {"x": share.format(loses), "y": share.format(wins)}, integers=True)
+
+
+def _first(holds: str) -> Formula:
+    """x if that holds, or if y is a nan; else y."""
+    gradients = {"x": f"x {holds} y || y != y ? g : A(0)", "y": f"x {holds} y || y != y ? A(0) : g"}
+    return Formula(f"x {holds} y || y != y ? x : y", gradients, integers=True)
+
+
 # Functions that formulas may call, each put before the kernel that does. NumPy's rules: by zero there is 0 for
 # integers, and the floor is that of the true quotient.
 FUNCTIONS = {
@@ -138,26 +150,10 @@ ARITHMETIC = {
         "x == 0 && y == y ? A(0) : x * log(y)",
         {"x": "x == 0 && y <= 0 ? A(0) : g * log(y)", "y": "g * (x / y)"},
     ),
-    "maximum": Formula(
-        "larger(x, y)",
-        {"x": "x < y ? A(0) : x == y ? g * A(0.5) : g", "y": "x > y ? A(0) : x == y ? g * A(0.5) : g"},
-        integers=True,
-    ),
-    "minimum": Formula(
-        "smaller(x, y)",
-        {"x": "x > y ? A(0) : x == y ? g * A(0.5) : g", "y": "x < y ? A(0) : x == y ? g * A(0.5) : g"},
-        integers=True,
-    ),
-    "fmax": Formula(
-        "x >= y || y != y ? x : y",
-        {"x": "x >= y || y != y ? g : A(0)", "y": "x >= y || y != y ? A(0) : g"},
-        integers=True,
-    ),
-    "fmin": Formula(
-        "x <= y || y != y ? x : y",
-        {"x": "x <= y || y != y ? g : A(0)", "y": "x <= y || y != y ? A(0) : g"},
-        integers=True,
-    ),
+    "maximum": _extreme("larger", "<", ">"),
+    "minimum": _extreme("smaller", ">", "<"),
+    "fmax": _first(">="),
+    "fmin": _first("<="),
     "clamp": Formula(
         "A y = x < low ? low : x; out = y > high ? high : y;",
         {"x": "x >= low && x <= high ? g : A(0)"},

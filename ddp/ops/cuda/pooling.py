@@ -8,64 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 from ddp.ops._op import Array
+from ddp.ops.cuda import windows
 from ddp.ops.cuda._source import Source
+from ddp.ops.cuda.windows import WALK, numbers
 from ddp.ops.formats import from_pixels, pixels
 from ddp.ops.windows import Pair, Walk
 
-_WALK = ", ".join(f"Index {name}" for name in ("h", "w", "oh", "ow", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw"))
-
-# `which` holds the kernel's element that a maximum was seen at. A mean is taken over `divisor` elements, or where that
-# is 0 over those of its window: with the padding that it sees where `padded`. Windows that are `spread` evenly over the
-# image, of nearly one size, are given by the sizes alone.
+# A mean is taken over `divisor` elements, or where that is 0 over those of its window: with the padding that it sees
+# where `padded`. Windows that are `spread` evenly over the image, of nearly one size, are given by the sizes alone.
 SOURCE = Source(
     "pooling",
     """
-extern "C" __global__ void max_pool_last(const T* x, T* out, int* which, Index* index, Index n, Index channels, WALK) {
-    FOR_EACH(k, n * oh * ow * channels) {
-        Index c = k % channels, q = k / channels % ow * sw - pw, p = k / channels / ow % oh * sh - ph;
-        const T* image = x + k / channels / ow / oh * h * w * channels + c;
-        A top = LOWEST;
-        int best = -1;
-        Index at = 0;
-        for (Index i = 0; i < kh; i++) {
-            Index row = p + i * dh;
-            if (row < 0 || row >= h) continue;
-            for (Index j = 0; j < kw; j++) {
-                Index column = q + j * dw;
-                if (column < 0 || column >= w) continue;
-                A v = A(image[(row * w + column) * channels]);
-                if (v > top || v != v || best < 0) {
-                    top = v;
-                    best = int(i * kw + j);
-                    at = row * w + column;
-                }
-            }
-        }
-        out[k] = T(top);
-        which[k] = best;
-        if (index) index[k] = at;
-    }
-}
-
-extern "C" __global__ void max_pool_last_backward(const T* g, const int* which, T* dx, Index n, Index channels, WALK) {
-    FOR_EACH(k, n * h * w * channels) {
-        Index c = k % channels, column = k / channels % w + pw, row = k / channels / w % h + ph;
-        Index image = k / channels / w / h * oh * ow;
-        A added = 0;
-        for (Index i = 0; i < kh; i++) {
-            Index p = row - i * dh;
-            if (p < 0 || p % sh || p / sh >= oh) continue;
-            for (Index j = 0; j < kw; j++) {
-                Index q = column - j * dw;
-                if (q < 0 || q % sw || q / sw >= ow) continue;
-                Index at = (image + p / sh * ow + q / sw) * channels + c;
-                if (which[at] == i * kw + j) added += A(g[at]);
-            }
-        }
-        dx[k] = T(added);
-    }
-}
-
 struct Span {
     Index start, stop, seen;  // within the image; how many the window counts
 
@@ -134,12 +87,8 @@ extern "C" __global__ void avg_pool_last_backward(
         dx[k] = T(added);
     }
 }
-""".replace("WALK", _WALK),
+""".replace("WALK", WALK),
 )
-
-
-def _numbers(walk: Walk) -> tuple[int, ...]:
-    return (*walk.image, *walk.out, *walk.kernel, *walk.stride, *walk.padding, *walk.dilation)
 
 
 def _rows(xp: Any, n: int, size: Pair, channels: int, dtype: Any) -> Array:
@@ -152,9 +101,7 @@ def max_pool(xp: Any, x: Array, walk: Walk, index: bool) -> tuple[Array, Array, 
     x: (N, C, H, W) with channels last; the first and the last result lie so, too.
     """
     n, channels = x.shape[:2]
-    out, which = _rows(xp, n, walk.out, channels, x.dtype), _rows(xp, n, walk.out, channels, "int32")
-    where = _rows(xp, n, walk.out, channels, "int64") if index else None
-    SOURCE.over(xp, "max_pool_last", x.dtype, out.size, pixels(x), out, which, where, n, channels, *_numbers(walk))
+    out, which, where = windows.maxima(xp, pixels(x), n, channels, walk, index)
     shape = (n, channels, *walk.out)
     return from_pixels(out, shape), which, None if where is None else from_pixels(where, shape)
 
@@ -162,19 +109,17 @@ def max_pool(xp: Any, x: Array, walk: Walk, index: bool) -> tuple[Array, Array, 
 def max_pool_backward(xp: Any, g: Array, which: Array, walk: Walk) -> Array:
     """The gradient of x, with channels last as g has them."""
     n, channels = g.shape[:2]
-    dx = _rows(xp, n, walk.image, channels, g.dtype)
-    SOURCE.over(xp, "max_pool_last_backward", g.dtype, dx.size, pixels(g), which, dx, n, channels, *_numbers(walk))
-    return from_pixels(dx, (n, channels, *walk.image))
+    return from_pixels(windows.maxima_backward(xp, pixels(g), which, n, channels, walk), (n, channels, *walk.image))
 
 
 def avg_pool(xp: Any, x: Array, walk: Walk, padded: bool, divisor: int | None) -> Array:
     """The means. x: (N, C, H, W) with channels last; so lies the result."""
-    return _avg(xp, "avg_pool_last", x, walk.out, (False, padded, divisor or 0, *_numbers(walk)))
+    return _avg(xp, "avg_pool_last", x, walk.out, (False, padded, divisor or 0, *numbers(walk)))
 
 
 def avg_pool_backward(xp: Any, g: Array, walk: Walk, padded: bool, divisor: int | None) -> Array:
     """The gradient of x, with channels last as g has them."""
-    return _avg(xp, "avg_pool_last_backward", g, walk.image, (False, padded, divisor or 0, *_numbers(walk)))
+    return _avg(xp, "avg_pool_last_backward", g, walk.image, (False, padded, divisor or 0, *numbers(walk)))
 
 
 def adaptive_avg_pool(xp: Any, x: Array, size: Pair) -> Array:
