@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -41,6 +42,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):  # an id in brackets is a keyword, too
                 item.add_marker(pytest.mark.skip(reason="takes long: pytest --long runs it"))
+
+
+def pytest_collection_finish() -> None:
+    """What lies there by now stays: no collection of garbage need look at tens of thousands of tests again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor at what the file before has imported, compiled and reported: tests that collect garbage do so often."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,8 @@ import pytest
 
 import ddp
 from ddp.ops import OPS
-from tests.ddp.cases.table import Case, draw
+from tests.ddp.cases.table import Case
+from tests.ddp.on_devices import assert_agree, results
 from tests.ddp.test_ops import CASES
 
 pytestmark = pytest.mark.gpu
@@ -23,55 +23,20 @@ if not cupy.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 TOLERANCES: dict[Any, dict[str, float]] = {
-    np.float64: {"rtol": 1e-9, "atol": 1e-10},
-    np.float32: {"rtol": 1e-4, "atol": 1e-5},
-    np.float16: {"rtol": 1e-2, "atol": 1e-2},
+    ddp.float64: {"rtol": 1e-9, "atol": 1e-10},
+    ddp.float32: {"rtol": 1e-4, "atol": 1e-5},
+    ddp.float16: {"rtol": 1e-2, "atol": 1e-2},
 }
 # In float16 those that have kernels for it.
-BOTH = [(case, dtype) for case in CASES for dtype in (np.float64, np.float32)]
-HALF = [(case, np.float16) for case in CASES if OPS[case.op].launched is not OPS[case.op]]
-
-
-class At:
-    """`ddp`, whose new tensors are on a device."""
-
-    MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros")
-
-    def __init__(self, device: str) -> None:
-        self.device_name = device
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(ddp, name)
-        return functools.partial(found, device=self.device_name) if name in self.MAKERS else found
-
-
-def results(case: Case, dtype: Any, device: str) -> list[Any]:
-    """The value of a case and the gradients of its inputs, as NumPy arrays."""
-    xs = []
-    for array in case.inputs:
-        floating = array.dtype == np.float64
-        x = ddp.from_numpy(array.astype(dtype) if floating else array.copy())
-        xs.append(x.to(device).requires_grad_(floating))
-    y = case.fn(At(device), *xs)
-    assert y.device.type == device
-    if y.requires_grad:
-        y.backward(ddp.from_numpy(draw(*y.shape, seed=9)).to(device, y.dtype))
-    return [y.detach().cpu().numpy(), *[None if x.grad is None else x.grad.cpu().numpy() for x in xs]]
+BOTH = [(case, dtype) for case in CASES for dtype in (ddp.float64, ddp.float32)]
+HALF = [(case, ddp.float16) for case in CASES if OPS[case.op].launched is not OPS[case.op]]
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"), BOTH + HALF, ids=[f"{case.op}-{case.label}-{dtype.__name__}" for case, dtype in BOTH + HALF]
+    ("case", "dtype"), BOTH + HALF, ids=[f"{case.op}-{case.label}-{dtype.name}" for case, dtype in BOTH + HALF]
 )
 def test_agrees_with_the_cpu(case: Case, dtype: Any) -> None:
-    got, expected = results(case, dtype, "cuda"), results(case, dtype, "cpu")
-    for one, other in zip(got, expected, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert one.dtype == other.dtype
-            assert one.shape == other.shape
-            size = np.abs(other.astype("f8")).max(initial=1, where=np.isfinite(other))
-            tolerance = {**TOLERANCES[dtype], "atol": TOLERANCES[dtype]["atol"] * size}
-            np.testing.assert_allclose(one.astype("f8"), other.astype("f8"), **tolerance)
+    assert_agree(results(case, dtype, "cuda"), results(case, dtype, "cpu"), **TOLERANCES[dtype])
 
 
 def test_a_training_run_is_the_same() -> None:

@@ -13,9 +13,9 @@ from ddp.ops import shape
 from ddp.ops.cuda import attending
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
+from tests.ddp.on_devices import assert_agree, assert_near, results
 from tests.ddp.test_ops import CASES
 from tests.gpu import dnn_fake
-from tests.gpu.test_cases import results
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -24,30 +24,15 @@ ATTENTION = [case for case in CASES if case.op == "scaled_dot_product_attention"
 attend = ddp.nn.functional.scaled_dot_product_attention
 
 
-@pytest.fixture(params=["cudnn", "own"])
-def path(request: pytest.FixtureRequest, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The fake, or None where there is no cuDNN."""
-    if request.param == "cudnn":
-        return dnn_fake.install(gpu, monkeypatch)
-    monkeypatch.setattr(dnn, "_loaded", [None])
-    return None
-
-
 def close(one: Any, other: Any, dtype: Any) -> None:
-    rounding = TOLERANCES[dtype]
-    size = np.abs(other.astype("f8")).max(initial=1, where=np.isfinite(other))
-    np.testing.assert_allclose(one.astype("f8"), other.astype("f8"), rtol=rounding, atol=rounding / 3 * size)
+    assert_near(one, other, TOLERANCES[dtype], TOLERANCES[dtype] / 3)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.label)
 def test_agrees_with_the_cpu(case: Case, dtype: Any, path: Any) -> None:
     expected, got = results(case, dtype, "cpu"), results(case, dtype, "cuda")
-    for one, other in zip(got, expected, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert one.shape == other.shape
-            close(one, other, dtype)
+    assert_agree(got, expected, TOLERANCES[dtype], TOLERANCES[dtype] / 3)
 
 
 def projected(device: str, dtype: Any, heads: int = 4, depth: int = 8, length: int = 6, **how: Any) -> list[Any]:

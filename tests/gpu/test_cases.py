@@ -5,16 +5,15 @@ What the real CuPy answers instead, `tests/ddp/test_gpu.py` finds on a machine w
 
 from __future__ import annotations
 
-import functools
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ddp
-from tests.ddp.cases.table import Case, draw
+from tests.ddp.cases.table import Case
 from tests.ddp.cuda import emulation, typed
+from tests.ddp.on_devices import assert_agree, results
 from tests.ddp.test_ops import CASES
 
 pytestmark = [
@@ -32,38 +31,6 @@ def _compiled() -> None:
     if emulation.COMPILER is not None:
         for dtype in ("float32", "bfloat16", "int64", "bool"):
             emulation.prepare(list(typed.sources(dtype).values()))
-
-
-class At:
-    """`ddp`, whose new tensors are on a device."""
-
-    MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros")
-
-    def __init__(self, device: str) -> None:
-        self.device_name = device
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(ddp, name)
-        return functools.partial(found, device=self.device_name) if name in self.MAKERS else found
-
-
-def results(case: Case, dtype: Any, device: str) -> list[Any]:
-    """The value of a case and the gradients of its inputs, as NumPy arrays."""
-    xs = []
-    for array in case.inputs:
-        floating = array.dtype == np.float64
-        x = ddp.from_numpy(array).to(dtype) if floating else ddp.from_numpy(array.copy())
-        xs.append(x.to(device).detach().requires_grad_(floating))
-    y = case.fn(At(device), *xs)
-    assert y.device.type == device
-    if y.requires_grad:
-        y.backward(ddp.from_numpy(draw(*y.shape, seed=9)).to(device, y.dtype))
-    return [bare(y), *[None if x.grad is None else bare(x.grad) for x in xs]]
-
-
-def bare(x: Any) -> Any:
-    x = x.detach().cpu()
-    return (x.float() if x.dtype is ddp.bfloat16 else x).numpy()
 
 
 def chosen(dtype: Any) -> list[Case]:
@@ -89,12 +56,5 @@ def agree(case: Case, dtype: Any) -> None:
         with pytest.raises(ddp.errors.DtypeError):
             results(case, dtype, "cuda")
         return
-    got = results(case, dtype, "cuda")
     rounding = TOLERANCES[dtype]
-    for one, other in zip(got, expected, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert one.dtype == other.dtype
-            assert one.shape == other.shape
-            size = np.abs(other.astype("f8")).max(initial=1, where=np.isfinite(other))
-            np.testing.assert_allclose(one.astype("f8"), other.astype("f8"), rtol=rounding, atol=rounding * size)
+    assert_agree(results(case, dtype, "cuda"), expected, rounding, rounding)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ddp
-from ddp._gpu import dnn
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
+from tests.ddp.on_devices import assert_agree, assert_near, results
 from tests.ddp.test_ops import CASES
 from tests.gpu import dnn_fake
-from tests.gpu.test_cases import results
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -21,30 +19,15 @@ TOLERANCES: dict[Any, float] = {ddp.float64: 1e-9, ddp.float32: 3e-5, ddp.float1
 CONV = [case for case in CASES if case.op.startswith("conv")]
 
 
-@pytest.fixture(params=["cudnn", "own"])
-def path(request: pytest.FixtureRequest, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The fake, or None where there is no cuDNN."""
-    if request.param == "cudnn":
-        return dnn_fake.install(gpu, monkeypatch)
-    monkeypatch.setattr(dnn, "_loaded", [None])
-    return None
-
-
 def close(one: Any, other: Any, dtype: Any) -> None:
-    rounding = TOLERANCES[dtype]
-    size = np.abs(other.astype("f8")).max(initial=1)
-    np.testing.assert_allclose(one.astype("f8"), other.astype("f8"), rtol=rounding, atol=rounding / 3 * size)
+    assert_near(one, other, TOLERANCES[dtype], TOLERANCES[dtype] / 3)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("case", CONV, ids=lambda case: f"{case.op}-{case.label}")
 def test_agrees_with_the_cpu(case: Case, dtype: Any, path: Any) -> None:
     expected, got = results(case, dtype, "cpu"), results(case, dtype, "cuda")
-    for one, other in zip(got, expected, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert one.shape == other.shape
-            close(one, other, dtype)
+    assert_agree(got, expected, TOLERANCES[dtype], TOLERANCES[dtype] / 3)
     usual = "below dilation" not in case.label and all(0 not in each.shape for each in case.inputs)
     if path is not None and dtype is not ddp.float64 and usual:
         assert any("conv" in name for name in path.ran)

@@ -15,8 +15,8 @@ import ddp
 from ddp._engine import lanes
 from ddp.errors import ArgumentError, DeviceError, DtypeError
 from ddp.nn import functional as F
+from tests.ddp.on_devices import At
 from tests.ddp.test_ops import CASES
-from tests.gpu.test_cases import At
 
 # Where indices, masks and numbers are prepared before the op itself.
 AWAY = ("pick", "index", "index_add", "setitem", "gather", "masked_fill", "where", "embedding", "binary_cross_entropy")

@@ -16,8 +16,8 @@ from ddp.nn import functional
 from ddp.ops.cuda import products
 from tests.ddp.cases.table import draw
 from tests.ddp.cuda import emulation
+from tests.ddp.on_devices import results
 from tests.ddp.test_ops import CASES
-from tests.gpu.test_cases import results
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 

@@ -12,8 +12,9 @@ import pytest
 import ddp
 from tests.ddp.cases.table import draw
 from tests.ddp.cuda import emulation
+from tests.ddp.on_devices import At
 from tests.ddp.test_ops import CASES
-from tests.gpu.test_cases import At, _compiled  # noqa: F401  # a fixture
+from tests.gpu.test_cases import _compiled  # noqa: F401  # a fixture
 
 pytestmark = [
     pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU"),

@@ -120,12 +120,16 @@ def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any, tmp_path: P
         """
         class PeerLeft(Exception):
             __module__ = "collectives.errors"
+        def wait(*names):  # others may start late, on a busy machine
+            while not all(map(os.path.exists, names)):
+                time.sleep(0.01)
+        open(f"rank {rank}", "w").close()
         if rank == 1:
+            wait("rank 0", "rank 2")
             open("failed", "w").close()
-            time.sleep(0.2)
+            time.sleep(0.5)
             sys.exit(3)
-        while not os.path.exists("failed"):  # it may start late, on a busy machine
-            time.sleep(0.01)
+        wait("failed")
         raise PeerLeft("rank 1 has failed")
         """,
         n=3,

@@ -155,7 +155,15 @@ def test_more_ranks_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.mpi
 def test_a_job_with_log_files(ddp_launch: Any, tmp_path: Path) -> None:
-    body = "print('hello', rank)\nprint('warning', file=sys.stderr)\nsys.exit(3 * rank)"
+    said = str(tmp_path / "said")
+    body = f"""
+    while rank == 1 and not os.path.exists({said!r}):  # its failure ends the other
+        time.sleep(0.01)
+    print('hello', rank, flush=True)
+    print('warning', file=sys.stderr)
+    open({said!r}, 'w').close()
+    sys.exit(3 * rank)
+    """
     done = ddp_launch(body, options=("--log-dir", str(tmp_path / "logs"), "--ranks", "0"))
     assert done.returncode == 3
     assert done.stdout == "0: hello 0\n"

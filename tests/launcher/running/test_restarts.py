@@ -124,13 +124,13 @@ def test_a_time_limit_ends_a_job_while_it_waits_for_its_restart(ddp_launch: Any)
 
 @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP])
 def test_a_job_that_is_stopped_while_it_waits_for_its_restart(start_launch: Any, number: int) -> None:
-    options = ("--max-restarts", "3", "--timeout", "4")
+    options = ("--max-restarts", "3", "--timeout", "6")
     job = start_launch("print('ready', flush=True)\nsys.exit(os.environ['DDP_ATTEMPT'] < '2')", n=1, options=options)
     time.sleep(0.8)  # the first restart comes at once, the second after a second
     job.process.send_signal(number)
     time.sleep(0.3)
     assert Path(f"/proc/{job.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    time.sleep(3.2)  # this time does not count
+    time.sleep(5.2)  # this time does not count
     job.process.send_signal(signal.SIGCONT)
     done = job.wait(10)
     assert (done.returncode, done.stderr.count("restart")) == (0, 2), done.stderr

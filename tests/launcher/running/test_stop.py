@@ -194,12 +194,12 @@ print("done")
 
 
 def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
-    job = start_launch(MEET, options=("--hang-timeout", "2", "--timeout", "4"))
+    job = start_launch(MEET, options=("--hang-timeout", "2", "--timeout", "8"))
     job.process.send_signal(signal.SIGTSTP)
     time.sleep(0.5)
     states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in job.pids()]
     assert states.count("T") == 3  # two ranks and the launcher
-    time.sleep(5.0)
+    time.sleep(8.0)  # with the start, more than --timeout
     job.process.send_signal(signal.SIGCONT)
     status, out, err = end(job, 8)
     assert (status, out.count("done"), err) == (0, 2, "")

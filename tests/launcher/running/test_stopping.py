@@ -115,9 +115,11 @@ def test_a_crash_among_those_that_stop_is_a_failure(start_launch: Any) -> None:
         ("signal.signal(15, signal.SIG_IGN)", 1, "rank 1 went on for 1.0 s after the others had stopped as asked"),
     ],
 )
-def test_who_has_not_agreed_has_a_limit(ddp_launch: Any, other: str, code: int, says: str) -> None:
+def test_who_has_not_agreed_has_a_limit(ddp_launch: Any, tmp_path: Path, other: str, code: int, says: str) -> None:
     start = time.monotonic()
-    done = ddp_launch(f"if rank == 0: sys.exit(75)\n{other}\ntime.sleep(60)", options=("--grace", "0.5"))
+    there = tmp_path / "there"
+    agrees = f"if rank == 0:\n    while not os.path.exists({str(there)!r}): time.sleep(0.01)\n    sys.exit(75)\n"
+    done = ddp_launch(f"{agrees}{other}\nopen({str(there)!r}, 'w')\ntime.sleep(60)", options=("--grace", "0.5"))
     assert done.returncode == code
     assert done.stderr.startswith(f"ddp-launch: {says}")
     assert done.stderr.count("\n") == 1

@@ -1,0 +1,59 @@
+"""A case of the table on one device and on another: what it gives, and how near that is."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+import ddp
+from tests.ddp.cases.table import Case, draw
+
+
+class At:
+    """`ddp`, whose new tensors are on a device."""
+
+    MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros")
+
+    def __init__(self, device: str) -> None:
+        self.device_name = device
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(ddp, name)
+        return functools.partial(found, device=self.device_name) if name in self.MAKERS else found
+
+
+def results(case: Case, dtype: Any, device: str) -> list[Any]:
+    """The value of a case and the gradients of its inputs, as NumPy arrays; None for an input without one."""
+    xs = []
+    for array in case.inputs:
+        floating = array.dtype == np.float64
+        x = ddp.from_numpy(array).to(dtype) if floating else ddp.from_numpy(array.copy())
+        xs.append(x.to(device).detach().requires_grad_(floating))
+    y = case.fn(At(device), *xs)
+    assert y.device.type == device
+    if y.requires_grad:
+        y.backward(ddp.from_numpy(draw(*y.shape, seed=9)).to(device, y.dtype))
+    return [bare(y), *[None if x.grad is None else bare(x.grad) for x in xs]]
+
+
+def bare(x: Any) -> Any:
+    """The numbers, those of bfloat16 as float32."""
+    x = x.detach().cpu()
+    return (x.float() if x.dtype is ddp.bfloat16 else x).numpy()
+
+
+def assert_near(one: Any, other: Any, rtol: float, atol: float) -> None:
+    """atol: in units of the largest number of `other`, or of 1 if that is less"""
+    size = np.abs(other.astype("f8")).max(initial=1, where=np.isfinite(other))
+    np.testing.assert_allclose(one.astype("f8"), other.astype("f8"), rtol=rtol, atol=atol * size)
+
+
+def assert_agree(got: list[Any], expected: list[Any], rtol: float, atol: float) -> None:
+    """Of `results`: the same shapes, dtypes and inputs with gradients, and near numbers."""
+    for one, other in zip(got, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            assert_near(one, other, rtol, atol)
