@@ -8,12 +8,15 @@ letting go of the GIL there is none, and the age of the last one tells so.
 from __future__ import annotations
 
 import atexit
+import itertools
+import operator
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from collectives.flight.recorder import Place, Recorder
 
@@ -75,23 +78,37 @@ def standing() -> tuple[Place, Place | None] | None:
 
     None if there is no main thread any more.
     """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None:
+    frames = _stack(threading.main_thread().ident or 0)
+    if not frames:
         return None
-    innermost = _place(frame)
+    innermost = _place(frames[0])
     outside: Place | None = None  # of our packages, but a library's
-    each: FrameType | None = frame
-    while each is not None:
+    for each in frames:
         file = each.f_code.co_filename
         if not file.startswith(_OURS):
             if not _is_library(file):
                 at = _place(each)
-                return at, None if each is frame else innermost
+                return at, None if each is frames[0] else innermost
             if outside is None:
                 outside = _place(each)
-        each = each.f_back
     at = outside or innermost
     return at, None if at == innermost else innermost
+
+
+def _stack(thread: int) -> list[FrameType]:
+    """The frames of another thread, the innermost first.
+
+    That thread goes on whenever the interpreter's lock changes hands, and CPython 3.11 has crashed where `f_back` was
+    asked for between two of its steps. One call of a function in C finds them all, so that the lock stays here.
+    """
+    found: list[FrameType] = []
+    innermost = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, [()]))
+    steps: Iterator[Any] = itertools.chain(innermost, itertools.repeat("f_back"))
+    try:
+        found.extend(itertools.accumulate(steps, getattr))
+    except (KeyError, AttributeError):
+        pass  # no such thread; and behind the outermost frame comes None, which has none
+    return found[:-1]
 
 
 def _place(frame: FrameType) -> Place:

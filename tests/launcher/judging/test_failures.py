@@ -120,16 +120,16 @@ def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any, tmp_path: P
         """
         class PeerLeft(Exception):
             __module__ = "collectives.errors"
-        def wait(*names):  # others may start late, on a busy machine
+        import atexit
+        def wait(*names):  # nobody goes on before all are there, and all go on soon after one another
             while not all(map(os.path.exists, names)):
                 time.sleep(0.01)
         open(f"rank {rank}", "w").close()
+        wait("rank 0", "rank 1", "rank 2")
         if rank == 1:
-            wait("rank 0", "rank 2")
-            open("failed", "w").close()
-            time.sleep(0.5)
+            wait("over 0", "over 2")
             sys.exit(3)
-        wait("failed")
+        atexit.register(lambda: open(f"over {rank}", "w").close())
         raise PeerLeft("rank 1 has failed")
         """,
         n=3,
