@@ -66,8 +66,9 @@ def _door(name: str, kinds: Sequence[str]) -> str:
     """What ctypes calls a kernel by."""
     given = ", ".join(f"*({kind}*)a[{i}]" for i, kind in enumerate(kinds))
     return (
-        f'extern "C" int run_{name}(unsigned blocks, unsigned threads, void** a) {{ return emulator::launch(blocks, '
-        f"threads, [=] {{ {name}({given}); }}); }}\n"
+        f"static void open_{name}(void** a) {{ {name}({given}); }}\n"
+        f'extern "C" int run_{name}(unsigned blocks, unsigned threads, void** a) '
+        f"{{ return emulator::launch(blocks, threads, open_{name}, a); }}\n"
     )
 
 
@@ -76,14 +77,14 @@ def _library(text: str, options: tuple[str, ...]) -> tuple[Any, dict[str, list[s
     assert COMPILER is not None
     entries = signatures(text)
     doors = "".join(_door(name, kinds) for name, kinds in entries.items())
-    return _built(f'#include "emulator.h"\n{text}\n{doors}', "-O1"), entries
+    return _built(f'#include "emulator.h"\n{text}\n{doors}'), entries
 
 
-def _built(whole: str, level: str) -> Any:
+def _built(whole: str) -> Any:
     """The shared library of a source."""
     # Without fused multiply-add where the source wants none; NumPy has none either. What a template has of its own in
     # one library is not to be that of another.
-    flags = ("-std=c++17", level, "-fPIC", "-fwrapv", "-ffp-contract=off", "-fno-gnu-unique")
+    flags = ("-std=c++17", "-O0", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fno-gnu-unique")
     return ctypes.CDLL(str(_made(whole, (*flags, f"-I{_header(flags)}", f"-I{HERE}", "-shared", "-xc++"), ".so")))
 
 
@@ -135,7 +136,7 @@ def prepare(texts: Sequence[str]) -> None:
         spaces[i] += "".join(_door(name, kinds) for name, kinds in each.items()) + "}\n"
     if not texts:
         return
-    library = _built("\n".join(['#include "emulator.h"', *dict.fromkeys(headers), *spaces]), "-O0")
+    library = _built("\n".join(['#include "emulator.h"', *dict.fromkeys(headers), *spaces]))
     _PREPARED.update({text: (library, each) for text, each in zip(texts, entries, strict=True)})
 
 

@@ -6,9 +6,6 @@
 #include <string.h>
 #include <ucontext.h>
 
-#include <functional>
-#include <vector>
-
 #define __global__
 #define __device__
 #define __shared__ static
@@ -19,28 +16,31 @@ struct Three {
 inline Three threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
-inline ucontext_t home;
-inline std::vector<ucontext_t> threads;
-inline std::vector<std::vector<char>> stacks;
-inline std::vector<char> waiting;
+// Of a block. No containers: what a kernel includes is compiled with each.
+const unsigned most = 1024, room = 1 << 16;
+inline ucontext_t home, threads[most];
+inline void* stacks[most];
+inline bool waiting[most];
 inline unsigned now;
-inline std::function<void()> body;
+// A kernel, and where its arguments are.
+inline void (*body)(void**);
+inline void** arguments;
 
 inline void thread() {
-    body();
-    waiting[now] = 0;
+    body(arguments);
+    waiting[now] = false;
     swapcontext(&threads[now], &home);
 }
 
 // Whether every thread came to as many barriers: on a GPU anything else hangs, or worse.
 inline bool block(unsigned count) {
-    waiting.assign(count, 1);
-    threads.resize(count);
-    stacks.resize(count, std::vector<char>(1 << 16));
+    if (count > most) abort();
     for (unsigned i = 0; i < count; i++) {
+        waiting[i] = true;
         getcontext(&threads[i]);
-        threads[i].uc_stack.ss_sp = stacks[i].data();
-        threads[i].uc_stack.ss_size = stacks[i].size();
+        if (stacks[i] == nullptr) stacks[i] = malloc(room);
+        threads[i].uc_stack.ss_sp = stacks[i];
+        threads[i].uc_stack.ss_size = room;
         threads[i].uc_link = nullptr;
         makecontext(&threads[i], thread, 0);
     }
@@ -57,8 +57,9 @@ inline bool block(unsigned count) {
     }
 }
 
-inline int launch(unsigned blocks, unsigned count, std::function<void()> kernel) {
+inline int launch(unsigned blocks, unsigned count, void (*kernel)(void**), void** given) {
     body = kernel;
+    arguments = given;
     gridDim.x = blocks;
     blockDim.x = count;
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
@@ -74,14 +75,13 @@ inline void __syncthreads() { swapcontext(&emulator::threads[emulator::now], &em
 #define WARP 4
 
 namespace emulator {
-inline std::vector<unsigned> registers;
+inline unsigned registers[most];
 }
 
 // All threads of a block come to it: a warp alone would be taken for one that a barrier waits for.
 inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, unsigned apart) {
     unsigned self = emulator::now, other = self ^ apart;
     if (mask != ~0u || apart >= WARP) abort();
-    emulator::registers.resize(1024);
     emulator::registers[self] = value;
     __syncthreads();
     unsigned found = emulator::registers[other < blockDim.x ? other : self];
