@@ -95,7 +95,7 @@ def start():
 
 ROOT = Path(__file__).parent.parent  # where `-m launcher` finds ours
 N = 2
-LIMIT = 60.0  # s a run
+LIMIT = 20.0  # s a run; a restarted torchrun may wait for ranks of before, and for ever
 TRIES = 4  # of a rival, which is not ours to mend
 GOAL = 0.2  # of torchrun's
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
