@@ -143,6 +143,11 @@ class Restoring:
         rank = self._origin if self._size == self._saved.size else 0  # where ranks are not what they were, one counts
         return Arrays(self._saved, rank).value(self._saved.own_state[rank]["loader"])
 
+    @property
+    def within(self) -> bool:
+        """Whether the loader was in the middle of a pass. Checkpoints that do not say so are of steps, which are."""
+        return bool(self._own.get("within", True))
+
     def _read_random(self) -> Callable[[], None]:
         if self._rank < self._saved.size:
             return functools.partial(_rng.put, self._arrays.value(self._own["random"]))
