@@ -22,7 +22,6 @@ from ddp.checkpoint._agreement import together
 from ddp.checkpoint._arguments import check_times, checked
 from ddp.checkpoint._background import Saving
 from ddp.checkpoint._restoring import Restoring
-from ddp.checkpoint._searching import find_together
 from ddp.checkpoint._snapshot import Snapshot
 from ddp.checkpoint._stopping import Signals
 from ddp.checkpoint._store import Store
@@ -195,7 +194,7 @@ class Checkpointer:
         self._raise_if_closed()
         self._end_saving()
         self._left = False
-        saved = self._store.newest() if path is None else find_together(self._comm, path)
+        saved = self._store.newest() if path is None else self._store.find(path)
         if saved is None:
             self._loaded = True
             return False

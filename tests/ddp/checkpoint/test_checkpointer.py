@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import collectives
 import ddp
 from ddp import nn
 from ddp.checkpoint import Checkpointer, load_model, open_checkpoint
+from ddp.checkpoint._saved import Saved
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, StateDictError
 from ddp.optim import SGD, Adam, AdamW, RMSprop, lr_scheduler
 from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
@@ -312,6 +314,56 @@ def test_from_another_folder(folder: Path) -> None:
         assert ckpt.step == 5
         with pytest.raises(CheckpointError, match="third"):
             ckpt.load(folder / "third")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("asked", ["step-0000000005", ""])
+def test_one_that_is_damaged_changes_nothing(asked: str, size: int, folder: Path) -> None:
+    """Its model could be read, and what is damaged comes last."""
+    with Checkpointer(folder / "first", model=net(), user={"table": np.zeros(1 << 23, np.float32)}) as ckpt:
+        ckpt.step = 5
+        ckpt.save()
+    shard = folder / "first" / "step-0000000005" / "rank-0000.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+    def run(comm: collectives.Communicator) -> tuple[str, int]:
+        model = net()
+        with ddp.no_grad():
+            model[0].weight.zero_()
+        before = everything(model, [])
+        with Checkpointer(folder / "second", model=model, user={"table": 0}, comm=comm) as ckpt:
+            with pytest.raises(CheckpointError) as caught:
+                ckpt.load(folder / "first" / asked)
+            assert_same(everything(model, []), before)
+            return str(caught.value), ckpt.step
+
+    for said, reached in collectives.run_threads(run, size=size):
+        assert "step-0000000005: rank-0000.safetensors: bytes" in said
+        assert reached == 0
+
+
+@pytest.mark.parametrize("asked", ["step-0000000000", ""])
+def test_a_slow_disk_may_take_longer_than_a_collective(
+    asked: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(folder / "first", user={"x": 1})
+    check = Saved.check
+
+    def slow(self: Saved, part: int, *rest: Any) -> None:
+        if part == 0:
+            time.sleep(2.5)
+        check(self, part, *rest)
+
+    monkeypatch.setattr(Saved, "check", slow)
+
+    def run(comm: collectives.Communicator) -> bool:
+        comm.timeout = 1.5
+        with Checkpointer(folder / "second", user={"x": 0}, comm=comm) as ckpt:
+            return ckpt.load(folder / "first" / asked)
+
+    assert collectives.run_threads(run, size=2) == [True, True]
 
 
 def test_a_failure_of_one_rank_is_all_ranks(folder: Path) -> None:
