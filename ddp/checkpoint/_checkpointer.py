@@ -188,8 +188,9 @@ class Checkpointer:
         path: None: the newest whole one of this folder; or one checkpoint, or a folder of another run's
         strict: False: what does not fit stays as it is, and a warning names it; the model's parameters go by name
 
-        Raises: StateDictError, naming what differs, if it is of another model or optimizer; CheckpointError for one
-        that is damaged, if it was asked for by path. On all ranks, and nothing has changed then.
+        Raises: StateDictError, naming what differs, if it is of another model or optimizer, or lacks the state of an
+        object of `user`; CheckpointError for one that is damaged, if it was asked for by path. On all ranks, and
+        nothing has changed then.
         """
         self._raise_if_closed()
         self._end_saving()

@@ -28,6 +28,7 @@ from ddp.checkpoint._agreement import together
 from ddp.checkpoint._encoding import JSON, encode
 from ddp.checkpoint._plan import PieceOf
 from ddp.checkpoint._spreading import spread
+from ddp.checkpoint._user import told
 from ddp.errors import ArgumentError
 from ddp.nn import Module
 from ddp.optim import Optimizer
@@ -187,15 +188,6 @@ def _encoded(training: Training, shared: _Kept, pieces: _Kept, own: _Kept, unkno
         "within": training.within,
     }
     return common, mine
-
-
-def told(user: Any) -> Any:
-    """The user's state: of objects with a state_dict what that says, in a dict's values too."""
-    if hasattr(user, "state_dict"):
-        return user.state_dict()
-    if isinstance(user, dict):
-        return {name: told(value) for name, value in user.items()}
-    return user
 
 
 def _stretch(source: Source, start: int, stop: int) -> Source:

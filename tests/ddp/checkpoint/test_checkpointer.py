@@ -161,6 +161,44 @@ def test_what_the_user_keeps(folder: Path) -> None:
     assert whole.value == 3.0
 
 
+def test_objects_of_the_user_in_depth(folder: Path) -> None:
+    best, worst = Best(), Best()
+    user: dict[str, Any] = {"values": {"best": best, "worst": worst, "curve": [1]}, "plain": {"a": 1}}
+    inner = user["values"]
+    with Checkpointer(folder, user=user) as ckpt:
+        best.value, worst.value = 2.0, 1.0
+        ckpt.save()
+        best.value = worst.value = 0.0
+        inner["curve"], inner["new"] = [], 3
+        ckpt.load()
+    assert user["values"] is inner
+    assert inner == {"best": best, "worst": worst, "curve": [1]}
+    assert (best.value, worst.value) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize("given", [None, {"curve": 1}, {"curve": 1, "more": {}}, {"curve": 1, "more": 2}])
+def test_an_object_without_a_state_is_named_and_stays(
+    given: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Checkpointer(folder, user=given) as ckpt:
+        ckpt.save()
+    ema, inner = nn.Linear(2, 2), Best()
+    user: dict[str, Any] = {"curve": 0, "ema": ema, "more": {"inner": inner}}
+    with Checkpointer(folder, user=user) as ckpt:
+        with pytest.raises(StateDictError, match=r"step-0000000000: .* no state of user\.ema, user\.more\.inner$"):
+            ckpt.load()
+        assert user["curve"] == 0
+        assert ckpt.load(strict=False)
+    assert user["curve"] == (0 if given is None else 1)
+    assert user["ema"] is ema
+    assert user["more"]["inner"] is inner
+    assert "no state of user.ema, user.more.inner; the object stays as it is" in caplog.text
+    with Checkpointer(folder, user=Best()) as ckpt:
+        if given is None:
+            with pytest.raises(StateDictError, match=r"no state of user$"):
+                ckpt.load()
+
+
 def test_several_optimizers_and_groups(folder: Path) -> None:
     def make() -> tuple[Any, list[Any]]:
         model = net(norm=True)
