@@ -22,7 +22,6 @@ from ddp.checkpoint._agreement import together
 from ddp.checkpoint._arguments import check_times, checked
 from ddp.checkpoint._background import Saving
 from ddp.checkpoint._restoring import Restoring
-from ddp.checkpoint._searching import find_together
 from ddp.checkpoint._snapshot import Snapshot
 from ddp.checkpoint._stopping import Signals
 from ddp.checkpoint._store import Store
@@ -189,13 +188,14 @@ class Checkpointer:
         path: None: the newest whole one of this folder; or one checkpoint, or a folder of another run's
         strict: False: what does not fit stays as it is, and a warning names it; the model's parameters go by name
 
-        Raises: StateDictError, naming what differs, if it is of another model or optimizer; CheckpointError for one
-        that is damaged, if it was asked for by path. On all ranks, and nothing has changed then.
+        Raises: StateDictError, naming what differs, if it is of another model or optimizer, or lacks the state of an
+        object of `user`; CheckpointError for one that is damaged, if it was asked for by path. On all ranks, and
+        nothing has changed then.
         """
         self._raise_if_closed()
         self._end_saving()
         self._left = False
-        saved = self._store.newest() if path is None else find_together(self._comm, path)
+        saved = self._store.newest() if path is None else self._store.find(path)
         if saved is None:
             self._loaded = True
             return False

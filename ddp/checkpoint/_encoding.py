@@ -6,13 +6,14 @@ JSON has no tuples, no keys but text and no infinity, so what is not plain stand
     {"tuple": [...]}  {"dict": [[key, value], ...]}  {"counter": [[key, value], ...]}
     {"float": "inf"}  {"bytes": base64}
 
-"raw" is an array of a dtype that the files have no name for, as bytes; "scalar" a number of NumPy's, as an array of
-shape (). Lists stand for themselves.
+"raw" is an array of a dtype that the files have no name for, as bytes; that of records is the list of their fields, as
+in .npy files. "scalar" is a number of NumPy's, as an array of shape (). Lists stand for themselves.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -71,7 +72,7 @@ def decode(saved: JSON, fetch: Fetch) -> Any:
         return saved
     try:
         return _decoded(saved, fetch)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"the checkpoint's state has {str(saved)[:80]}, which is nothing of ours: {error}"
         ) from error
@@ -92,7 +93,7 @@ def named(saved: JSON) -> Iterator[str]:
 
 def _decoded(saved: dict[str, JSON], fetch: Fetch) -> Any:
     if "raw" in saved:
-        return fetch(saved["raw"]).view(np.dtype(saved["dtype"])).reshape(saved["shape"])
+        return _shaped(fetch(saved["raw"]), _described(saved["dtype"]), saved["shape"])
     ((kind, inner),) = saved.items()
     if kind == "tensor":
         return wrap(fetch(inner), CPU)
@@ -120,4 +121,46 @@ def _kept(array: Array, name: str, keep: Keep) -> JSON:
     if array.dtype in SUPPORTED:
         return {"array": keep(name, array, None)}
     raw = np.frombuffer(array.tobytes(), np.uint8)
-    return {"raw": keep(name, raw, None), "dtype": array.dtype.str, "shape": list(array.shape)}
+    return {"raw": keep(name, raw, None), "dtype": _description(array.dtype, name), "shape": list(array.shape)}
+
+
+def _shaped(raw: Array, dtype: np.dtype[Any], shape: JSON) -> Array:
+    """The array whose bytes these are."""
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) >> 63:
+        raise ValueError(f"{str(shape)[:80]} is no shape")
+    return raw.view(dtype).reshape(shape) if dtype.itemsize else np.empty(shape, dtype)  # elements of nothing
+
+
+def _description(dtype: np.dtype[Any], name: str) -> JSON:
+    """What `_described` makes the same dtype of."""
+    try:
+        told = json.loads(json.dumps(dtype.str if dtype.names is None else dtype.descr))
+        same = _described(told) == dtype
+    except (TypeError, ValueError):  # fields that overlap, say; or a dtype that is not NumPy's own
+        same = False
+    if not same:
+        raise ArgumentError(f"{name} is an array of dtype {dtype}, which a checkpoint cannot hold")
+    return told
+
+
+def _described(told: JSON) -> np.dtype[Any]:
+    """The dtype of a description, whose tuples are lists. Raises: ValueError for what is none."""
+    try:
+        described: Any = told if isinstance(told, str) else _fields(told)
+        dtype = np.lib.format.descr_to_dtype(described)
+    except Exception as error:  # NumPy raises many kinds for what nobody wrote
+        raise ValueError(f"{str(told)[:80]} is no dtype: {error}") from None
+    if dtype.hasobject:
+        raise ValueError(f"{str(told)[:80]} is a dtype of Python objects")
+    return dtype
+
+
+def _fields(told: JSON) -> list[Any]:
+    """[["a", "<i4"], ["b", [...], [2, 3]], ...] with the tuples that NumPy wants in it: (name, description, shape)."""
+    if not isinstance(told, list):
+        raise TypeError("expected a list of fields")
+    fields = []
+    for name, inner, *shape in told:
+        name = tuple(name) if isinstance(name, list) else name  # (title, name)
+        fields.append((name, inner if isinstance(inner, str) else _fields(inner), *map(tuple, shape)))
+    return fields

@@ -17,6 +17,7 @@ from ddp.checkpoint._encoding import JSON, Array, decode, named
 from ddp.checkpoint._optimizers import SavedOptimizer
 from ddp.checkpoint._saved import Saved
 from ddp.checkpoint._state import Training, own_name
+from ddp.checkpoint._user import give, lacking
 from ddp.errors import DdpError, ParallelError, StateDictError
 from ddp.nn import Module
 from ddp.nn._state import Incompatible
@@ -91,6 +92,7 @@ class Restoring:
         saved = None if state["scaler"] is None else decode(state["scaler"], self._arrays.fetch)
         if bool(saved) != bool(given):
             self._try("scaler", lambda: _missing("scaler", bool(saved)))
+        self._try("object", lambda: _all_there(lacking(training.user, self._own["user"])))
 
     def load_model(self) -> None:
         """Puts the model in."""
@@ -128,7 +130,8 @@ class Restoring:
                 scheduler.load_state_dict(self._arrays.value(saved_state))
         if training.scaler is not None and self._fits["scaler"]:
             training.scaler.load_state_dict(self._arrays.value(state["scaler"]))
-        _give(training.user, self._arrays.value(self._own["user"]))
+        if self._own["user"] is not None:  # else nothing was given when it was saved
+            give(training.user, self._arrays.value(self._own["user"]))
         if self._size != self._saved.size:
             self.notes.append(_of_another_size(self._saved.size, self._size))
         self._random = self._read_random()
@@ -142,6 +145,11 @@ class Restoring:
         """What the loader said, None if there was none."""
         rank = self._origin if self._size == self._saved.size else 0  # where ranks are not what they were, one counts
         return Arrays(self._saved, rank).value(self._saved.own_state[rank]["loader"])
+
+    @property
+    def within(self) -> bool:
+        """Whether the loader was in the middle of a pass. Checkpoints that do not say so are of steps, which are."""
+        return bool(self._own.get("within", True))
 
     def _read_random(self) -> Callable[[], None]:
         if self._rank < self._saved.size:
@@ -227,22 +235,6 @@ def load_into(model: Module, saved: JSON, arrays: Arrays, strict: bool) -> Incom
     return model.load_state_dict(state, strict=strict)
 
 
-def _give(user: Any, state: Any) -> None:
-    """The user's state back to where it came from: see `_state.told`."""
-    if state is None:  # nothing was given when it was saved
-        return
-    if hasattr(user, "load_state_dict"):
-        user.load_state_dict(state)
-    elif isinstance(user, dict) and isinstance(state, dict):
-        for name in [name for name in user if name not in state]:
-            del user[name]
-        for name, value in state.items():
-            if hasattr(user.get(name), "load_state_dict"):
-                user[name].load_state_dict(value)
-            else:
-                user[name] = value
-
-
 def _alike(what: str, saved: Sequence[Any], given: Sequence[Any], kinds: Sequence[str] | None = None) -> None:
     if len(saved) != len(given):
         raise StateDictError(f"the checkpoint has {len(saved)} {what}s, there are {len(given)}")
@@ -257,6 +249,11 @@ def _missing(what: str, saved: bool) -> None:
         if saved
         else f"Checkpointer was given a {what}, and the checkpoint has none"
     )
+
+
+def _all_there(lacking: Sequence[str]) -> None:
+    if lacking:
+        raise StateDictError(f"the checkpoint has no state of {', '.join(lacking)}")
 
 
 def _of_another_size(saved: int, size: int) -> str:

@@ -40,8 +40,9 @@ def batches(ckpt: Checkpointer, loader: Any, epochs: int | None) -> Iterator[Any
         while epochs is None or loader.epoch < epochs:
             before = loader.epoch
             iterator = iter(loader)
-            if ckpt._restored is not None and ckpt._restored.step == ckpt.step:
-                # A loader may draw a seed when a pass begins, and did so when this one began.
+            ckpt._training.began = before
+            if ckpt._restored is not None and ckpt._restored.step == ckpt.step and ckpt._restored.within:
+                # A loader may draw a seed when a pass begins, and did so when this one began: before the save.
                 ckpt._restored.put_random()
             ckpt._restored = None
             for batch in iterator:
@@ -53,6 +54,7 @@ def batches(ckpt: Checkpointer, loader: Any, epochs: int | None) -> Iterator[Any
                     ckpt.step += 1
                 collectives.mark_step(ckpt.step)
                 _between(ckpt, clock)
+            ckpt._training.began = None
             if loader.epoch <= before:
                 raise ArgumentError(
                     f"resume: {type(loader).__name__}.epoch is {loader.epoch} after a pass, as before it: it should be "
@@ -104,6 +106,8 @@ def _begin(ckpt: Checkpointer, loader: Any) -> None:
     if ckpt._loader_state is not None:
         loader.load_state_dict(ckpt._loader_state)
         ckpt._loader_state = None
+    if ckpt._restored is not None:
+        ckpt._training.began = loader.epoch if ckpt._restored.within else None
 
 
 def _stop_if_asked(ckpt: Checkpointer) -> None:

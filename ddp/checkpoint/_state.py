@@ -28,6 +28,7 @@ from ddp.checkpoint._agreement import together
 from ddp.checkpoint._encoding import JSON, encode
 from ddp.checkpoint._plan import PieceOf
 from ddp.checkpoint._spreading import spread
+from ddp.checkpoint._user import told
 from ddp.errors import ArgumentError
 from ddp.nn import Module
 from ddp.optim import Optimizer
@@ -42,6 +43,7 @@ class Training:
 
     model: a Module, a DataParallel, or a Module that has such; parallel: these, in the model's order
     user: a dict, or an object with a state_dict; loader: what `resume` is given
+    began: the loader's epoch when a pass began that has not come to its end; None: there is none
     """
 
     model: Module | None
@@ -50,11 +52,17 @@ class Training:
     scaler: Any
     user: Any
     loader: Any = None
+    began: int | None = None
     parallel: list[DataParallel] = field(init=False)
 
     def __post_init__(self) -> None:
         modules = () if self.model is None else self.model.modules()
         self.parallel = [each for each in modules if isinstance(each, DataParallel)]
+
+    @property
+    def within(self) -> bool:
+        """Whether the loader is in the middle of a pass: a loop that was left may have had all of it."""
+        return self.began is not None and self.began == self.loader.epoch
 
     @property
     def names(self) -> dict[int, str]:
@@ -177,17 +185,9 @@ def _encoded(training: Training, shared: _Kept, pieces: _Kept, own: _Kept, unkno
         "random": encode(_rng.state(), "random", own),
         "user": encode(told(training.user), "user", unknown),
         "loader": None if training.loader is None else encode(training.loader.state_dict(), "loader", unknown),
+        "within": training.within,
     }
     return common, mine
-
-
-def told(user: Any) -> Any:
-    """The user's state: of objects with a state_dict what that says, in a dict's values too."""
-    if hasattr(user, "state_dict"):
-        return user.state_dict()
-    if isinstance(user, dict):
-        return {name: told(value) for name, value in user.items()}
-    return user
 
 
 def _stretch(source: Source, start: int, stop: int) -> Source:

@@ -13,7 +13,6 @@ removes.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,15 +22,14 @@ from collectives.communicator import Communicator
 from ddp.checkpoint import _disk, _folders, _manifest, _removing, _shards, _stages
 from ddp.checkpoint._agreement import Agreement
 from ddp.checkpoint._holding import Holding, look_for
-from ddp.checkpoint._manifest import Damaged, Manifest
+from ddp.checkpoint._manifest import Manifest
 from ddp.checkpoint._plan import PieceOf, Plan, plan
-from ddp.checkpoint._saved import Saved, open_folder
+from ddp.checkpoint._saved import Saved
+from ddp.checkpoint._searching import find_together, newest_whole
 from ddp.checkpoint._shards import Array
 from ddp.checkpoint._stages import Target
-from ddp.checkpoint._trouble import Failed, doing, may_be_whole
+from ddp.checkpoint._trouble import Failed, doing
 from ddp.errors import ArgumentError, CheckpointError
-
-_log = logging.getLogger("ddp.checkpoint")
 
 
 class Store:
@@ -155,38 +153,21 @@ class Store:
             with doing("reading", self._folder):
                 return _folders.newest_first(_disk.names(self._folder)) if self._first else []
 
-        reason = ""
-        for name in self._ranks.reach(failed, list_)[0]:
-            found, reason = self._examine(failed, name)
-            if found is not None:
-                return found
-            if self._first:
-                _log.warning("%s is passed over: %s", self.folder / name, reason)
-        if reason:
+        names = self._ranks.reach(failed, list_)[0]
+        found, reasons = newest_whole(self._ranks, failed, [os.path.join(self._folder, name) for name in names])
+        if found is None and reasons:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole ({name}: {reason}): to begin anew, move them away or give "
-                "another folder"
+                f"no checkpoint in {self.folder} is whole ({names[-1]}: {reasons[-1]}): to begin anew, move them away "
+                "or give another folder"
             )
-        return None
+        return found
 
-    def _examine(self, failed: str, name: str) -> tuple[Saved | None, str]:
-        """A checkpoint of that name, or None on every rank, and why."""
+    def find(self, path: str | os.PathLike[str]) -> Saved:
+        """The checkpoint at a path, or the newest whole one in a folder of another run's; every byte is as written.
 
-        saved: Saved | None = None
-
-        def look() -> str:
-            nonlocal saved
-            try:
-                saved = open_folder(os.path.join(self._folder, name))
-                saved.check(self._ranks.rank, self._ranks.size, self._ranks.progress)
-            except Damaged as error:
-                if may_be_whole(error.__context__):
-                    raise Failed(f"{name}: {error}") from None
-                return str(error)
-            return ""
-
-        wrong = [reason for reason in self._ranks.reach(failed, look) if reason]
-        return (None, wrong[0]) if wrong else (saved, "")
+        Raises: CheckpointError on every rank if there is none that is whole, or it cannot be read.
+        """
+        return find_together(self._ranks, path)
 
 
 def _not_saved(step: object) -> str:

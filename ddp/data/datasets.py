@@ -112,6 +112,8 @@ class StackDataset(Dataset[Any]):
         return self._sample([dataset[index] for dataset in self._each()])
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        if type(self).__getitem__ is not StackDataset.__getitem__:
+            return [self[index] for index in indices]  # a subclass says what a sample is
         columns = [_fetched(dataset, indices) for dataset in self._each()]
         return [self._sample(parts) for parts in zip(*columns, strict=True)]
 
@@ -178,6 +180,8 @@ class Subset(Dataset[T_co]):
         return self.dataset[[self.indices[i] for i in index] if isinstance(index, list) else self.indices[index]]
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
+        if type(self).__getitem__ is not Subset.__getitem__:
+            return [self[index] for index in indices]  # a subclass says what a sample is
         return _fetched(self.dataset, [self.indices[index] for index in indices])
 
     def __len__(self) -> int:

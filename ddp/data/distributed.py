@@ -44,7 +44,8 @@ class DistributedSampler(PositionedSampler):
     batch, and `model.backward(loss_sum, weight=len(batch))` is the exact mean. None: "drop" if drop_last, else "pad"
 
     Every `iter` is one epoch, and the next one has an order of its own: `set_epoch` is not needed. An epoch that is
-    left early is begun again by the next `iter`, unless a state is loaded first.
+    left early is begun again by the next `iter`, unless a state is loaded first. In a DataLoader the epoch is over when
+    its last batch was handed out, whatever was read ahead.
 
     The position is `epoch` and a cursor: how many samples of the epoch's order all ranks together have read. A state
     that was saved at one number of ranks may be loaded at any other.
@@ -90,6 +91,7 @@ class DistributedSampler(PositionedSampler):
         self.epoch = 0
         self._given_seed = seed
         self._seed = int(seed or 0)
+        self._counted = False  # the end of a pass has set `epoch`, and not `set_epoch`
 
     @property
     def seed(self) -> int:
@@ -125,6 +127,15 @@ class DistributedSampler(PositionedSampler):
         if self._loaded is not None and self._loaded["epoch"] != epoch:
             self._loaded = None
         self.epoch = int(epoch)  # NumPy's numbers are no JSON
+        self._counted = False
+
+    def begin_again(self) -> None:
+        """The next `iter` is the epoch of the pass last begun, though who read ahead has come to its end.
+
+        Unless it was said by `set_epoch`, or by a state, which it is. A DataLoader calls this for a pass left early.
+        """
+        if self._counted and self._loaded is None:
+            self.epoch = self._began["epoch"]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter` goes on at this position, whatever the number of ranks was that saved it.
@@ -162,6 +173,7 @@ class DistributedSampler(PositionedSampler):
     def _end(self, began: State) -> None:
         if self.epoch == began["epoch"]:  # else set_epoch was called meanwhile
             self.epoch += 1
+            self._counted = True
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> Order:

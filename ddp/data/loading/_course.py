@@ -28,7 +28,7 @@ class Course:
         if not self._stateful:
             indices = itertools.islice(indices, skipped, None)
         self._indices: Iterator[Any] = indices
-        self._handed = 0
+        self._read = self._handed = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -36,6 +36,7 @@ class Course:
     def __next__(self) -> Any:
         """The indices of the next batch."""
         indices = next(self._indices)
+        self._read += 1
         if self._stateful and not self._counts:
             self._states.append(self._sampler.state_dict())
         return indices
@@ -45,6 +46,31 @@ class Course:
         self._handed += 1
         if self._states:
             self._began = self._states.popleft()
+
+    def leave(self, failed: bool) -> bool:
+        """The pass is not gone on with. True if all of it was handed out; else the sampler begins it again.
+
+        Where everything that was read was handed out, the sampler is asked whether it has more: only at its end does it
+        count an epoch, and the ranks, and workers that read ahead, would come there at different times.
+
+        failed: there was an error, and not the end
+        """
+        if not failed and self._read == self._handed and self._over():
+            return True
+        # A batch sampler of somebody else's holds the sampler of this rank as ours does.
+        for each in (self._sampler, getattr(self._sampler, "sampler", None)):
+            begin_again: Any = getattr(each, "begin_again", None)
+            if begin_again is not None:
+                begin_again()
+        return False
+
+    def _over(self) -> bool:
+        try:
+            ahead = list(itertools.islice(self._indices, 1))
+        except Exception:  # of a sampler, which nobody has asked for more: it is no end
+            return False
+        self._indices = itertools.chain(ahead, self._indices)  # whoever still has this pass may go on
+        return not ahead
 
     def state(self) -> State | None:
         """The sampler's, after what was handed out; None where it has none."""

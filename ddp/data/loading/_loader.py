@@ -48,7 +48,7 @@ class DataLoader:
     pin_memory_device: which GPU; "": the current one
     in_order: accepted; batches always come in order
 
-    Every `iter` is one pass. `epoch` counts the passes that were completed.
+    Every `iter` is one pass. `epoch` counts the passes that were completed: those of which all batches were handed out.
 
     Raises: ArgumentError for arguments that exclude each other.
     """
@@ -167,8 +167,8 @@ class DataLoader:
         """
         self._position.load(state_dict)
 
-    def _begin(self) -> Source:
-        """The batches of a pass that begins where a loaded state says."""
+    def _begin(self) -> tuple[Source, Course | None]:
+        """The batches of a pass that begins where a loaded state says, and their order."""
         position = self._position
         if position.seed is None:
             position.seed = int(generator(CPU, self.generator).integers(2**63))
@@ -181,16 +181,16 @@ class DataLoader:
         if self._stream:
             streams, position.streams = position.streams, None
             if not self.num_workers:
-                return AloneInStream(content, seeds, streams)
+                return AloneInStream(content, seeds, streams), None
             from ddp.data.loading._teamwork import TogetherInStream
 
-            return TogetherInStream(self._hired(content), seeds, ahead, streams)
+            return TogetherInStream(self._hired(content), seeds, ahead, streams), None
         course = Course(self._order(), position.batches)
         if not self.num_workers:
-            return Alone(content, course, seeds, position.batches)
+            return Alone(content, course, seeds, position.batches), course
         from ddp.data.loading._teamwork import Together
 
-        return Together(self._hired(content), course, seeds, position.batches, ahead)
+        return Together(self._hired(content), course, seeds, position.batches, ahead), course
 
     def _hired(self, content: Content) -> Crew:
         """The workers of a pass."""
@@ -213,8 +213,9 @@ class _Pass(Iterator[Any]):
         self._loader = loader
         self._position = loader._position
         self._source: Source | None = None
-        self._source = source = loader._begin()
-        self._position.follow(source)
+        source, course = loader._begin()
+        self._source = source
+        self._position.follow(source, course)
         self._batches = _pinning.through_pinned_memory(source, loader.pin_memory, loader.pin_memory_device)
 
     def __next__(self) -> Any:
@@ -230,7 +231,7 @@ class _Pass(Iterator[Any]):
             self._end(source, keep=True)
             raise
         except BaseException:
-            self._position.leave(source)
+            self._position.leave(source, failed=True)
             self._end(source, keep=False)
             raise
         self._position.hand_out(source)

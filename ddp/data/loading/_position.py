@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ddp.data.loading._course import Course
 from ddp.data.loading._passes import Streams
 from ddp.errors import StateDictError
 
@@ -42,18 +43,21 @@ class Position:
         self.streams: Streams | None = None  # where the next pass over a stream goes on
         self._order, self._readers = order, readers
         self._source: Source | None = None
+        self._course: Course | None = None  # of that source
         self._left: Any = None  # the source's state, when its pass was left early
         self._loaded = False
 
     def begins(self) -> None:
         """A pass is about to begin: where a loaded state says, else anew."""
+        if self._source is not None:
+            self.leave(self._source)
         if not self._loaded:
             self.batches, self.streams = 0, None
         self._loaded, self._source, self._left = False, None, None
 
-    def follow(self, source: Source) -> None:
-        """This is the pass that counts now."""
-        self._source = source
+    def follow(self, source: Source, course: Course | None) -> None:
+        """This is the pass that counts now. course: None for a stream, which alone knows where it ends"""
+        self._source, self._course = source, course
 
     def follows(self, source: Source) -> bool:
         """Whether that pass is the one that counts now."""
@@ -71,9 +75,13 @@ class Position:
             self.epoch += 1
             self.batches, self._source = 0, None
 
-    def leave(self, source: Source) -> None:
-        """That pass is not gone on with."""
-        if self._source is source:
+    def leave(self, source: Source, failed: bool = False) -> None:
+        """That pass is not gone on with: it came to its end if all of it was handed out."""
+        if self._source is not source:
+            return
+        if self._course is not None and self._course.leave(failed):
+            self.complete(source)
+        else:
             self._left, self._source = source.state(), None
 
     def state(self) -> State:

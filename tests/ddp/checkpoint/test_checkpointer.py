@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import collectives
 import ddp
 from ddp import nn
 from ddp.checkpoint import Checkpointer, load_model, open_checkpoint
+from ddp.checkpoint._saved import Saved
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, StateDictError
 from ddp.optim import SGD, Adam, AdamW, RMSprop, lr_scheduler
 from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
@@ -157,6 +159,44 @@ def test_what_the_user_keeps(folder: Path) -> None:
         whole.value = 0.0
         ckpt.load()
     assert whole.value == 3.0
+
+
+def test_objects_of_the_user_in_depth(folder: Path) -> None:
+    best, worst = Best(), Best()
+    user: dict[str, Any] = {"values": {"best": best, "worst": worst, "curve": [1]}, "plain": {"a": 1}}
+    inner = user["values"]
+    with Checkpointer(folder, user=user) as ckpt:
+        best.value, worst.value = 2.0, 1.0
+        ckpt.save()
+        best.value = worst.value = 0.0
+        inner["curve"], inner["new"] = [], 3
+        ckpt.load()
+    assert user["values"] is inner
+    assert inner == {"best": best, "worst": worst, "curve": [1]}
+    assert (best.value, worst.value) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize("given", [None, {"curve": 1}, {"curve": 1, "more": {}}, {"curve": 1, "more": 2}])
+def test_an_object_without_a_state_is_named_and_stays(
+    given: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Checkpointer(folder, user=given) as ckpt:
+        ckpt.save()
+    ema, inner = nn.Linear(2, 2), Best()
+    user: dict[str, Any] = {"curve": 0, "ema": ema, "more": {"inner": inner}}
+    with Checkpointer(folder, user=user) as ckpt:
+        with pytest.raises(StateDictError, match=r"step-0000000000: .* no state of user\.ema, user\.more\.inner$"):
+            ckpt.load()
+        assert user["curve"] == 0
+        assert ckpt.load(strict=False)
+    assert user["curve"] == (0 if given is None else 1)
+    assert user["ema"] is ema
+    assert user["more"]["inner"] is inner
+    assert "no state of user.ema, user.more.inner; the object stays as it is" in caplog.text
+    with Checkpointer(folder, user=Best()) as ckpt:
+        if given is None:
+            with pytest.raises(StateDictError, match=r"no state of user$"):
+                ckpt.load()
 
 
 def test_several_optimizers_and_groups(folder: Path) -> None:
@@ -312,6 +352,56 @@ def test_from_another_folder(folder: Path) -> None:
         assert ckpt.step == 5
         with pytest.raises(CheckpointError, match="third"):
             ckpt.load(folder / "third")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("asked", ["step-0000000005", ""])
+def test_one_that_is_damaged_changes_nothing(asked: str, size: int, folder: Path) -> None:
+    """Its model could be read, and what is damaged comes last."""
+    with Checkpointer(folder / "first", model=net(), user={"table": np.zeros(1 << 23, np.float32)}) as ckpt:
+        ckpt.step = 5
+        ckpt.save()
+    shard = folder / "first" / "step-0000000005" / "rank-0000.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+    def run(comm: collectives.Communicator) -> tuple[str, int]:
+        model = net()
+        with ddp.no_grad():
+            model[0].weight.zero_()
+        before = everything(model, [])
+        with Checkpointer(folder / "second", model=model, user={"table": 0}, comm=comm) as ckpt:
+            with pytest.raises(CheckpointError) as caught:
+                ckpt.load(folder / "first" / asked)
+            assert_same(everything(model, []), before)
+            return str(caught.value), ckpt.step
+
+    for said, reached in collectives.run_threads(run, size=size):
+        assert "step-0000000005: rank-0000.safetensors: bytes" in said
+        assert reached == 0
+
+
+@pytest.mark.parametrize("asked", ["step-0000000000", ""])
+def test_a_slow_disk_may_take_longer_than_a_collective(
+    asked: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(folder / "first", user={"x": 1})
+    check = Saved.check
+
+    def slow(self: Saved, part: int, *rest: Any) -> None:
+        if part == 0:
+            time.sleep(2.5)
+        check(self, part, *rest)
+
+    monkeypatch.setattr(Saved, "check", slow)
+
+    def run(comm: collectives.Communicator) -> bool:
+        comm.timeout = 1.5
+        with Checkpointer(folder / "second", user={"x": 0}, comm=comm) as ckpt:
+            return ckpt.load(folder / "first" / asked)
+
+    assert collectives.run_threads(run, size=2) == [True, True]
 
 
 def test_a_failure_of_one_rank_is_all_ranks(folder: Path) -> None:

@@ -15,6 +15,7 @@ import ddp
 from ddp.data import (
     ChainDataset,
     ConcatDataset,
+    DataLoader,
     Dataset,
     IterableDataset,
     StackDataset,
@@ -120,6 +121,23 @@ def test_stack_dataset() -> None:
     named = StackDataset(a=Squares(3), b=ManySquares(3))
     assert named[2] == {"a": 4, "b": 4}
     assert named.__getitems__([2, 0]) == [{"a": 4, "b": 4}, {"a": 0, "b": 0}]
+
+
+class TenTimes(Subset[int]):
+    def __getitem__(self, index: Any) -> int:
+        return 10 * super().__getitem__(index)
+
+
+class Named(StackDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return f"sample {index}", *super().__getitem__(index)
+
+
+def test_a_batch_of_a_subclass_is_of_its_own_samples() -> None:
+    assert TenTimes(Squares(5), [3, 4]).__getitems__([1, 0]) == [160, 90]
+    assert Named(Squares(3)).__getitems__([2]) == [("sample 2", 4)]
+    (batch,) = DataLoader(Subset(TenTimes(ManySquares(5), [3, 4]), [1, 0]), batch_size=2)
+    assert batch.tolist() == [160, 90]
 
 
 def test_getitems_that_returns_another_number_is_named() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp.data import NpyDataset, NpzDataset
+from ddp.data import DataLoader, NpyDataset, NpzDataset
 from ddp.data.formats import _files
 from ddp.errors import ArgumentError, DataFileError, RangeError
 
@@ -61,6 +61,18 @@ def test_every_kind_of_array(name: str, tmp_path: Path) -> None:
             dataset[len(array)]
         with pytest.raises(TypeError, match="'float' object"):
             dataset[0.5]
+
+
+class Halved(NpyDataset):
+    def __getitem__(self, index: Any) -> Any:
+        (row,) = super().__getitem__(index)
+        return (row / 2,)
+
+
+def test_a_batch_of_a_subclass_is_of_its_own_samples(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(6.0).reshape(3, 2))
+    ((batch,),) = DataLoader(Halved(tmp_path / "x.npy"), batch_size=3)
+    assert batch.tolist() == [[0, 0.5], [1, 1.5], [2, 2.5]]
 
 
 def test_records_are_dicts(tmp_path: Path) -> None:

@@ -103,13 +103,15 @@ def test_a_new_process_goes_on_with_the_next_batch(order: str, workers: tuple[in
         state = json.loads(json.dumps(first.state_dict()))
         random = ddp.get_rng_state()
         del iterator
-        assert json.loads(json.dumps(first.state_dict())) == state  # also when the pass was left
-        ddp.set_rng_state(random)  # as a checkpoint has it
-        second = loader(after)
-        second.load_state_dict(state)
-        assert second.state_dict()["batches"] == state["batches"]
-        assert got + list(passes(second, 3)) == whole
-        assert second.epoch == 3
+        left = json.loads(json.dumps(first.state_dict()))  # also when the pass was left
+        assert left == state or (handed == 6 and (left["epoch"], left["batches"]) == (1, 0))
+        for each in (state, left):
+            ddp.set_rng_state(random)  # as a checkpoint has it
+            second = loader(after)
+            second.load_state_dict(each)
+            assert second.state_dict()["batches"] == each["batches"]
+            assert got + list(passes(second, 3)) == whole
+            assert second.epoch == 3
 
 
 def test_what_a_state_is() -> None:
