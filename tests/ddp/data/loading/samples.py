@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -141,6 +142,16 @@ class Whoami(Dataset[Any]):
         assert info is None or type(info.dataset) is Whoami
         here = (-1, 0) if info is None else (info.id, info.num_workers)
         return np.array([index, os.getpid(), *here, Whoami.marks])
+
+
+class Around(Dataset[Any]):
+    """What the process that reads it has around it: argv, path, folder, and a variable of the environment."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return sys.argv, sys.path, os.getcwd(), os.environ.get("DDP_TEST_AROUND"), os.environ["OMP_NUM_THREADS"]
 
 
 def mark(worker: int) -> None:
