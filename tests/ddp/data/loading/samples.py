@@ -162,6 +162,10 @@ def refuse(worker: int) -> None:
     raise ValueError(f"worker {worker} will not begin")
 
 
+def stop(worker: int) -> None:
+    raise StopIteration(f"worker {worker} stops")
+
+
 def plain(samples: list[Any]) -> Any:
     """A collate_fn that gives what it got."""
     return samples
