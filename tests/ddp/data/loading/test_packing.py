@@ -217,6 +217,9 @@ def test_a_parcel_is_written_when_it_has_changed() -> None:
     assert second.fileno() != first.fileno()
     assert copy_of(second).big[77] == 0
     assert copy_of(first).big[77] == 77
+    dataset.big.view(np.uint8)[-1] ^= 1  # type: ignore[attr-defined]
+    third = written(dataset, second)
+    assert copy_of(third).big[-1] == dataset.big[-1] != copy_of(second).big[-1]  # type: ignore[attr-defined]
     dataset.reads.append(1)
     assert written(dataset, second).fileno() != second.fileno()
 
