@@ -41,8 +41,11 @@ class ProgressBar:
         self._iterable = iterable
         self._bar: Any = None
         if writes("ProgressBar", rank, comm):
-            if total is None and hasattr(iterable, "__len__"):
-                total = len(iterable)  # type: ignore[arg-type]  # it has one
+            if total is None:
+                try:
+                    total = len(iterable)  # type: ignore[arg-type]  # if it has one
+                except TypeError:
+                    pass  # there is none, or, as with a loader of a stream, none that is known
             self._bar = _drawn(total, desc, unit, initial)
 
     def __iter__(self) -> Iterator[Any]:

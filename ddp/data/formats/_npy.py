@@ -21,6 +21,7 @@ from ddp.data.formats._files import DataFile
 _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _LIMIT = 1 << 16  # bytes of a header: NumPy writes 118, but for dtypes of many fields
+_TOO_LONG = 1 << 63  # elements along one dimension
 _SIMPLE = re.compile(r"[<>|=]?[biufcSUVmM]\d*(\[\w+\])?")
 
 
@@ -52,7 +53,7 @@ def _checked(
     if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
         file.fail(f"expected a dict of descr, fortran_order and shape, found {_short(text)}", at)
     shape, order = header["shape"], header["fortran_order"]
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+    if not isinstance(shape, tuple) or not all(type(size) is int and 0 <= size < _TOO_LONG for size in shape):
         file.fail(f"expected a shape, found {_short(shape)}", at)
     if type(order) is not bool:
         file.fail(f"expected fortran_order to be True or False, found {_short(order)}", at)
@@ -78,5 +79,8 @@ def _dtype(descr: Any) -> np.dtype[Any] | None:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python shows no number of thousands of digits
+        return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."

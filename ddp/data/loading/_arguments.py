@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def check_working(num_workers: int, timeout: float, prefetch_factor: int | None,
     """Raises: ArgumentError for numbers that are none, or arguments that are about workers where there are none."""
     if not _is_count(num_workers):
         raise ArgumentError(f"num_workers should be a count, is {num_workers!r}")
-    if not isinstance(timeout, (int, float, np.number)) or not timeout >= 0:
+    if not isinstance(timeout, (int, float, np.number)) or not 0 <= timeout <= threading.TIMEOUT_MAX:
         raise ArgumentError(f"timeout should be seconds, or 0, is {timeout!r}")
     if num_workers == 0 and (prefetch_factor is not None or persistent_workers or timeout):
         raise ArgumentError("prefetch_factor, persistent_workers and timeout are about workers, and num_workers is 0")

@@ -63,6 +63,7 @@ class _Server:
         self._doomed: dict[int, float] = {}  # pid → when it is killed
         self._broken: _worker.Failure | None = None
         self._script: Script | None = None
+        self._environ = dict(os.environ)  # the training process's, as it was last told
         # A pipe that SIGCHLD writes to, so that a wait for requests ends when a worker does.
         self._bell, ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, _ignored)
@@ -96,10 +97,13 @@ class _Server:
         return max(0.0, 1e3 * (min(self._doomed.values()) - time.monotonic())) + 1
 
     def _serve_one(self) -> None:
-        payload, fds, _, _ = socket.recv_fds(self._control, 1 << 20, _MOST)
-        if not payload:
+        _, fds, _, _ = socket.recv_fds(self._control, 1, _MOST)
+        if not fds:
             raise EOFError
-        request = pickle.loads(payload)
+        memory, *fds = fds
+        with open(memory, "rb") as file:
+            file.seek(0)  # it is as the writer has left it
+            request = pickle.load(file)
         if isinstance(request, Prepare):
             self._prepare(request)
         elif isinstance(request, Start):
@@ -114,6 +118,8 @@ class _Server:
             self._control.send(pickle.dumps(self._fate(request)))
 
     def _prepare(self, wanted: Prepare) -> None:
+        wanted.around.take(self._environ)
+        self._environ = wanted.around.environ
         if wanted.script is not None and self._script is None:
             self._script = wanted.script
             try:
@@ -133,14 +139,14 @@ class _Server:
             pid = os.fork()
             if pid == 0:
                 try:
-                    self._be_worker(request, end, [each for i, each in enumerate(fds) if i != k], broken)
+                    self._be_worker(end, [each for i, each in enumerate(fds) if i != k], broken)
                 finally:
                     os._exit(1)
             pids.append(pid)
         for fd in fds:
             os.close(fd)
 
-    def _be_worker(self, request: Start, end: int, others: list[int], broken: _worker.Failure | None) -> None:
+    def _be_worker(self, end: int, others: list[int], broken: _worker.Failure | None) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         server = os.getppid()
@@ -150,11 +156,6 @@ class _Server:
         for fd in (self._control.detach(), self._bell, self._ring, self._witness, *others):
             if fd >= 0:
                 os.close(fd)
-        sys.argv[:] = request.argv
-        try:
-            os.chdir(request.folder)
-        except OSError:
-            pass  # it is gone for the training process, too
         with socket.socket(fileno=end) as line:
             _worker.run(line, broken)
         _worker.finish()

@@ -27,7 +27,8 @@ class Line:
         self._read = bytearray()
         if timeout:
             # The kernel's own limit: Python's would ask before every read whether there is something.
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(int(timeout), int(timeout % 1 * 1e6)))
+            micros = max(1, int(timeout * 1e6))  # 0 would be no limit
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(*divmod(micros, 1_000_000)))
 
     def send(self, payload: bytes, fd: int = -1) -> None:
         """Sends one message. Reads meanwhile what comes, so that two ends that send to each other both get on.

@@ -140,9 +140,12 @@ class AloneInStream:
             if self._streams.states[0] is not None:
                 self._dataset.load_state_dict(self._streams.states[0])
             self._fetcher = StreamFetcher(content.dataset, content.collate, content.size, content.drop_last)
-        for number in self._streams.skipped(0):
-            with Drawing(seeds.of_batch(number)):
-                self._fetcher.skip()
+        try:
+            for number in self._streams.skipped(0):
+                with Drawing(seeds.of_batch(number)):
+                    self._fetcher.skip()
+        except StopIteration:
+            pass  # the stream is shorter than it was: its end is told when a batch is asked for
         self._numbers = itertools.count(self._streams.handed[0])
 
     def __next__(self) -> Any:

@@ -1,10 +1,14 @@
-"""What the fork server is asked for."""
+"""What the fork server is asked for.
+
+A request is a packet of one byte, with descriptors: of memory that holds its pickle, and of what goes along with it.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from ddp.data.loading._script import Script
+from ddp.data.loading._surroundings import Surroundings
 
 #: The module whose `main(parent)` is the server, and the descriptor of its line to the training process.
 SERVER = "ddp.data.loading._cradle"
@@ -12,10 +16,14 @@ CONTROL = 3
 
 
 class Prepare(NamedTuple):
-    """What will be needed is imported. script: None if it is not needed; modules: as far as they can be."""
+    """What will be needed is imported. script: None if it is not needed; modules: as far as they can be.
+
+    around: what the server has around it from now on, and workers that are forked of it
+    """
 
     script: Script | None
     modules: list[str]
+    around: Surroundings
 
 
 class Start(NamedTuple):
@@ -23,8 +31,6 @@ class Start(NamedTuple):
 
     crew: int
     prepare: Prepare
-    argv: list[str]
-    folder: str
 
 
 class End(NamedTuple):

@@ -152,11 +152,12 @@ class _Worker:
             self._fetcher = StreamFetcher(
                 content.dataset, content.collate, content.size, content.drop_last, self._out.empty
             )
-            for seed in begin.skipped:
-                sow(seed)
-                self._fetcher.skip()
-        except StopIteration:
-            pass  # the stream is shorter than it was: its end is told when a batch is asked for
+            try:
+                for seed in begin.skipped:
+                    sow(seed)
+                    self._fetcher.skip()
+            except StopIteration:
+                pass  # the stream is shorter than it was: its end is told when a batch is asked for
         except BaseException as error:
             self._failed = failure(error)
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from collectives import world
+from ddp.data import DataLoader
 from ddp.metrics import ProgressBar, _bar
 from ddp.metrics._bar import state
+from tests.ddp.data.loading.samples import Stream
 
 PROGRAM = """
 import sys, time
@@ -68,6 +70,8 @@ def test_all_ranks_iterate(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.delenv(_bar.KEEPER, raising=False)
     for rank in range(2):
         assert list(ProgressBar(iter("abc"), rank=rank)) == ["a", "b", "c"]
+    assert capsys.readouterr().err.startswith("3 steps in 0:00, ")
+    assert len(list(ProgressBar(DataLoader(Stream(5), 2), rank=0))) == 3  # its loader has no length, either
     assert capsys.readouterr().err.startswith("3 steps in 0:00, ")
     bar = ProgressBar(total=4, initial=1, unit="epoch", rank=0)
     with pytest.raises(ZeroDivisionError):

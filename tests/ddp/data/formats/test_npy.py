@@ -123,7 +123,7 @@ def said(descr: str = "'<i4'", order: str = "False", shape: str = "(2,)") -> str
     return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}}}"
 
 
-HOLLOW, DEEP = npy(said(shape="(0, 1180591620717411303424)")), npy(said(shape=str((1,) * 65)))
+HOLLOW, DEEP = npy(said(shape=f"(0, {1 << 40}, {1 << 40})")), npy(said(shape=str((1,) * 65)))
 
 
 def of_objects() -> bytes:
@@ -150,6 +150,11 @@ def of_objects() -> bytes:
         (npy(said(shape="2")), 10, "expected a shape, found 2"),
         (npy(said(shape="(-2,)")), 10, "expected a shape, found (-2,)"),
         (npy(said(shape="(True,)")), 10, "expected a shape, found (True,)"),
+        (npy(said(shape=f"({1 << 63},)")), 10, "expected a shape, found (9223372036854775808,)"),
+        (npy(said(shape=f"(0x{'f' * 5000},)")), 10, "expected a shape, found "),
+        (npy(said(order=f"0x{'f' * 5000}")), 10, "expected fortran_order to be True or False, found "),
+        (npy(said(descr=f"0x{'f' * 5000}")), 10, "expected a dtype, found "),
+        (npy(said(descr=f"('<i4', (0x{'f' * 5000},))")), 10, "expected a dtype, found "),
         (npy(said(order="1")), 10, "expected fortran_order to be True or False, found 1"),
         (npy(said(descr="'<i5'")), 10, "expected a dtype, found '<i5'"),
         (npy(said(descr="'i4,i4'")), 10, "expected a dtype, found 'i4,i4'"),
@@ -168,7 +173,7 @@ def of_objects() -> bytes:
         (HOLLOW, len(HOLLOW), "NumPy has no array of shape (0, "),
         (DEEP, len(DEEP), "expected at most 64 dimensions"),
     ],
-    ids=range(32),
+    ids=range(37),
 )  # fmt: skip
 def test_a_bad_file_is_named_with_the_byte(data: bytes, byte: int, says: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.npy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -143,12 +144,26 @@ class Whoami(Dataset[Any]):
         return np.array([index, os.getpid(), *here, Whoami.marks])
 
 
+class Around(Dataset[Any]):
+    """What the process that reads it has around it: argv, path, folder, and a variable of the environment."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return sys.argv, sys.path, os.getcwd(), os.environ.get("DDP_TEST_AROUND"), os.environ["OMP_NUM_THREADS"]
+
+
 def mark(worker: int) -> None:
     Whoami.marks = 10 + worker
 
 
 def refuse(worker: int) -> None:
     raise ValueError(f"worker {worker} will not begin")
+
+
+def stop(worker: int) -> None:
+    raise StopIteration(f"worker {worker} stops")
 
 
 def plain(samples: list[Any]) -> Any:

@@ -34,6 +34,9 @@ BAD = [
     ({"num_workers": None}, "num_workers"),
     ({"batch_size": "4"}, "batch_size"),
     ({"num_workers": 1, "timeout": "5"}, "timeout"),
+    ({"num_workers": 1, "timeout": float("inf")}, "timeout"),
+    ({"num_workers": 1, "timeout": float("nan")}, "timeout"),
+    ({"num_workers": 1, "timeout": 1e12}, "timeout"),
     ({"multiprocessing_context": "fork"}, "MPI, CUDA"),
     ({"multiprocessing_context": "thread"}, "'thread'"),
 ]

@@ -108,6 +108,11 @@ def test_a_worker_that_cannot_begin() -> None:
     assert "worker 0 will not begin" in str(error)
 
 
+def test_an_exception_that_ends_loops_does_not_end_a_beginning() -> None:
+    _, error = until_it_fails(DataLoader(Squares(4), num_workers=1, worker_init_fn=samples.stop))
+    assert str(error).startswith("StopIteration in DataLoader worker 0 of 1, batch 0: worker 0 stops")
+
+
 def test_what_cannot_be_sent() -> None:
     with pytest.raises(ArgumentError, match=r"cannot be sent to a worker process: .*no lambdas"):
         iter(DataLoader(Squares(4), num_workers=1, collate_fn=lambda batch: batch))

@@ -60,6 +60,11 @@ def test_descriptors_go_along(ends: Any, tmp_path: Path) -> None:
         assert file.read() == "hello"
 
 
+def test_no_limit_is_so_short_that_there_is_none(ends: Any) -> None:
+    Line(ends[0], timeout=1e-9)
+    assert ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) != bytes(16)
+
+
 def test_a_line_that_is_silent_or_closed(ends: Any) -> None:
     line = Line(ends[0], timeout=0.05)
     assert not line.ready()
@@ -212,6 +217,9 @@ def test_a_parcel_is_written_when_it_has_changed() -> None:
     assert second.fileno() != first.fileno()
     assert copy_of(second).big[77] == 0
     assert copy_of(first).big[77] == 77
+    dataset.big.view(np.uint8)[-1] ^= 1  # type: ignore[attr-defined]
+    third = written(dataset, second)
+    assert copy_of(third).big[-1] == dataset.big[-1] != copy_of(second).big[-1]  # type: ignore[attr-defined]
     dataset.reads.append(1)
     assert written(dataset, second).fileno() != second.fileno()
 

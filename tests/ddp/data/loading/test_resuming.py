@@ -222,6 +222,18 @@ def test_a_stream_goes_on_with_the_next_batch(kind: Any, workers: int) -> None:
         assert second.epoch == 1
 
 
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_is_shorter_than_it_was_is_at_its_end(workers: int, size: int | None) -> None:
+    iterator = iter(first := DataLoader(Stream(12), size, num_workers=workers))
+    for _ in range(5):
+        next(iterator)
+    second = DataLoader(Stream(3), size, num_workers=workers)
+    second.load_state_dict(first.state_dict())
+    assert list(second) == []
+    assert len(list(second)) == (3 if size is None else 2)
+
+
 def test_streams_that_end_at_different_times() -> None:
     found = [batch[0].flatten().tolist() for batch in DataLoader(Stream(7), batch_size=2, num_workers=3)]
     assert found == [[0, 3], [1, 4], [2, 5], [6]]
