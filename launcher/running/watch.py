@@ -20,6 +20,7 @@ from launcher.process import fill_standard_streams
 from launcher.running import restarts
 from launcher.running.attempt import STOOD_STILL, Attempt, Outcome
 from launcher.running.feeding import StandardInput
+from launcher.running.files import many_files
 from launcher.running.observer import Observer, Observers
 from launcher.running.signals import ENDING, SUSPENDING, SignalPipe, name_of, stand_still
 from launcher.running.starting import ranks_environment
@@ -37,7 +38,7 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     raised; 75 if ranks were asked to stop, and have saved their state; 124 after `job.timeout`; 130 after Ctrl-C, 143
     after SIGTERM.
     observers: hear of everything; explain: says, too, why a rank failed or that time is over
-    Raises: UsageError if no MPI is there to start more than one rank.
+    Raises: UsageError if no MPI is there to start more than one rank, or too few files may be opened for so many.
     """
     fill_standard_streams()
     environ = dict(os.environ)
@@ -46,8 +47,8 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
         from launcher import tracing  # here, because few jobs want it
 
         job = replace(job, trace=tracing.prepare(job.trace))
-    with SignalPipe() as wakeup:
-        code = _Watch(job, wakeup, environ, observers, explain).run()
+    with many_files(job.size) as files, SignalPipe() as wakeup:
+        code = _Watch(job, wakeup, environ, files, observers, explain).run()
     if job.trace is not None:
         _say(tracing.merge(job.trace))
     return code
@@ -65,11 +66,18 @@ class _Watch:
     """All starts of one job."""
 
     def __init__(
-        self, job: Job, wakeup: int, environ: dict[str, str], observers: Sequence[Observer], explain: bool
+        self,
+        job: Job,
+        wakeup: int,
+        environ: dict[str, str],
+        files: tuple[int, int],
+        observers: Sequence[Observer],
+        explain: bool,
     ) -> None:
         self.job = job
         self.wakeup = wakeup
         self.environ = environ
+        self.files = files
         self.console = Console(
             job.size,
             prefix=job.prefix,
@@ -107,7 +115,9 @@ class _Watch:
             started = time.monotonic()
             environ = {**self.environ, **ranks_environment(self.job, number)}
             limit = self.until - started
-            attempt = Attempt(self.job, self.console, self.stdin, self.observers, self.wakeup, environ, limit)
+            attempt = Attempt(
+                self.job, self.console, self.stdin, self.observers, self.wakeup, environ, limit, self.files
+            )
             self.attempt = attempt
             try:
                 outcome = attempt.run()
