@@ -54,10 +54,13 @@ class Screen:
         return self.terminal[fd] and self._paints
 
     def size(self) -> tuple[int, int] | None:
-        """Width and height of the terminal, or None."""
+        """Width and height of the terminal; None if there is none, or it has gone."""
         for fd, terminal in self.terminal.items():
             if terminal:
-                width, height = os.get_terminal_size(fd)
+                try:
+                    width, height = os.get_terminal_size(fd)
+                except OSError:
+                    return None
                 return (width, height) if width else None
         return None
 
