@@ -60,8 +60,11 @@ def to_text(data: bytes) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Undoes `to_text`."""
-    return text.encode("utf-8", "surrogateescape")
+    """Undoes `to_text`. Another text may hold what no bytes are: it is written as Python does, \\ud800."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
 
 
 class Channel:

@@ -15,7 +15,7 @@ from launcher.output.labels import Labels, ranges
 from launcher.output.lines import Lines, LineSplitter
 from launcher.output.screen import Screen
 from launcher.running.observer import Observer
-from launcher.wire import Message
+from launcher.wire import Message, to_bytes
 
 if TYPE_CHECKING:
     from launcher.output.collapse import Group
@@ -153,7 +153,7 @@ class Console(Observer):
         """Prints the launcher's own words to stderr, below all lines taken so far."""
         self._drain()
         self._talker = None
-        self._screen.lines(self._fds["err"], text.rstrip("\n").encode("utf-8", "surrogateescape") + b"\n")
+        self._screen.lines(self._fds["err"], to_bytes(text.rstrip("\n")) + b"\n")
         self.witness(text)
 
     def status(self, text: str) -> None:

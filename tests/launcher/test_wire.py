@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.wire import Channel, WireError, nonce, proof, proves
+from launcher.wire import Channel, WireError, nonce, proof, proves, to_bytes, to_text
 
 
 class Broken(socket.socket):
@@ -60,3 +60,8 @@ def test_a_stranger_is_not_listened_to_for_long() -> None:
         with pytest.raises(WireError, match="too much before the handshake"):
             channel.receive()
         channel.close()
+
+
+def test_text_that_no_bytes_have_become_is_written_as_python_writes_it() -> None:
+    assert to_bytes(to_text(b"caf\xe9 \xc3\xa9")) == b"caf\xe9 \xc3\xa9"
+    assert to_bytes("bad \ud800 \u00e9") == b"bad \\ud800 \xc3\xa9"
