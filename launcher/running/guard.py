@@ -142,8 +142,11 @@ def _watch(
     os.close(words)
     _tell(launcher, engine)
     modes = _modes()
+    poll = select.poll()
+    poll.register(launcher, select.POLLIN)
+    poll.register(wakeup, select.POLLIN)
     while True:
-        readable, _, _ = select.select([launcher.fileno(), wakeup], [], [])
+        readable = [fd for fd, _ in poll.poll()]
         if wakeup in readable:
             os.read(wakeup, 512)
             status = reap_all().get(engine)

@@ -191,7 +191,11 @@ class _Watch:
         while (now := time.monotonic()) < min(until, self.until):
             waiting = self.console.waiting_for
             wait = max(0.0, min(until, self.until, self.observers.turn(now)) - now)
-            select.select([self.wakeup], [] if waiting is None else [waiting], [], wait)
+            poll = select.poll()
+            poll.register(self.wakeup, select.POLLIN)
+            if waiting is not None:
+                poll.register(waiting, select.POLLOUT)
+            poll.poll(1000 * wait)
             if (stood := time.monotonic() - now - wait) > STOOD_STILL:  # somebody has stopped this process
                 until += stood
                 self._move(stood)
