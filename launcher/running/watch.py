@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -127,7 +128,7 @@ class _Watch:
                 if again is None:
                     self.console.finish()
                     attempt.drain()
-                    return code, text
+                    return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
             finally:
                 attempt.close()
             failures = restarts.in_a_row(failures, time.monotonic() - started)
@@ -224,6 +225,8 @@ class _Watch:
         """Says what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
         if outcome.stop is not None:
             self.console.say(f"ddp-launch: {outcome.stop}")
+        if outcome.asked == signal.SIGPIPE and self.console.unwritable:
+            return 1, self.console.unwritable
         if outcome.asked:
             return 128 + outcome.asked, f"ended by {signal_name(outcome.asked, hint=False)}"
         if not outcome.facts:
