@@ -175,6 +175,10 @@ def _follow(command: Sequence[str]) -> None:
             _pass_on(process, pipes)
             break
         except BaseException as error:  # Ctrl-C, or sys.stdout.write has raised: the second time it is killed at once
+            if interrupt is not None and isinstance(error, Exception):
+                process.kill()  # it cannot be followed any more; its guard ends the ranks
+                process.wait()
+                break
             interrupt = interrupt or error
             process.send_signal(signal.SIGINT)
     for pipe, _ in _pipes(process, streams):
@@ -189,7 +193,10 @@ def _pipes(process: subprocess.Popen[bytes], streams: Sequence[tuple[bool, TextI
 
 def _pass_on(process: subprocess.Popen[bytes], pipes: dict[int, _Printer]) -> None:
     while pipes:
-        for fd in select.select(list(pipes), [], [])[0]:
+        poll = select.poll()  # and not `select`, which takes no file descriptor above 1023
+        for fd in pipes:
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll():
             data = os.read(fd, _CHUNK)
             (pipes[fd] if data else pipes.pop(fd)).print(data)
     process.wait()
@@ -206,8 +213,12 @@ class _Printer:
         """data: b"" at the end"""
         text = self._decode(data, final=not data)
         if self._stream is not None:
-            self._stream.write(text)
-            self._stream.flush()
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except Exception:
+                self._stream = None  # once is enough
+                raise
 
 
 def _own(stream: TextIO | None, original: TextIO | None, fd: int) -> bool:

@@ -44,7 +44,8 @@ class Job:
     timeout: seconds after which the job is ended; None: never
     hang_timeout: seconds without progress on any rank after which the job counts as hanging; None: never
     max_restarts: how often a job that failed starts again
-    min_ranks: a restart goes on with the hosts that are left while they take this many ranks; None: it needs all
+    min_ranks: a restart goes on with the hosts that are left while they take this many ranks; None: it needs all. The
+    hosts are those above, or those of Slurm
     log_dir: folder for a folder of log files, one a rank; None: none
     ranks: whose lines the console shows; None: everybody's
     collapse: lines that many ranks print alike are shown once, with a count
@@ -141,11 +142,9 @@ class Job:
         # Without hosts and a number, an allocation may still have the last word: checked again once it is known.
         size = self.size if self.n is not None or self.hosts else float("inf")
         ranks = "1 rank" if size == 1 else f"{size} ranks"
-        if self.min_ranks is not None:
-            if not self.hosts:
-                raise UsageError("the smallest number of ranks (min_ranks) needs hosts to do without")
-            if not 1 <= self.min_ranks <= size:
-                raise UsageError(f"the smallest number of ranks must be from 1 to {size}, not {self.min_ranks}")
+        if self.min_ranks is not None and not 1 <= self.min_ranks <= size:
+            limits = "at least 1" if size == float("inf") else f"from 1 to {size}"
+            raise UsageError(f"the smallest number of ranks must be {limits}, not {self.min_ranks}")
         if self.ranks is not None:
             if not self.ranks:
                 raise UsageError("the ranks to show are none at all: name one or more")

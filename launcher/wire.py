@@ -43,12 +43,15 @@ def nonce() -> str:
 
 def proof(secret: str, role: str, challenge: str) -> str:
     """What only who knows the secret can answer to `challenge`; `role` keeps answers from being played back."""
-    return hmac.digest(secret.encode(), f"{role} {challenge}".encode(), "sha256").hex()
+    # A stranger's challenge, or answer, may be what JSON can hold and UTF-8 cannot.
+    return hmac.digest(secret.encode(), f"{role} {challenge}".encode("utf-8", "surrogatepass"), "sha256").hex()
 
 
 def proves(answer: object, secret: str, role: str, challenge: str) -> bool:
     """True if `answer` is the proof."""
-    return isinstance(answer, str) and hmac.compare_digest(answer.encode(), proof(secret, role, challenge).encode())
+    if not isinstance(answer, str):
+        return False
+    return hmac.compare_digest(answer.encode("utf-8", "surrogatepass"), proof(secret, role, challenge).encode())
 
 
 def to_text(data: bytes) -> str:
@@ -57,8 +60,11 @@ def to_text(data: bytes) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Undoes `to_text`."""
-    return text.encode("utf-8", "surrogateescape")
+    """Undoes `to_text`. Another text may hold what no bytes are: it is written as Python does, \\ud800."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
 
 
 class Channel:
@@ -74,6 +80,7 @@ class Channel:
         self.socket = sock
         self.trusted = trusted
         self._in = bytearray()
+        self._allowed = STRANGER_LIMIT  # bytes to read while it is not trusted
         self._out = bytearray()
 
     def fileno(self) -> int:
@@ -116,8 +123,10 @@ class Channel:
             return None
         start = len(self._in)
         self._in += data
-        if not self.trusted and len(self._in) > STRANGER_LIMIT:
-            raise WireError("too much before the handshake")
+        if not self.trusted:
+            self._allowed -= len(data)
+            if self._allowed < 0:
+                raise WireError("too much before the handshake")
         end = self._in.rfind(b"\n", start)
         if end < 0:
             return []

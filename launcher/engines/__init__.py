@@ -40,19 +40,27 @@ class Engine(Protocol):
 
 def settled(job: Job, environ: Mapping[str, str]) -> Job:
     """The job with the number of its ranks: as asked for, else the sum of the hosts' slots, else as many as an
-    allocation of Slurm has tasks, else 1.
+    allocation of Slurm has tasks, else 1. A job that can do without hosts, and names none, has those of
+    the allocation.
 
-    Raises: UsageError if there are more ranks than slots.
+    Raises: UsageError if there are more ranks than slots, or no hosts to do without.
     """
+    hosts = job.hosts
     slots, what, where = None, "slot", "the hosts have"
-    if job.hosts:
-        slots = sum(host.slots for host in job.hosts)
+    if hosts:
+        slots = sum(host.slots for host in hosts)
     elif job.engine in ("auto", "slurm"):
         slots, what, where = slurm.tasks(environ), "task", "the allocation has"
+        if job.min_ranks is not None:
+            hosts = slurm.hosts(environ)
     n = job.n or slots or 1
     if slots is not None and n > slots:
         raise UsageError(f"{n} ranks were asked for, and {where} {slots} {what}{'' if slots == 1 else 's'}")
-    return job if job.n == n else replace(job, n=n)
+    if job.min_ranks is not None and not hosts:
+        raise UsageError("the smallest number of ranks (min_ranks) needs hosts to do without")
+    if len(hosts) == 1:
+        hosts = job.hosts  # a single one cannot be done without
+    return job if (job.n, job.hosts) == (n, hosts) else replace(job, n=n, hosts=hosts)
 
 
 def choose(job: Job, environ: Mapping[str, str]) -> Engine:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from launcher.engines.finding import MPICH, OPENMPI, without_foreign
 from launcher.hosts import Host, dealt
+from launcher.seat import per_node
 
 # Which of `srun --mpi=list` a family speaks, the first that is there. Intel's needs a library of Slurm's and its path.
 _LANGUAGES = {MPICH: ("pmi2", "cray_shasta"), OPENMPI: ("pmix",)}
@@ -76,6 +77,24 @@ def elsewhere(environ: Mapping[str, str], here: str | None = None) -> tuple[str,
     """The allocation's nodes besides this one. here: this machine's name"""
     name = environ.get("SLURMD_NODENAME") or (socket.gethostname() if here is None else here).partition(".")[0]
     return tuple(node for node in nodes(environ.get("SLURM_JOB_NODELIST", "")) if node != name)
+
+
+def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """The allocation's nodes, each with its tasks, `tasks` in all; none outside of one.
+
+    >>> hosts({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,2"})
+    (Host(name='n1', slots=3), Host(name='n2', slots=2))
+    """
+    names, n = nodes(environ.get("SLURM_JOB_NODELIST", "")), tasks(environ)
+    if not names or n is None:
+        return ()
+    try:
+        slots = per_node(environ["SLURM_TASKS_PER_NODE"])
+    except (KeyError, ValueError):
+        slots = []
+    if (len(slots), sum(slots)) != (len(names), n):  # of a step, or of cores: then alike, as far as that goes
+        slots = [n // len(names) + (number < n % len(names)) for number in range(len(names))]
+    return tuple(Host(name, number) for name, number in zip(names, slots, strict=True) if number)
 
 
 def nodes(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from launcher.judging.motion import SILENCE, Motion, Sight
 from launcher.judging.verdict import Fact, Hung, duration, name_rank, name_ranks
 from launcher.output.console import BACKLOG, Console
 from launcher.running.observer import Observer
-from launcher.wire import Message
+from launcher.wire import Message, to_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,7 +198,7 @@ class HangJudge(Observer):
         try:
             for rank, text in self._stacks.items():
                 path = folder / f"stacks-rank-{rank}.txt"
-                path.write_text(text, encoding="utf-8", errors="surrogateescape")
+                path.write_bytes(to_bytes(text))
         except OSError as error:
             self._say(f"the stacks cannot be written: {error}")
             return False

@@ -15,7 +15,7 @@ from launcher.output.labels import Labels, ranges
 from launcher.output.lines import Lines, LineSplitter
 from launcher.output.screen import Screen
 from launcher.running.observer import Observer
-from launcher.wire import Message
+from launcher.wire import Message, to_bytes
 
 if TYPE_CHECKING:
     from launcher.output.collapse import Group
@@ -78,6 +78,7 @@ class Console(Observer):
             from launcher.output.collapse import Collapser  # here, because few jobs want it
 
             self._collapser = Collapser(n if ranks is None else len(ranks))
+        self._told = False  # that it is unwritable
         #: Hears what the launcher itself says.
         self.witness: Callable[[str], None] = lambda text: None
 
@@ -153,7 +154,7 @@ class Console(Observer):
         """Prints the launcher's own words to stderr, below all lines taken so far."""
         self._drain()
         self._talker = None
-        self._screen.lines(self._fds["err"], text.rstrip("\n").encode("utf-8", "surrogateescape") + b"\n")
+        self._screen.lines(self._fds["err"], to_bytes(text.rstrip("\n")) + b"\n")
         self.witness(text)
 
     def status(self, text: str) -> None:
@@ -187,7 +188,7 @@ class Console(Observer):
 
     def close(self) -> None:
         self.finish()
-        self._screen.flush()
+        self.flush()
         self._screen.close()
 
     # -- writing
@@ -199,8 +200,13 @@ class Console(Observer):
 
     @property
     def broken(self) -> bool:
-        """Nobody reads any more."""
+        """One of the two streams can be written to no more: nobody reads it, or it is `unwritable`."""
         return self._screen.broken
+
+    @property
+    def unwritable(self) -> str:
+        """A sentence, if one of the two streams fails though somebody would read it (a full disk); else ""."""
+        return f"the output cannot be written: {reason}" if (reason := self._screen.reason) else ""
 
     @property
     def waiting_for(self) -> int | None:
@@ -208,8 +214,12 @@ class Console(Observer):
         return self._screen.waiting_for
 
     def flush(self) -> None:
-        """Writes what can be written without blocking."""
+        """Writes what can be written without blocking; says, once, if that fails."""
         self._screen.flush()
+        if self.unwritable and not self._told:
+            self._told = True
+            self.say(f"ddp-launch: {self.unwritable}")
+            self._screen.flush()
 
     def drop(self) -> None:
         """Forgets what has not been written."""

@@ -17,7 +17,7 @@ from launcher.judging.verdict import Fact, RankFailed
 from launcher.output.console import Console
 from launcher.output.lines import Lines, LineSplitter
 from launcher.running.observer import Observer
-from launcher.wire import Message
+from launcher.wire import Message, to_bytes
 
 #: The link to the last run's folder.
 LATEST = "latest"
@@ -80,7 +80,7 @@ class Logs(Observer):
 
     def failed(self, fact: Fact) -> None:
         if isinstance(fact, RankFailed) and fact.raised is not None:  # it came another way than what the rank printed
-            self._write(self._rank(fact.rank).file, fact.raised.traceback.encode("utf-8", "surrogateescape"))
+            self._write(self._rank(fact.rank).file, to_bytes(fact.raised.traceback))
 
     def ended(self, rank: int, status: int) -> None:
         if rank in self._ranks:
@@ -128,7 +128,7 @@ class Logs(Observer):
     def _hear(self, text: str) -> None:
         """What the launcher says, with the time."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text.rstrip()}\n"
-        self._write(self._own, line.encode("utf-8", "surrogateescape"))
+        self._write(self._own, to_bytes(line))
 
     def _write(self, file: _File, data: bytes) -> None:
         if self._gone:

@@ -6,6 +6,7 @@ before anything else is written, and painted again once everything has been.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -16,6 +17,8 @@ from typing import NamedTuple
 
 # A pipe that select calls writable takes this much at once.
 _PIPE_BUF = 4096
+# A write fails with one of these where the terminal was closed, or `head` has had enough.
+_NOBODY = (errno.EPIPE, errno.EIO, errno.ECONNRESET)
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 _ERASE_LINE = b"\r\x1b[K"
 _ERASE_LINE_ABOVE = b"\x1b[A\x1b[K"
@@ -33,17 +36,17 @@ class Screen:
     """Whatever is written to file descriptors `out` and `err`, in one order.
 
     terminal: whether each of the two is one; colour: whether it shows any
-    backlog: bytes that wait for a slow reader; broken: nobody reads any more
+    backlog: bytes that wait for a slow reader
     """
 
     def __init__(self, out: int = 1, err: int = 2, environ: Mapping[str, str] = os.environ) -> None:
         self.terminal = {fd: os.isatty(fd) for fd in (out, err)}
         self.colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
         self.backlog = 0
-        self.broken = False
         self._paints = environ.get("TERM") != "dumb"
         self._pens = {fd: _Pen(fd) for fd in (out, err)}
         self._queue: deque[tuple[int, list[bytes]]] = deque()
+        self._lost: dict[int, OSError] = {}  # what can be written to no more, and why
         self._open = -1  # where a line has been begun and not ended
         self._bar: tuple[int, bytes] | None = None
         self._status: tuple[int, bytes] | None = None
@@ -54,10 +57,13 @@ class Screen:
         return self.terminal[fd] and self._paints
 
     def size(self) -> tuple[int, int] | None:
-        """Width and height of the terminal, or None."""
+        """Width and height of the terminal; None if there is none, or it has gone."""
         for fd, terminal in self.terminal.items():
             if terminal:
-                width, height = os.get_terminal_size(fd)
+                try:
+                    width, height = os.get_terminal_size(fd)
+                except OSError:
+                    return None
                 return (width, height) if width else None
         return None
 
@@ -149,7 +155,19 @@ class Screen:
         for pen in self._pens.values():
             pen.close()
 
+    @property
+    def broken(self) -> bool:
+        """One of the two can be written to no more: nobody reads it, or there is a reason."""
+        return bool(self._lost)
+
+    @property
+    def reason(self) -> str:
+        """Why one of the two cannot be written to, though somebody would read it; "" if it is not so."""
+        return next((str(error.strerror) for error in self._lost.values() if error.errno not in _NOBODY), "")
+
     def _put(self, fd: int, data: bytes) -> None:
+        if fd in self._lost:
+            return
         if self._queue and self._queue[-1][0] == fd:
             self._queue[-1][1].append(data)
         else:
@@ -164,9 +182,11 @@ class Screen:
     def flush(self) -> None:
         """Writes what can be written without blocking."""
         self._write()
-        if not self._queue and not self.broken:
+        if self.broken:
+            self._erase()
+        elif not self._queue:
             self._paint()  # while lines pour out nobody could read it
-            self._write()
+        self._write()
 
     def _write(self) -> None:
         while self._queue:
@@ -175,15 +195,21 @@ class Screen:
             while data:
                 try:
                     written = self._pens[fd].write(data)
-                except OSError:  # nobody reads any more: the terminal was closed, `head` has enough, the disk is full
-                    self.broken = True
-                    self.drop()
-                    return
+                except OSError as error:
+                    self.backlog -= len(data)
+                    self._lose(fd, error)
+                    break
                 self.backlog -= written
                 data = data[written:]
                 if not written:
                     self._queue.appendleft((fd, [bytes(data)]))
                     return
+
+    def _lose(self, fd: int, error: OSError) -> None:
+        """Nothing more is written there, nor what waits; the other one goes on."""
+        self._lost[fd] = error
+        self.backlog -= sum(len(chunk) for each, chunks in self._queue if each == fd for chunk in chunks)
+        self._queue = deque(entry for entry in self._queue if entry[0] != fd)
 
     def drop(self) -> None:
         """Forgets what has not been written."""

@@ -80,6 +80,7 @@ class Attempt:
     console: shows what the ranks say; stdin: goes to one of them; observers: hear of everything
     wakeup: file descriptor on which signals arrive; environ: of the ranks
     limit: s from now on in which the job must have ended
+    files: how many files the ranks may open, soft and hard limit; None: as many as this process
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Attempt:
         wakeup: int,
         environ: Mapping[str, str],
         limit: float = float("inf"),
+        files: tuple[int, int] | None = None,
     ) -> None:
         self.job = job
         self.crew = Crew(job.size)
@@ -107,11 +109,11 @@ class Attempt:
         self._hearing = Hearing(self.crew, console, stdin, observers, self._clocks, self._ending, self.fail, job.grace)
         self._ping = self.now  # when the keepers are to hear from us next
         self._engine = engines.choose(job, environ)
-        self._reception = Reception(self._engine.elsewhere)
+        self._reception = Reception(self._engine.elsewhere, job.size)
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
         told = self._engine.environment({**environ, **self._told()}, scratch)
         command = self._engine.command(keeper(job), told)
-        self._guard = Guard(command, told, scratch)
+        self._guard = Guard(command, told, scratch, files)
         # On a terminal only, and once: who reads a file has asked for what the ranks say.
         first = environ.get(ATTEMPT, "0") == "0"
         if first and console.columns() and (text := threads(job, self._engine, environ, len(os.sched_getaffinity(0)))):

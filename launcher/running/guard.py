@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -28,6 +29,7 @@ class Guard:
     """A running engine and the guard above it, as the launcher sees them.
 
     scratch: path of a folder that it makes for the engine's files, and removes with the engine
+    files: how many files the engine and its ranks may open, soft and hard limit; None: as many as this process
     pid, engine: of the guard and of mpiexec, which is 0 until the guard has told it
     status: how mpiexec ended (exit code, or minus the signal), None while it runs
     lost: True if the guard itself has gone
@@ -37,7 +39,9 @@ class Guard:
     Raises: UsageError if there is no place for that folder.
     """
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], scratch: str) -> None:
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], scratch: str, files: tuple[int, int] | None = None
+    ) -> None:
         self._scratch = scratch
         self._began = time.time()
         try:
@@ -58,7 +62,7 @@ class Guard:
                 os.setsid()
                 self._socket.close()
                 os.close(self.chatter)
-                _watch(command, dict(environ), theirs, words, scratch)
+                _watch(command, dict(environ), theirs, words, scratch, files)
             finally:
                 os._exit(_CANNOT_START)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -112,7 +116,12 @@ class Guard:
 
 
 def _watch(
-    command: Sequence[str], environ: dict[str, str], launcher: socket.socket, words: int, scratch: str
+    command: Sequence[str],
+    environ: dict[str, str],
+    launcher: socket.socket,
+    words: int,
+    scratch: str,
+    files: tuple[int, int] | None,
 ) -> NoReturn:
     """The guard's whole life."""
     began = time.time()
@@ -128,13 +137,16 @@ def _watch(
     me = os.getpid()
     engine = os.fork()
     if engine == 0:
-        _become(command, environ, me, words)
+        _become(command, environ, me, words, files)
     # Open ends of these would keep the launcher waiting for more.
     os.close(words)
     _tell(launcher, engine)
     modes = _modes()
+    poll = select.poll()
+    poll.register(launcher, select.POLLIN)
+    poll.register(wakeup, select.POLLIN)
     while True:
-        readable, _, _ = select.select([launcher.fileno(), wakeup], [], [])
+        readable = [fd for fd, _ in poll.poll()]
         if wakeup in readable:
             os.read(wakeup, 512)
             status = reap_all().get(engine)
@@ -190,7 +202,9 @@ def _remove(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # what cannot be removed bears a name that no other job will use
 
 
-def _become(command: Sequence[str], environ: dict[str, str], guard: int, words: int) -> NoReturn:
+def _become(
+    command: Sequence[str], environ: dict[str, str], guard: int, words: int, files: tuple[int, int] | None
+) -> NoReturn:
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -201,6 +215,8 @@ def _become(command: Sequence[str], environ: dict[str, str], guard: int, words: 
         os.dup2(words, 1)
         os.dup2(words, 2)
         die_with_parent(guard)
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
         os.execve(command[0], list(command), environ)
     except OSError as error:
         os.write(2, f"{command[0]} cannot be started: {error}\n".encode())

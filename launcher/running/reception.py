@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -12,18 +13,25 @@ from launcher.wire import Channel, Message, WireError, nonce, proof, proves
 _LIMIT = 10.0
 # All keepers of a large job call at once.
 _BACKLOG = 1024
+# Connections beyond those of the job's own keepers: of more strangers than that the oldest are sent away.
+_SPARE = 32
+# There is no room for one more connection, which may change: for so long (s) nobody is let in.
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_REST = 0.1
 
 
 class Reception:
     """Listens on a free port: for nobody outside this machine, unless the job has ranks elsewhere.
 
-    elsewhere: names of other hosts from which keepers will call
+    elsewhere: names of other hosts from which keepers will call; guests: how many will
     address: "ADDRESS:PORT", or several with commas between them, the likeliest first
     secret: of this job, for its keepers alone
     """
 
-    def __init__(self, elsewhere: Sequence[str] = ()) -> None:
+    def __init__(self, elsewhere: Sequence[str] = (), guests: int = 1) -> None:
         self.secret = nonce()
+        self._room = guests + _SPARE
+        self._rests_until = 0.0
         if elsewhere:
             from launcher import route
 
@@ -39,20 +47,24 @@ class Reception:
 
     def filenos(self) -> Iterator[int]:
         """What to wait for."""
-        yield self._listener.fileno()
+        if not self._rests_until:
+            yield self._listener.fileno()
         yield from self._strangers
 
     @property
     def deadline(self) -> float:
         """When `drop_silent` has something to do."""
-        return min((stranger.until for stranger in self._strangers.values()), default=float("inf"))
+        until = min((stranger.until for stranger in self._strangers.values()), default=float("inf"))
+        return min(until, self._rests_until or until)
 
     def serve(self, fileno: int) -> tuple[Channel, Message] | None:
         """Deals with what has come on `fileno`; a keeper that has proved itself, and what it says of its rank."""
         if fileno == self._listener.fileno():
             self._accept()
             return None
-        stranger = self._strangers[fileno]
+        stranger = self._strangers.get(fileno)
+        if stranger is None:
+            return None  # it has just been sent away
         try:
             messages = stranger.channel.receive()
         except WireError:
@@ -65,12 +77,15 @@ class Reception:
         if messages is None or not proves(stranger.said["answer"], self.secret, "keeper", stranger.challenge):
             stranger.channel.close()
             return None
+        self._room -= 1
         stranger.channel.trusted = True
         stranger.channel.send({"answer": proof(self.secret, "launcher", str(stranger.said.get("challenge")))})
         return stranger.channel, stranger.said
 
     def drop_silent(self, now: float) -> None:
-        """Closes the connections of those who have said nothing for too long."""
+        """Closes the connections of those who have said nothing for too long. Who waits is let in again."""
+        if self._rests_until <= now:
+            self._rests_until = 0.0
         for fileno, stranger in list(self._strangers.items()):
             if stranger.until <= now:
                 del self._strangers[fileno]
@@ -83,11 +98,23 @@ class Reception:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return  # the caller has gone again
+        except OSError as error:
+            if error.errno in _FULL and not self._send_away():
+                self._rests_until = time.monotonic() + _REST
+            return  # else the caller has gone again
+        while len(self._strangers) >= self._room and self._send_away():
+            pass
         stranger = _Stranger(Channel(sock, trusted=False))
         self._strangers[sock.fileno()] = stranger
         stranger.channel.send({"challenge": stranger.challenge})
+
+    def _send_away(self) -> bool:
+        """Makes room: closes the oldest stranger's connection, if there is one."""
+        for fileno, stranger in self._strangers.items():
+            del self._strangers[fileno]
+            stranger.channel.close()
+            return True
+        return False
 
 
 def _everywhere() -> socket.socket:

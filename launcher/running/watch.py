@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from launcher.process import fill_standard_streams
 from launcher.running import restarts
 from launcher.running.attempt import STOOD_STILL, Attempt, Outcome
 from launcher.running.feeding import StandardInput
+from launcher.running.files import many_files
 from launcher.running.observer import Observer, Observers
 from launcher.running.signals import ENDING, SUSPENDING, SignalPipe, name_of, stand_still
 from launcher.running.starting import ranks_environment
@@ -37,7 +39,7 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     raised; 75 if ranks were asked to stop, and have saved their state; 124 after `job.timeout`; 130 after Ctrl-C, 143
     after SIGTERM.
     observers: hear of everything; explain: says, too, why a rank failed or that time is over
-    Raises: UsageError if no MPI is there to start more than one rank.
+    Raises: UsageError if no MPI is there to start more than one rank, or too few files may be opened for so many.
     """
     fill_standard_streams()
     environ = dict(os.environ)
@@ -46,8 +48,8 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
         from launcher import tracing  # here, because few jobs want it
 
         job = replace(job, trace=tracing.prepare(job.trace))
-    with SignalPipe() as wakeup:
-        code = _Watch(job, wakeup, environ, observers, explain).run()
+    with many_files(job.size) as files, SignalPipe() as wakeup:
+        code = _Watch(job, wakeup, environ, files, observers, explain).run()
     if job.trace is not None:
         _say(tracing.merge(job.trace))
     return code
@@ -65,11 +67,18 @@ class _Watch:
     """All starts of one job."""
 
     def __init__(
-        self, job: Job, wakeup: int, environ: dict[str, str], observers: Sequence[Observer], explain: bool
+        self,
+        job: Job,
+        wakeup: int,
+        environ: dict[str, str],
+        files: tuple[int, int],
+        observers: Sequence[Observer],
+        explain: bool,
     ) -> None:
         self.job = job
         self.wakeup = wakeup
         self.environ = environ
+        self.files = files
         self.console = Console(
             job.size,
             prefix=job.prefix,
@@ -107,7 +116,9 @@ class _Watch:
             started = time.monotonic()
             environ = {**self.environ, **ranks_environment(self.job, number)}
             limit = self.until - started
-            attempt = Attempt(self.job, self.console, self.stdin, self.observers, self.wakeup, environ, limit)
+            attempt = Attempt(
+                self.job, self.console, self.stdin, self.observers, self.wakeup, environ, limit, self.files
+            )
             self.attempt = attempt
             try:
                 outcome = attempt.run()
@@ -117,7 +128,7 @@ class _Watch:
                 if again is None:
                     self.console.finish()
                     attempt.drain()
-                    return code, text
+                    return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
             finally:
                 attempt.close()
             failures = restarts.in_a_row(failures, time.monotonic() - started)
@@ -181,7 +192,11 @@ class _Watch:
         while (now := time.monotonic()) < min(until, self.until):
             waiting = self.console.waiting_for
             wait = max(0.0, min(until, self.until, self.observers.turn(now)) - now)
-            select.select([self.wakeup], [] if waiting is None else [waiting], [], wait)
+            poll = select.poll()
+            poll.register(self.wakeup, select.POLLIN)
+            if waiting is not None:
+                poll.register(waiting, select.POLLOUT)
+            poll.poll(1000 * wait)
             if (stood := time.monotonic() - now - wait) > STOOD_STILL:  # somebody has stopped this process
                 until += stood
                 self._move(stood)
@@ -210,6 +225,8 @@ class _Watch:
         """Says what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
         if outcome.stop is not None:
             self.console.say(f"ddp-launch: {outcome.stop}")
+        if outcome.asked == signal.SIGPIPE and self.console.unwritable:
+            return 1, self.console.unwritable
         if outcome.asked:
             return 128 + outcome.asked, f"ended by {signal_name(outcome.asked, hint=False)}"
         if not outcome.facts:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import resource
 import signal
 import sys
 import tempfile
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -269,3 +272,72 @@ def test_as_in_a_notebook(run_job: Any) -> None:
     """
     done = run_job([sys.executable, "-c", textwrap.dedent(cell)], timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+MANY = """
+import io, os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, 2 * (resource.getrlimit(resource.RLIMIT_NOFILE)[1],))
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+import launcher
+"""
+
+
+@pytest.fixture
+def many() -> str:
+    """Where so many files are open that no new one has a number below 1024, as `select` needs it."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1300:
+        pytest.skip("the hard limit of open files is too low")
+    return MANY
+
+
+def test_where_many_files_are_open(run_job: Any, many: str) -> None:
+    code = f"{many}out, sys.stdout = sys.stdout, io.StringIO()\nprint(launcher.run(max, (1, 2), 2), file=out)"
+    done = run_job([sys.executable, "-c", code], timeout=40)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 2]\n", "")
+
+
+def test_a_job_where_many_files_are_open(run_job: Any, many: str, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import os, sys\nprint('well')\nsys.exit(os.environ['DDP_ATTEMPT'] != '2')\n")
+    code = f"{many}sys.exit(launcher.launch(launcher.Job(script='job.py', n=2, max_restarts=2)))"
+    done = run_job([sys.executable, "-c", code], timeout=40, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") >= 4
+    assert "restart 2 of 2" in done.stderr
+
+
+class Unwritable(io.StringIO):
+    """Cannot be written from the moment on at which ranks speak."""
+
+    def write(self, text: str) -> int:
+        raise Particular(1, 2) if text else OSError("nothing to write")
+
+
+def test_a_stream_that_cannot_be_written_ends_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are asked, and heard no more."""
+    monkeypatch.setattr(sys, "stdout", Unwritable())
+    with pytest.raises(Particular):
+        launcher.run(speak_and_save, (str(tmp_path),), 1)
+    assert (tmp_path / "saved").exists()
+
+
+def speak_and_save(folder: str) -> None:
+    try:
+        while True:
+            print("a word", flush=True)
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        for _ in range(10):
+            print("more", flush=True)
+            time.sleep(0.02)
+        Path(folder, "saved").touch()
+
+
+def test_what_goes_on_to_fail_ends_the_ranks_and_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Poll:
+        def register(self, *args: Any) -> None:
+            raise ValueError("again and again")
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(calling, "select", SimpleNamespace(poll=Poll, POLLIN=1))
+    with pytest.raises(ValueError, match="again and again"):
+        launcher.run(time.sleep, (60,), 1)

@@ -325,6 +325,62 @@ def test_nodes_elsewhere() -> None:
     assert slurm.elsewhere(environ, here="login") == ("n1", "n2", "n3")  # salloc gives a shell where it was called
 
 
+_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}
+THREE = (Host("n1", 3), Host("n2", 3), Host("n3", 1))
+
+
+@pytest.mark.parametrize(
+    ("environ", "slots"),
+    [
+        ({"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "3(x2),1"}, [3, 3, 1]),
+        ({"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "1,4,2"}, [1, 4, 2]),
+        ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x3)"}, [4, 4, 4]),
+        ({"SLURM_TASKS_PER_NODE": "16(x3)"}, [1, 1, 1]),  # of cores, where nobody has asked for tasks
+        ({"SLURM_NTASKS": "7"}, [3, 2, 2]),
+        ({"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "3(y2),1"}, [3, 2, 2]),
+        ({"SLURM_NTASKS": "2"}, [1, 1]),
+    ],
+)
+def test_the_hosts_of_an_allocation(environ: dict[str, str], slots: list[int]) -> None:
+    hosts = slurm.hosts(_NODES | environ)
+    assert hosts == tuple(Host(f"n{number}", each) for number, each in enumerate(slots, 1))
+    assert sum(slots) == slurm.tasks(_NODES | environ)
+
+
+def test_no_allocation_has_no_hosts() -> None:
+    assert slurm.hosts({"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS": "3"}) == ()
+    assert slurm.hosts({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "3"}) == ()
+
+
+def test_the_hosts_of_an_allocation_can_be_done_without() -> None:
+    environ = _NODES | {"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "3(x2),1"}
+    asked = engines.settled(job(min_ranks=4), environ)
+    assert (asked.n, asked.hosts) == (7, THREE)
+    assert engines.settled(asked, environ) == asked
+    assert engines.settled(job(min_ranks=4, n=5), environ).hosts == THREE
+    assert engines.settled(job(min_ranks=4, hosts=HOSTS), environ).hosts == HOSTS
+    assert engines.settled(job(), environ).hosts == ()
+    one = environ | {"SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "3"}
+    assert engines.settled(job(min_ranks=2), one) == job(min_ranks=2, n=3)  # there is nothing to do without
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "text"),
+    [
+        ({"min_ranks": 2, "n": 4}, {}, r"the smallest number of ranks \(min_ranks\) needs hosts to do without"),
+        ({"min_ranks": 2}, {"SLURM_JOB_ID": "7"}, r"the smallest number of ranks \(min_ranks\) needs hosts .*"),
+        ({"min_ranks": 2, "engine": "mpich"}, _NODES, r"the smallest number of ranks \(min_ranks\) needs hosts .*"),
+        ({"min_ranks": 4}, _NODES, "the smallest number of ranks must be from 1 to 3, not 4"),
+        ({"min_ranks": 0}, _NODES, "the smallest number of ranks must be at least 1, not 0"),
+    ],
+)
+def test_a_smallest_number_of_ranks_that_means_nothing(
+    settings: dict[str, object], environ: dict[str, str], text: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{text}$"):
+        engines.settled(job(**settings), environ)
+
+
 _LIST = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"
 
 

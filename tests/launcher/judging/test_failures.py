@@ -72,6 +72,30 @@ def test_the_first_traceback_is_shown_once_and_last(ddp_launch: Any) -> None:
     assert done.stderr.count("Traceback") == 1
 
 
+def test_a_message_that_utf_8_cannot_hold_is_shown_as_python_shows_it(ddp_launch: Any, tmp_path: Path) -> None:
+    options = ("--max-restarts", "1", "--log-dir", str(tmp_path / "logs"), "--events", str(tmp_path / "events"))
+    done = ddp_launch(
+        r"""
+        if rank == 1:
+            if os.environ["DDP_ATTEMPT"] == "0":
+                raise ValueError("bad \ud800 char")
+            raise ValueError(b"byte \xff".decode("utf-8", "surrogateescape") + " \udfff é")
+        time.sleep(60)
+        """,
+        options=options,
+    )
+    assert done.returncode == 1
+    assert r"raised ValueError: bad \ud800 char" in done.stderr
+    assert "ddp-launch: restart 1 of 1" in done.stderr
+    assert done.stderr.splitlines()[-2:-1] == [r"ValueError: byte \udcff \udfff é"]
+    assert done.stderr.splitlines()[-1].endswith(r"raised ValueError: byte \udcff \udfff é")
+    logs = tmp_path / "logs" / "latest"
+    assert r"ValueError: bad \ud800 char" in (logs / "rank-1.log").read_text()
+    assert r"ValueError: byte \udcff \udfff é" in (logs / "attempt-1" / "rank-1.log").read_text()
+    assert r"raised ValueError: bad \ud800 char" in (logs / "launcher.log").read_text()
+    assert r"bad \ud800 char" in (tmp_path / "events").read_text()
+
+
 def test_later_failures_are_one_line(ddp_launch: Any) -> None:
     done = ddp_launch(
         """

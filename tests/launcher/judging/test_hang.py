@@ -117,6 +117,14 @@ def test_stacks_go_to_the_log_folder(tmp_path: Path) -> None:
     assert len(court.verdicts) == 1
 
 
+def test_stacks_with_what_utf_8_cannot_hold_go_there_too(tmp_path: Path) -> None:
+    court = Court(tmp_path, limit=10.0)
+    court.run(11.0)
+    court.judge.stacks(1, STACKS + "\ud800")
+    court.judge.turn(court.now + 2.0)
+    assert (tmp_path / "stacks-rank-1.txt").read_bytes() == STACKS.encode() + b"\\ud800"
+
+
 def test_a_restart_is_judged_anew() -> None:
     court = Court(limit=10.0)
     court.run(11.0)

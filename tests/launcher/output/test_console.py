@@ -368,3 +368,45 @@ def test_the_glass() -> None:
     assert glass.lines == ["abcde", "fg", "z"]
     glass.feed("\x1b[A\x1b[A\rQ")
     assert glass.lines == ["abcde", "Qg", "z"]
+
+
+def test_a_full_disk_behind_one_stream_does_not_silence_the_other() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    reader, writer = os.pipe()
+    console = Console(2, full, writer, PLAIN)
+    heard: list[str] = []
+    console.witness = heard.append
+    try:
+        console.said(0, "err", b"before\n")
+        console.said(0, "out", b"lost\n")
+        console.said(0, "err", b"after\n")
+        console.flush()
+        assert console.broken
+        assert console.backlog == 0
+        said = f"ddp-launch: {console.unwritable}"
+        assert said == "ddp-launch: the output cannot be written: No space left on device"
+        console.said(1, "out", b"lost\n")
+        console.said(1, "err", b"more\n")
+        console.close()
+        assert os.read(reader, 1000).decode() == f"0: before\n0: after\n{said}\n1: more\n"
+        assert heard == [said]
+    finally:
+        for fd in (full, reader, writer):
+            os.close(fd)
+
+
+def test_that_nobody_reads_is_not_told() -> None:
+    reader, writer = os.pipe()
+    other, err = os.pipe()
+    console = Console(2, writer, err, PLAIN)
+    os.close(reader)
+    try:
+        console.said(0, "out", b"lost\n")
+        console.said(0, "err", b"read\n")
+        console.close()
+        assert console.broken
+        assert console.unwritable == ""
+        assert os.read(other, 1000) == b"0: read\n"
+    finally:
+        for fd in (writer, other, err):
+            os.close(fd)

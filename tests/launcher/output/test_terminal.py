@@ -6,13 +6,18 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import sys
 import termios
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.output.screen import Screen
+from tests.launcher.conftest import wait_for
 from tests.launcher.output.glass import Glass
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -25,13 +30,8 @@ def as_seen(text: str) -> list[str]:
     return glass.lines
 
 
-def on_a_terminal(
-    start_job: Any, args: list[str], keys: bytes = b"", after: bytes = b"", echo: bool = False
-) -> tuple[int, str]:
-    """Runs a command on a terminal of 24 x 60; its exit code and what the terminal got.
-
-    keys: typed in once the terminal shows `after`; echo: the terminal shows them
-    """
+def start_on_a_terminal(start_job: Any, args: list[str], echo: bool = False) -> tuple[Any, int]:
+    """Starts a command on a terminal of 24 x 60; the job, and the terminal's other side. echo: keys are shown"""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     attributes = termios.tcgetattr(slave)
@@ -43,6 +43,17 @@ def on_a_terminal(
     command = [sys.executable, "-c", code, *args]
     job = start_job(command, stdin=slave, stdout=slave, stderr=slave, env={"TERM": "xterm", "NO_COLOR": ""})
     os.close(slave)
+    return job, master
+
+
+def on_a_terminal(
+    start_job: Any, args: list[str], keys: bytes = b"", after: bytes = b"", echo: bool = False
+) -> tuple[int, str]:
+    """Runs a command on a terminal; its exit code and what the terminal got.
+
+    keys: typed in once the terminal shows `after`; echo: the terminal shows them
+    """
+    job, master = start_on_a_terminal(start_job, args, echo)
     seen = b""
     while True:
         if keys and after in seen:
@@ -136,3 +147,51 @@ def test_no_status_line_where_it_is_not_wanted(start_job: Any, script: Any, opti
     n = "2" if options else "1"
     status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", n, *options, path])
     assert (status, seen) == (0, "")
+
+
+@pytest.mark.parametrize("options", [["--no-status"], ["--status"]])
+def test_when_the_terminal_goes_away_ranks_are_asked_to_end(
+    start_job: Any, script: Any, tmp_path: Path, options: list[str]
+) -> None:
+    path = script(
+        """
+        from pathlib import Path
+        def save(number, frame):
+            time.sleep(0.7)  # the status line changes meanwhile
+            Path(sys.argv[1], f"saved-{rank}").touch()
+            sys.exit(1)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, save)
+        Path(sys.argv[1], f"up-{rank}").touch()
+        while True:
+            time.sleep(0.1)
+        """
+    )
+    command = [sys.executable, "-m", "launcher", "-n", "2", "--grace", "30", *options, path, str(tmp_path)]
+    job, master = start_on_a_terminal(start_job, command)
+    if options == ["--status"]:
+        wait_for(master, "2/2 ranks up", 1)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("up-*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.close(master)
+    assert job.process.wait(30) in (128 + signal.SIGHUP, 128 + signal.SIGPIPE)
+    job.assert_gone()
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+def test_a_terminal_that_has_gone_has_no_size() -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    screen = Screen(slave, slave, {})
+    try:
+        assert screen.size() == (60, 24)
+        os.close(master)
+        assert screen.size() is None
+        screen.status(slave, b"0/2 ranks up")
+        screen.flush()
+        assert screen.broken
+    finally:
+        screen.close()
+        os.close(slave)

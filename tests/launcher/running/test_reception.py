@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import resource
 import select
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,6 +25,7 @@ from launcher.running.reception import Reception
 
 ROOT = Path(__file__).parents[3]
 ME = {"rank": 3, "size": 4}
+LIMIT = 30.0  # s
 
 
 @contextmanager
@@ -92,6 +98,97 @@ def test_names_of_this_machine(name: str) -> None:
 @pytest.mark.parametrize("name", ["192.0.2.1", "no host has such a name", "-oProxyCommand=x"])
 def test_names_of_other_machines(name: str) -> None:
     assert not route.is_here(name)
+
+
+def answer(reception: Reception, line: bytes) -> bool:
+    """Whether a stranger who says so is still connected after a while."""
+    host, _, port = reception.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=LIMIT) as stranger:
+        stranger.sendall(line)
+        try:
+            while stranger.recv(4096):
+                pass  # the challenge
+        except ConnectionResetError:
+            pass
+        except TimeoutError:
+            return True
+        return False
+
+
+@pytest.mark.parametrize("line", [rb'{"answer":"\ud800"}', rb'{"answer":null}', b"\xff", b"[" * 4000, b"9" * 5000])
+def test_whatever_a_stranger_says_others_are_let_in(line: bytes) -> None:
+    with open_door() as (reception, guests):
+        assert not answer(reception, line + b"\n")
+        connect(reception.address, reception.secret, ME)[0].close()
+    assert len(guests) == 1
+
+
+def test_many_strangers_keep_nobody_out() -> None:
+    """The oldest are sent away."""
+    with open_door(guests=4) as (reception, guests), ExitStack() as stack:
+        host, _, port = reception.address.rpartition(":")
+        crowd = [stack.enter_context(socket.create_connection((host, int(port)), timeout=LIMIT)) for _ in range(60)]
+        connect(reception.address, reception.secret, ME)[0].close()
+        assert crowd[0].recv(4096).startswith(b'{"challenge"')
+        assert crowd[0].recv(4096) == b""
+        assert len(list(reception.filenos())) <= 4 + 32 + 1
+    assert len(guests) == 1
+
+
+CROWD = """
+import socket, sys
+from launcher.keeping.handshake import connect
+address, secret = sys.argv[1:]
+host, _, port = address.rpartition(":")
+crowd = [socket.create_connection((host, int(port))) for _ in range(80)]
+connect(address, secret, {"rank": 3, "size": 4})[0].close()
+print("let in")
+"""
+
+
+def test_where_no_more_files_can_be_opened_strangers_make_room(start_job: Any) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open_door(guests=200) as (reception, guests):
+        crowd = start_job([sys.executable, "-c", CROWD, reception.address, reception.secret])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, before[1]))
+        try:
+            assert crowd.process.stdout.read() == "let in\n"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(guests) == 1
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EPROTO, errno.ECONNABORTED])
+def test_where_nobody_can_be_let_in_the_door_waits(code: int) -> None:
+    """It must not wake the launcher again and again, nor end it."""
+    reception = Reception()
+    listener, reception._listener = reception._listener, Refusing(code)  # type: ignore[assignment]
+    try:
+        assert reception.serve(-2) is None
+        waits = -2 not in reception.filenos()
+        assert waits == (code not in (errno.EPROTO, errno.ECONNABORTED))
+        assert waits == (reception.deadline < time.monotonic() + 1)
+        reception.drop_silent(time.monotonic() + 1)
+        assert -2 in reception.filenos()
+    finally:
+        listener.close()
+        reception.close()
+
+
+class Refusing:
+    """A socket from which nothing can be accepted."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def fileno(self) -> int:
+        return -2
+
+    def accept(self) -> NoReturn:
+        raise OSError(self.code, os.strerror(self.code))
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.mark.mpi

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -239,3 +241,50 @@ def test_the_standard_input_of_a_rank_that_is_lost_is_rank_0s(elsewhere: Callabl
     done = job.wait(20)
     assert done.returncode == 0, done.stderr
     assert "read hello" in done.stdout
+
+
+SRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+if "--mpi=list" in sys.argv:
+    sys.exit(print("MPI plugin types are...\\n\\tpmi2\\n\\tpmix"))
+at = sys.argv.index("-n")
+nodes = [word.partition("=")[2] for word in sys.argv if word.startswith("--nodelist=")]
+print(*nodes, file=open(__file__ + ".log", "a"))
+ranks = []
+for rank in range(int(sys.argv[at + 1])):
+    step = {{"SLURM_STEP_NUM_TASKS": sys.argv[at + 1], "SLURM_STEP_TASKS_PER_NODE": f"1(x{{sys.argv[at + 1]}})"}}
+    place = {{"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "SLURM_LOCALID": "0"}}
+    ranks.append(subprocess.Popen(sys.argv[at + 2 :], env={{**os.environ, **step, **place}}))
+for rank in ranks:
+    rank.wait()
+"""
+
+
+@pytest.mark.mpi
+def test_in_an_allocation_a_job_does_without_its_hosts(start_job: Any, script: Any, tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    body = f"""
+while size == 2:
+    if attempt == 0 and rank == 1 and os.path.exists("{tmp_path}/go"):
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(0.05)
+print(size)
+"""
+    environ = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "no-such-node[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+    options = ["--max-restarts", "2", "--min-ranks", "1"]
+    job = start_job([*LAUNCH, *options, script(FAILS + body)], env=environ)
+    wait_for(job.process.stdout, "attempt 0", 2)
+    (tmp_path / "go").touch()
+    done = job.wait(40)
+    assert done.returncode == 0, done.stderr
+    assert "ddp-launch: restart 1 of 2, without no-such-node2: 1 rank" in done.stderr.splitlines()
+    assert done.stdout.splitlines()[-1].endswith("0: 1")
+    assert (tmp_path / "srun.log").read_text() == "no-such-node1,no-such-node2\nno-such-node1\n"

@@ -187,6 +187,31 @@ def test_a_reader_that_has_enough_ends_the_job(start_job: Any, script: Any) -> N
     assert done.stderr == ""
 
 
+FULL = "the output cannot be written: No space left on device"
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_full_disk_behind_stdout_is_told_and_ends_the_job(
+    run_job: Any, script: Any, tmp_path: Path, goes_on: bool
+) -> None:
+    path = script(f"print('line', file=sys.stderr)\nprint('line')\nwhile {goes_on}: time.sleep(0.1)")
+    command = f"exec {sys.executable} -m launcher -n 2 --max-restarts 2 --log-dir {tmp_path}/logs {path} >/dev/full"
+    done = run_job(["sh", "-c", command])
+    assert done.returncode == 1
+    assert done.stderr.splitlines().count(f"ddp-launch: {FULL}") == 1
+    assert set(done.stderr.splitlines()) <= {f"ddp-launch: {FULL}", "0: line", "1: line"}
+    log = (tmp_path / "logs" / "latest" / "launcher.log").read_text().splitlines()
+    assert [line[20:] for line in log[1:]] == [f"ddp-launch: {FULL}", f"exit code 1: {FULL}"]
+
+
+def test_a_full_disk_behind_stderr_ends_the_job(run_job: Any, script: Any) -> None:
+    path = script("print('out', flush=True)\ntime.sleep(1)\nprint('err', file=sys.stderr)\ntime.sleep(60)")
+    done = run_job(["sh", "-c", f"exec {sys.executable} -m launcher -n 2 {path} 2>/dev/full"])
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (1, ["0: out", "1: out"])
+    done = run_job(["sh", "-c", f"exec {sys.executable} -m launcher -n 2 {path} >/dev/full 2>&1"])
+    assert done.returncode == 1
+
+
 def test_a_keeper_stays_small(run_job: Any, script: Any) -> None:
     done = run_job([*LAUNCH, script("print(*sorted({'numpy', 'mpi4py', 'cupy', 'asyncio'} & {*sys.modules}))")])
     assert done.stdout == "\n", done.stderr
