@@ -171,6 +171,8 @@ def _run(job: Job) -> int:
     from launcher.running.watch import launch
 
     began = time.time()
+    # A parent that ignores it hands that down, and no child could be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # If the guard is killed, what it guarded comes to us; what this process had before it became us is not ours.
     before = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
     become_subreaper()
