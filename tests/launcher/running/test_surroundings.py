@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher import process
+from tests.conftest import ROOT
 from tests.launcher.conftest import LAUNCH
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
@@ -61,3 +62,61 @@ def test_others_processes_are_hidden(run_job: Any, script: Callable[[str], str])
     path = script("print(subprocess.Popen(['sleep', '100'], start_new_session=True).args)")
     done = run_job([*hidden, *LAUNCH, "-n", "2", path], LIMIT)
     assert (done.returncode, done.stdout.count("sleep"), done.stderr) == (0, 2, "")
+
+
+@pytest.mark.parametrize(
+    "what", [["--log-dir", "{}/logs"], ["--events", "{}/events"], ["--trace", "{}/trace"], ["-m", "job"]]
+)
+def test_a_working_folder_that_has_been_removed(run_job: Any, tmp_path: Path, what: list[str]) -> None:
+    (tmp_path / "job.py").write_text("print('well')\n")
+    (tmp_path / "gone").mkdir()
+    options = [word.format(tmp_path) for word in what]
+    target = [] if "-m" in options else [str(tmp_path / "job.py")]
+    line = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone")]
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    done = run_job([*line, *LAUNCH, *options, *target], LIMIT, env={"PYTHONPATH": path})
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "encoding", "name"),
+    [
+        ("--dry-run", "ascii", "hé.py".encode()),
+        ("--print-config", "ascii", "hé.py".encode()),
+        ("--dry-run", "utf-8:strict", b"h\xe9.py"),
+    ],
+)
+def test_names_that_the_output_has_no_letters_for(
+    run_job: Any, tmp_path: Path, option: str, encoding: str, name: bytes
+) -> None:
+    path = os.path.join(os.fsencode(tmp_path), name)
+    with open(path, "w"):
+        pass
+    done = run_job([*LAUNCH, option, os.fsdecode(path)], LIMIT, env={"PYTHONIOENCODING": encoding}, text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert path in done.stdout
+
+
+def test_wrong_use_that_nobody_can_be_told_of(run_job: Any) -> None:
+    with open("/dev/full", "w") as full:
+        assert run_job([*LAUNCH, "--bogus"], LIMIT, stderr=full).returncode == 2
+    assert run_job(["sh", "-c", '"$@" 2>&-', "sh", *LAUNCH, "--bogus"], LIMIT).returncode == 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not know it")
+def test_a_safe_path(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "libs").mkdir()
+    (tmp_path / "libs" / "theirs.py").write_text("value = 7\n")
+    (tmp_path / "json.py").write_text("")  # what a safe path keeps out
+    code = "import json, sys, theirs\nprint(json.dumps([theirs.value, sys.path]))\n"
+    (tmp_path / "job.py").write_text(code)
+    environ = {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{tmp_path}/libs{os.pathsep}{ROOT}"}
+    plain = run_job([sys.executable, "job.py"], LIMIT, env=environ, cwd=tmp_path)
+    assert plain.stderr == ""
+    done = run_job([*LAUNCH, "job.py"], LIMIT, env=environ, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, "")
+    plain = run_job([sys.executable, "-m", "theirs"], LIMIT, env=environ, cwd=tmp_path)
+    assert (plain.returncode, plain.stderr) == (0, "")
+    call = "import launcher, theirs; print(launcher.run(max, (1, 2), 2))"
+    done = run_job([sys.executable, "-c", call], LIMIT, env=environ, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 2]\n", "")
