@@ -60,6 +60,8 @@ class MPIWorld:
             )
         base = MPI.COMM_WORLD
         if promised is not None and (promised.size, promised.rank) != (base.size, base.rank):
+            if base.size == 1:  # nobody else needs them, and an MPI that is not finalized would leave them
+                segment_files.unlink(segment_files.mapped_here())
             raise WorldError(_mismatch(promised, base.size, MPI.Get_library_version()))
         # Calls of ours never meet calls that the user makes on MPI.COMM_WORLD.
         with _limited(timeout):

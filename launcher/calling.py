@@ -24,8 +24,12 @@ from launcher.job import UsageError
 
 T = TypeVar("T")
 
-# The first entry of sys.path is the working folder, in which a user may have a module called as one of ours.
-_START = "import sys; sys.path[0] = sys.argv.pop(1); from launcher.errand import main; sys.exit(main(sys.argv[1:]))"
+# The first entry of sys.path is the working folder, in which a user may have a module called as one of ours; with
+# PYTHONSAFEPATH it is missing, and what comes first is the user's.
+_START = (
+    "import sys; sys.path[: not getattr(sys.flags, 'safe_path', False)] = [sys.argv.pop(1)];"
+    " from launcher.errand import main; sys.exit(main(sys.argv[1:]))"
+)
 _CHUNK = 1 << 16
 _NEEDS_CLOUDPICKLE = (
     "{what} cannot be taken to the ranks by pickle: pip install cloudpickle, or define it in a module that they can "

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from launcher.job import Job, UsageError
 from launcher.settings.layers import Layer
-from launcher.settings.options import BY_NAME, Option, nearest
+from launcher.settings.options import BY_NAME, ELSEWHERE, Option, nearest
 
 _SWEEP_LIMIT = 1.0
 
@@ -44,13 +44,14 @@ def take_apart(argv: Sequence[str]) -> Words:
         if words[0] == "--":
             return Words(tuple(options), tuple(words[1:]))
         name, attached, value = words[0].partition("=")
-        if name[:2] in ("-n", "-m") and len(name) > 2:
+        if name[:2] in ("-n", "-m") and len(name) > 2 and name not in BY_NAME:
             name, attached, value = words[0][:2], "=", words[0][2:]
         option = BY_NAME.get(name)
         if option is None:
             if any(given == "--config" for given, _ in options):
                 break  # the configured script's first argument
-            raise UsageError(f"unknown option {words[0]}{nearest(name, BY_NAME)}")
+            hint = f" (did you mean {ELSEWHERE[name]}?)" if name in ELSEWHERE else nearest(name, BY_NAME)
+            raise UsageError(f"unknown option {words[0]}{hint}")
         words.pop(0)
         if option.metavar and not attached:
             if not words or words[0] in BY_NAME:
@@ -117,22 +118,36 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _print(text)
         return _run(job)
     except UsageError as error:
-        print(f"ddp-launch: {error}", file=sys.stderr)
+        _complain(str(error))
         return 2
 
 
 def _print(text: str) -> int:
     """Prints what was asked for; returns the exit code."""
     try:
-        print(text, end="", flush=True)
+        try:
+            print(text, end="", flush=True)
+        except UnicodeEncodeError:  # a name for which the output's encoding has no letters: as the file system has it
+            sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+            sys.stdout.flush()
         return 0
     except OSError as error:
         # Else Python would try once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):
             return 128 + signal.SIGPIPE  # nobody reads on, as with `| head`
-        print(f"ddp-launch: the output cannot be written: {error.strerror}", file=sys.stderr)
+        _complain(f"the output cannot be written: {error.strerror}")
         return 1
+
+
+def _complain(text: str) -> None:
+    """Says what went wrong, if anybody can be told: the exit code says it too."""
+    if sys.stderr is None:
+        return  # closed; print would take stdout instead
+    try:
+        print(f"ddp-launch: {text}", file=sys.stderr)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # else Python would try once more, and end with a code of its own
 
 
 def _information(words: Words) -> str | None:
@@ -171,6 +186,8 @@ def _run(job: Job) -> int:
     from launcher.running.watch import launch
 
     began = time.time()
+    # A parent that ignores it hands that down, and no child could be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # If the guard is killed, what it guarded comes to us; what this process had before it became us is not ours.
     before = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
     become_subreaper()

@@ -23,6 +23,7 @@ _SWEEP_LIMIT = 1.0
 def main(argv: Sequence[str]) -> int:
     """FOLDER PARENT NPROC LIMIT: of the call, the caller's pid, the number of ranks, seconds or nothing."""
     folder, parent, nproc, limit = argv[0], int(argv[1]), int(argv[2]), float(argv[3]) if argv[3] else None
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it hands that down
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job's child ignores it, and could not be ended by it
     die_with_parent(parent, signal.SIGTERM)
     become_subreaper()

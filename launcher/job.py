@@ -16,6 +16,8 @@ START_LIMIT = 60.0
 #: Seconds without any progress after which a job counts as hanging: a little less than a collective waits by itself, so
 #: that the job ends with a table of all ranks, and not with what one of them saw.
 HANG_TIMEOUT = 540.0
+#: More ranks than this nobody has; a number with a digit too many would take all memory before anything could fail.
+MOST_RANKS = 1_000_000
 #: Who may start the ranks; hydra stands behind "mpich" whether it is MPICH's or Intel's.
 ENGINES = ("auto", "mpich", "openmpi", "slurm")
 #: What `collectives.init(backend=...)` takes.
@@ -89,8 +91,10 @@ class Job:
         for name, known in (("engine", ENGINES), ("backend", BACKENDS)):
             if (value := getattr(self, name)) not in known:
                 raise UsageError(f"the {name} should be one of {', '.join(known)}, not {value!r}")
-        if self.trace == "":
-            raise UsageError("the trace needs a folder")
+        if self.trace is not None:
+            if self.trace == "":
+                raise UsageError("the trace needs a folder")
+            _absolute("trace's folder", self.trace)
         if self.log_dir is not None:
             _check_folder("log folder", self.log_dir)
         if self.events is not None:
@@ -125,6 +129,8 @@ class Job:
     def _check_numbers(self) -> None:
         if self.n is not None and self.n < 1:
             raise UsageError(f"the number of ranks must be at least 1, not {self.n}")
+        if self.size > MOST_RANKS:
+            raise UsageError(f"the number of ranks must be at most {MOST_RANKS}, not {self.size}")
         if not 0 <= self.grace < float("inf"):
             raise UsageError(f"the grace must be a number of seconds, zero or more, not {self.grace:g}")
         limits = {
@@ -154,11 +160,18 @@ class Job:
             raise UsageError(f"rank {self.debug_rank} cannot be debugged: the job has {ranks}, counted from 0")
 
 
+def _absolute(what: str, path: str) -> str:
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise UsageError(f"the {what} {path} cannot be used: the working folder has been removed") from None
+
+
 def _check_folder(what: str, path: str) -> None:
     """It is there and can be written to, or can be made."""
     if path == "":
         raise UsageError(f"the {what} needs a name")
-    path = os.path.abspath(path)
+    path = _absolute(what, path)
     there = path
     while not os.path.lexists(there):
         there = os.path.dirname(there)
@@ -174,7 +187,7 @@ def _check_file(what: str, path: str) -> None:
         raise UsageError(f"the {what} needs a name")
     if os.path.isdir(path):
         raise UsageError(f"the {what} {path} is a directory")
-    folder = os.path.dirname(os.path.abspath(path))
+    folder = os.path.dirname(_absolute(what, path))
     if not os.path.isdir(folder):
         raise UsageError(f"the {what} {path} cannot be written: there is no directory {folder}")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):

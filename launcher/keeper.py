@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # Not this folder but the one that holds the package; the rank replaces it by the script's.
-    sys.path[0] = __file__.rpartition("/launcher/")[0]
+    # Not this folder but the one that holds the package; the rank replaces it by the script's. With PYTHONSAFEPATH this
+    # folder is not there (Python 3.11 on), and what comes first is the user's.
+    sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rpartition("/launcher/")[0]]
 
 import os
 import signal

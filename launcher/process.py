@@ -63,11 +63,11 @@ def parents() -> dict[int, int]:
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process that lives now; 0 if it has gone."""
+    """The parent of a process that lives now; 0 if it has gone, or is another user's and hidden (hidepid)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return int(stat.read().rpartition(b")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
 
 

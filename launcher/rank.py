@@ -114,11 +114,11 @@ def _execute(target: Sequence[str]) -> None:
     if target[0] == "-m":
         # As `python -m`: the working folder comes first, and is there before the module is looked for.
         sys.argv[:] = ["-m", *target[2:]]
-        sys.path[0] = os.getcwd()
+        _begin_path(_working_folder())
         code = _load_module(target[1], main)
     else:
         sys.argv[:] = list(target)
-        sys.path[0] = os.path.dirname(os.path.realpath(target[0]))
+        _begin_path(os.path.dirname(os.path.realpath(target[0])))
         main.__file__ = os.path.abspath(target[0])
         with io.open_code(main.__file__) as file:
             source = file.read()
@@ -126,6 +126,18 @@ def _execute(target: Sequence[str]) -> None:
         code = compile(source, main.__file__, "exec", dont_inherit=True)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
+
+
+def _begin_path(folder: str | None) -> None:
+    """Puts the folder of the script, or of `-m`, where the keeper has put ours, or nothing with PYTHONSAFEPATH."""
+    sys.path[:1] = [] if folder is None or getattr(sys.flags, "safe_path", False) else [folder]
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None  # it has been removed, and Python does without it, too
 
 
 def _load_module(name: str, main: ModuleType) -> CodeType:

@@ -17,7 +17,8 @@ from launcher.job import UsageError
 _OLD = re.compile(r"rank-\d+\.steps\.json|trace\.json|step\.png")
 _LIMIT = 120.0  # seconds
 _MERGE = (
-    "import sys; sys.path[0] = sys.argv.pop(1); from ddp.tracing.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    "import sys; sys.path[: not getattr(sys.flags, 'safe_path', False)] = [sys.argv.pop(1)];"
+    " from ddp.tracing.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
 
 

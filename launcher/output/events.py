@@ -31,6 +31,13 @@ _KINDS = {
 }
 
 
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""  # it has been removed
+
+
 class Events(Observer):
     """Appends the events of one job to its file.
 
@@ -60,7 +67,7 @@ class Events(Observer):
             engine=job.engine,
             host=socket.gethostname(),
             pid=os.getpid(),
-            cwd=os.getcwd(),
+            cwd=_working_folder(),
         )
 
     def attempt(self, number: int, n: int) -> None:

@@ -37,6 +37,7 @@ from launcher.running.ending import Ending
 from launcher.running.feeding import StandardInput
 from launcher.running.guard import Guard
 from launcher.running.hearing import Hearing
+from launcher.running.meeting import free_port, host_of_rank_0, meeting
 from launcher.running.observer import Observer
 from launcher.running.reception import Reception
 from launcher.running.signals import ENDING, FORWARDED, SUSPENDING, name_of, stand_still
@@ -111,7 +112,8 @@ class Attempt:
         self._engine = engines.choose(job, environ)
         self._reception = Reception(self._engine.elsewhere, job.size)
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
-        told = self._engine.environment({**environ, **self._told()}, scratch)
+        there = meeting(environ, host_of_rank_0(job, self._engine, environ), free_port())
+        told = self._engine.environment({**environ, **there, **self._told()}, scratch)
         command = self._engine.command(keeper(job), told)
         self._guard = Guard(command, told, scratch, files)
         # On a terminal only, and once: who reads a file has asked for what the ranks say.

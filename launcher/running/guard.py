@@ -97,8 +97,11 @@ class Guard:
     def close(self) -> None:
         """Ends whatever still runs below the guard, and then the guard."""
         self._socket.close()
-        os.kill(self.pid, signal.SIGCONT)  # who has been stopped would never see that it is over
-        _, status = os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
+        try:
+            os.kill(self.pid, signal.SIGCONT)  # who has been stopped would never see that it is over
+            _, status = os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
+        except (ProcessLookupError, ChildProcessError):  # this process ignores SIGCHLD: nobody knows how it ended
+            status = -1
         if status != 0:  # it was killed, and has left this to us
             _remove(self._scratch)
             remove_leftovers(self._began)

@@ -21,7 +21,7 @@ def pause(in_a_row: int) -> float:
     >>> [pause(number) for number in (1, 2, 3, 4, 9)]
     [0.0, 1.0, 2.0, 4.0, 60.0]
     """
-    return 0.0 if in_a_row == 1 else min(2.0 ** (in_a_row - 2), _LONGEST)
+    return 0.0 if in_a_row == 1 else min(2.0 ** min(in_a_row - 2, 6), _LONGEST)
 
 
 def in_a_row(before: int, ran: float) -> int:

@@ -7,7 +7,7 @@ the script on, the names of files, for what a script wants is its own affair.
 from __future__ import annotations
 
 from launcher.job import UsageError
-from launcher.settings.options import KEYS, OPTIONS, Option, nearest
+from launcher.settings.options import BY_NAME, KEYS, OPTIONS, Option, nearest
 from launcher.settings.values import SHELLS
 
 _SETTINGS = [*(f"{key}=" for key in KEYS if key != "args"), "args."]
@@ -90,7 +90,7 @@ def script(shell: str) -> str:
 def _bash() -> str:
     cases = "\n".join(f"    {option.name}) {action} ;;" for option in OPTIONS if (action := _bash_action(option)))
     names = " ".join(option.name for option in OPTIONS)
-    valued = " | ".join(option.name for option in OPTIONS if option.metavar)
+    valued = " | ".join(name for name, option in BY_NAME.items() if option.metavar)
     return _BASH.replace("CASES", cases).replace("NAMES", names).replace("VALUED", valued)
 
 
@@ -131,7 +131,7 @@ def _zsh_escaped(text: str) -> str:
 
 
 def _fish() -> str:
-    valued = " ".join(option.name for option in OPTIONS if option.metavar)
+    valued = " ".join(name for name, option in BY_NAME.items() if option.metavar)
     return _FISH.replace("SPECS", "\n".join(map(_fish_spec, OPTIONS))).replace("VALUED", valued)
 
 

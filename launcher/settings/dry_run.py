@@ -1,7 +1,7 @@
 """`--dry-run`: the command that would start the ranks, as a shell would take it, and nothing is started.
 
-What only a real start knows (where the launcher listens, its pid, the job's secret, the folder of the engine's files)
-stands as a word in capitals.
+What only a real start knows (where the launcher listens, its pid, the job's secret, a free port for rank 0, the folder
+of the engine's files) stands as a word in capitals.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher import engines
 from launcher.job import Job
+from launcher.running.meeting import host_of_rank_0, meeting
 from launcher.running.starting import keeper, keepers_environment, ranks_environment
 from launcher.wire import LAUNCHER
 
@@ -22,7 +23,8 @@ def show(job: Job, environ: Mapping[str, str]) -> str:
     """
     engine = engines.choose(job, environ)
     keepers = keepers_environment(job, engine, "HOST:PORT", "HIDDEN") | {LAUNCHER: "PID"}
-    told = {**environ, **ranks_environment(job, 0), **keepers}
+    there = meeting(environ, host_of_rank_0(job, engine, environ), "PORT")
+    told = {**environ, **ranks_environment(job, 0), **there, **keepers}
     then = engine.environment(told, "SCRATCH")
     return written(engine.command(keeper(job), then), environ, then)
 

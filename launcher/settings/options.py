@@ -78,6 +78,9 @@ GROUPS = {
 OPTIONS = tuple(option for group in GROUPS.values() for option in group)
 BY_NAME = {option.name: option for option in OPTIONS}
 BY_NAME["-h"] = BY_NAME["--help"]
+BY_NAME["-np"] = BY_NAME["-n"]  # as mpiexec takes it
+#: What other launchers call options of ours that go by names quite unlike theirs.
+ELSEWHERE = {"--np": "-n N", "--nproc_per_node": "-n N", "--nproc-per-node": "-n N", "--nnodes": "--hosts"}
 
 #: The keys of [launch] in a job file, and the kinds of their values: those of the options, the script and its words.
 KEYS = {"script": FILE, "args": values.WORDS, **{option.key: option.kind for option in OPTIONS if option.key}}

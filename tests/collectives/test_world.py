@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from collectives import world
 from collectives._mpi import Seat, take_seat
 from collectives.start import choose
 from collectives.world import World
+from launcher.leftovers import remove_leftovers
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 OMPI = {
@@ -117,9 +119,14 @@ def test_a_world_smaller_than_promised_is_an_error(run_job: Callable[..., subpro
     # What a rank sees when the other MPI's mpiexec started it.
     mpich_here = (Path(sys.executable).parent / "mpiexec.hydra").exists()
     rank, size = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if mpich_here else ("PMI_RANK", "PMI_SIZE")
-    script = [sys.executable, "-c", "import collectives; collectives.init()"]
-    done = run_job(script, env={rank: "1", size: "2"})
+    code = (
+        "import collectives\nfrom collectives import segment_files\n"
+        "try: collectives.init()\n"
+        "finally: print(list(segment_files.mapped_here()))\n"
+    )
+    done = run_job([sys.executable, "-c", code], env={rank: "1", size: "2"})
     assert done.returncode != 0
+    assert done.stdout == "[]\n"  # it leaves no file behind
     assert "as rank 1 of 2, but MPI sees a world of 1" in done.stderr
 
 
@@ -132,6 +139,8 @@ def test_a_rank_that_never_calls_init_does_not_hold_the_others_for_ever(
         "if world.promised().rank == 1: time.sleep(15)\n"
         "collectives.init(timeout=3)\n"
     )
+    began = time.time()
     done = start_job([*mpiexec, "-n", "2", sys.executable, "-c", code]).wait(timeout=40)
+    remove_leftovers(began)  # ranks that end within MPI_Init leave their MPI's file; ddp-launch would have removed it
     assert done.returncode != 0
     assert "_join_and_wait_for_every_rank_to_call_init" in done.stderr

@@ -28,6 +28,10 @@ def test_pauses_grow_and_end_somewhere() -> None:
     assert [pause(number) for number in range(1, 10)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
 
 
+def test_a_pause_after_however_many_failures() -> None:
+    assert [pause(number) for number in (1025, 1026, 10**9)] == [60, 60, 60]
+
+
 def test_a_long_run_makes_up_for_earlier_failures() -> None:
     assert in_a_row(0, ran=1) == 1
     assert in_a_row(3, ran=599) == 4

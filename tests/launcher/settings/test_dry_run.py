@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
+from launcher.engines.finding import MPICH, flavour
 from launcher.settings import dry_run
 
 HERE = __file__
@@ -53,6 +54,7 @@ def test_what_the_options_add(capsys: Any, monkeypatch: Any, tmp_path: Path) -> 
     monkeypatch.chdir(tmp_path)
     words = shown(f"--backend single --trace t {HERE}", capsys)
     assert {"DDP_BACKEND=single", f"DDP_TRACE={tmp_path}/t", "DDP_ATTEMPT=0", "DDP_LAUNCH_SECRET=HIDDEN"} <= {*words}
+    assert {"MASTER_ADDR=127.0.0.1", "MASTER_PORT=PORT"} <= {*words}
     assert os.listdir(tmp_path) == []  # nor is anything made
 
 
@@ -62,6 +64,20 @@ def test_several_ranks(capsys: Any, mpiexec: list[str]) -> None:
     start = words.index(mpiexec[0])
     assert words[words.index("-n", start) + 1] == "3"
     assert words[-4:] == ["-m", "pkg.train", "--lr", "1"]
+
+
+@pytest.mark.mpi
+def test_the_example_in_the_documentation_is_what_is_printed(capsys: Any, monkeypatch: Any, mpiexec: list[str]) -> None:
+    if flavour(mpiexec[0]) != MPICH:
+        pytest.skip("the example is MPICH's")
+    for name in [name for name in os.environ if name.startswith(("HYDRA_", "HWLOC_", "MASTER_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+    page = (Path(HERE).parents[3] / "docs" / "launcher.md").read_text()
+    example = page.partition("$ ddp-launch --dry-run -n 2 train.py\n")[2].partition("```")[0]
+    written = shlex.split(example.replace("\\\n", ""))
+    said = shown(f"-n 2 {HERE}", capsys)
+    assert [word for word in said if "=" in word] == [word for word in written if "=" in word]
+    assert len(said) == len(written)
 
 
 def test_no_engine_is_no_command(capsys: Any, monkeypatch: Any) -> None:

@@ -39,6 +39,8 @@ DOCS = Path(__file__).parents[3] / "docs" / "launcher.md"
         (["--trace=--grace", "s.py"], [("--trace", "--grace")], ["s.py"]),
         (["--", "-odd.py", "x"], [], ["-odd.py", "x"]),
         (["-h"], [("--help", "")], []),
+        (["-np", "2", "a.py"], [("-n", "2")], ["a.py"]),
+        (["-np=2", "a.py"], [("-n", "2")], ["a.py"]),
     ],
 )
 def test_command_line(argv: list[str], options: list[tuple[str, str]], rest: list[str]) -> None:

@@ -63,6 +63,14 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         # numbers
         ("-n x job.py", "-n should be a whole number of ranks, or gpu, not 'x'"),
         ("-n 1.5 job.py", "-n should be a whole number of ranks, or gpu, not '1.5'"),
+        ("-np x job.py", "-n should be a whole number of ranks, or gpu, not 'x'"),
+        ("-np", "option -np needs a value"),
+        ("--nproc_per_node 2 job.py", "unknown option --nproc_per_node (did you mean -n N?)"),
+        ("--nproc-per-node=2 job.py", "unknown option --nproc-per-node=2 (did you mean -n N?)"),
+        ("--np 2 job.py", "unknown option --np (did you mean -n N?)"),
+        ("--nnodes 2 job.py", "unknown option --nnodes (did you mean --hosts?)"),
+        ("-n 1000001 job.py", "the number of ranks must be at most 1000000, not 1000001"),
+        ("--hosts a:600000,b:400001 job.py", "the number of ranks must be at most 1000000, not 1000001"),
         ("-n 0 job.py", "the number of ranks must be at least 1, not 0"),
         ("-n -3 job.py", "the number of ranks must be at least 1, not -3"),
         ("--grace -1 job.py", "the grace must be a number of seconds, zero or more, not -1"),
@@ -149,6 +157,25 @@ def test_wrong_use(line: str, says: str, folder: Path, capsys: Any) -> None:
     assert said.err.startswith("ddp-launch: ")
     assert says in said.err
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--log-dir logs", "the log folder logs cannot be used: the working folder has been removed"),
+        ("--events e", "the events file e cannot be used: the working folder has been removed"),
+        ("--trace t", "the trace's folder t cannot be used: the working folder has been removed"),
+    ],
+)
+def test_a_working_folder_that_has_been_removed(
+    line: str, says: str, folder: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main([*line.split(), str(folder / "job.py")]) == 2
+    assert capsys.readouterr() == ("", f"ddp-launch: {says}\n")
 
 
 @pytest.mark.parametrize(

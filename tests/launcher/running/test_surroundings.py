@@ -1,0 +1,122 @@
+"""What a job is started in may be odd: signals that its parent ignored, processes that it may not look at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import process
+from tests.conftest import ROOT
+from tests.launcher.conftest import LAUNCH
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+LIMIT = 60.0  # s
+
+# What is ignored stays so through exec.
+DEAF = [
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])",
+]
+
+
+def test_a_parent_that_ignored_its_childrens_end(run_job: Any, script: Callable[[str], str]) -> None:
+    path = script("print(signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL)")
+    done = run_job([*DEAF, *LAUNCH, "-n", "2", path], LIMIT)
+    assert (done.returncode, sorted(done.stdout.split("\n")), done.stderr) == (0, ["", "0: True", "1: True"], "")
+
+
+def test_launching_and_calling_where_childrens_ends_are_ignored(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("")
+    (tmp_path / "call.py").write_text(
+        "import launcher, os, signal\n"
+        "assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN\n"
+        "print(launcher.launch(launcher.Job(script='job.py', n=2)), launcher.run(os.getcwd))\n"
+    )
+    done = run_job([*DEAF, sys.executable, "call.py"], LIMIT, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"0 {[str(tmp_path)] * 2}\n", "")
+
+
+def test_a_process_that_may_not_be_looked_at_has_no_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, mode: str) -> Any:
+        raise PermissionError(1, os.strerror(1), path)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert process.parent_of(os.getppid()) == 0
+    assert process.parents() == {}
+    assert not process.is_above(1)
+
+
+def test_others_processes_are_hidden(run_job: Any, script: Callable[[str], str]) -> None:
+    # Even root may not look at a process that may do more.
+    hide = 'mount -t proc -o hidepid=1,gid=65534 proc /proc && exec setpriv --inh-caps=-all --bounding-set=-all "$@"'
+    hidden = ["unshare", "--mount", "sh", "-c", hide, "sh"]
+    if b"Operation not permitted" not in subprocess.run([*hidden, "cat", "/proc/1/stat"], capture_output=True).stderr:
+        pytest.skip("only root may mount a /proc")
+    path = script("print(subprocess.Popen(['sleep', '100'], start_new_session=True).args)")
+    done = run_job([*hidden, *LAUNCH, "-n", "2", path], LIMIT)
+    assert (done.returncode, done.stdout.count("sleep"), done.stderr) == (0, 2, "")
+
+
+@pytest.mark.parametrize(
+    "what", [["--log-dir", "{}/logs"], ["--events", "{}/events"], ["--trace", "{}/trace"], ["-m", "job"]]
+)
+def test_a_working_folder_that_has_been_removed(run_job: Any, tmp_path: Path, what: list[str]) -> None:
+    (tmp_path / "job.py").write_text("print('well')\n")
+    (tmp_path / "gone").mkdir()
+    options = [word.format(tmp_path) for word in what]
+    target = [] if "-m" in options else [str(tmp_path / "job.py")]
+    line = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone")]
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    done = run_job([*line, *LAUNCH, *options, *target], LIMIT, env={"PYTHONPATH": path})
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "encoding", "name"),
+    [
+        ("--dry-run", "ascii", "hé.py".encode()),
+        ("--print-config", "ascii", "hé.py".encode()),
+        ("--dry-run", "utf-8:strict", b"h\xe9.py"),
+    ],
+)
+def test_names_that_the_output_has_no_letters_for(
+    run_job: Any, tmp_path: Path, option: str, encoding: str, name: bytes
+) -> None:
+    path = os.path.join(os.fsencode(tmp_path), name)
+    with open(path, "w"):
+        pass
+    done = run_job([*LAUNCH, option, os.fsdecode(path)], LIMIT, env={"PYTHONIOENCODING": encoding}, text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert path in done.stdout
+
+
+def test_wrong_use_that_nobody_can_be_told_of(run_job: Any) -> None:
+    with open("/dev/full", "w") as full:
+        assert run_job([*LAUNCH, "--bogus"], LIMIT, stderr=full).returncode == 2
+    assert run_job(["sh", "-c", '"$@" 2>&-', "sh", *LAUNCH, "--bogus"], LIMIT).returncode == 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not know it")
+def test_a_safe_path(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "libs").mkdir()
+    (tmp_path / "libs" / "theirs.py").write_text("value = 7\n")
+    (tmp_path / "json.py").write_text("")  # what a safe path keeps out
+    code = "import json, sys, theirs\nprint(json.dumps([theirs.value, sys.path]))\n"
+    (tmp_path / "job.py").write_text(code)
+    environ = {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{tmp_path}/libs{os.pathsep}{ROOT}"}
+    plain = run_job([sys.executable, "job.py"], LIMIT, env=environ, cwd=tmp_path)
+    assert plain.stderr == ""
+    done = run_job([*LAUNCH, "job.py"], LIMIT, env=environ, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, "")
+    plain = run_job([sys.executable, "-m", "theirs"], LIMIT, env=environ, cwd=tmp_path)
+    assert (plain.returncode, plain.stderr) == (0, "")
+    call = "import launcher, theirs; print(launcher.run(max, (1, 2), 2))"
+    done = run_job([sys.executable, "-c", call], LIMIT, env=environ, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 2]\n", "")
