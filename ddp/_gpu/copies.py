@@ -89,7 +89,8 @@ def down(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
     with xp.cuda.Device(array.device.id):
         try:
             if not (non_blocking and array.size):
-                found = array.get()
+                # CuPy copies what does not lie in one piece under a context of its own, which may leave another stream.
+                found = (array if array.flags.c_contiguous else xp.ascontiguousarray(array)).get()
                 alarms.listen()
                 return found
             lane = streams.current(xp)

@@ -183,7 +183,7 @@ class GraphedStep:
         here = streams.current(self._xp, self._device)
         there = streams.Lane(self._xp, self._device, self._stream)
         there.after(here)
-        with self._xp.cuda.Device(self._device), self._stream, self._following():
+        with streams.Inside(there), self._following():
             inputs = [_on_gpu(x) for x in tensors]
             args, kwargs = rebuilt((args, kwargs), inputs)
             outputs = self._fn(*args, **kwargs)

@@ -82,6 +82,9 @@ class Array:
             out = np.empty(self.shape, self.dtype)
         assert (out.dtype, out.shape) == (self.dtype, self.shape), "get: out is of another shape or dtype"
         source = self._host
+        if source.size and not (source.flags.c_contiguous and out.flags.c_contiguous):
+            with stream:  # as CuPy does it, for a copy that is contiguous
+                pass
         waits = blocking or out.__array_interface__["data"][0] not in cupy.pinned
         if waits:
             cupy.refuse_capture(kind)

@@ -32,7 +32,9 @@ class Local(threading.local):
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, Any] = {}
-        self.left: list[Any] = []  # to be current again; two threads may be inside one stream
+        self.stacks: dict[int, list[Any]] = {}  # by device, the streams whose contexts this thread is in
+        self.entered: list[int] = []  # the devices of these, in the order of the contexts
+        self.left: list[int] = []  # devices that will be current again
         self.allocator: Any = None
 
 

@@ -66,3 +66,20 @@ def test_work_is_done_later(gpu: Any) -> None:
     z = ((there.T.contiguous() * 2).exp().sum(0) + there.mean()).softmax(0)[1:].sum()
     z.backward()
     np.testing.assert_allclose(x.grad.cpu().numpy(), there.grad.numpy())
+
+
+def test_a_stream_s_context_ends_on_the_one_around_it(gpu: Any) -> None:
+    """As CuPy's: it does not know of what `use` has made current."""
+    cuda = gpu.cupy.cuda
+    first, second, third = (cuda.Stream(non_blocking=True) for _ in range(3))
+    with first:
+        second.use()
+        with third:
+            assert cuda.get_current_stream() == third
+        assert cuda.get_current_stream() == first
+        second.use()
+        gpu.cupy.ones((2, 3)).T.get()  # under a context of CuPy's own
+        assert cuda.get_current_stream() == first
+    assert cuda.get_current_stream() == cuda.Stream.null
+    with cuda.Device(1), pytest.raises(RuntimeError, match="does not match with the current device"):
+        first.use()
