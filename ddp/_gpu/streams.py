@@ -147,6 +147,20 @@ def held() -> int:
     return sum(map(len, list(_held.values())))
 
 
+def taken_over(last: Lane | None, here: Lane, array: Array) -> Lane:
+    """`here` reads and writes `array` from now on, after all that `last` was given; returns who has it then.
+
+    Not across the border of a capture: an edge there would break it, and what is captured does not run yet.
+    """
+    if last is None or last == here:
+        return here
+    if last.capturing or here.capturing:
+        return last
+    here.after(last)
+    record(array, here)
+    return here
+
+
 _readers: dict[int, tuple[set[Lane], weakref.ref[Any]]] = {}  # by id of the array
 
 
