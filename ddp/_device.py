@@ -240,15 +240,17 @@ class Stream:
     """One stream of random numbers on one device, which begins at a seed; `ddp.Generator` to the user.
 
     Its state is this process's own: a `numpy.random.Generator`, or CuPy's of the same interface, made on first use.
+    On a GPU the state is in device memory: whichever stream draws next waits for the one that drew last.
     """
 
-    __slots__ = ("_rng", "_seed", "device")
+    __slots__ = ("_lane", "_rng", "_seed", "device")
     DEFAULT_SEED = 67280421310721  # PyTorch's
 
     def __init__(self, device: Any = "cpu") -> None:
         self.device: _device = _device(device)
         self._seed = self.DEFAULT_SEED
         self._rng: Any = None
+        self._lane: Any = None  # the `ddp._gpu.streams.Lane` that had the state last
 
     @property
     def rng(self) -> Any:
@@ -258,6 +260,11 @@ class Stream:
         if self._rng is None:
             with on(self.device):
                 self._rng = self.device.xp.random.default_rng(self._seed)
+        if self.device.type != "cpu" and capturing.now is None:
+            from ddp._gpu import streams  # only where there is a GPU
+
+            here = streams.current(self.device.xp, self.device.index)
+            self._lane = streams.taken_over(self._lane, here, self._rng.bit_generator._state)
         return self._rng
 
     def manual_seed(self: S, seed: int) -> S:
@@ -279,7 +286,7 @@ class Stream:
     def snapshot(self) -> Any:
         """Where the stream is: bytes, or on a GPU an array there."""
         if self.device.type != "cpu":
-            return None if self._rng is None else self._rng.bit_generator._state.copy()
+            return None if self._rng is None else self.rng.bit_generator._state.copy()
         inner = self.rng.bit_generator.state
         numbers = inner["state"]
         wide = numbers["state"].to_bytes(16, "little") + numbers["inc"].to_bytes(16, "little")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ddp
+from benchmarks.gpu import __main__ as benchmark
 from benchmarks.gpu import carrying, sharing
 from benchmarks.gpu.contestant import FIRST, Library, train
 from benchmarks.gpu.rows import PROMISES, Promise, contestants, differs, ratio
@@ -52,6 +53,32 @@ def test_every_promise_is_about_a_task_and_compared_with_pytorch() -> None:
     assert {each.task for each in PROMISES} == set(TASKS)
     assert contestants("small-gpt") == ["torch", "ddp-graph", "torch-graphs"]
     assert all(contestants(task)[0] == "torch" for task in TASKS)
+
+
+def test_tests_have_the_gpu_to_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They look at the time, and at how much memory is free."""
+    happened: list[str] = []
+
+    class Entered:
+        def __init__(self, *_: str) -> None:
+            happened.append("a contestant")
+
+        def close(self) -> None:
+            happened.append("closed")
+
+    def tests(limit: float) -> dict[str, Any]:
+        happened.append("tests")
+        return {"summary": "", "failed": []}
+
+    monkeypatch.setattr(benchmark, "Contestant", Entered)
+    monkeypatch.setattr(benchmark, "run_tests", tests)
+    monkeypatch.setattr(benchmark, "facts", lambda device: {"gpu": "", "versions": {}})
+    monkeypatch.setattr(benchmark, "compare", lambda *_: {"rounds": {}})
+    monkeypatch.setattr(benchmark, "summary", lambda found: [])
+    monkeypatch.setattr(sys, "argv", ["gpu", "--only", "gpt2", "--json", str(tmp_path / "gpu.json")])
+    benchmark.main()
+    assert happened[:2] == ["tests", "a contestant"]
+    assert happened[-1] == "closed"
 
 
 def test_gpt2_is_as_large_as_it_says() -> None:

@@ -51,16 +51,17 @@ def main() -> None:
     wanted = args.only or [*TASKS, *OTHERS]
     found: dict[str, Any] = {"benchmark": "gpu", "date": datetime.date.today().isoformat(), **facts(args.device)}
     print(f"{found['gpu']}, {found['versions']}", flush=True)
-    # All of them compile while the tests run, and wait until it is their turn.
+    # Before any contestant is there: tests look at the time, and at how much of the GPU's memory is free.
+    if args.tests and args.device == "cuda":
+        found["tests"] = run_tests(args.tests)
+        print(f"pytest -m gpu: {found['tests']['summary']}", flush=True)
+    # All of them compile at once, and wait until it is their turn.
     entered = {
         task: [Contestant(task, name, args.device) for name in contestants(task) if fits(name, args.device)]
         for task in TASKS
         if task in wanted
     }
     try:
-        if args.tests and args.device == "cuda":
-            found["tests"] = run_tests(args.tests)
-            print(f"pytest -m gpu: {found['tests']['summary']}", flush=True)
         found["tasks"] = {}
         for number, (task, group) in enumerate(entered.items()):
             share = (deadline - time.monotonic()) / (len(entered) - number + 1)

@@ -134,8 +134,14 @@ class Cuda:
     @contextlib.contextmanager
     def on(self, stream: Any) -> Iterator[None]:
         """Kernels and memory of the body belong to this stream of this device."""
-        with self.xp.cuda.Device(self.index), stream:
-            yield
+        with self.xp.cuda.Device(self.index):
+            before = self.current_stream()
+            try:
+                with stream:
+                    yield
+            finally:
+                # CuPy's context ends on the stream whose context is around it, and not on one that `use` made current.
+                before.use()
 
     def mark(self, stream: Any) -> Any:
         """An event at the present end of a stream."""

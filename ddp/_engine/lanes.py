@@ -114,6 +114,9 @@ class Courier:
 
     def left(self, node: Node, g: Any) -> None:
         """After `node` ran on `g`, and before it lets go of what it saved."""
+        # A context of CuPy's that the user's code was in ends on a stream that CuPy knows of, and not on ours.
+        if self._streams.current(self._xp) != self._at:
+            self._at.use()
         if self._several:
             # Memory goes back to the stream that it was made on, which may be another than the one that reads it here.
             self._streams.hold(self._source, self._crossed.pop(node, None), g, node.saved, node.residual)

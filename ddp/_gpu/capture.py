@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddp import _device
+from ddp._gpu import streams
 from ddp.errors import CaptureError
 
 MODES = {"global": 0, "thread_local": 1, "relaxed": 2}  # cudaStreamCaptureMode
@@ -43,7 +44,7 @@ class Capture:
         self.afters: list[Callable[[], object]] = []
         self.undos: list[Callable[[], object]] = []
         self.kept: list[Any] = []
-        self._drawn: dict[int, Any] = {}
+        self._drawn: dict[int, tuple[Any, streams.Lane]] = {}  # generators, and the streams that drew last
         self._lasting: Any = None
 
     @contextlib.contextmanager
@@ -83,20 +84,27 @@ class Capture:
 
         Raises: CaptureError for a generator that has not been drawn from before, as the graph would begin it anew.
         """
-        if stream.device.type == "cpu" or id(stream) in self._drawn:
+        if stream.device.type == "cpu":
+            return
+        here = streams.current(stream.device.xp, stream.device.index)
+        if (known := self._drawn.get(id(stream))) is not None:
+            if here != known[1] and here.capturing:  # another stream of the graph
+                here.after(known[1])
+                self._drawn[id(stream)] = stream, here
             return
         if stream._rng is None:
             raise CaptureError(
                 "a generator that was never drawn from on the GPU would begin anew with every replay: draw from it "
                 "once before the capture"
             )
-        self._drawn[id(stream)] = stream
+        self._drawn[id(stream)] = stream, here
         rng = stream._rng
 
         def go_on() -> None:
             if stream._rng is not rng:  # seeded anew, or put back to a snapshot
                 rng.bit_generator._state[...] = stream.rng.bit_generator._state
                 stream._rng = rng
+            _ = stream.rng  # the launch comes after the last draw, on whichever stream that was
 
         self.before(go_on)
 

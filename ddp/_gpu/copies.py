@@ -1,7 +1,8 @@
 """Copies between the CPU and GPUs, and between GPUs: who waits for whom, and what lives until they are done.
 
 From pageable memory CuPy stages: the bytes are in pinned memory of its own when the call returns, and the rest runs in
-the order of the current stream, so that the source may be written to at once. From pinned memory nothing is staged.
+the order of the current stream, so that the source may be written to at once. From pinned memory, whoever pinned it,
+nothing is staged: every copy of CuPy's, `set` and `asarray` too, returns before the bytes are read.
 Into pageable memory the current stream, and nothing else, is waited for.
 """
 
@@ -61,7 +62,8 @@ def up(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: b
     the copy, until which it is kept alive. Raises: CaptureError for pageable memory within a capture.
     """
     with xp.cuda.Device(device):
-        if array.flags.c_contiguous and is_pinned(xp, array, ours=not non_blocking):
+        pinned = is_pinned(xp, array)
+        if pinned and array.flags.c_contiguous:
             lane = streams.current(xp)
             made = xp.empty(array.shape, array.dtype)
             made.set(array, stream=lane.stream)
@@ -77,7 +79,8 @@ def up(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: b
             made = xp.empty(array.shape, array.dtype)
             made.set(array, stream=xp.cuda.get_current_stream())
             return made
-        return xp.asarray(array)
+        # In Fortran's order pinned memory is read where it is, too; CuPy keeps it alive.
+        return xp.asarray(array, blocking=pinned and not non_blocking)
 
 
 def down(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
@@ -89,7 +92,8 @@ def down(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
     with xp.cuda.Device(array.device.id):
         try:
             if not (non_blocking and array.size):
-                found = array.get()
+                # CuPy copies what does not lie in one piece under a context of its own, which may leave another stream.
+                found = (array if array.flags.c_contiguous else xp.ascontiguousarray(array)).get()
                 alarms.listen()
                 return found
             lane = streams.current(xp)
@@ -120,7 +124,10 @@ def across(array: Array, device: int) -> Array:
 
 
 def into(target: Array, source: np.ndarray[Any, Any]) -> None:
-    """Copies pinned memory into an array of the same shape and dtype on a GPU, on its current stream; never waits."""
+    """Copies pinned memory into an array of the same shape and dtype on a GPU, on its current stream; never waits.
+
+    The source is kept alive until then, and must not be written to before.
+    """
     xp = _module(target)
     with xp.cuda.Device(target.device.id):
         lane = streams.current(xp)
@@ -138,7 +145,7 @@ def straight(target: Array, source: Array, non_blocking: bool) -> bool:
     if here.shape != there.shape or here.dtype != there.dtype or not here.size:
         return False
     xp = _module(there)
-    if not (here.flags.c_contiguous and there.flags.c_contiguous and is_pinned(xp, here, ours=True)):
+    if not (here.flags.c_contiguous and there.flags.c_contiguous and is_pinned(xp, here)):
         return False
     with xp.cuda.Device(there.device.id):
         lane = streams.current(xp)

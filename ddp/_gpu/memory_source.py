@@ -175,7 +175,8 @@ class Source:
         book = self.books[device]
         book.frees += 1
         book.reserved -= book.sizes.pop(address, 0)
-        self.cupy.cuda.runtime.free(address)
+        with capture.relaxed():  # whatever dies while a graph is captured, its memory is none of the graph's
+            self.cupy.cuda.runtime.free(address)
 
     @contextlib.contextmanager
     def no_memory(self) -> Iterator[None]:

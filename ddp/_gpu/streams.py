@@ -62,6 +62,33 @@ class Lane:
         return self.stream.ptr not in _DEFAULTS and bool(self.stream.is_capturing())
 
 
+class Inside:
+    """A context in which a stream is the current one of this thread; what was current before is so again after it.
+
+    CuPy's own `with stream` ends on the stream whose context is around it: one that `use` has made current is lost. So
+    code of others, which may have such contexts, gets the stream as a context of CuPy's, and what was is set anew.
+    """
+
+    __slots__ = ("_before", "lane")
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+
+    def __enter__(self) -> Lane:
+        lane = self.lane
+        self._before = current(lane.xp), current(lane.xp, lane.device)
+        lane.xp.cuda.Device(lane.device).use()
+        lane.stream.__enter__()
+        return lane
+
+    def __exit__(self, *exc: object) -> None:
+        self.lane.xp.cuda.Device(self.lane.device).use()
+        self.lane.stream.__exit__(*exc)
+        outer, there = self._before
+        there.use()
+        outer.use()
+
+
 _DEFAULTS = (0, 1)  # CUDA's null stream, by both of its handles
 
 
@@ -118,6 +145,20 @@ def sweep() -> None:
 def held() -> int:
     """How many holds there are that were not found to have passed."""
     return sum(map(len, list(_held.values())))
+
+
+def taken_over(last: Lane | None, here: Lane, array: Array) -> Lane:
+    """`here` reads and writes `array` from now on, after all that `last` was given; returns who has it then.
+
+    Not across the border of a capture: an edge there would break it, and what is captured does not run yet.
+    """
+    if last is None or last == here:
+        return here
+    if last.capturing or here.capturing:
+        return last
+    here.after(last)
+    record(array, here)
+    return here
 
 
 _readers: dict[int, tuple[set[Lane], weakref.ref[Any]]] = {}  # by id of the array

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
+from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, see
 from ddp._tensor.reductions import axis
 from ddp._tensor.watching import placed
@@ -56,7 +57,7 @@ class Cutting(TensorBase):
         """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
         at, n = _dimension(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
-            indices_or_sections = indices_or_sections._array.tolist()
+            indices_or_sections = place(indices_or_sections._array, CPU).tolist()
         if isinstance(indices_or_sections, int):
             if indices_or_sections < 1:
                 raise ArgumentError(f"tensor_split: expected at least 1 section, got {indices_or_sections}")

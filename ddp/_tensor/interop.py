@@ -153,7 +153,9 @@ class Interop(TensorBase):
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers; a number for a 0-d tensor."""
         try:
-            found = self._array.tolist()
+            array = self._array
+            # CuPy copies what does not lie in one piece under a context of its own, which may leave another stream.
+            found = (array if array.flags.c_contiguous else self._device.xp.ascontiguousarray(array)).tolist()
         except Exception as error:
             door(self._device, error, "tolist")
             raise

@@ -99,7 +99,9 @@ def _copy(array: Array, target: Array, mark: Any) -> None:
     elif mark is None:
         target[...] = place(array, CPU)
     else:
+        from ddp._gpu.streams import Inside, Lane  # only where there is a GPU
+
         where = device_of(array)
-        with on(where), where.xp.cuda.Stream(non_blocking=True) as stream:
-            stream.wait_event(mark)
-            target[...] = where.xp.ascontiguousarray(array).get(stream=stream)
+        with on(where), Inside(Lane(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))) as lane:
+            lane.wait(mark)
+            target[...] = where.xp.ascontiguousarray(array).get(stream=lane.stream)

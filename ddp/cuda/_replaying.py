@@ -114,7 +114,7 @@ def static(xp: Any, x: TensorBase) -> Any:
 def _fill(xp: Any, target: Any, x: TensorBase) -> None:
     source = x._array
     if x._device.type == "cpu":
-        if copies.is_pinned(xp, source, ours=True) and source.flags.c_contiguous:
+        if copies.is_pinned(xp, source) and source.flags.c_contiguous:
             copies.into(target, source)
         else:
             target.set(source)

@@ -54,10 +54,11 @@ def graphed_step(
     over, its globals and its object. fallback: "eager": what cannot be captured is run without a graph, and said once;
     None: it raises
 
-    Called like `fn`. Tensors among the arguments, also in tuples, lists and dicts, are copied into memory of the graph,
-    from pinned memory without waiting; `fn` sees them on the GPU, and may not keep them. Other arguments are
-    constants of a graph each. Tensors that `fn` returns, detached, are the graph's: the next call writes over them, so
-    `clone()` what is to be kept. Gradients stay in `param.grad`. Random numbers go on as without a graph.
+    Called like `fn`. Tensors among the arguments, also in tuples, lists and dicts, are copied into memory of the
+    graph, from pinned memory without waiting, which must not be written to before the stream is past it; `fn` sees
+    them on the GPU, and may not keep them. Other arguments are constants of a graph each. Tensors that `fn` returns,
+    detached, are the graph's: the next call writes over them, so `clone()` what is to be kept. Gradients stay in
+    `param.grad`. Random numbers go on as without a graph.
 
     The step is captured anew for other shapes, dtypes and constants, and where modules were put into another mode, hold
     other memory or want other gradients, where gradients were there before the call that were not, where autocast or
@@ -183,7 +184,7 @@ class GraphedStep:
         here = streams.current(self._xp, self._device)
         there = streams.Lane(self._xp, self._device, self._stream)
         there.after(here)
-        with self._xp.cuda.Device(self._device), self._stream, self._following():
+        with streams.Inside(there), self._following():
             inputs = [_on_gpu(x) for x in tensors]
             args, kwargs = rebuilt((args, kwargs), inputs)
             outputs = self._fn(*args, **kwargs)

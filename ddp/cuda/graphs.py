@@ -13,6 +13,7 @@ from ddp import _device, _precision
 from ddp._device import device
 from ddp._gpu import capture
 from ddp._gpu.capture import MODES, Capture
+from ddp._gpu.streams import Inside
 from ddp.cuda.streams import _lane_of
 from ddp.errors import ArgumentError, CaptureError, DtypeError
 
@@ -168,19 +169,18 @@ class graph:
         xp = cuda_graph._xp
         if stream is None:
             stream = xp.cuda.Stream(non_blocking=True)
-        _lane_of(stream, "graph")  # raises for what is none
-        self._stream = getattr(stream, "cupy", stream)
+        self._inside = Inside(_lane_of(stream, "graph"))
 
     def __enter__(self) -> None:
         _alone()
         xp = self._graph._xp
         gc.collect()  # what it would free in the middle of the capture
         xp.cuda.Device().synchronize()
-        self._stream.__enter__()
+        self._inside.__enter__()
         try:
             self._graph.capture_begin(self._pool, self._mode)
         except BaseException:
-            self._stream.__exit__(None, None, None)
+            self._inside.__exit__(None, None, None)
             raise
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -190,6 +190,6 @@ class graph:
             else:
                 self._graph.abandon()
         finally:
-            self._stream.__exit__(None, None, None)
+            self._inside.__exit__(None, None, None)
         if error is not None and capture.refused(error):
             raise CaptureError(f"this cannot be part of a CUDA graph: {error}") from error

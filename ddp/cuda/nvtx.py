@@ -42,7 +42,7 @@ def range_pop() -> int:
 
 def range_start(msg: str) -> int:
     """Begins a range that may end in another thread; returns its number, for `range_end`."""
-    return 0 if (nvtx := _nvtx()) is None else int(nvtx.RangeStart(msg))
+    return 0 if (nvtx := _nvtx()) is None else int(nvtx.RangeStart(msg, None))
 
 
 def range_end(range_id: int) -> None:

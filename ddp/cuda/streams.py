@@ -13,7 +13,7 @@ from ddp._device import device
 from ddp._engine import lanes, modes
 from ddp._gpu import alarms
 from ddp._gpu.faults import status_of, translated
-from ddp._gpu.streams import Lane, current, default, sweep
+from ddp._gpu.streams import Inside, Lane, current, default, sweep
 from ddp.cuda._devices import Where, _index, _needed
 from ddp.errors import ArgumentError, DtypeError
 
@@ -179,12 +179,12 @@ def set_stream(stream: Stream) -> None:
     """From now on this thread's work goes to `stream`, and its GPU is the current one; None changes nothing."""
     if stream is None:
         return
-    _enter(_lane_of(stream, "set_stream"))
+    _lane_of(stream, "set_stream").use()
+    _remember()
 
 
-def _enter(lane: Lane) -> None:
-    """Makes a stream current; nodes remember it from now on, so that backward finds it."""
-    lane.use()
+def _remember() -> None:
+    """From now on nodes remember the stream that is current, so that backward finds it."""
     lanes.begin()
     if lanes.stamp not in modes.state.observers:
         modes.state.observers = (*modes.state.observers, lanes.stamp)
@@ -198,22 +198,20 @@ class stream:
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
-        self._lane = None if stream is None else _lane_of(stream, "stream")
+        self._inside = None if stream is None else Inside(_lane_of(stream, "stream"))
 
     def __enter__(self) -> None:
-        if self._lane is None:
+        if self._inside is None:
             return
-        xp = self._lane.xp
-        self._before = current(xp), current(xp, self._lane.device), lanes.stamp in modes.state.observers
-        _enter(self._lane)
+        self._inside.__enter__()
+        self._stamped = lanes.stamp in modes.state.observers
+        _remember()
 
     def __exit__(self, *exc: object) -> None:
-        if self._lane is None:
+        if self._inside is None:
             return
-        outer, there, stamped = self._before
-        there.use()
-        outer.use()
-        if not stamped:
+        self._inside.__exit__(*exc)
+        if not self._stamped:
             modes.state.observers = tuple([each for each in modes.state.observers if each is not lanes.stamp])
 
 

@@ -82,6 +82,9 @@ class Array:
             out = np.empty(self.shape, self.dtype)
         assert (out.dtype, out.shape) == (self.dtype, self.shape), "get: out is of another shape or dtype"
         source = self._host
+        if source.size and not (source.flags.c_contiguous and out.flags.c_contiguous):
+            with stream:  # as CuPy does it, for a copy that is contiguous
+                pass
         waits = blocking or out.__array_interface__["data"][0] not in cupy.pinned
         if waits:
             cupy.refuse_capture(kind)
@@ -130,10 +133,9 @@ class Array:
         assert (arr.dtype, arr.shape) == (self.dtype, self.shape), "set: another shape or dtype"
         pinned = arr.size == 0 or arr.__array_interface__["data"][0] in cupy.pinned
         target = self._host
-        into = cupy.current(self._memptr.device_id) if stream is None else stream
-        if stream is None:
+        into = cupy.current() if stream is None else stream
+        if not pinned:
             cupy.refuse_capture("set")
-            cupy.record.wait("set")
         cupy.record.launches["copy up"] += 1
         if pinned and arr.size and arr.flags.c_contiguous:
             # An address is all that CUDA has of it: the array may die, and what is no longer pinned is not read.
@@ -152,8 +154,6 @@ class Array:
         else:
             source = arr if pinned else arr.copy()
             cupy.put(into.ptr, "copy up", lambda: np.copyto(target, source))
-        if stream is None:
-            cupy.finish(into.ptr)
 
     # Protocols -------------------------------------------------------------------------------------------------------
 

@@ -184,14 +184,14 @@ class Captures:
             found[0].broken = True
             raise self.error(907)
 
-    def allocate(self) -> None:
-        """cudaMalloc. Raises: where this thread is in a capture that forbids it, which is broken by it."""
+    def unsafe(self, call: str) -> None:
+        """cudaMalloc and its like. Raises: where this thread is in a capture that forbids it, which is broken by it."""
         me = threading.get_ident()
         for each in self._of.values():
             lax = RELAXED in (each.mode, self.modes.get(me))
             if not lax and (each.thread == me or each.mode == GLOBAL):
                 each.broken = True
-                raise self.error(900, "cudaMalloc")
+                raise self.error(900, call)
 
     def exchange(self, mode: Any) -> int:
         """cuThreadExchangeStreamCaptureMode, which gets a pointer to the new mode and leaves the old one there."""

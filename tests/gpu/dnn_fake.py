@@ -34,6 +34,7 @@ DTYPES = {
     data_type.INT64: np.dtype("i8"),
 }
 WORKSPACE = 512
+ALIGNMENT = 16  # bytes
 Put = Callable[[int, str, Callable[[], None]], None]
 
 
@@ -342,6 +343,10 @@ class Graph:
         wanted = {each.uid for each in self.tensors if not each.virtual}
         assert set(pack) == wanted, (pack, wanted)
         assert all(type(each) is int and each for each in pack.values())
+        # What the front end declares of every tensor; plans are chosen for it, and loads of several elements trap.
+        odd = [t.uid for t in self.tensors if not t.virtual and math.prod(t.dim) > 1 and pack[t.uid] % ALIGNMENT]
+        assert not odd, f"tensors {odd} are not aligned to {ALIGNMENT} bytes"
+        assert workspace % ALIGNMENT == 0
         addresses, runs = dict(pack), list(self.runs)
 
         def work() -> None:

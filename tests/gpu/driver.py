@@ -165,19 +165,31 @@ def driver(cupy: Cupy) -> dict[str, Any]:
             cupy.finish(self.ptr)
 
         def __enter__(self) -> Stream:
-            assert self.device in (-1, cupy.local.device), "a stream of another device"
+            self._check()
             here = cupy.local.device
-            cupy.local.left.append((here, cupy.local.streams.get(here)))
+            cupy.local.entered.append(here)
+            cupy.local.stacks.setdefault(here, []).append(self)
             cupy.local.streams[here] = self
             return self
 
         def __exit__(self, *_: object) -> None:
-            device, before = cupy.local.left.pop()
-            cupy.local.streams[device] = before
+            # What is on the stack below is current now, and not what was current before, which `use` may have set.
+            stack = cupy.local.stacks[cupy.local.entered.pop()]
+            stack.pop()
+            below = stack[-1] if stack else cupy.null
+            cupy.local.streams[cupy.local.device if below.device < 0 else below.device] = below
 
         def use(self) -> Stream:
-            cupy.local.streams[cupy.local.device if self.device < 0 else self.device] = self
+            self._check()
+            cupy.local.streams[cupy.local.device] = self
             return self
+
+        def _check(self) -> None:
+            if self.device not in (-1, cupy.local.device):
+                raise RuntimeError(
+                    f"The device that the stream is created on ({self.device}) does not match with the current device "
+                    f"({cupy.local.device})"
+                )
 
         def is_capturing(self) -> bool:
             return self.ptr in cupy.capturing

@@ -23,6 +23,7 @@ def raw(cupy: Cupy) -> tuple[type, type]:
         def __init__(self, code: str, name: str, options: tuple[str, ...] = (), **kwargs: Any) -> None:
             self.code, self.name, self.options = code, name, options
             self._kernel = emulation.RawKernel(code, name, options)
+            self._loaded: set[int] = set()  # on which devices
 
         def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0, **kwargs: Any) -> None:
             for kind, each in zip(self._kernel._kinds, args, strict=True):
@@ -31,6 +32,8 @@ def raw(cupy: Cupy) -> tuple[type, type]:
             held: list[Any] = [each for each in args if isinstance(each, Array)]
             hosts = [each._host if isinstance(each, Array) else each for each in args]
             kernel = self._kernel
+            if cupy.local.device not in self._loaded:
+                self._load()
 
             def run() -> None:
                 with _one_at_a_time:
@@ -39,7 +42,12 @@ def raw(cupy: Cupy) -> tuple[type, type]:
             cupy._launch(self.name, run, held)
 
         def compile(self, log_stream: Any = None) -> None:
-            pass
+            self._loaded.clear()
+            self._load()
+
+        def _load(self) -> None:
+            cupy.captures.unsafe("cuModuleLoadData")
+            self._loaded.add(cupy.local.device)
 
     class RawModule:
         def __init__(self, *, code: str, options: tuple[str, ...] = (), **kwargs: Any) -> None:

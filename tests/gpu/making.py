@@ -66,6 +66,9 @@ class Making(Working):
         if isinstance(obj, list | tuple) and any(isinstance(each, Array) for each in flattened(obj)):
             return self.stack([self._array(each, dtype, False, order, blocking) for each in obj])
         host = np.array(obj, kind, order=order)
+        as_it_lies = isinstance(obj, np.ndarray) and (host.dtype, host.strides) == (obj.dtype, obj.strides)
+        if as_it_lies and obj.ndim and obj.size and obj.__array_interface__["data"][0] in self.pinned:
+            host = obj  # CuPy asks CUDA whether it is pinned, and then reads it when the stream comes to it
         self._known(host.dtype)
         made = self._like(host)
         target = made._host

@@ -37,7 +37,7 @@ def blocks_of(cupy: Cupy) -> tuple[Any, Any]:
         device = cupy.local.device
         if cupy.held[device] + nbytes > cupy.capacity:
             raise CUDARuntimeError(NO_MEMORY, "cudaErrorMemoryAllocation: out of memory")
-        cupy.captures.allocate()
+        cupy.captures.unsafe("cudaMalloc")
         cupy.record.mallocs += 1
         cupy.held[device] += nbytes
         whole = np.empty(nbytes + ALIGN, np.uint8)
@@ -51,6 +51,7 @@ def blocks_of(cupy: Cupy) -> tuple[Any, Any]:
         return address
 
     def free(address: int) -> None:
+        cupy.captures.unsafe("cudaFree")
         cupy.record.frees += 1
         cupy.held[cupy.places.pop(address)] -= cupy.blocks.pop(address).size
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.collectives.gpu.machine import Machine
-from tests.gpu import capturing, driver, kernels, memory, randoms
+from tests.gpu import capturing, driver, kernels, memory, profiling, randoms
 from tests.gpu.arrays import Array
 from tests.gpu.indexing import Indexing
 from tests.gpu.kinds import names
@@ -32,7 +32,9 @@ class Local(threading.local):
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, Any] = {}
-        self.left: list[Any] = []  # to be current again; two threads may be inside one stream
+        self.stacks: dict[int, list[Any]] = {}  # by device, the streams whose contexts this thread is in
+        self.entered: list[int] = []  # the devices of these, in the order of the contexts
+        self.left: list[int] = []  # devices that will be current again
         self.allocator: Any = None
 
 
@@ -67,7 +69,7 @@ class Cupy(ModuleType, Indexing, Making):
         self.pool = cuda.MemoryPool()
         self.pinned_pool = cuda.PinnedMemoryPool()
         self._allocator = self.pool.malloc
-        cuda.runtime = driver.runtime(self)
+        cuda.runtime, cuda.nvtx = driver.runtime(self), profiling.Nvtx()
         cuda.memory = _module("cupy.cuda.memory", cuda, OutOfMemoryError=memory.OutOfMemoryError, **_memory(cuda))
         cuda.OutOfMemoryError = memory.OutOfMemoryError
         cuda.set_allocator = self._set_allocator

@@ -61,6 +61,38 @@ def test_results_lie_as_images_do(dtype: Any, last: bool, groups: int, stride: i
         close(one, other, dtype)
 
 
+def sliced(device: str, op: Any, last: bool) -> list[Any]:
+    """Of views that begin at odd addresses; op: takes an image, filters and a bias, and returns an image of one size"""
+    big = [
+        ddp.from_numpy(draw(*shape, seed=3)).to(ddp.float16).to(device) for shape in ((3, 3, 5, 7), (4, 3, 3, 3), (4,))
+    ]
+    if last:
+        big[:2] = [x.to(memory_format=ddp.channels_last) for x in big[:2]]
+    x, w, b = (each.detach()[1:].requires_grad_() for each in big)
+    y = op(x, w, b)
+    # The gradient of y is such a view as well.
+    ddp.cat([y.flatten()[:1], y.flatten()])[1:].reshape(y.shape).mul(0.5).sum().backward()
+    return [each.detach().cpu().float().numpy() for each in (y, x.grad, w.grad, b.grad)]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_views_that_begin_at_odd_addresses(
+    last: bool, transposed: bool, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = dnn_fake.install(gpu, monkeypatch)
+    f = ddp.nn.functional
+
+    def op(x: Any, w: Any, b: Any) -> Any:
+        if transposed:
+            return f.conv_transpose2d(x, w.transpose(0, 1), b, padding=1)
+        return f.conv2d(x, w, b, padding=1)
+
+    for one, other in zip(sliced("cuda", op, last), sliced("cpu", op, False), strict=True):
+        close(one, other, ddp.float16)
+    assert len(fake.ran) == 3
+
+
 def test_a_bias_that_cannot_be_fused_is_added(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = dnn_fake.install(gpu, monkeypatch)
     fake.lacks = lambda operation: operation == "bias"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ddp
+from ddp._gpu import copies
 from ddp._gpu import streams as lanes
 from ddp.errors import DeviceError, DtypeError
 
@@ -117,6 +119,53 @@ class TestWaits:
             step()
         assert gpu.mallocs == gpu.frees == 0
         assert not gpu.synchronizations
+
+
+def by_others(gpu: Any, x: Any) -> Any:
+    """x in page-locked memory that is not CuPy's, as another library or `cudaHostRegister` makes it."""
+    array = x.numpy().copy(order="K")
+    gpu.cupy.cuda.runtime.hostRegister(array.ctypes.data, array.nbytes)
+    return ddp.from_numpy(array)
+
+
+@pytest.mark.parametrize("gpu", [("simulated", i) for i in range(6)], indirect=True)
+class TestPinnedByOthers:
+    @pytest.mark.parametrize("staged", [1 << 20, 64], ids=["small", "large"])
+    @pytest.mark.parametrize("whose", [lambda gpu, x: x.pin_memory(), by_others], ids=["ours", "theirs"])
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_the_source_may_be_written_to(
+        self, gpu: Any, staged: int, whose: Any, turned: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(copies, "_STAGED", staged)
+        x = whose(gpu, ddp.arange(96).float().reshape(8, 12))
+        expected = (x.t() if turned else x).tolist()
+        y = (x.t() if turned else x).cuda()
+        z = ddp.empty(*y.shape, device="cuda")
+        z.copy_(x.t() if turned else x)
+        x.fill_(-1)
+        assert y.tolist() == expected
+        assert z.tolist() == expected
+
+    def test_in_place_nobody_waits(self, gpu: Any) -> None:
+        x, z = by_others(gpu, ddp.arange(96).float()), ddp.empty(96, device="cuda")
+        gpu.reset()
+        z.copy_(x, non_blocking=True)
+        assert not gpu.synchronizations
+        assert z.tolist() == ddp.arange(96).float().tolist()
+
+    def test_the_input_of_a_graph_lives_until_it_was_read(self, gpu: Any) -> None:
+        step = ddp.cuda.graphed_step(lambda x: x * 2, warmup=1)
+        found = []
+        for i in range(5):
+            memory = np.full(64, float(i), np.float32)
+            gpu.cupy.cuda.runtime.hostRegister(memory.ctypes.data, memory.nbytes)
+            # What a library does that frees what it has pinned.
+            weakref.finalize(memory, gpu.cupy.cuda.runtime.hostUnregister, memory.ctypes.data).atexit = False
+            gpu.reset()
+            found.append(step(ddp.from_numpy(memory)).clone())
+            assert i < 2 or not gpu.synchronizations
+            del memory
+        assert [x.tolist() for x in found] == [[2.0 * i] * 64 for i in range(5)]
 
 
 class TestOrder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,31 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(gpu: Any) -> None:
         y = x + 1
     g.replay()
     assert y.tolist() == [2, 2, 2, 2]
+
+
+def test_kernels_are_loaded_in_a_capture(gpu: Any) -> None:
+    """Which a thread-local capture forbids, and which is no part of the graph: one of each way to make a kernel."""
+    x = ddp.rand(4, 8, device="cuda") + 1
+    layer = ddp.nn.LayerNorm(8).to("cuda")
+    g = ddp.cuda.CUDAGraph()
+    with ddp.cuda.graph(g):
+        y = layer(x).tanh().logsumexp(1)
+    g.replay()
+    np.testing.assert_allclose(y.tolist(), layer(x).tanh().logsumexp(1).tolist(), rtol=1e-6)
+
+
+def test_memory_goes_back_to_cuda_in_a_capture(gpu: Any) -> None:
+    x, old, g = ddp.ones(4, device="cuda"), ddp.cuda.CUDAGraph(), ddp.cuda.CUDAGraph()
+    with ddp.cuda.graph(old):
+        x + 1
+    with ddp.cuda.graph(g):
+        before = gpu.frees
+        old.reset()
+        gc.collect()
+        y = x * 3
+        assert gpu.frees > before
+    g.replay()
+    assert y.tolist() == [3, 3, 3, 3]
 
 
 def test_a_stream_that_is_not_joined_breaks_the_capture(gpu: Any) -> None:

@@ -52,7 +52,7 @@ def test_devices() -> None:
 
 def test_ops_and_events_do_not_wait() -> None:
     x = ddp.ones(256, 256, device="cuda")
-    (x @ x).relu().sum().item()  # compiles
+    ddp.cuda.fetch((x @ x).relu().sum()).value()  # compiles, and pins memory
     before, after = ddp.cuda.Event(enable_timing=True), ddp.cuda.Event(enable_timing=True)
     busy(1)
     ddp.cuda.synchronize()
@@ -75,7 +75,7 @@ def test_ops_and_events_do_not_wait() -> None:
 def test_only_the_current_stream_is_waited_for() -> None:
     s = ddp.cuda.Stream()
     x = ddp.ones(4, device="cuda")
-    x.tolist()
+    (x + 1).tolist()  # compiles
     with ddp.cuda.stream(s):
         busy(500)
         event = s.record_event()
@@ -99,6 +99,7 @@ def test_copies_through_pinned_memory() -> None:
     x = ddp.randn(1 << 20, pin_memory=True)
     assert x.is_pinned()
     assert not ddp.randn(8).is_pinned()
+    (x.to("cuda", non_blocking=True) * 2).to("cpu", non_blocking=True)  # compiles, and pins memory
     busy(1)
     ddp.cuda.synchronize()
     start = time.perf_counter()
@@ -121,6 +122,59 @@ def test_memory_registered_by_somebody_else_is_pinned() -> None:
         assert ddp.from_numpy(array).is_pinned()
     finally:
         cupy.cuda.runtime.hostUnregister(array.ctypes.data)
+
+
+def test_memory_registered_by_somebody_else_may_be_written_to() -> None:
+    array = np.zeros((96 << 20) // 4, np.float32)
+    cupy.cuda.runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
+    try:
+        for source in (array, array[:1024], array.reshape(-1, 1024).T):
+            source[...] = 1
+            busy(50)
+            there = ddp.from_numpy(source).cuda()
+            source[...] = 2
+            assert there.min().item() == there.max().item() == 1
+    finally:
+        cupy.cuda.runtime.hostUnregister(array.ctypes.data)
+
+
+def test_the_current_stream_stays_the_current_one() -> None:
+    s = ddp.cuda.Stream()
+    x = ddp.ones(3, 4, device="cuda")
+    step = ddp.cuda.graphed_step(lambda x: x * 2, warmup=1)
+    ddp.cuda.synchronize()
+    try:
+        ddp.cuda.set_stream(s)
+        for way in (x.t().cpu, x.t().tolist, lambda: step(x), lambda: ddp.cuda.fetch(x).value()):
+            for _ in range(3):
+                way()
+                assert ddp.cuda.current_stream() == s
+    finally:
+        ddp.cuda.set_stream(ddp.cuda.default_stream())
+    with ddp.cuda.stream(s):
+        with cupy.cuda.Stream(non_blocking=True):
+            pass
+        assert ddp.cuda.current_stream() == s
+
+
+def test_random_numbers_of_two_streams_follow_each_other() -> None:
+    source, s = ddp.Generator("cuda"), ddp.cuda.Stream()
+    source.manual_seed(3)
+    expected = [ddp.rand(1 << 20, device="cuda", generator=source) for _ in range(10)]
+    source.manual_seed(3)
+    found = []
+    for i in range(10):
+        with ddp.cuda.stream(s if i % 2 else None):
+            found.append(ddp.rand(1 << 20, device="cuda", generator=source))
+    ddp.cuda.synchronize()
+    for one, other in zip(found, expected, strict=True):
+        assert bool((one == other).all())
+
+
+def test_ranges_for_profilers() -> None:
+    with ddp.cuda.nvtx.range("step {}", 1):
+        ddp.cuda.nvtx.mark("here")
+    ddp.cuda.nvtx.range_end(ddp.cuda.nvtx.range_start("long"))
 
 
 def test_memory_outlives_the_other_stream() -> None:

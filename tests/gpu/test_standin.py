@@ -66,3 +66,39 @@ def test_work_is_done_later(gpu: Any) -> None:
     z = ((there.T.contiguous() * 2).exp().sum(0) + there.mean()).softmax(0)[1:].sum()
     z.backward()
     np.testing.assert_allclose(x.grad.cpu().numpy(), there.grad.numpy())
+
+
+@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(3)], indirect=True)
+def test_pinned_memory_is_read_when_the_stream_comes_to_it(gpu: Any) -> None:
+    """Whoever pinned it, and also by calls that are not given a stream."""
+    cupy = gpu.cupy
+    pinned, pageable = np.zeros(2048, np.float32), np.zeros(2048, np.float32)
+    cupy.cuda.runtime.hostRegister(pinned.ctypes.data, pinned.nbytes)
+    late = []
+    for source in (pinned, pageable):
+        made = cupy.empty(2048, np.float32)
+        made.set(source)
+        late += [made, cupy.asarray(source)]
+    kept = cupy.asarray(pinned, blocking=True)
+    assert sum(gpu.synchronizations.values()) == 1
+    more = cupy.asarray(pinned)
+    pinned += 1
+    pageable += 1
+    assert [x.get()[0] for x in (*late, kept, more)] == [0, 0, 0, 0, 0, 1]
+
+
+def test_a_stream_s_context_ends_on_the_one_around_it(gpu: Any) -> None:
+    """As CuPy's: it does not know of what `use` has made current."""
+    cuda = gpu.cupy.cuda
+    first, second, third = (cuda.Stream(non_blocking=True) for _ in range(3))
+    with first:
+        second.use()
+        with third:
+            assert cuda.get_current_stream() == third
+        assert cuda.get_current_stream() == first
+        second.use()
+        gpu.cupy.ones((2, 3)).T.get()  # under a context of CuPy's own
+        assert cuda.get_current_stream() == first
+    assert cuda.get_current_stream() == cuda.Stream.null
+    with cuda.Device(1), pytest.raises(RuntimeError, match="does not match with the current device"):
+        first.use()

@@ -4,8 +4,8 @@ Raw kernels, so that the very text can be given to NVRTC without CuPy, and to a 
 A kernel is right for any number of blocks and threads. All numbers come as `long long` and `double`: so there is no
 doubt about what a Python number is passed as.
 
-A kernel is compiled when it is first launched on a device, which takes NVRTC a few tenths of a second; CuPy keeps the
-binary in `~/.cupy/kernel_cache`, so that later processes load it in milliseconds.
+A kernel is compiled before it is first launched, which takes NVRTC a few tenths of a second; CuPy keeps the binary in
+`~/.cupy/kernel_cache`, so that later processes load it in milliseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ddp._gpu import capture
 from ddp.ops._op import BFLOAT16, Array
 
 THREADS = 256  # of a block
@@ -139,12 +140,21 @@ class Source:
         key = xp, entry, dtype
         found = self._kernels.get(key)
         if found is None:
-            found = self._kernels[key] = xp.RawKernel(self.text(dtype), entry, self.options), passes(xp)
+            found = self._kernels[key] = loaded(xp, self.text(dtype), entry, self.options), passes(xp)
         kernel, passing = found
         # An array passes as it is: it lies in one piece, as the emulator of the tests makes sure.
         wrap = passing.get
         passed = [each if (wrapped := wrap(type(each))) is None else wrapped(each) for each in arguments]
         kernel((min(blocks, BLOCKS),), (threads,), passed)
+
+
+def loaded(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> Any:
+    """A new kernel, compiled and loaded on the current device."""
+    kernel = xp.RawKernel(text, entry, options)
+    # The first launch would load it, which breaks a capture under drivers before CUDA 12.3: here it is no part of one.
+    with capture.relaxed():
+        kernel.compile()
+    return kernel
 
 
 Passing = dict[type, Callable[[Any], Any]]

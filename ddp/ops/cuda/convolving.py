@@ -21,6 +21,8 @@ else:
 
 DTYPES = ("float16", "bfloat16", "float32")  # float64 is nowhere fast, and unfolding takes it as well
 
+ALIGNED = 16  # bytes: what the plans of cuDNN's front end are made for
+
 
 def _dnn_takes(x: Array, w: Array) -> bool:
     global dnn
@@ -46,13 +48,25 @@ def _kernel(xp: Any, w: Array, last: bool) -> Array:
     return laid(xp, w, last) if w.size else w
 
 
+def _shown(xp: Any, x: Array, last: bool) -> Array:
+    """x as images lie, at an address that cuDNN's plans take; a view of a batch may begin anywhere."""
+    x = laid(xp, x, last)
+    if x.data.ptr % ALIGNED == 0:
+        return x
+    out = image(xp, x.shape, x.dtype, last)
+    out[...] = x
+    return out
+
+
 def _correlated(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape, last: bool) -> Array:
     if _dnn_takes(x, w):
         walk = shape.walk
         steps = dnn.Steps(walk.padding, walk.stride, walk.dilation)
-        x, w = laid(xp, x, last), laid(xp, w, last)
+        x, w = _shown(xp, x, last), _shown(xp, w, last)
         out = image(xp, (shape.n, shape.groups * shape.filters, *walk.out), x.dtype, last)
         bias = None if b is None else xp.ascontiguousarray(b, x.dtype)
+        if bias is not None and bias.data.ptr % ALIGNED:
+            bias = bias.copy()
         if dnn.forward(xp, x, w, bias, out, steps, last):
             return out
         if bias is not None and dnn.forward(xp, x, w, None, out, steps, last):
@@ -64,7 +78,7 @@ def _correlated(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape, last
 def _of_image(xp: Any, g: Array, w: Array, shape: Shape, last: bool) -> Array:
     if _dnn_takes(g, w):
         walk = shape.walk
-        g, w = laid(xp, g, last), laid(xp, w, last)
+        g, w = _shown(xp, g, last), _shown(xp, w, last)
         dx = image(xp, (shape.n, shape.groups * shape.channels, *walk.image), g.dtype, last)
         if dnn.of_image(xp, g, w, dx, dnn.Steps(walk.padding, walk.stride, walk.dilation), last):
             return dx
@@ -75,7 +89,7 @@ def _of_image(xp: Any, g: Array, w: Array, shape: Shape, last: bool) -> Array:
 def _of_filters(xp: Any, g: Array, x: Array, shape: Shape, filters: tuple[int, ...], last: bool) -> Array:
     if _dnn_takes(g, x):
         walk = shape.walk
-        g, x = laid(xp, g, last), laid(xp, x, last)
+        g, x = _shown(xp, g, last), _shown(xp, x, last)
         dw = image(xp, filters, g.dtype, last)
         if dnn.of_filters(xp, x, g, dw, dnn.Steps(walk.padding, walk.stride, walk.dilation), last):
             return dw

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddp.ops._op import Array
 from ddp.ops.cuda import pointwise_plan, pointwise_source
-from ddp.ops.cuda._source import BLOCKS, THREADS, passes, plan
+from ddp.ops.cuda._source import BLOCKS, THREADS, loaded, passes, plan
 from ddp.ops.cuda.pointwise import BLOCK, KERNELS, MOST, NUMBERS, OPTIONS, Ready, joint_of, key_of, steps_of
 from ddp.ops.cuda.pointwise_source import DIMS, Input, Output
 
@@ -139,7 +139,7 @@ class Reducing:
         kernel = self._kernels.get(key)
         if kernel is None:
             entry = f"ddp_{self.name}_{'along' if block else 'across'}"
-            kernel = self._kernels[key] = xp.RawKernel(self.text(names, out, kind, last), entry, OPTIONS)
+            kernel = self._kernels[key] = loaded(xp, self.text(names, out, kind, last), entry, OPTIONS)
         return kernel
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddp.ops._op import Array, shape_of
 from ddp.ops.cuda import pointwise_plan, pointwise_source
-from ddp.ops.cuda._source import BLOCKS, THREADS, Passing, passes, plan
+from ddp.ops.cuda._source import BLOCKS, THREADS, Passing, loaded, passes, plan
 from ddp.ops.cuda.pointwise_source import DIMS, Input, Output
 
 OPTIONS = ("-std=c++17",)
@@ -210,7 +210,7 @@ class Elementwise:
         key = xp, (*names,), (*results,)
         kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = self._kernels[key] = xp.RawKernel(self.text(names, results), f"ddp_{self.name}", OPTIONS)
+            kernel = self._kernels[key] = loaded(xp, self.text(names, results), f"ddp_{self.name}", OPTIONS)
         numbers = np.zeros(4 + DIMS * (1 + len(walk.steps)), np.int64)
         numbers[:4] = n, len(walk.shape), wide, small
         for a, each in enumerate((walk.shape, *walk.steps)):

@@ -22,7 +22,7 @@ class Local(threading.local):
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, Any] = {}
-        self.left: list[Any] = []  # to be current again; two threads may be inside one stream
+        self.stack: list[Any] = []  # the streams whose contexts this thread is in
 
 
 class Memory:
@@ -198,15 +198,18 @@ class FakeCupy:
                 machine.synchronize(self.ptr, "host waits")
 
             def __enter__(self) -> Stream:
-                assert self.device == cupy.local.device, "a stream of another device"
-                cupy.local.left.append(cupy.local.streams.get(self.device))
-                cupy.local.streams[self.device] = self
+                self.use()
+                cupy.local.stack.append(self)
                 return self
 
             def __exit__(self, *_: object) -> None:
-                cupy.local.streams[self.device] = cupy.local.left.pop()
+                # What is on the stack below is current now, and not what was current before, which `use` may have set.
+                cupy.local.stack.pop()
+                below = [each for each in cupy.local.stack if each.device == self.device]
+                cupy.local.streams[self.device] = below[-1] if below else None
 
             def use(self) -> None:
+                assert self.device == cupy.local.device, "a stream of another device"
                 cupy.local.streams[self.device] = self
 
         events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()

@@ -171,6 +171,9 @@ class RawKernel:
         assert status == 0, f"{self._name}: threads of a block came to different barriers"
         self.launched.add(self._name)
 
+    def compile(self) -> None:
+        """As CuPy's, which loads the kernel; this one was loaded when it was made."""
+
     def _held(self, kind: str, value: Any, i: int) -> Any:
         where = f"{self._name}: argument {i}, {kind}"
         if kind.endswith("*"):

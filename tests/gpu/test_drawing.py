@@ -1,0 +1,128 @@
+"""Random numbers on several streams: a generator's state is one piece of device memory, which draws read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ddp
+
+in_any_order = pytest.mark.parametrize("gpu", [("simulated", i) for i in range(12)], indirect=True)
+SIZE = 64
+
+
+def draw(generator: Any = None) -> Any:
+    return ddp.rand(SIZE, device="cuda", generator=generator)
+
+
+def expected(count: int, seed: int = 3) -> list[Any]:
+    """What one stream gives."""
+    source = ddp.Generator("cuda").manual_seed(seed)
+    found = []
+    for _ in range(count):
+        found.append(draw(source).tolist())
+        ddp.cuda.synchronize()
+    return found
+
+
+def read(found: list[Any]) -> list[Any]:
+    ddp.cuda.synchronize()
+    return [x.tolist() for x in found]
+
+
+@in_any_order
+@pytest.mark.parametrize("own", [False, True])
+def test_draws_of_several_streams_follow_each_other(gpu: Any, own: bool) -> None:
+    ddp.manual_seed(3)
+    source = ddp.Generator("cuda").manual_seed(3) if own else None
+    found, s, t = [], ddp.cuda.Stream(), ddp.cuda.Stream()
+    for side in (s, None, t, s, None):
+        with ddp.cuda.stream(side):
+            found.append(draw(source))
+    assert read(found) == expected(5)
+
+
+@in_any_order
+def test_a_state_that_is_dropped_is_read_to_the_end(gpu: Any) -> None:
+    """Its memory belongs to the stream that it was made on."""
+    source, s, found = ddp.Generator("cuda"), ddp.cuda.Stream(), []
+    for seed in range(4):
+        source.manual_seed(seed)
+        draw(source)
+        with ddp.cuda.stream(s):
+            found.append(draw(source))
+    assert read(found) == [expected(2, seed)[1] for seed in range(4)]
+
+
+@in_any_order
+def test_a_snapshot_is_of_its_place_in_the_program(gpu: Any) -> None:
+    source, s = ddp.Generator("cuda").manual_seed(3), ddp.cuda.Stream()
+    draw(source)
+    with ddp.cuda.stream(s):
+        draw(source)
+    there = source.snapshot()
+    with ddp.cuda.stream(s):
+        found = [draw(source)]
+        source.restore(there)
+        found.append(draw(source))
+    third = expected(3)[2]
+    assert read(found) == [third, third]
+
+
+def replayed(graph: Any, side: Any, out: Any) -> Any:
+    with ddp.cuda.stream(side):
+        graph.replay()
+        return out * 1
+
+
+def in_two_streams(source: Any, s: Any) -> Any:
+    first = draw(source)
+    here = ddp.cuda.current_stream()
+    s.wait_stream(here)
+    with ddp.cuda.stream(s):
+        second = draw(source)
+    second.record_stream(here)
+    third = draw(source)
+    here.wait_stream(s)
+    return ddp.stack([first, second, third])
+
+
+@in_any_order
+@pytest.mark.parametrize("captured", [lambda source, s: draw(source), in_two_streams])
+def test_replays_and_draws_of_several_streams(gpu: Any, captured: Callable[[Any, Any], Any]) -> None:
+    source, s, t = ddp.Generator("cuda").manual_seed(3), ddp.cuda.Stream(), ddp.cuda.Stream()
+    found = [draw(source)]
+    graph = ddp.cuda.CUDAGraph()
+    with ddp.cuda.graph(graph):
+        out = captured(source, t)
+    graphs = []
+    for side in (None, s, None):
+        with ddp.cuda.stream(s):
+            found.append(draw(source))
+        graphs.append(replayed(graph, side, out))
+        ddp.cuda.synchronize()  # of what the graph returns the user takes care
+        found.append(draw(source))
+    drawn = [row for x in graphs for row in x.reshape(-1, SIZE)]
+    width = len(drawn) // 3
+    order = [found[0]]
+    for i in range(3):
+        order += [found[2 * i + 1], *drawn[width * i : width * (i + 1)], found[2 * i + 2]]
+    assert read(order) == expected(len(order))
+
+
+def test_the_host_does_not_wait(gpu: Any) -> None:
+    draw()
+    gpu.reset()
+    with ddp.cuda.stream(ddp.cuda.Stream()):
+        draw()
+    draw()
+    assert not gpu.synchronizations
+
+
+def test_one_stream_needs_no_edge(gpu: Any) -> None:
+    draw()
+    gpu.reset()
+    draw()
+    assert not [what for _, what in gpu.log if what in ("wait", "record")]
