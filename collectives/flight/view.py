@@ -60,7 +60,8 @@ class View:
         if damaged is not None:
             raise damaged
         if inherited:
-            raise RecordError(f"process {pid} keeps no flight record of its own; process {inherited} does, its parent")
+            kin = "its child" if _parent(inherited) == pid else "its parent"  # a keeper has its rank's open
+            raise RecordError(f"process {pid} keeps no flight record of its own; process {inherited} does, {kin}")
         if _is_zombie(pid):
             raise RecordError(f"process {pid} has ended")
         raise RecordError(
@@ -178,8 +179,18 @@ def _refusal(pid: int, error: OSError, fd: int = -1) -> RecordError:
 
 
 def _is_zombie(pid: int) -> bool:
+    return _stat(pid)[:1] == [b"Z"]
+
+
+def _parent(pid: int) -> int:
+    stat = _stat(pid)
+    return int(stat[1]) if stat else 0
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What /proc/PID/stat says from the process's state on; [] of one that has gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1] == [b"Z"]
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return False
+        return []

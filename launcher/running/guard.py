@@ -222,5 +222,5 @@ def _become(
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
         os.execve(command[0], list(command), environ)
     except OSError as error:
-        os.write(2, f"{command[0]} cannot be started: {error}\n".encode())
+        os.write(2, f"{command[0]} cannot be started: {error}\n".encode("utf-8", "surrogateescape"))
     os._exit(_CANNOT_START)
