@@ -12,6 +12,7 @@ for neither. Host arrays are computed on when they are, and there is nothing to 
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,8 +60,11 @@ class DeviceLane:
     one_by_one = True
 
     def __init__(self, xp: Any) -> None:
+        from ddp._gpu import streams  # only where there is a GPU
+
         self._cuda = xp.cuda
         self._stream = xp.cuda.Stream(non_blocking=True)
+        self._inside = functools.partial(streams.Inside, streams.Lane(xp, xp.cuda.runtime.getDevice(), self._stream))
 
     def mark(self) -> Any:
         return self._marked(self._cuda.get_current_stream())
@@ -69,8 +73,7 @@ class DeviceLane:
         self._stream.wait_event(mark)
 
     def inside(self) -> contextlib.AbstractContextManager[Any]:
-        lane: contextlib.AbstractContextManager[Any] = self._stream
-        return lane
+        return self._inside()
 
     def join(self) -> None:
         self._cuda.get_current_stream().wait_event(self._marked(self._stream))
