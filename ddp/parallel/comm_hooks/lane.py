@@ -12,7 +12,7 @@ for neither. Host arrays are computed on when they are, and there is nothing to 
 from __future__ import annotations
 
 import contextlib
-import functools
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,11 +60,8 @@ class DeviceLane:
     one_by_one = True
 
     def __init__(self, xp: Any) -> None:
-        from ddp._gpu import streams  # only where there is a GPU
-
         self._cuda = xp.cuda
         self._stream = xp.cuda.Stream(non_blocking=True)
-        self._inside = functools.partial(streams.Inside, streams.Lane(xp, xp.cuda.runtime.getDevice(), self._stream))
 
     def mark(self) -> Any:
         return self._marked(self._cuda.get_current_stream())
@@ -72,8 +69,14 @@ class DeviceLane:
     def after(self, mark: Any) -> None:
         self._stream.wait_event(mark)
 
-    def inside(self) -> contextlib.AbstractContextManager[Any]:
-        return self._inside()
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        before = self._cuda.get_current_stream()
+        try:
+            with self._stream:
+                yield
+        finally:
+            before.use()  # CuPy's context ends on the stream whose context is around it, and `before` may be another
 
     def join(self) -> None:
         self._cuda.get_current_stream().wait_event(self._marked(self._stream))
