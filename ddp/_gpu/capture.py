@@ -89,7 +89,8 @@ class Capture:
         here = streams.current(stream.device.xp, stream.device.index)
         if (known := self._drawn.get(id(stream))) is not None:
             if here != known[1] and here.capturing:  # another stream of the graph
-                here.after(known[1])
+                if known[1].capturing:
+                    here.after(known[1])
                 self._drawn[id(stream)] = stream, here
             return
         if stream._rng is None:

@@ -168,7 +168,7 @@ class WholeBatch(Batch):
         told[2 : 2 + channels] = mean
         told[2 + channels :] = var
         table = self._comm.all_gather(told, lengths="equal").reshape(self._comm.size, -1)
-        modes_there, counts = table[:, :2].T.tolist()
+        modes_there, counts = xp.ascontiguousarray(table[:, :2].T).tolist()  # else CuPy leaves another stream
         self.meets = _WANTS in modes_there
         if self.meets and _NO_GRAD in modes_there:
             raise GraphError(_differ(modes_there))

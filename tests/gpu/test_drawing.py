@@ -126,3 +126,17 @@ def test_one_stream_needs_no_edge(gpu: Any) -> None:
     gpu.reset()
     draw()
     assert not [what for _, what in gpu.log if what in ("wait", "record")]
+
+
+def test_a_draw_beside_a_capture_does_not_break_it(gpu: Any) -> None:
+    """On a stream that takes no part: it runs, and is no part of the graph."""
+    source, side, graph = ddp.Generator("cuda").manual_seed(3), ddp.cuda.Stream(), ddp.cuda.CUDAGraph()
+    draw(source)
+    with ddp.cuda.graph(graph):
+        with ddp.cuda.stream(side):
+            beside = draw(source)
+        out = draw(source)
+        with ddp.cuda.stream(side):
+            draw(source)
+    graph.replay()
+    assert read([beside, out]) == [expected(2)[1], expected(4)[3]]

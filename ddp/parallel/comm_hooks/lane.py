@@ -12,6 +12,7 @@ for neither. Host arrays are computed on when they are, and there is nothing to 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,9 +69,14 @@ class DeviceLane:
     def after(self, mark: Any) -> None:
         self._stream.wait_event(mark)
 
-    def inside(self) -> contextlib.AbstractContextManager[Any]:
-        lane: contextlib.AbstractContextManager[Any] = self._stream
-        return lane
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        before = self._cuda.get_current_stream()
+        try:
+            with self._stream:
+                yield
+        finally:
+            before.use()  # CuPy's context ends on the stream whose context is around it, and `before` may be another
 
     def join(self) -> None:
         self._cuda.get_current_stream().wait_event(self._marked(self._stream))

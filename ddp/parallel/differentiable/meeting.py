@@ -57,7 +57,7 @@ class Together:
         mine = np.array([self._edge is not None, *told], np.int64)
         table = self.comm.all_gather(mine, lengths="equal").reshape(self.comm.size, -1)
         self.recorded = bool(table[:, 0].any())
-        return table[:, 1:].tolist()
+        return [row[1:] for row in table.tolist()]
 
     def hear(self, root: int, told: Sequence[int]) -> list[int] | None:
         """As `agree`, where the root's tensor alone counts, and what the root tells: as many numbers as given here."""

@@ -460,6 +460,9 @@ class FakeStream:
     def wait_event(self, event: FakeEvent) -> None:
         self.streams.notes.append(f"{self.name} waits for {event.behind}")
 
+    def use(self) -> None:
+        self.streams.current = self
+
     def __enter__(self) -> None:
         self.before, self.streams.current = self.streams.current, self
 
