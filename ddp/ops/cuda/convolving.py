@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp.ops._op import Array, Gradients, Needs, Saved
 from ddp.ops.cuda.channels import channel_sums
+from ddp.ops.cuda.tables import address
 from ddp.ops.formats import image, laid, prefers_channels_last
 from ddp.ops.unfolded import Shape, unfolded
 from ddp.ops.windows import Pair, Walk
@@ -51,7 +52,7 @@ def _kernel(xp: Any, w: Array, last: bool) -> Array:
 def _shown(xp: Any, x: Array, last: bool) -> Array:
     """x as images lie, at an address that cuDNN's plans take; a view of a batch may begin anywhere."""
     x = laid(xp, x, last)
-    if x.data.ptr % ALIGNED == 0:
+    if address(x) % ALIGNED == 0:
         return x
     out = image(xp, x.shape, x.dtype, last)
     out[...] = x
@@ -65,7 +66,7 @@ def _correlated(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape, last
         x, w = _shown(xp, x, last), _shown(xp, w, last)
         out = image(xp, (shape.n, shape.groups * shape.filters, *walk.out), x.dtype, last)
         bias = None if b is None else xp.ascontiguousarray(b, x.dtype)
-        if bias is not None and bias.data.ptr % ALIGNED:
+        if bias is not None and address(bias) % ALIGNED:
             bias = bias.copy()
         if dnn.forward(xp, x, w, bias, out, steps, last):
             return out
