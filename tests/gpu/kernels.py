@@ -32,8 +32,7 @@ def raw(cupy: Cupy) -> tuple[type, type]:
             held: list[Any] = [each for each in args if isinstance(each, Array)]
             hosts = [each._host if isinstance(each, Array) else each for each in args]
             kernel = self._kernel
-            if cupy.local.device not in self._loaded:
-                self._load()
+            _ = self.kernel
 
             def run() -> None:
                 with _one_at_a_time:
@@ -44,6 +43,13 @@ def raw(cupy: Cupy) -> tuple[type, type]:
         def compile(self, log_stream: Any = None) -> None:
             self._loaded.clear()
             self._load()
+
+        @property
+        def kernel(self) -> Any:
+            """As it was loaded on the current device."""
+            if cupy.local.device not in self._loaded:
+                self._load()
+            return self._kernel
 
         def _load(self) -> None:
             cupy.captures.unsafe("cuModuleLoadData")

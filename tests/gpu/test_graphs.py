@@ -100,6 +100,24 @@ def test_kernels_are_loaded_in_a_capture(gpu: Any) -> None:
     np.testing.assert_allclose(y.tolist(), layer(x).tanh().logsumexp(1).tolist(), rtol=1e-6)
 
 
+def test_kernels_of_another_device_are_loaded_in_a_capture(gpu: Any) -> None:
+    """CuPy keeps a kernel for each device, and ours one for all."""
+    layer = {i: ddp.nn.LayerNorm(8).to(f"cuda:{i}") for i in (0, 1)}
+
+    def step(i: int) -> Any:
+        # Rows that are long and few are reduced in two steps.
+        long = ddp.ones(1, 1 << 18, device=f"cuda:{i}").sum(1)
+        return layer[i](ddp.ones(4, 8, device=f"cuda:{i}") * 3).tanh().logsumexp(1).sum() + long
+
+    expected = step(0)
+    with ddp.cuda.device(1):
+        g = ddp.cuda.CUDAGraph()
+        with ddp.cuda.graph(g):
+            y = step(1)
+        g.replay()
+        assert y.tolist() == expected.tolist()
+
+
 def test_memory_goes_back_to_cuda_in_a_capture(gpu: Any) -> None:
     x, old, g = ddp.ones(4, device="cuda"), ddp.cuda.CUDAGraph(), ddp.cuda.CUDAGraph()
     with ddp.cuda.graph(old):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ddp._device import capturing
 from ddp._gpu import capture
 from ddp.ops._op import BFLOAT16, Array
 
@@ -145,6 +146,8 @@ class Source:
         # An array passes as it is: it lies in one piece, as the emulator of the tests makes sure.
         wrap = passing.get
         passed = [each if (wrapped := wrap(type(each))) is None else wrapped(each) for each in arguments]
+        if capturing.now is not None:
+            loaded_here(kernel)
         kernel((min(blocks, BLOCKS),), (threads,), passed)
 
 
@@ -155,6 +158,13 @@ def loaded(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> Any:
     with capture.relaxed():
         kernel.compile()
     return kernel
+
+
+def loaded_here(*kernels: Any) -> None:
+    """Before a launch in a capture: a kernel that was made on another device is loaded on the current one as well."""
+    with capture.relaxed():
+        for each in kernels:
+            _ = each.kernel  # CuPy's of this device
 
 
 Passing = dict[type, Callable[[Any], Any]]

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddp._device import capturing
 from ddp.ops._op import Array
 from ddp.ops.cuda import pointwise_plan, pointwise_source
-from ddp.ops.cuda._source import BLOCKS, THREADS, loaded, passes, plan
+from ddp.ops.cuda._source import BLOCKS, THREADS, loaded, loaded_here, passes, plan
 from ddp.ops.cuda.pointwise import BLOCK, KERNELS, MOST, NUMBERS, OPTIONS, Ready, joint_of, key_of, steps_of
 from ddp.ops.cuda.pointwise_source import DIMS, Input, Output
 
@@ -77,10 +78,14 @@ class Reducing:
         given: list[Any] = [x for x in inputs if type(x) not in NUMBERS]
         hosted = [passing[float](float(x)) for x in (*[x for x in inputs if type(x) in NUMBERS], *numbers)]
         if ready.then is None:
+            if capturing.now is not None:
+                loaded_here(ready.kernel)
             ready.kernel(ready.grid, ready.block, [*given, out, ready.plan, *hosted])
             return out
         kernel, grid, block, second, scratch = ready.then
         parts = xp.ndarray(scratch[0], scratch[1])
+        if capturing.now is not None:
+            loaded_here(ready.kernel, kernel)
         ready.kernel(ready.grid, ready.block, [*given, parts, ready.plan, *hosted])
         kernel(grid, block, [parts, out, second, *hosted[len(hosted) - len(numbers) :]])
         return out

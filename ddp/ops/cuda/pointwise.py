@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddp._device import capturing
 from ddp.ops._op import Array, shape_of
 from ddp.ops.cuda import pointwise_plan, pointwise_source
-from ddp.ops.cuda._source import BLOCKS, THREADS, Passing, loaded, passes, plan
+from ddp.ops.cuda._source import BLOCKS, THREADS, Passing, loaded, loaded_here, passes, plan
 from ddp.ops.cuda.pointwise_source import DIMS, Input, Output
 
 OPTIONS = ("-std=c++17",)
@@ -172,6 +173,8 @@ class Elementwise:
         else:
             results = [_ordered(xp, shape, kind, order) for shape, kind, order in outs]
         if kernel is not None:
+            if capturing.now is not None:
+                loaded_here(kernel)
             kernel(grid, BLOCK, [*arguments, *results, walk, *hosted])
         return results, kept
 
