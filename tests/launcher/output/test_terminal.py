@@ -38,8 +38,11 @@ def start_on_a_terminal(start_job: Any, args: list[str], echo: bool = False) -> 
     if not echo:
         attributes[3] &= ~termios.ECHO
     termios.tcsetattr(slave, termios.TCSANOW, attributes)
-    # A session of its own with this terminal, as a shell's foreground job has.
-    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    # A session of its own with this terminal, as a shell's foreground job has; whoever runs the tests may have nohup.
+    code = (
+        "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     command = [sys.executable, "-c", code, *args]
     job = start_job(command, stdin=slave, stdout=slave, stderr=slave, env={"TERM": "xterm", "NO_COLOR": ""})
     os.close(slave)
