@@ -168,6 +168,8 @@ class Watchdog:
                 if error is None:
                     continue
                 self.fail(error)
+                if self._failure is None:
+                    return  # closed meanwhile: nobody's concern any more
             self._end()
             return
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,9 @@ class Rig(below.Rig):
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
-    return lambda size=SIZE, seed=0: Rig(monkeypatch, size, seed)
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
+    with below.ending(lambda size=SIZE, seed=0: Rig(monkeypatch, size, seed)) as make:
+        yield make
 
 
 class Net(nn.Module):

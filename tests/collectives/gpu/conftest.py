@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -81,15 +83,35 @@ class Rig:
             self.cupy.naming = lambda device: f"comm {device}."
             return fn(comm, self.cupy)
 
-        results = collectives.run_threads(rank, self.size, timeout=TIMEOUT)
+        try:
+            results = collectives.run_threads(rank, self.size, timeout=TIMEOUT)
+        except BaseException:
+            self.machine.end()
+            raise
         self.machine.settle()
         return results
 
 
+@contextlib.contextmanager
+def ending(make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """`make`, whose rigs' machines end with it: no thread asks for ever for what a test has left undone."""
+    made = weakref.WeakSet[Any]()
+
+    def makes(*args: Any, **options: Any) -> Any:
+        rig = make(*args, **options)
+        made.add(rig.machine)
+        return rig
+
+    yield makes
+    for machine in made:
+        machine.end()
+
+
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     """`rig(size, nccl, seed)` makes ranks with GPUs; nccl: a `FakeLibrary`, AWARE, or None where there is none."""
-    return lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)
+    with ending(lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)) as make:
+        yield make
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ class Machine:
         self.log: list[tuple[str, str]] = []
         self.queues: dict[int, Queue] = {}
         self._busy = False
+        self._over = False
         self.memory: list[Any] = []  # nothing is ever given back, so a stray pointer hits garbage and no other process
         self._names: dict[str, int] = {}
 
@@ -115,6 +116,8 @@ class Machine:
     def glance(self, mark: Mark) -> bool:
         """The host asks whether an event has passed; some work may be done meanwhile."""
         with self.lock:
+            if self._over:
+                return True
             if not threading.current_thread().name.startswith(_ONLOOKERS):
                 for _ in range(self.dice.randrange(4)):
                     self._step()
@@ -141,6 +144,11 @@ class Machine:
         with self.lock:
             while self._step():
                 pass
+
+    def end(self) -> None:
+        """The test is over, and all events have passed: no thread asks for ever for what will never be done."""
+        with self.lock:
+            self._over = True
 
     def allocate(self, handle: int, nbytes: int) -> Any:
         """(nbytes rounded up,) uint8 from a stream's arena."""

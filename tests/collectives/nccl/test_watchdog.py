@@ -61,6 +61,20 @@ def watchdog(steps: list[str], **options: object) -> tuple[Watchdog, FakeCommuni
     return Watchdog(communicator, **{**settings, **options}), communicator  # type: ignore[arg-type]
 
 
+class BreaksWhenClosed:
+    """A device that fails while the watchdog asks it, which is closed before it has the answer."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.closed = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        self.asked.set()
+        self.closed.wait(10)
+        raise RuntimeError("an illegal memory access was encountered")
+
+
 LATE = ["record", "broken by CollectiveTimeout", "abort because of CollectiveTimeout"]
 
 
@@ -76,6 +90,18 @@ def test_what_is_complete_in_time_is_forgotten() -> None:
     second.done = True
     soon(dog.idle)
     dog.check()
+    assert dog.close()
+    assert steps == []
+
+
+def test_a_failure_behind_the_end_is_nobodys_concern() -> None:
+    steps: list[str] = []
+    dog, _ = watchdog(steps)
+    event = BreaksWhenClosed()
+    dog.watch(event, "last", time.monotonic() + 20)
+    assert event.asked.wait(10)
+    assert not dog.close(0)  # it asks still
+    event.closed.set()
     assert dog.close()
     assert steps == []
 

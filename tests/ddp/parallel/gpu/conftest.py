@@ -35,7 +35,8 @@ class Rig(below.Rig):
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     """`rig(size, nccl, seed)` makes ranks with GPUs; nccl: a `FakeLibrary`, or None where there is none."""
-    yield lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)
+    with below.ending(lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)) as make:
+        yield make
     forget()
 
 
