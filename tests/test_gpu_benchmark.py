@@ -20,7 +20,7 @@ from benchmarks.gpu import carrying, sharing
 from benchmarks.gpu.contestant import FIRST, Library, train
 from benchmarks.gpu.rows import PROMISES, Promise, contestants, differs, ratio
 from benchmarks.gpu.tasks import TASKS, weights
-from benchmarks.gpu.turns import Contestant
+from benchmarks.gpu.turns import Contestant, take_turns
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FASTER = Promise(task="gpt2", ours=("ddp", "ddp-graph"), theirs="torch", goal=2.0)
@@ -68,7 +68,7 @@ def test_tests_have_the_gpu_to_themselves(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     def tests(limit: float) -> dict[str, Any]:
         happened.append("tests")
-        return {"summary": "", "failed": []}
+        return {"summary": "", "failed": {}}
 
     monkeypatch.setattr(benchmark, "Contestant", Entered)
     monkeypatch.setattr(benchmark, "run_tests", tests)
@@ -79,6 +79,54 @@ def test_tests_have_the_gpu_to_themselves(monkeypatch: pytest.MonkeyPatch, tmp_p
     benchmark.main()
     assert happened[:2] == ["tests", "a contestant"]
     assert happened[-1] == "closed"
+
+
+class Turning:
+    """A contestant that gives so many answers."""
+
+    def __init__(self, name: str, answers: int) -> None:
+        self.name, self.left = name, answers
+
+    def steps(self, count: int) -> float:
+        if not self.left:
+            raise RuntimeError(f"{self.name} gave no answer: out of memory")
+        self.left -= 1
+        return 0.125
+
+
+def test_who_gives_no_answer_is_out_and_the_others_go_on() -> None:
+    group: list[Any] = [Turning("torch", 100), Turning("ddp", 3), Turning("ddp-graph", 0)]
+    times, out = take_turns(group, 4, time.monotonic() + 60)
+    assert times == {"torch": [0.125] * 4}
+    assert out == {name: f"{name} gave no answer: out of memory" for name in ("ddp", "ddp-graph")}
+
+
+SUITE = """
+import time, pytest
+@pytest.mark.gpu
+def test_works(): pass
+@pytest.mark.gpu
+def test_fails(): assert 1 + 1 == 3
+@pytest.mark.gpu
+@pytest.mark.skipif(True, reason="")
+def test_skips(): pass
+def test_of_no_gpu(): assert False
+@pytest.mark.gpu
+def test_takes_long(): time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize(("seconds", "limit", "said"), [(0, 60, "2 passed, 1 failed, 1 skipped"), (60, 12, "")])
+def test_tests_tell_what_failed_and_stop_in_time(
+    seconds: int, limit: float, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: on a GPU\n")
+    (tmp_path / "test_suite.py").write_text(SUITE.format(seconds=seconds))
+    monkeypatch.setattr(benchmark, "ROOT", tmp_path)
+    found = benchmark.run_tests(limit)
+    assert found["summary"].startswith(said), found
+    assert found["summary"].endswith("not finished after 12 s") == bool(seconds), found
+    assert "assert (1 + 1) == 3" in found["failed"]["test_suite::test_fails"]
 
 
 def test_gpt2_is_as_large_as_it_says() -> None:

@@ -11,10 +11,13 @@ the others go on. Needs CuPy, a GPU and PyTorch with CUDA.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +33,7 @@ from benchmarks.gpu.turns import ROOT, Contestant, median_ms, take_turns
 
 NAMED = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "torch", "nvidia-cudnn-frontend", "mpi4py", "pynccl")
 OTHERS = ("loader", "two-ranks")
+GRACE = 20.0  # s that the tests have to report, when they are interrupted
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -50,11 +54,17 @@ def main() -> None:
     deadline = begun + args.limit
     wanted = args.only or [*TASKS, *OTHERS]
     found: dict[str, Any] = {"benchmark": "gpu", "date": datetime.date.today().isoformat(), **facts(args.device)}
+
+    def keep() -> None:  # what is found is found, whatever becomes of the rest
+        found["seconds"] = round(time.monotonic() - begun, 1)
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
     print(f"{found['gpu']}, {found['versions']}", flush=True)
     # Before any contestant is there: tests look at the time, and at how much of the GPU's memory is free.
     if args.tests and args.device == "cuda":
         found["tests"] = run_tests(args.tests)
-        print(f"pytest -m gpu: {found['tests']['summary']}", flush=True)
+        print(f"pytest -m gpu: {found['tests']['summary']}", *found["tests"]["failed"], sep="\n  ", flush=True)
+        keep()
     # All of them compile at once, and wait until it is their turn.
     entered = {
         task: [Contestant(task, name, args.device) for name in contestants(task) if fits(name, args.device)]
@@ -66,18 +76,19 @@ def main() -> None:
         for number, (task, group) in enumerate(entered.items()):
             share = (deadline - time.monotonic()) / (len(entered) - number + 1)
             found["tasks"][task] = compare(task, group, args.rounds, time.monotonic() + share, args.device)
+            keep()
     finally:
         for each in (each for group in entered.values() for each in group):
             each.close()
     if "loader" in wanted:
         found["loader"] = guarded(carrying.measure, args.device)
         print(carrying.line(found["loader"]), flush=True)
+        keep()
     if "two-ranks" in wanted:
         found["two-ranks"] = guarded(sharing.measure, args.device)
         print(sharing.line(found["two-ranks"]), flush=True)
     found["promises"] = [*summary(found["tasks"])]
-    found["seconds"] = round(time.monotonic() - begun, 1)
-    args.json.write_text(json.dumps(found, indent=1) + "\n")
+    keep()
     print(f"written to {args.json} after {found['seconds']} s")
 
 
@@ -113,24 +124,35 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def run_tests(limit: float) -> dict[str, Any]:
-    """`pytest -m gpu`, and the names of what failed."""
+    """`pytest -m gpu`: how many passed, and what failed with the end of its report.
+
+    Where time runs out it is interrupted, as by Ctrl-C, and tells of the tests it has run.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
+        report, said = Path(folder) / "report.xml", Path(folder) / "said"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        with said.open("w") as to:
+            pytest = subprocess.Popen(command, cwd=ROOT, stdout=to, stderr=subprocess.STDOUT, start_new_session=True)
+        late = ""
         try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit)
+            pytest.wait(limit)
         except subprocess.TimeoutExpired:
-            return {"summary": f"not finished after {limit:.0f} s", "failed": []}
+            late = f", not finished after {limit:.0f} s"
+            pytest.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                pytest.wait(GRACE)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pytest.pid, signal.SIGKILL)  # and whatever it started
+        status = pytest.wait()
         if not report.exists():
-            return {"summary": f"exit code {done.returncode}: {(done.stdout + done.stderr)[-500:]}", "failed": []}
+            return {"summary": f"exit code {status}{late}: {said.read_text()[-500:]}", "failed": {}}
         cases = [*ElementTree.parse(report).iter("testcase")]
-    failed = [
-        f"{case.get('classname')}::{case.get('name')}"
-        for case in cases
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
+    failed = {}
+    for case in cases:
+        for trouble in (*case.iter("failure"), *case.iter("error")):
+            failed[f"{case.get('classname')}::{case.get('name')}"] = (trouble.text or "")[-2000:]
     skipped = sum(case.find("skipped") is not None for case in cases)
-    summary = f"{len(cases) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped"
+    summary = f"{len(cases) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped{late}"
     return {"summary": summary, "failed": failed}
 
 
@@ -146,7 +168,11 @@ def compare(task: str, group: list[Contestant], rounds: int, deadline: float, de
             troubles[each.name] = trouble
             print(f"{task}: {each.name} is out: {trouble}", flush=True)
     able = [each for each in group if each.name not in troubles]
-    times = take_turns(able, rounds, deadline)
+    times, gone = take_turns(able, rounds, deadline)
+    for name, trouble in gone.items():
+        troubles[name] = trouble
+        print(f"{task}: {name} is out: {trouble}", flush=True)
+    able = [each for each in able if each.name in times]
     print(f"\n{task:<12} {'ms a step':>10} {TASKS[task].unit + '/s':>12} {'peak MiB':>9}")
     for each in able:
         milliseconds = median_ms(times[each.name])

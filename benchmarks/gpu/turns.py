@@ -53,7 +53,7 @@ class Contestant:
                     return f"ended with {self.process.wait()}: {''.join(self._noise)[-2000:]}"
                 if line.startswith("{"):  # a library may print what it likes before
                     self.said = json.loads(line)
-                    return self.said.get("error")
+                    return self.said.get("traceback", self.said.get("error"))
         except queue.Empty:
             return "was not ready in time"
 
@@ -81,16 +81,30 @@ class Contestant:
             pipe.close()
 
 
-def take_turns(contestants: list[Contestant], rounds: int, deadline: float) -> dict[str, list[float]]:
-    """Of each contestant the seconds of a step, one number a round; fewer rounds where time runs out."""
-    repeats = {each.name: max(1, int(ROUND / max(each.steps(3), 1e-6))) for each in contestants}
+def take_turns(
+    contestants: list[Contestant], rounds: int, deadline: float
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Times of all contestants, in fewer rounds where time runs out.
+
+    Returns: of each contestant the seconds of a step, one number a round; and of those that gave up meanwhile, why
+    """
+    repeats: dict[str, int] = {}
     times: dict[str, list[float]] = {each.name: [] for each in contestants}
+    out: dict[str, str] = {}
     for number in range(rounds):
         if number >= 3 and time.monotonic() > deadline:
             break
         for each in contestants:
-            times[each.name].append(each.steps(repeats[each.name]))
-    return times
+            if each.name in out:
+                continue
+            try:
+                if each.name not in repeats:
+                    repeats[each.name] = max(1, int(ROUND / max(each.steps(3), 1e-6)))
+                times[each.name].append(each.steps(repeats[each.name]))
+            except RuntimeError as error:
+                out[each.name] = str(error)
+                del times[each.name]
+    return times, out
 
 
 def median_ms(times: list[float]) -> float:
