@@ -37,11 +37,18 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return max(2, 3 * len(os.sched_getaffinity(0)) // 2)
 
 
+@pytest.hookimpl(trylast=True)  # what others leave out is left out by then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long"):  # an id in brackets is a keyword, too
-                item.add_marker(pytest.mark.skip(reason="takes long: pytest --long runs it"))
+    """Without --long, tests marked so are not even reported one by one, which takes half a minute for thousands."""
+    if config.getoption("--long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]  # an id in brackets is a keyword, too
+    if long and len(long) < len(items):
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    else:  # one was asked for by its name: who asked hears why it does not run
+        for item in long:
+            item.add_marker(pytest.mark.skip(reason="takes long: pytest --long runs it"))
 
 
 def pytest_collection_finish() -> None:
