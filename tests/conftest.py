@@ -19,6 +19,10 @@ import pytest
 # A shell's background job ignores SIGINT, and so would all that is started from it: Ctrl-C could not be tested there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests run beside each other. With a thread a core in each, PyTorch's threads wait for one another in loops: a third of
+# the processor's time in all, and two thirds in tests/ddp/nn. Set before NumPy and PyTorch are loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).parent.parent
 # Packages that take long to import, and of which jobs under test want little.
 STANDINS = ROOT / "tests" / "standins"

@@ -28,9 +28,7 @@ SAMPLE = 60  # a dtype; --long runs all
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """The kernels that most cases launch, by one run of the compiler for each dtype."""
-    if emulation.COMPILER is not None:
-        for dtype in ("float32", "bfloat16", "int64", "bool"):
-            emulation.prepare(list(typed.sources(dtype).values()))
+    typed.prepare("float32", "bfloat16", "int64", "bool")
 
 
 def chosen(dtype: Any) -> list[Case]:

@@ -23,12 +23,6 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 """
 
 
-@pytest.fixture(autouse=True)
-def _threads_as_the_user_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal ddp-launch says how many threads it gives a rank, unless the user has said so."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], str]:
     """Writes a script and returns its path."""

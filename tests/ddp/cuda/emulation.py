@@ -46,18 +46,18 @@ _DTYPES = {
 
 def _expanded(text: str) -> str:
     """The source after the preprocessor, without what it includes."""
-    assert COMPILER is not None
     bare = "\n".join(line for line in text.splitlines() if not line.startswith("#include"))
-    done = subprocess.run(
-        [COMPILER, "-E", "-P", "-xc++", "-"], input=bare, capture_output=True, text=True, timeout=60, check=True
-    )
-    return " ".join(done.stdout.split())
+    return " ".join(_made(bare, ("-E", "-P", "-xc++"), ".ii").read_text().split())
 
 
 def signatures(text: str) -> dict[str, list[str]]:
     """Of every kernel in a source: the types of its parameters."""
+    return _entries(_expanded(text))
+
+
+def _entries(expanded: str) -> dict[str, list[str]]:
     found = {}
-    for name, parameters in _ENTRY.findall(_expanded(text)):
+    for name, parameters in _ENTRY.findall(expanded):
         found[name] = [each.strip().rpartition(" ")[0].removeprefix("const ") for each in parameters.split(",")]
     return found
 
@@ -123,27 +123,24 @@ _PREPARED: dict[str, tuple[Any, dict[str, list[str]]]] = {}
 
 
 def prepare(texts: Sequence[str]) -> None:
-    """Compiles many sources at once, whose kernels have names of their own: ten times faster than one by one."""
-    texts = [text for text in dict.fromkeys(texts) if text not in _PREPARED]
+    """Compiles many sources at once, whose kernels have names of their own: ten times faster than one by one.
+
+    In one order, and those too that are there already: whoever asks for the same ones finds them compiled.
+    """
+    texts = sorted({*texts})
+    if all(text in _PREPARED for text in texts):
+        return
     headers, spaces = [], []
     for i, text in enumerate(texts):
         lines = text.splitlines()
         headers += [line for line in lines if line.startswith("#include")]
         body = "\n".join(line for line in lines if not line.startswith("#include"))
         spaces.append(f"namespace source{i} {{\n{body}\n")
-    entries = [signatures(text) for text in texts] if len(texts) < 4 else _signatures(texts)
+    entries = [_entries(part) for part in re.split(r"namespace source\d+ \{", _expanded("\n".join(spaces)))[1:]]
     for i, each in enumerate(entries):
         spaces[i] += "".join(_door(name, kinds) for name, kinds in each.items()) + "}\n"
-    if not texts:
-        return
     library = _built("\n".join(['#include "emulator.h"', *dict.fromkeys(headers), *spaces]))
     _PREPARED.update({text: (library, each) for text, each in zip(texts, entries, strict=True)})
-
-
-def _signatures(texts: Sequence[str]) -> list[dict[str, list[str]]]:
-    """Of each source, by one run of the preprocessor."""
-    found = signatures("\n".join(texts))
-    return [{name: found[name] for name in re.findall(r"void (ddp_\w+)\(", text)} for text in texts]
 
 
 def _types(text: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ what `tests/ddp/test_gpu.py` runs there: CuPy's own functions, its devices, and 
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import Iterator
@@ -23,8 +22,7 @@ from ddp.ops.cuda import SOURCES, advancing, choosing, clipping, curves, planes,
 from ddp.ops.cuda.planes_walk import Planes
 from ddp.ops.norm_channels import Batch, batch_norm
 from tests.ddp.cases.table import Case, draw
-from tests.ddp.cuda import emulation
-from tests.ddp.cuda.typed import sources
+from tests.ddp.cuda import emulation, typed
 from tests.ddp.test_ops import CASES, leaves
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
@@ -49,13 +47,6 @@ def results(case: Case, dtype: Any) -> list[Any]:
 
 BFLOAT16 = ml_dtypes.bfloat16
 TOLERANCES = {np.float64: 1e-10, np.float32: 2e-5, np.float16: 1e-2, BFLOAT16: 5e-2}
-
-
-@functools.cache
-def prepared(dtype: Any) -> None:
-    """Compiles the generated kernels of a dtype together."""
-    if dtype in (np.float64, BFLOAT16):  # of the others only few are run here
-        emulation.prepare([*sources(np.dtype(dtype).name).values()])
 
 
 def generated(case: Case) -> bool:
@@ -90,7 +81,7 @@ def ids(runs: list[Any]) -> list[str]:
 @pytest.mark.parametrize(("case", "dtype"), RUNS, ids=ids(RUNS))
 def test_agrees_with_numpy(case: Case, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = results(case, dtype)
-    prepared(dtype)
+    typed.prepare(np.dtype(dtype).name, generated=dtype in (np.float64, BFLOAT16))  # few are of the others
     monkeypatch.setattr(CPU, "xp", emulation.cupy)
     got = results(case, dtype)
     for one, other in zip(got, expected, strict=True):

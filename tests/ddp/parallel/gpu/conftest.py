@@ -9,7 +9,7 @@ import pytest
 
 from tests.collectives.gpu import conftest as below
 from tests.collectives.gpu.nccl_fake import FakeLibrary
-from tests.ddp.cuda import emulation, typed
+from tests.ddp.cuda import typed
 from tests.gpu.installing import Gpu, forget
 from tests.gpu.standin import Cupy
 
@@ -17,9 +17,7 @@ from tests.gpu.standin import Cupy
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
     """Ranks have a time limit, and compilers none: the kernels that training launches are made before."""
-    if emulation.COMPILER is not None:
-        for dtype in ("float64", "int64", "bool"):
-            emulation.prepare(list(typed.sources(dtype).values()))
+    typed.prepare("float64", "int64", "bool")
 
 
 class Rig(below.Rig):
