@@ -52,14 +52,22 @@ class Heartbeat:
 
     def __enter__(self) -> Heartbeat:
         self.progress()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # From Python 3.12 on no thread starts any more once the script has ended. The others hear of this rank when
+            # it is at its end, if that is within the time limit of a collective.
+            self._thread = None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._state = _DONE if error is None else _FAILED
         self._ended.set()
-        self._thread.join()
+        if self._thread is None:
+            self._beat()
+        else:
+            self._thread.join()
         if error is not None:
             return
         if self._error is not None:

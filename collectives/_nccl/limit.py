@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class StillRunning(Exception):
-    """The call has not returned in time; its thread goes on, and its outcome is lost."""
+    """The call has not returned in time; its thread goes on, and its outcome is lost. Or the process is ending."""
 
 
 def aside(call: Callable[[], T], name: str) -> Future[T]:
@@ -26,7 +26,13 @@ def aside(call: Callable[[], T], name: str) -> Future[T]:
         except BaseException as error:  # raised where it is waited for
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise
+        # From Python 3.12 on no thread starts any more once the script has ended; and here it could wait for ever.
+        outcome.set_exception(StillRunning(f"{name}: {error}"))
     return outcome
 
 

@@ -104,18 +104,29 @@ class _Sums:
 
 
 class _Aside:
-    """Adds chunks to checksums in a thread of its own, until the end of the block."""
+    """Adds chunks to checksums in a thread of its own, until the end of the block; in this one where there can be none.
+
+    From Python 3.12 on no thread starts any more once the script has ended, while a save may still be under way.
+    """
 
     def __init__(self, sums: _Sums) -> None:
         self._sums = sums
         self._helper = ThreadPoolExecutor(1, "checksums")  # starts its thread when it is given work
+        self._alone = False
         self._added: deque[Future[None]] = deque()
 
     def __enter__(self) -> _Aside:
         return self
 
     def add(self, data: memoryview) -> None:
-        self._added.append(self._helper.submit(self._sums.add, data))
+        if not self._alone:
+            try:
+                self._added.append(self._helper.submit(self._sums.add, data))
+            except RuntimeError:  # its thread cannot start, and nothing of what it was given is done
+                self._alone = True
+        if self._alone:
+            self._sums.add(data)
+            return
         # Neither waits for the other at every step, nor is more than a little kept alive.
         if len(self._added) == _AHEAD:
             self._added.popleft().result()

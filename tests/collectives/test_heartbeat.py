@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 
 import pytest
@@ -38,6 +40,33 @@ def test_everybody_leaves_when_the_last_is_done_and_not_a_beat_later(monkeypatch
     start = time.monotonic()
     collectives.run_threads(main, size=3)
     assert time.monotonic() - start < 10.0
+
+
+def test_a_rank_whose_script_has_ended_starts_no_thread_and_is_heard_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From Python 3.12 on; the others may be in the middle of theirs."""
+    refused = threading.local()
+    start = threading.Thread.start
+
+    def begin(self: threading.Thread) -> None:
+        if getattr(refused, "here", False):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    monkeypatch.setattr(heartbeat, "EVERY", 0.05)
+
+    def main(comm: Communicator) -> tuple[int, ...]:
+        refused.here = comm.rank > 0
+        with contextlib.suppress(KeyError), Heartbeat(comm) as beat:
+            time.sleep(0.1 * comm.rank)
+            if comm.rank == 2:
+                raise KeyError
+        comm.barrier()
+        return beat.failed
+
+    assert collectives.run_threads(main, size=3) == [(2,)] * 3
 
 
 def test_who_failed_is_known_to_all() -> None:

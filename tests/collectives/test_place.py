@@ -192,6 +192,7 @@ def test_who_has_chosen_a_gpu_keeps_it(cupy: FakeCupy) -> None:
 def test_a_machine_of_one_gpu_imports_no_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(local, "_GPUS", tmp_path)
     (tmp_path / "0000:01:00.0").mkdir()
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)  # of a test before
     monkeypatch.setattr(cuda, "why_absent", None)  # not even looked for
     local.take_local_gpu(1, {})
 

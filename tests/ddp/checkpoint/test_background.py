@@ -240,3 +240,13 @@ def test_a_save_that_fails_at_exit_is_told(folder: Path, run_job: Callable[..., 
     done = run_job([sys.executable, "-c", code, str(folder)])
     assert done.returncode == 0
     assert "a save failed while the process was ending: ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.mpi
+def test_ranks_wait_for_a_save_when_they_end(folder: Path, tmp_path: Path, run_job: Callable[..., Any]) -> None:
+    """From Python 3.12 on, no thread of theirs starts any more by then."""
+    script = tmp_path / "job.py"
+    script.write_text(f"import collectives\ncollectives.init()\n{PROGRAM}")
+    done = run_job([sys.executable, "-m", "launcher", "-n", "2", str(script), str(folder)])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert open_checkpoint(folder / "step-0000000000").read("rank-0001.model.weight").shape == (1000, 1000)
