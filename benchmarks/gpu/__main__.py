@@ -141,8 +141,9 @@ def run_tests(limit: float) -> dict[str, Any]:
             pytest.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 pytest.wait(GRACE)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pytest.pid, signal.SIGKILL)  # and whatever it started
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pytest.pid, signal.SIGKILL)  # and whatever it started
         status = pytest.wait()
         if not report.exists():
             return {"summary": f"exit code {status}{late}: {said.read_text()[-500:]}", "failed": {}}

@@ -46,7 +46,7 @@ def test_compiles(name: str, dtype: str, architecture: str) -> None:
 
 GENERATED = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
 LARGE_ANGLES = {"sin", "cos", "tan", "sin_dx", "cos_dx"}  # whose turns CUDA takes off in double
-SHARE = 24  # of the generated kernels, which one in so many is compiled; --long compiles all
+SHARE = 12  # of the generated kernels, which one in so many is compiled; --long compiles all
 
 
 @needs_nvrtc
