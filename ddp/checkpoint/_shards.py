@@ -122,8 +122,10 @@ class _Aside:
         if not self._alone:
             try:
                 self._added.append(self._helper.submit(self._sums.add, data))
-            except RuntimeError:  # its thread cannot start, and nothing of what it was given is done
+            except RuntimeError:  # its thread cannot start, or is not to be given any more
                 self._alone = True
+                while self._added:  # chunks have an order
+                    self._added.popleft().result()
         if self._alone:
             self._sums.add(data)
             return

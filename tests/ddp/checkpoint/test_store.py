@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,23 @@ def test_arrays_of_any_layout(threads: bool, tmp_path: Path, monkeypatch: pytest
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     collectives.run_threads(main, size=1)
+
+
+def test_checksums_keep_their_order_when_their_thread_takes_no_more() -> None:
+    class Slow(_shards._Sums):
+        def add(self, data: memoryview) -> None:
+            time.sleep(0.02)
+            super().add(data)
+
+    alone, aside = _shards._Sums(), Slow()
+    with _shards._Aside(aside) as adding:
+        for number in range(6):
+            if number == 4:
+                adding._helper.shutdown(wait=False)  # as Python does when the script has ended
+            chunk = memoryview(bytes([number]) * 100)
+            adding.add(chunk)
+            alone.add(chunk)
+    assert aside.shard() == alone.shard()
 
 
 def test_neither_side_holds_the_data_twice(tmp_path: Path) -> None:
