@@ -129,6 +129,12 @@ def test_tests_tell_what_failed_and_stop_in_time(
     assert "assert (1 + 1) == 3" in found["failed"]["test_suite::test_fails"]
 
 
+def test_without_a_gpu_one_line_says_so(run_job: Run, tmp_path: Path) -> None:
+    done = run_job([sys.executable, "-m", "benchmarks.gpu"], env={"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr == "benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes\n"
+
+
 def test_gpt2_is_as_large_as_it_says() -> None:
     size = TASKS["gpt2"].size
     block = 12 * size.width**2 + 13 * size.width

@@ -116,9 +116,12 @@ def facts(device: str) -> dict[str, Any]:
     gpu = f"no GPU: {platform.machine()}"
     if device == "cuda":
         asked = "--query-gpu=name,driver_version,memory.total,clocks.max.sm"
-        done = subprocess.run(
-            ["nvidia-smi", asked, "--format=csv,noheader"], capture_output=True, text=True, timeout=30
-        )
+        try:
+            done = subprocess.run(
+                ["nvidia-smi", asked, "--format=csv,noheader"], capture_output=True, text=True, timeout=30
+            )
+        except FileNotFoundError:
+            sys.exit("benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes")
         gpu = done.stdout.strip()
     return {"gpu": gpu, "python": platform.python_version(), "versions": versions}
 
