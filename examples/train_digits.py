@@ -14,7 +14,6 @@ and on another number of ranks if you like.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections import deque
 from contextlib import ExitStack
@@ -133,7 +132,7 @@ def main() -> None:
     done, batches = 0, chain.from_iterable(repeat(loader, args.epochs))
     start = time.perf_counter()
     with ExitStack() as stack:
-        metrics = stack.enter_context(JsonLines(args.metrics or os.devnull, comm=comm))
+        metrics = None if args.metrics is None else stack.enter_context(JsonLines(args.metrics, comm=comm))
         if args.checkpoint is not None:
             checkpointer = Checkpointer(args.checkpoint, model=model, optimizer=optimizer, every=args.every, comm=comm)
             stack.enter_context(checkpointer).load()
@@ -146,7 +145,8 @@ def main() -> None:
             while len(underway) > at_most:
                 step, loss, count = underway.popleft()
                 total, samples = comm.all_reduce(np.array([loss.value(), count]))
-                metrics.log(step, loss=total / samples)
+                if metrics is not None:
+                    metrics.log(step, loss=total / samples)
                 bar.set_postfix(epoch=loader.epoch + 1, loss=total / samples)
 
         for step, (x, y) in bar:

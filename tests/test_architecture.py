@@ -19,6 +19,7 @@ PACKAGES = ("collectives", "ddp", "launcher")
 FLOORS = {
     "ddp._block": 0,
     "ddp._device": 0,
+    "ddp._files": 0,
     "ddp._gpu": 0,
     "ddp._heap": 0,
     "ddp._later": 0,

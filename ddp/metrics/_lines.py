@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from ddp._files import atomic_write, open_stream
 from ddp.errors import ArgumentError
 from ddp.metrics._values import RESERVED, plain, writes
 
@@ -15,18 +16,18 @@ from ddp.metrics._values import RESERVED, plain, writes
 class JsonLines:
     """A file of JSON objects, one a line: `{"step": 120, "loss": 0.25}`. Rank 0 writes it.
 
-    path: the file; it is gone on with if it is there
+    path: the file, to which lines are added if it is there; a device, pipe or terminal is written to
     rank, comm: this process's rank, or a communicator that has it; one of the two
 
     A job that resumes repeats the steps since its checkpoint, so the first `log` of a process takes out of the file
     what an earlier one wrote for its step and later ones: in the end each step is there once. Each line is written at
     once and whole; what is left of one that was torn when a machine went down is taken out, too.
 
-    Raises: ArgumentError for a file that has other lines, unless they are ours.
+    Raises: ArgumentError for a file that has other lines, unless they are ours; OSError if it cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:
-        self.path = os.path.realpath(path)  # behind a symbolic link, the link stays
+        self.path = os.path.abspath(path)
         self._writes = writes("JsonLines", rank, comm)
         self._number: int | None = None  # of the open file
 
@@ -41,8 +42,7 @@ class JsonLines:
             return
         text = _written(step, values)
         if self._number is None:
-            _cut(self.path, step)
-            self._number = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._number = _opened(self.path, step)
         data = text.encode()
         try:
             while data:  # one call writes all of it, unless the disk fills up
@@ -86,23 +86,19 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cut(path: str, step: int) -> None:
-    """Takes out of the file at `path` what is of `step` or later; it stays as it was until the new one is whole."""
-    if not os.path.exists(path):
-        return
-    temporary = f"{path}.{os.urandom(4).hex()}.tmp"
-    try:
-        with open(path, "rb") as file, open(temporary, "xb") as kept:
-            for line in _before(path, file, step):
-                kept.write(line)
-            if kept.tell() == file.tell():
-                return  # nothing is to be taken out
-            kept.flush()
-            os.fsync(kept.fileno())
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+def _opened(path: str, step: int) -> int:
+    """A descriptor to append to, once what is of `step` or later has been taken out of a file that is there."""
+    stream = open_stream(path)
+    if stream is not None:
+        return stream
+    if os.path.exists(path):
+        with open(path, "rb") as file:
+            kept = b"".join(_before(path, file, step))
+            size = file.seek(0, os.SEEK_END)
+        if len(kept) < size:
+            with atomic_write(path) as file:
+                file.write(kept)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _before(path: str, lines: Any, step: int) -> Iterator[bytes]:

@@ -12,12 +12,12 @@ Source: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from typing import IO, Any
 
 from ddp._device import CPU, device
+from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 from ddp.serialization._reading import Reader
 from ddp.serialization._writing import Writer
@@ -30,37 +30,20 @@ File = str | os.PathLike[str] | IO[bytes]
 def save(obj: Any, f: File) -> None:
     """Writes tensors to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors and JSON values.
 
-    f: a path, whose file is replaced at once and whole, or an open binary file
+    f: a path, whose file is replaced at once and whole (a device, pipe or terminal is written to), or an open binary
+        file
     A dict of tensors by name is an ordinary safetensors file, which PyTorch's `safetensors.torch.load_file` reads. A
     tensor that appears twice (the same memory, shape and strides) is written once.
 
-    Raises: ArgumentError for anything else in `obj`.
+    Raises: ArgumentError for anything else in `obj`; OSError if the file cannot be written.
     """
     writer = Writer(obj)
     if not isinstance(f, str | os.PathLike):
         _check("save", f, "write")
         writer.write(f)
         return
-    path = os.path.realpath(f)  # behind a symbolic link, the file is replaced and the link stays
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            writer.write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):  # the error that came first says more
-            os.unlink(temporary)
-        raise
-    # The new name is on disk only once the folder is.
-    with contextlib.suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+    with atomic_write(f) as file:
+        writer.write(file)
 
 
 def load(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 from ddp.tracing.events import chrome_events
 from ddp.tracing.parts import Part, read_parts
@@ -59,10 +60,9 @@ def merge(folder: str | os.PathLike[str]) -> Merged:
     folder = Path(folder)
     parts = read_parts(folder)
     trace = folder / TRACE
-    unfinished = folder / f"{TRACE}.{os.getpid()}"
     document = {"traceEvents": chrome_events(parts), "displayTimeUnit": "ms"}
-    unfinished.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
-    os.replace(unfinished, trace)
+    with atomic_write(trace) as file:
+        file.write(json.dumps(document, separators=(",", ":")).encode())
     there = {part.rank for part in parts}
     no_picture = _draw(parts, folder / PICTURE)
     return Merged(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ddp._files import atomic_write
 from ddp.parallel.timeline import Step
 from ddp.tracing.arrivals import Arrival
 from ddp.tracing.typical import TypicalStep
@@ -66,10 +66,8 @@ def draw(step: TypicalStep, path: Path) -> None:
     handles: list[Any] = [Patch(label=name, **_style(name)) for name in used]
     handles += panel.plot([], [], "k|", markersize=7, label="bucket ready")
     figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    with matplotlib.rc_context({"hatch.linewidth": 0.6}):
-        figure.savefig(unfinished, dpi=130, format="png")
-    os.replace(unfinished, path)
+    with matplotlib.rc_context({"hatch.linewidth": 0.6}), atomic_write(path) as file:
+        figure.savefig(file, dpi=130, format="png")
 
 
 def shown_ranks(step: TypicalStep) -> list[int]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from collectives.world import TRACE
+from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 from ddp.parallel.timeline.steps import Contents, Step
 
@@ -81,10 +82,8 @@ class Recorder:
                 "models": [_as_json(track) for track in tracks],
             }
             paths.append(os.path.join(self.folder, f"rank-{rank}{SUFFIX}"))
-            unfinished = f"{paths[-1]}.{os.getpid()}"
-            with open(unfinished, "w", encoding="utf-8") as file:
-                json.dump(part, file, separators=(",", ":"))
-            os.replace(unfinished, paths[-1])
+            with atomic_write(paths[-1]) as file:
+                file.write(json.dumps(part, separators=(",", ":")).encode())
         return paths
 
 

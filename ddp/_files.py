@@ -1,0 +1,79 @@
+"""Writing to a path that a user gave: a regular file is replaced at once and whole, anything else is written to.
+
+Replacing goes through a new file in the same folder. Beside a device such as /dev/null no file is made, and none takes
+its place: what is not a regular file is opened and written to as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import IO
+
+Path = str | os.PathLike[str]
+
+
+def open_stream(path: Path) -> int | None:
+    """A descriptor for writing to the device, pipe or terminal at `path`; None for a regular file, or if none is there.
+
+    Raises: OSError, naming `path`, for a folder, a pipe that no process reads, or what cannot be written to.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "Is a directory, expected the path of a file", os.fspath(path))
+    try:
+        # Without O_NONBLOCK, opening a named pipe waits until another process reads it.
+        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO and stat.S_ISFIFO(mode):
+            raise OSError(errno.ENXIO, "No process reads this pipe", os.fspath(path)) from None
+        raise
+    os.set_blocking(number, True)
+    return number
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a binary file whose content takes the place of the file at `path` when the block ends without an error.
+
+    Behind a symbolic link, the file is replaced and the link stays. A device, pipe or terminal is written to directly.
+    Raises: OSError, naming `path`, as `open_stream` does, or if its folder takes no new file.
+    """
+    stream = open_stream(path)
+    if stream is not None:
+        with open(stream, "wb") as file:
+            yield file
+        return
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
+    try:
+        new = open(temporary, "xb")  # noqa: SIM115  # closed below
+    except OSError as error:
+        reason = f"{error.strerror} for a new file in {folder}, in which this one is written first"
+        raise OSError(error.errno, reason, os.fspath(path)) from None
+    try:
+        with new as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the error that came first says more
+            os.unlink(temporary)
+        raise
+    # The new name is on disk only once the folder is.
+    with contextlib.suppress(OSError):
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

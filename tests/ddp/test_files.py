@@ -1,0 +1,149 @@
+"""Writing to paths that users give: whole files or none, and nothing made beside a device."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddp
+from ddp._files import atomic_write
+from ddp.metrics import JsonLines
+
+Write = Callable[[str | os.PathLike[str]], None]
+
+
+def write_plain(path: str | os.PathLike[str]) -> None:
+    with atomic_write(path) as file:
+        file.write(b"whole\n")
+
+
+def write_save(path: str | os.PathLike[str]) -> None:
+    ddp.save({"x": ddp.ones(2)}, path)
+
+
+def write_lines(path: str | os.PathLike[str]) -> None:
+    with JsonLines(path, rank=0) as lines:
+        lines.log(0, loss=0.5)
+
+
+WRITERS = pytest.mark.parametrize("write", [write_plain, write_save, write_lines])
+
+
+def created(code: str) -> list[str]:
+    """The paths that Python code creates or renames. It runs as an ordinary user where this process may be one."""
+    program = f"""
+import os, sys
+import ddp, ddp.metrics, numpy
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+def hear(event, args):
+    if event in ("os.rename", "os.mkdir") or event == "open" and isinstance(args[0], str) and args[2] & os.O_CREAT:
+        print(args[0])
+sys.addaudithook(hear)
+{textwrap.dedent(code)}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_nothing_is_made_beside_a_device() -> None:
+    """As root, a file beside /dev/null was made and removed; other users were refused it."""
+    assert (
+        created(
+            """
+        ddp.save({"x": ddp.ones(2)}, os.devnull)
+        with ddp.metrics.JsonLines(os.devnull, rank=0) as lines:
+            lines.log(0, loss=0.5)
+        """
+        )
+        == []
+    )
+
+
+@WRITERS
+def test_a_pipe_is_written_to(write: Write, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"No process reads this pipe: .*pipe") as caught:
+        write(tmp_path / "pipe")
+    assert caught.value.errno == errno.ENXIO
+    read: list[bytes] = []
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(tmp_path / "pipe")
+        read.append(os.read(reading, 1 << 16))
+    finally:
+        os.close(reading)
+    write(tmp_path / "file")
+    assert read == [(tmp_path / "file").read_bytes()]
+    assert sorted(os.listdir(tmp_path)) == ["file", "pipe"]
+
+
+def test_more_than_a_pipe_holds_waits_for_its_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reading, True)
+    found: list[Any] = []
+
+    def read() -> None:
+        with open(reading, "rb") as file:
+            found.append(ddp.load(file)["x"].numpy().sum())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    ddp.save({"x": ddp.ones(1 << 18)}, tmp_path / "pipe")
+    reader.join(30)
+    assert found == [1 << 18]
+
+
+def test_standard_output_is_a_path_too() -> None:
+    program = 'from ddp.metrics import JsonLines; JsonLines("/dev/stdout", rank=0).log(0, loss=0.5)'
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"step": 0, "loss": 0.5}
+
+
+@WRITERS
+def test_a_folder_is_named(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=f"expected the path of a file: '{tmp_path}'"):
+        write(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+@WRITERS
+def test_a_folder_that_takes_no_new_file_is_one_sentence(write: Write) -> None:
+    with pytest.raises(OSError, match=r"'/sys/metrics'$") as caught:  # which nobody makes files in, not even root
+        write("/sys/metrics")
+    assert caught.value.errno in (errno.EACCES, errno.EROFS)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write_plain(path)
+    (tmp_path / "link").symlink_to(path)
+    with atomic_write(tmp_path / "link") as file:
+        file.write(b"new\n")
+        assert path.read_bytes() == b"whole\n"
+    assert (path.read_bytes(), (tmp_path / "link").is_symlink()) == (b"new\n", True)
+
+    def fail() -> None:
+        with atomic_write(path) as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert path.read_bytes() == b"new\n"
+    assert sorted(os.listdir(tmp_path)) == ["link", "x"]
