@@ -1,4 +1,4 @@
-"""Writing to a path that a user gave: a regular file is replaced at once and whole, anything else is written to.
+"""Files at paths that users give. A regular file is replaced at once and whole, anything else is written to.
 
 Replacing goes through a new file in the same folder. Beside a device such as /dev/null no file is made, and none takes
 its place: what is not a regular file is opened and written to as it is.
@@ -14,6 +14,32 @@ from collections.abc import Iterator
 from typing import IO
 
 Path = str | os.PathLike[str]
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file. Nothing else is opened: a pipe waits for a writer, and a device may never end.
+
+    flags: those of `os.open`; with O_NOFOLLOW, a symbolic link is refused as well
+    Raises: OSError, which has no number and no path if something else is there.
+    """
+    try:
+        mode = os.stat(path, follow_symlinks=not flags & os.O_NOFOLLOW).st_mode
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
+    else:
+        if not stat.S_ISREG(mode):
+            raise OSError(f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, expected a regular file")
+    return os.open(path, flags | os.O_CLOEXEC, 0o666)
 
 
 def open_stream(path: Path) -> int | None:

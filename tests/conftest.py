@@ -43,7 +43,13 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 @pytest.hookimpl(trylast=True)  # what others leave out is left out by then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --long, tests marked so are not even reported one by one, which takes half a minute for thousands."""
+    """Tests marked root are skipped for other users; without --long, tests marked so are not even reported one by one.
+
+    To report them takes half a minute for thousands.
+    """
+    for item in items:
+        if os.geteuid() != 0 and item.get_closest_marker("root"):
+            item.add_marker(pytest.mark.skip(reason="needs the rights of root"))
     if config.getoption("--long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]  # an id in brackets is a keyword, too

@@ -15,6 +15,8 @@ import socket
 import time
 import weakref
 
+from ddp._files import open_regular
+
 NAME = ".lock"
 _PATIENCE = 20.0  # s; a job that was killed may hang in the kernel until the disk has done what it was asked to
 _LENGTH = 256  # bytes; always the same ones, so that a file that is there needs no more room on a full disk
@@ -37,7 +39,7 @@ class Lock:
     def __init__(self, folder: str, token: str) -> None:
         self.token = token
         self._path = os.path.join(folder, NAME)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # it is written to
         self._close = weakref.finalize(self, os.close, fd)
         try:
             self.held = _locked(fd)
@@ -85,7 +87,7 @@ def _holder(fd: int) -> str:
 def token_in(folder: str) -> str | None:
     """The token of whoever has the lock of a folder, None if there is none."""
     try:
-        with open(os.path.join(folder, NAME), "rb") as file:
+        with open(open_regular(os.path.join(folder, NAME), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             token = _content(file.read(_LENGTH)).get("token")
     except OSError:
         return None

@@ -23,6 +23,7 @@ from ddp.serialization._format import METADATA, STORED
 
 FILE = "manifest.json"
 VERSION = 1
+MOST_BYTES = 1 << 30  # of a manifest: it is read into memory before anything of it is known
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
 _SUM = re.compile(r"[0-9a-f]{64}")
 _MOST_DIMENSIONS = 64  # of a NumPy array

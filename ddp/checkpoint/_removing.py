@@ -18,7 +18,8 @@ def sweep(folder: str) -> None:
     for name in filter(_folders.is_temporary, _disk.names(folder)):
         path = os.path.join(folder, name)
         try:
-            _disk.remove(path)
+            if _is_folder(path):
+                _disk.remove(path)
         except OSError as error:
             _log.warning("%s, which a save has left, cannot be removed: %s", path, error.strerror)
 

@@ -11,9 +11,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from ddp._files import open_regular
 from ddp.checkpoint import _folders, _manifest
 from ddp.checkpoint._manifest import Damaged, Entry, Manifest
 from ddp.checkpoint._shards import Array, VerifiedFile
+from ddp.checkpoint._trouble import reason
 from ddp.errors import CheckpointError, SerializationError
 from ddp.serialization._format import STORED
 from ddp.serialization._reading import Reader, Span
@@ -117,10 +119,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
 def open_folder(path: str) -> Saved:
     """What `open_checkpoint` does. Raises: Damaged, without the folder's name."""
     try:
-        with open(os.path.join(path, _manifest.FILE), "rb") as file:
-            data = file.read()
+        with open(open_regular(os.path.join(path, _manifest.FILE)), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read() if size <= _manifest.MOST_BYTES else b""
     except OSError as error:
-        raise Damaged(f"{_manifest.FILE}: {os.strerror(error.errno or 0)}") from None
+        raise Damaged(f"{_manifest.FILE}: {reason(error)}") from None
+    if size > _manifest.MOST_BYTES:
+        raise Damaged(f"{_manifest.FILE}: it has {size:,} bytes, and {_manifest.MOST_BYTES:,} are the most")
     try:
         manifest = _manifest.decode(data)
     except Damaged as error:

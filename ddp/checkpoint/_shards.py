@@ -16,8 +16,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ddp._files import open_regular
 from ddp.checkpoint import _disk
 from ddp.checkpoint._manifest import Damaged, Shard
+from ddp.checkpoint._trouble import reason
 from ddp.serialization._layout import lay_out
 
 Array = np.ndarray[Any, Any]
@@ -155,11 +157,11 @@ class VerifiedFile:
         self._buffer = memoryview(b"")
         self._fd = -1
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_regular(path)
             size = os.fstat(self._fd).st_size
         except OSError as error:
             self.close()
-            self._fail(_reason(error))
+            self._fail(reason(error))
         if size != shard.bytes:
             self.close()
             self._fail(f"it has {size:,} bytes, and {shard.bytes:,} were written")
@@ -232,10 +234,6 @@ class VerifiedFile:
                     self._fail("it became shorter while it was read")
                 at, rest = at + got, rest[got:]
         except OSError as error:
-            self._fail(_reason(error))
+            self._fail(reason(error))
         if hashlib.sha256(view).hexdigest() != self._shard.sums[index]:
             self._fail(f"bytes {start:,} to {start + len(view):,} are not those that were written")
-
-
-def _reason(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno else str(error)

@@ -66,6 +66,10 @@ def commit(target: Target, manifest: Manifest) -> None:
     """Writes the manifest, to the disk, and gives the folder its name. Rank 0 alone. Raises: Failed."""
     path = os.path.join(target.unfinished, _manifest.FILE)
     data = memoryview(_manifest.encode(manifest))
+    if len(data) > _manifest.MOST_BYTES:
+        raise Failed(
+            f"{path} would have {len(data):,} bytes, and {_manifest.MOST_BYTES:,} are the most: keep less state"
+        )
 
     def write() -> None:
         with suppress(FileNotFoundError):  # no earlier try got that far

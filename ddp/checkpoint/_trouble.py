@@ -54,9 +54,13 @@ def doing(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
 def words(what: str, path: str, error: OSError) -> str:
     """`writing runs/x: No space left on device, 4,096 bytes are left (free some room there, ...)`"""
     number = error.errno or 0
-    reason = os.strerror(number) if number else str(error)
     advice = f" ({_ADVICE[number]})" if number in _ADVICE else ""
-    return f"{what} {path}: {reason}{_room(path) if number in _NO_ROOM else ''}{advice}"
+    return f"{what} {path}: {reason(error)}{_room(path) if number in _NO_ROOM else ''}{advice}"
+
+
+def reason(error: OSError) -> str:
+    """The system's words for it, without a path."""
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def may_be_whole(error: BaseException | None) -> bool:

@@ -95,6 +95,7 @@ def test_more_than_a_pipe_holds_waits_for_its_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reading, True)
+    writing = os.open(tmp_path / "pipe", os.O_WRONLY)  # the pipe ends when this is closed, too
     found: list[Any] = []
 
     def read() -> None:
@@ -103,8 +104,11 @@ def test_more_than_a_pipe_holds_waits_for_its_reader(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    ddp.save({"x": ddp.ones(1 << 18)}, tmp_path / "pipe")
-    reader.join(30)
+    try:
+        ddp.save({"x": ddp.ones(1 << 18)}, tmp_path / "pipe")
+    finally:
+        os.close(writing)
+        reader.join(30)
     assert found == [1 << 18]
 
 

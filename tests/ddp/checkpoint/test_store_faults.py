@@ -195,7 +195,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         folder.mkdir()
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True)
         if done.returncode != 0:
-            pytest.skip("mounting a small disk needs root")
+            pytest.skip("this system lets not even root mount a small disk")
         mounted.append(folder)
         return folder
 
@@ -206,6 +206,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.root
 def test_a_disk_that_is_really_full(small_disk: Callable[[str], Path]) -> None:
     folder = small_disk("3m")
     big = {"x": np.ones(4_000_000, np.uint8)}
@@ -229,6 +230,7 @@ def test_a_disk_that_is_really_full(small_disk: Callable[[str], Path]) -> None:
     collectives.run_threads(main, size=2)
 
 
+@pytest.mark.root
 def test_a_folder_that_can_only_be_read(small_disk: Callable[[str], Path]) -> None:
     folder = small_disk("3m")
     comm = collectives.init("single")
