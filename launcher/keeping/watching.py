@@ -17,7 +17,7 @@ from launcher.keeping.handshake import connect
 from launcher.keeping.memory import Memory
 from launcher.keeping.pulse import Pulse
 from launcher.keeping.stacks import LOOK, Stacks
-from launcher.process import parent_of, reap_all, sweep
+from launcher.process import reap_all, stat_of, sweep
 from launcher.wire import PING, Message, WireError, to_bytes, to_text
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost a keeper a tenth of its memory
@@ -259,7 +259,7 @@ class Keeper:
         """Who has died of those above this process: its guard, if it has one, or the engine; None: nobody."""
         child = os.getpid()
         for pid in self.above:
-            if parent_of(child) != pid:
+            if stat_of(child).parent != pid:
                 return pid
             child = pid
         return None

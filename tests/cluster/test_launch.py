@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.process import parent_of
+from launcher.process import stat_of
 from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(200)]
@@ -175,13 +175,13 @@ def test_whoever_is_killed_all_end(
     said = wait_for(job.process.stdout, "ready", 2 * each)
     last = 2 * each - 1  # a rank of the second host
     rank, keeper = next((int(pid), int(parent)) for n, pid, parent in READY.findall(said) if int(n) == last)
-    guard = parent_of(keeper)
+    guard = stat_of(keeper).parent
     assert len([pid for pid, text in hosts.new(1).items() if text == "sleep 60 "]) == each
     pids = {
         "rank": rank,
         "keeper": keeper,
         "guard": guard,
-        "proxy": parent_of(guard),
+        "proxy": stat_of(guard).parent,
         "mpiexec": min(pid for pid, text in hosts.new(0).items() if re.match(r"\S*(mpiexec|prterun) ", text)),
         "launcher": job.process.pid,
     }
