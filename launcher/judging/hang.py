@@ -32,6 +32,7 @@ class HangJudge(Observer):
     limit: seconds without motion after which the job hangs
     folder: says where stacks are written; None: the culprits' go to the console, shortened
     ask_stacks: has every rank's stacks sent; fail: ends the job
+    stopped_engine: name and pid of a process of the MPI that is stopped, "" if none is
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class HangJudge(Observer):
         folder: Callable[[], Path | None],
         ask_stacks: Callable[[], None],
         fail: Callable[[Fact], None],
+        stopped_engine: Callable[[], str] = str,
     ) -> None:
         self._limit = limit
         self._console = console
         self._folder = folder
         self._ask_stacks = ask_stacks
         self._fail = fail
+        self._stopped_engine = stopped_engine
         self._now: float | None = None  # of the last turn
         self._standstill = 0.0  # s that did not count
         self._debugging = False
@@ -83,6 +86,9 @@ class HangJudge(Observer):
 
     def beat(self, rank: int, beat: Message, now: float) -> None:
         self._news.append(lambda at: self._motion.beat(rank, beat, at))
+
+    def joining(self, rank: int, waits: bool) -> None:
+        self._news.append(lambda at: self._motion.joining(rank, waits, at))
 
     def stacks(self, rank: int, text: str) -> None:
         self._stacks[rank] = text
@@ -153,7 +159,7 @@ class HangJudge(Observer):
             from launcher.judging.culprits import find  # here, because few jobs come to this
 
             self._warned = at - quiet
-            text = find(self._motion.sights(at)).text
+            text = find(self._motion.sights(at), self._stopped_engine()).text
             left = duration(self._limit - quiet)
             self._say(f"nothing has moved for {duration(quiet)}: {text}; ending the job in {left} (--hang-timeout)")
         return min(self._limit - quiet, 1.0)
@@ -182,7 +188,7 @@ class HangJudge(Observer):
             return _NEVER  # there is nothing to judge any more
         from launcher.judging.culprits import find, table
 
-        finding = find(sights)
+        finding = find(sights, self._stopped_engine())
         self._console.say(table(sights, finding.ranks or finding.samples))
         if not self._written():
             self._show(finding.samples)

@@ -60,6 +60,7 @@ class RankFailed:
     status: exit code, or minus the signal that killed it
     asked: True if its keeper had got a signal from outside, most likely from an engine that ends everything
     memory: what its keeper found out about the kernel's out-of-memory killer, None: nothing
+    missed_by: ranks that wait for it in `collectives.init`, to which it did not come
     """
 
     at: float
@@ -70,6 +71,7 @@ class RankFailed:
     asked: bool = False
     raised: Raised | None = None
     memory: str | None = None
+    missed_by: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         who = name_rank(self.rank, self.pid, self.host)
@@ -78,6 +80,9 @@ class RankFailed:
         assert self.status is not None
         if self.status < 0:
             return f"{who} was killed by {self._signal(-self.status)}"
+        if self.missed_by:
+            wait = "waits" if len(self.missed_by) == 1 else "wait"
+            return f"{who} exited with code 0 before collectives.init(), where {name_ranks(self.missed_by)} {wait}"
         if self.status == 0:
             return f"{who} exited with code 0 while others were waiting (os._exit?)"
         return f"{who} exited with code {self.status}"

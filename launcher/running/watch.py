@@ -157,7 +157,12 @@ class _Watch:
             assert self.attempt is not None
             self.attempt.fail(fact)
 
-        return [HangJudge(self.job.size, self.job.hang_timeout, self.console, folder, ask_stacks, fail)]
+        def stopped_engine() -> str:
+            assert self.attempt is not None
+            return self.attempt.stopped_engine()
+
+        limit = self.job.hang_timeout
+        return [HangJudge(self.job.size, limit, self.console, folder, ask_stacks, fail, stopped_engine)]
 
     def _again(self, outcome: Outcome, number: int) -> Job | None:
         """What to start next; None if that was the end."""
