@@ -11,7 +11,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.judging.motion import SILENCE, Motion, Sight
-from launcher.judging.verdict import Fact, Hung, duration, name_rank, name_ranks
+from launcher.judging.verdict import (
+    Fact,
+    HeartbeatLost,
+    Hung,
+    duration,
+    may_follow_a_loss,
+    name_rank,
+    name_ranks,
+)
 from launcher.output.console import BACKLOG, Console
 from launcher.running.observer import Observer
 from launcher.wire import Message, to_bytes
@@ -30,6 +38,7 @@ class HangJudge(Observer):
     """Watches over a job of `n` ranks.
 
     limit: seconds without motion after which the job hangs
+    heartbeat: seconds without a word of a rank's keeper after which that rank is lost
     folder: says where stacks are written; None: the culprits' go to the console, shortened
     ask_stacks: has every rank's stacks sent; fail: ends the job
     stopped_engine: name and pid of a process of the MPI that is stopped, "" if none is
@@ -39,13 +48,14 @@ class HangJudge(Observer):
         self,
         n: int,
         limit: float,
+        heartbeat: float,
         console: Console,
         folder: Callable[[], Path | None],
         ask_stacks: Callable[[], None],
         fail: Callable[[Fact], None],
         stopped_engine: Callable[[], str] = str,
     ) -> None:
-        self._limit = limit
+        self._limit, self._heartbeat = limit, heartbeat
         self._console = console
         self._folder = folder
         self._ask_stacks = ask_stacks
@@ -94,6 +104,8 @@ class HangJudge(Observer):
         self._stacks[rank] = text
 
     def failed(self, fact: Fact) -> None:
+        if not self._over and self._now is not None and may_follow_a_loss(fact):
+            self._lose(0.0, self._at(self._now))
         self._over = True  # it will be ended
 
     def ending(self) -> None:
@@ -142,6 +154,9 @@ class HangJudge(Observer):
     def _look(self, at: float) -> float:
         """Judges; returns in how many seconds to look again."""
         self._mention_silence(at)
+        self._lose(self._heartbeat, at)
+        if self._over:
+            return _NEVER
         quiet = self._motion.quiet(at)
         if quiet >= self._limit:
             # To be asked for its stacks wakes a rank that sleeps: what counts is what was seen before.
@@ -174,6 +189,22 @@ class HangJudge(Observer):
                 self._missed.add(sight.rank)
                 who = name_rank(sight.rank, sight.pid, sight.host if several_hosts else "")
                 self._say(f"{who}: its keeper (pid {sight.keeper}) has said nothing for {SILENCE:g} s; is it stopped?")
+
+    def _lose(self, limit: float, at: float) -> None:
+        """Ends the job if nothing has been heard of ranks for `limit` seconds, 0: for long enough to be mentioned."""
+        sights = self._motion.sights(at)
+        silent = [sight for sight in sights if sight.silent and sight.silence >= limit]
+        if not silent:
+            return
+        self._over = True
+        heard = {sight.host for sight in sights if not sight.silent}
+        lost = [sight for sight in silent if sight.host not in heard]
+        several_hosts = len({sight.host for sight in sights}) > 1
+        hosts = tuple(dict.fromkeys(sight.host for sight in lost)) if several_hosts else ()
+        named = lost if hosts else silent
+        ranks, seconds = tuple(sight.rank for sight in named), max(sight.silence for sight in named)
+        assert self._now is not None
+        self._fail(HeartbeatLost(at=self._now, ranks=ranks, hosts=hosts, seconds=seconds, limit=limit > 0.0))
 
     def _gather(self, now: float) -> float:
         """Waits for the ranks' stacks, for a while."""

@@ -83,6 +83,7 @@ class Keeper:
         self.next_beat = 0.0
         self.rested_at = 0.0
         self.silent_at = _NEVER
+        self.heartbeat_timeout = _NEVER  # s without the launcher's machine after which the rank is ended
         self.drain_deadline = _NEVER
         self.told = False
         self.released = False
@@ -138,7 +139,7 @@ class Keeper:
 
     def _wait(self) -> float | None:
         """Seconds until something is due; None: for ever."""
-        due = min(self.drain_deadline, self.silent_at, self.next_beat if self.status is None else _NEVER)
+        due = min(self.drain_deadline, self.silent_at, self.next_beat)
         wait = max(0.0, due - time.monotonic())
         if self.stacks.awaited:
             wait = min(wait, LOOK)
@@ -153,14 +154,23 @@ class Keeper:
     def _on_time(self, now: float) -> None:
         if self.stacks.awaited and (text := self.stacks.look(now)) is not None:
             self.channel.send({"stacks": text})
-        if self.status is None and now >= self.next_beat:
+        if now >= self.next_beat:
             self.next_beat = now + _BEAT
-            self.memory.note()
-            if self.channel.backlog < _BACKLOG:
-                self.channel.send({"beat": {**self.pulse.take(), "debugging": self.debugging}})
+            self._beat()
         if now >= self.silent_at:
             self.silent_at = _NEVER
             self.halts.set(SILENT, True)
+
+    def _beat(self) -> None:
+        # Before anything is sent: what was sent a second ago has been acknowledged by now.
+        if self.channel.unacknowledged() >= self.heartbeat_timeout:
+            end_at_once()  # the launcher's machine is beyond reach, and has given this one up
+        if self.status is None:
+            self.memory.note()
+        if self.channel.backlog < _BACKLOG:
+            # After the rank's end there is nothing to say, but only what is sent can be acknowledged.
+            beat = {"beat": {**self.pulse.take(), "debugging": self.debugging}}
+            self.channel.send(beat if self.status is None else {})
 
     # -- the rank
 
@@ -277,6 +287,8 @@ class Keeper:
         for message in messages:
             if "ping" in message:
                 self.silent_at = time.monotonic() + _SILENCE
+            if "heartbeat" in message:
+                self.heartbeat_timeout = float(message["heartbeat"])
             if "signal" in message:
                 self._signal(int(message["signal"]))
             if "kill" in message:

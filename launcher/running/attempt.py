@@ -311,6 +311,8 @@ class Attempt:
             text = f"{name} was to start {self.job.size} ranks, but rank {rank} was told of a world of {size}"
             self.fail(NotStarted(at=self.now, message=text))
             return
+        if self.job.heartbeat_timeout is not None:
+            channel.send({"heartbeat": self.job.heartbeat_timeout})
         member = Member(channel, hello)
         self._hearing.welcome(rank, member, hello)
         if self.crew.complete:
