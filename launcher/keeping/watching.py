@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
@@ -16,6 +15,7 @@ from launcher.keeping.halts import ORDERED, PAUSED, SILENT, Halts
 from launcher.keeping.handshake import connect
 from launcher.keeping.memory import Memory
 from launcher.keeping.pulse import Pulse
+from launcher.keeping.reports import Reports
 from launcher.keeping.stacks import LOOK, Stacks
 from launcher.process import reap_all, stat_of, sweep
 from launcher.wire import PING, Message, WireError, to_bytes, to_text
@@ -72,7 +72,7 @@ class Keeper:
         self.stacks = Stacks(pid, stacks, ours, self.pulse)
         self.halts = Halts(page)
         self.memory = Memory(pid)
-        self.report = b""
+        self.reports = Reports()
         self.joined = False  # others may wait for this rank
         self.debugging = False
         self.stdin = b""
@@ -186,9 +186,8 @@ class Keeper:
         elif name == "report":
             if "tty" in self.pipes:
                 self._carry("tty")  # what it wrote to a debugger's terminal, it wrote before
-            *lines, self.report = (self.report + data).split(b"\n")
-            for line in lines:
-                self._take_report(json.loads(line))
+            for report in self.reports.feed(data):
+                self._take_report(report)
         else:
             self.channel.send({"out" if name == "tty" else name: to_text(data)})
             if len(data) < _FEW:
