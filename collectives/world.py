@@ -107,7 +107,8 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
 
         try:
             with open(int(environ[REPORT]), "wb", closefd=False) as pipe:
-                pipe.write(json.dumps(message).encode() + b"\n")
+                # On a line of its own, whatever another program of this rank may have written there by mistake.
+                pipe.write(b"\n" + json.dumps(message).encode() + b"\n")
         except OSError:
             pass  # the keeper has gone, and this rank is about to be killed for it
 

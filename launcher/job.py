@@ -16,6 +16,8 @@ START_LIMIT = 60.0
 #: Seconds without any progress after which a job counts as hanging: a little less than a collective waits by itself, so
 #: that the job ends with a table of all ranks, and not with what one of them saw.
 HANG_TIMEOUT = 540.0
+#: Seconds without a heartbeat of a rank, which comes every second, after which its host or the way to it is down.
+HEARTBEAT_TIMEOUT = 30.0
 #: More ranks than this nobody has; a number with a digit too many would take all memory before anything could fail.
 MOST_RANKS = 1_000_000
 #: Who may start the ranks; hydra stands behind "mpich" whether it is MPICH's or Intel's.
@@ -45,6 +47,7 @@ class Job:
     start_limit: seconds within which every rank must have started
     timeout: seconds after which the job is ended; None: never
     hang_timeout: seconds without progress on any rank after which the job counts as hanging; None: never
+    heartbeat_timeout: seconds without a heartbeat of a rank after which it is lost; None: never
     max_restarts: how often a job that failed starts again
     min_ranks: a restart goes on with the hosts that are left while they take this many ranks; None: it needs all. The
     hosts are those above, or those of Slurm
@@ -73,6 +76,7 @@ class Job:
     start_limit: float = START_LIMIT
     timeout: float | None = None
     hang_timeout: float | None = HANG_TIMEOUT
+    heartbeat_timeout: float | None = HEARTBEAT_TIMEOUT
     max_restarts: int = 0
     min_ranks: int | None = None
     log_dir: str | None = None
@@ -137,6 +141,7 @@ class Job:
             "start limit": self.start_limit,
             "time limit": self.timeout,
             "hang time limit": self.hang_timeout,
+            "heartbeat time limit": self.heartbeat_timeout,
         }
         for name, value in limits.items():
             if value is not None and not 0 < value < float("inf"):

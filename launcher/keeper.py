@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from collectives.world import DEBUG_RANK, KEEPER, PAUSE_FD, REPORT, TERMINAL_FD, World, promised
 from launcher import rank, refusal
-from launcher.process import become_subreaper, die_with_parent, fill_standard_streams, is_above
+from launcher.process import become_subreaper, die_with_parent, fill_standard_streams, is_above, stat_of
 from launcher.seat import NCCL_FILE, SEAT, Seat
 from launcher.shield import unshield
 
@@ -112,7 +112,7 @@ def main(args: Sequence[str]) -> NoReturn:
         "keeper": keeper,
         "started": above[0] if above[1:] else keeper,
         "engine": engine,
-        "name": _name(engine),
+        "name": stat_of(engine).name,
         "host": os.uname().nodename,
     }
     files = (rank.__file__, __file__)
@@ -150,15 +150,6 @@ def _pipes() -> tuple[dict[str, int], dict[str, int]]:
     for fd in ours.values():
         os.set_blocking(fd, False)
     return ours, theirs
-
-
-def _name(pid: int) -> str:
-    """The command name of a process, "" if it has gone."""
-    try:
-        with open(f"/proc/{pid}/comm") as comm:
-            return comm.read().strip()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

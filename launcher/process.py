@@ -1,4 +1,7 @@
-"""Linux's answer to orphans: parent-death signals, subreapers, and the end of a whole process tree."""
+"""Linux's answer to orphans: parent-death signals, subreapers, and the end of a whole process tree.
+
+The one reader of /proc/PID/stat, too.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,69 @@ import ctypes
 import os
 import signal
 import time
+from collections import namedtuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
 # Loaded before any fork: a child between fork and exec should do as little as it can.
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+# Not of `typing`, whose import would cost every keeper a tenth of its memory.
+class Stat(namedtuple("Stat", ("name", "state", "parent", "cpu", "waited", "rss"))):
+    """What /proc/PID/stat says of a process.
+
+    name: of its command; state: a letter, R, S, D, T or Z, "" if there is no such process, or it is hidden (hidepid)
+    parent: pid; cpu: CPU time in s; waited: that of the children that it has waited for; rss: resident memory in bytes
+    """
+
+    __slots__ = ()
+    name: str
+    state: str
+    parent: int
+    cpu: float
+    waited: float
+    rss: int
+
+
+def parse_stat(data: bytes, ticks: int = _TICKS, page: int = _PAGE) -> Stat:
+    """What the kernel writes there.
+
+    >>> parse_stat(b"7 (a) b) t 1 7 7 0 -1 4194304 9 0 0 0 150 50 20 0 20 0 3 0 99 4096 25", 100, 4096)
+    Stat(name='a) b', state='T', parent=1, cpu=2.0, waited=0.2, rss=102400)
+    """
+    head, _, rest = data.rpartition(b")")
+    fields = rest.split()
+    if not fields:
+        return Stat("", "", 0, 0.0, 0.0, 0)
+    user, system, user_waited, system_waited = map(int, fields[11:15])
+    # A process that a debugger has stopped is "t": no other than "T" to who wonders why it does not move.
+    return Stat(
+        name=head.partition(b"(")[2].decode(errors="replace"),
+        state=fields[0].decode().upper(),
+        parent=int(fields[1]),
+        cpu=(user + system) / ticks,
+        waited=(user_waited + system_waited) / ticks,
+        rss=int(fields[21]) * page,
+    )
+
+
+def stat_of(pid: int) -> Stat:
+    """The same of a process that lives now."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return parse_stat(b"")
+    try:
+        return parse_stat(os.read(fd, 4096))
+    except OSError:  # it ended between the two
+        return parse_stat(b"")
+    finally:
+        os.close(fd)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -57,25 +117,16 @@ def parents() -> dict[int, int]:
     """The parent of every process that lives now."""
     table = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (parent := parent_of(int(name))):
+        if name.isdigit() and (parent := stat_of(int(name)).parent):
             table[int(name)] = parent
     return table
-
-
-def parent_of(pid: int) -> int:
-    """The parent of a process that lives now; 0 if it has gone, or is another user's and hidden (hidepid)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0
 
 
 def is_above(pid: int) -> bool:
     """True if that process is this one's parent, or the parent's parent, and so on."""
     each = os.getppid()
     while each not in (0, pid):
-        each = parent_of(each)
+        each = stat_of(each).parent
     return each == pid
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 #: SIGUSR2 are the user's.
 STACKS = signal.SIGRTMAX - 3
 
-# A traceback longer than this would only scroll away what matters; its end names the error.
-_TRACEBACK_LIMIT = 1 << 16
+# Characters. More would only scroll away what matters: the beginning says where it was, the end names the error.
+_TRACEBACK_LIMIT, _MESSAGE_LIMIT = 1 << 16, 1 << 12
 
 
 def run(target: Sequence[str], stacks: int | None, mask: Iterable[int] = ()) -> NoReturn:
@@ -195,7 +195,7 @@ def _type_name(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error)
+        return _shortened(str(error), _MESSAGE_LIMIT)
     except Exception:  # a broken __str__ must not hide the error
         return "(its message cannot be shown)"
 
@@ -208,4 +208,12 @@ def _format(error: BaseException, trace: TracebackType | None) -> str:
     except Exception:  # memory, file descriptors or the import itself may have failed: Python's own printer needs none
         sys.__excepthook__(type(error), error, trace)
         return ""
-    return text if len(text) <= _TRACEBACK_LIMIT else "[...]\n" + text[-_TRACEBACK_LIMIT:]
+    return _shortened(text, _TRACEBACK_LIMIT)
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The beginning and the end of a text that has more characters than `limit`."""
+    half = limit // 2
+    if len(text) <= limit:
+        return text
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

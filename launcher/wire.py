@@ -10,6 +10,7 @@ import hmac
 import json
 import os
 import socket
+import sys
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a tenth of its memory
 if TYPE_CHECKING:
@@ -107,6 +108,17 @@ class Channel:
                 self._out.clear()
                 return
             del self._out[:sent]
+
+    def unacknowledged(self) -> float:
+        """For how many seconds the other machine has acknowledged nothing of what was sent to it, 0.0 while it does.
+
+        A machine acknowledges what comes for a process that is stopped, too: what this tells apart is a network that is
+        down.
+        """
+        info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)  # struct tcp_info of linux/tcp.h
+        probes = info[3]  # while the other side has no room for more, and so nothing is on its way
+        on_its_way, since = (int.from_bytes(info[at : at + 4], sys.byteorder) for at in (24, 56))  # ms
+        return since / 1000 if on_its_way or probes > 1 else 0.0
 
     def receive(self) -> list[Message] | None:
         """The messages that are complete now; None once the other side has closed, or nothing leads to it any more.

@@ -26,6 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parent.parent
 # Packages that take long to import, and of which jobs under test want little.
 STANDINS = ROOT / "tests" / "standins"
+# A scontrol, for PATH.
+SLURM = STANDINS / "slurm"
 MARK = "DDP_TEST_JOB"
 
 

@@ -72,8 +72,8 @@ def choose(job: Job, environ: Mapping[str, str]) -> Engine:
 
     elsewhere = tuple(host.name for host in job.hosts if not route.is_here(host.name))
     allocated = slurm.inside(environ) and not (job.hosts and not elsewhere)
-    away = slurm.elsewhere(environ) if allocated else ()
-    if job.engine == "auto" and job.size == 1 and not elsewhere and not away:
+    away = elsewhere or (slurm.elsewhere(environ) if allocated else ())
+    if job.engine == "auto" and job.size == 1 and not away:
         return Alone()
     if job.engine == "slurm" or (job.engine == "auto" and allocated):
         srun = slurm.find(environ)
@@ -83,9 +83,7 @@ def choose(job: Job, environ: Mapping[str, str]) -> Engine:
             family = finding.family_of_this_python(environ)
             kind = slurm.language(family, srun)
             if kind is not None:
-                return slurm.Srun(
-                    srun, kind, job.size, job.hosts, away or elsewhere, environ.get("SLURM_CPUS_PER_TASK")
-                )
+                return slurm.Srun(srun, kind, job.size, job.hosts, away, environ.get("SLURM_CPUS_PER_TASK"))
             if job.engine == "slurm":
                 raise UsageError(f"--engine slurm: {slurm.silence(family, srun)}")
     mpiexec, family = finding.find(job.engine, environ)
@@ -96,11 +94,11 @@ def choose(job: Job, environ: Mapping[str, str]) -> Engine:
     if family == OPENMPI:
         from launcher.engines.openmpi import OpenMPI
 
-        return OpenMPI(mpiexec, job.size, hosts, elsewhere or away)
+        return OpenMPI(mpiexec, job.size, hosts, away)
     from launcher.engines.hydra import Hydra
 
     assert family in (MPICH, INTEL)
-    return Hydra(mpiexec, job.size, hosts, elsewhere or away, intel=family == INTEL, here=here)
+    return Hydra(mpiexec, job.size, hosts, away, intel=family == INTEL, here=here)
 
 
 def filled(job: Job, engine: Engine) -> tuple[int, ...] | None:

@@ -6,19 +6,18 @@ srun and the MPI must speak a common language (PMI-2, PMIx), or each rank would 
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.engines.finding import MPICH, OPENMPI, without_foreign
 from launcher.hosts import Host, dealt
+from launcher.job import UsageError
 from launcher.seat import per_node
 
 # Which of `srun --mpi=list` a family speaks, the first that is there. Intel's needs a library of Slurm's and its path.
 _LANGUAGES = {MPICH: ("pmi2", "cray_shasta"), OPENMPI: ("pmix",)}
-_LIST_LIMIT = 20.0  # s
-_RANGES = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
+_LIMIT = 20.0  # s
 
 
 @dataclass(frozen=True)
@@ -76,17 +75,17 @@ def tasks(environ: Mapping[str, str]) -> int | None:
 def elsewhere(environ: Mapping[str, str], here: str | None = None) -> tuple[str, ...]:
     """The allocation's nodes besides this one. here: this machine's name"""
     name = environ.get("SLURMD_NODENAME") or (socket.gethostname() if here is None else here).partition(".")[0]
-    return tuple(node for node in nodes(environ.get("SLURM_JOB_NODELIST", "")) if node != name)
+    return tuple(node for node in nodes(environ) if node != name)
 
 
 def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
     """The allocation's nodes, each with its tasks, `tasks` in all; none outside of one.
 
-    >>> hosts({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,2"})
+    >>> hosts({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2", "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,2"})
     (Host(name='n1', slots=3), Host(name='n2', slots=2))
     """
-    names, n = nodes(environ.get("SLURM_JOB_NODELIST", "")), tasks(environ)
-    if not names or n is None:
+    n = tasks(environ)
+    if n is None or not (names := nodes(environ)):
         return ()
     try:
         slots = per_node(environ["SLURM_TASKS_PER_NODE"])
@@ -97,27 +96,29 @@ def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
     return tuple(Host(name, number) for name, number in zip(names, slots, strict=True) if number)
 
 
-def nodes(text: str) -> list[str]:
-    """The names that Slurm's short form stands for.
+def nodes(environ: Mapping[str, str]) -> list[str]:
+    """The names of the allocation's nodes; none outside of one. Slurm itself says what its short form stands for.
 
-    >>> nodes("gpu[08-10,12],login")
-    ['gpu08', 'gpu09', 'gpu10', 'gpu12', 'login']
+    Raises: UsageError if it does not.
     """
-    found = []
-    for stem, ranges in _RANGES.findall(text):
-        for part in ranges.split(",") if ranges else [""]:
-            first, _, last = part.partition("-")
-            if last:
-                found += [f"{stem}{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
-            else:
-                found.append(stem + first)
-    return found
+    text = environ.get("SLURM_JOB_NODELIST", "")
+    if "[" not in text:
+        return [name for name in text.split(",") if name]
+    scontrol = find(environ, "scontrol")
+    if scontrol is None:
+        raise UsageError(f"there is no scontrol on PATH to say which nodes {text} are: name them by --hosts")
+    said, complaint = _run(scontrol, "show", "hostnames", text)
+    # It complains of a list that it cannot read, and ends with 0.
+    if complaint or not said:
+        reason = (complaint.splitlines() or ["it says nothing"])[-1]
+        raise UsageError(f"{scontrol} does not say which nodes {text} are ({reason}): name them by --hosts")
+    return said.split()
 
 
-def find(environ: Mapping[str, str]) -> str | None:
-    """The path of srun; None if there is none on PATH."""
+def find(environ: Mapping[str, str], name: str = "srun") -> str | None:
+    """The path of srun, or of another program of Slurm's; None if there is none on PATH."""
     for folder in environ.get("PATH", os.defpath).split(os.pathsep):
-        path = os.path.join(folder, "srun")
+        path = os.path.join(folder, name)
         if os.access(path, os.X_OK) and os.path.isfile(path):
             return path
     return None
@@ -147,15 +148,18 @@ def silence(family: str | None, srun: str) -> str:
 
 
 def _ask(srun: str) -> str:
+    return "".join(_run(srun, "--mpi=list"))
+
+
+def _run(*command: str) -> tuple[str, str]:
+    """What a program of Slurm's prints to stdout and stderr."""
     import subprocess
 
     try:
-        done = subprocess.run(
-            [srun, "--mpi=list"], capture_output=True, timeout=_LIST_LIMIT, text=True, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr
+        done = subprocess.run(command, capture_output=True, timeout=_LIMIT, text=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", str(error)
+    return done.stdout, done.stderr
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

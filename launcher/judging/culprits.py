@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.judging.motion import Sight
+from launcher.judging.motion import INIT, Sight
 from launcher.judging.verdict import duration, name_rank, name_ranks
 
 _SHOWN = 3  # ranks in a sentence
@@ -45,11 +45,17 @@ class Finding(NamedTuple):
     samples: tuple[int, ...]
 
 
-def find(sights: Sequence[Sight]) -> Finding:
-    """Who holds the others up. sights: of all ranks that run, at least one"""
+def find(sights: Sequence[Sight], engine: str = "") -> Finding:
+    """Who holds the others up.
+
+    sights: of all ranks that run, at least one
+    engine: name and pid of a process of the MPI that is stopped, without which no rank can leave `collectives.init`
+    """
     hosts = len({sight.host for sight in sights}) > 1
     waiting = [sight for sight in sights if sight.waits and not sight.stopped and not sight.silent]
     out = [sight for sight in sights if sight not in waiting]
+    if engine and any(sight.call == INIT for sight in waiting):
+        return Finding((), f"{engine} is stopped, while {_who_waits_where(waiting)}", (waiting[0].rank,))
     if not out:
         return _all_wait(waiting, hosts)
     halted = [sight for sight in out if sight.stopped or sight.silent]

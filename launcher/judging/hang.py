@@ -11,7 +11,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.judging.motion import SILENCE, Motion, Sight
-from launcher.judging.verdict import Fact, Hung, duration, name_rank, name_ranks
+from launcher.judging.verdict import (
+    Fact,
+    HeartbeatLost,
+    Hung,
+    duration,
+    may_follow_a_loss,
+    name_rank,
+    name_ranks,
+)
 from launcher.output.console import BACKLOG, Console
 from launcher.running.observer import Observer
 from launcher.wire import Message, to_bytes
@@ -30,24 +38,29 @@ class HangJudge(Observer):
     """Watches over a job of `n` ranks.
 
     limit: seconds without motion after which the job hangs
+    heartbeat: seconds without a word of a rank's keeper after which that rank is lost
     folder: says where stacks are written; None: the culprits' go to the console, shortened
     ask_stacks: has every rank's stacks sent; fail: ends the job
+    stopped_engine: name and pid of a process of the MPI that is stopped, "" if none is
     """
 
     def __init__(
         self,
         n: int,
         limit: float,
+        heartbeat: float,
         console: Console,
         folder: Callable[[], Path | None],
         ask_stacks: Callable[[], None],
         fail: Callable[[Fact], None],
+        stopped_engine: Callable[[], str] = str,
     ) -> None:
-        self._limit = limit
+        self._limit, self._heartbeat = limit, heartbeat
         self._console = console
         self._folder = folder
         self._ask_stacks = ask_stacks
         self._fail = fail
+        self._stopped_engine = stopped_engine
         self._now: float | None = None  # of the last turn
         self._standstill = 0.0  # s that did not count
         self._debugging = False
@@ -84,10 +97,15 @@ class HangJudge(Observer):
     def beat(self, rank: int, beat: Message, now: float) -> None:
         self._news.append(lambda at: self._motion.beat(rank, beat, at))
 
+    def joining(self, rank: int, waits: bool) -> None:
+        self._news.append(lambda at: self._motion.joining(rank, waits, at))
+
     def stacks(self, rank: int, text: str) -> None:
         self._stacks[rank] = text
 
     def failed(self, fact: Fact) -> None:
+        if not self._over and self._now is not None and may_follow_a_loss(fact):
+            self._lose(0.0, self._at(self._now))
         self._over = True  # it will be ended
 
     def ending(self) -> None:
@@ -136,6 +154,9 @@ class HangJudge(Observer):
     def _look(self, at: float) -> float:
         """Judges; returns in how many seconds to look again."""
         self._mention_silence(at)
+        self._lose(self._heartbeat, at)
+        if self._over:
+            return _NEVER
         quiet = self._motion.quiet(at)
         if quiet >= self._limit:
             # To be asked for its stacks wakes a rank that sleeps: what counts is what was seen before.
@@ -153,7 +174,7 @@ class HangJudge(Observer):
             from launcher.judging.culprits import find  # here, because few jobs come to this
 
             self._warned = at - quiet
-            text = find(self._motion.sights(at)).text
+            text = find(self._motion.sights(at), self._stopped_engine()).text
             left = duration(self._limit - quiet)
             self._say(f"nothing has moved for {duration(quiet)}: {text}; ending the job in {left} (--hang-timeout)")
         return min(self._limit - quiet, 1.0)
@@ -169,6 +190,22 @@ class HangJudge(Observer):
                 who = name_rank(sight.rank, sight.pid, sight.host if several_hosts else "")
                 self._say(f"{who}: its keeper (pid {sight.keeper}) has said nothing for {SILENCE:g} s; is it stopped?")
 
+    def _lose(self, limit: float, at: float) -> None:
+        """Ends the job if nothing has been heard of ranks for `limit` seconds, 0: for long enough to be mentioned."""
+        sights = self._motion.sights(at)
+        silent = [sight for sight in sights if sight.silent and sight.silence >= limit]
+        if not silent:
+            return
+        self._over = True
+        heard = {sight.host for sight in sights if not sight.silent}
+        lost = [sight for sight in silent if sight.host not in heard]
+        several_hosts = len({sight.host for sight in sights}) > 1
+        hosts = tuple(dict.fromkeys(sight.host for sight in lost)) if several_hosts else ()
+        named = lost if hosts else silent
+        ranks, seconds = tuple(sight.rank for sight in named), max(sight.silence for sight in named)
+        assert self._now is not None
+        self._fail(HeartbeatLost(at=self._now, ranks=ranks, hosts=hosts, seconds=seconds, limit=limit > 0.0))
+
     def _gather(self, now: float) -> float:
         """Waits for the ranks' stacks, for a while."""
         assert self._asked is not None
@@ -182,7 +219,7 @@ class HangJudge(Observer):
             return _NEVER  # there is nothing to judge any more
         from launcher.judging.culprits import find, table
 
-        finding = find(sights)
+        finding = find(sights, self._stopped_engine())
         self._console.say(table(sights, finding.ranks or finding.samples))
         if not self._written():
             self._show(finding.samples)

@@ -10,8 +10,10 @@ What counts, in the words of the keepers' beats:
 
 While somebody waits, only progress counts: a rank that spins outside of the collective that the others wait in is what
 holds them up, however busy it is. While nobody waits, motion counts: ranks may compute for hours without a collective.
-Ranks that never made a collective are no world, and what they wait for is not ours to judge; they count as hanging
-only if nothing is heard of any of them, not even that they live. Nothing is judged before all ranks have started.
+Motion counts, too, while ranks wait in `collectives.init`: others may prepare their data for long before they come.
+Ranks that never made a collective, and wait in no `init`, are no world, and what they wait for is not ours to judge;
+they count as hanging only if nothing is heard of any of them, not even that they live. Nothing is judged before all
+ranks have started.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ SILENCE = 5.0
 # Where the main thread sleeps, the threads that sample it and that log something still take a little.
 _IDLE_SHARE = 0.01  # of a core, on average since the last sign of life
 _IDLE_BURST = 0.05  # s of CPU
+
+#: The call in which a rank waits that has not joined the world yet.
+INIT = "collectives.init()"
 
 
 class Sight(NamedTuple):
@@ -81,14 +86,22 @@ class _Life:
         self.heard = at  # a beat or anything else
         self.cpu: float | None = None
         self.mark = 0.0, at  # CPU seconds and time of the last sign of life
+        self.joining: float | None = None  # since when it waits in `collectives.init`
         self.beats = self.running = 0  # since its last progress, and those of them that found it running
 
     @property
-    def waits(self) -> bool:
+    def in_call(self) -> bool:
         return self.beat.get("call_state") in ("queued", "started")
+
+    @property
+    def waits(self) -> bool:
+        return self.in_call or self.joining is not None
 
     def sight(self, rank: int, at: float) -> Sight:
         beat, since = self.beat, at - self.beat_at
+        call, state, age = beat.get("call"), beat.get("call_state"), float(beat.get("call_age") or 0.0) + since
+        if self.joining is not None:
+            call, state, age = INIT, "started", at - self.joining
         return Sight(
             rank=rank,
             pid=self.pid,
@@ -96,10 +109,10 @@ class _Life:
             host=self.host,
             state=str(beat.get("state") or "?"),
             calls=int(beat.get("calls") or 0),
-            call=beat.get("call"),
+            call=call,
             on=beat.get("call_on"),
-            call_state=beat.get("call_state"),
-            call_age=float(beat.get("call_age") or 0.0) + since,
+            call_state=state,
+            call_age=age,
             where=beat.get("where"),
             where_age=float(beat.get("where_age") or 0.0) + since,
             cpu=self.cpu,
@@ -126,6 +139,13 @@ class Motion:
     def ended(self, rank: int, at: float) -> None:
         """A rank has ended."""
         if self._lives.pop(rank, None) is not None:
+            self._progress = at
+
+    def joining(self, rank: int, waits: bool, at: float) -> None:
+        """A rank waits in `collectives.init` from now on, or no longer."""
+        life = self._lives.get(rank)
+        if life is not None:
+            life.joining = at if waits else None
             self._progress = at
 
     def said(self, rank: int, at: float) -> None:
@@ -168,9 +188,9 @@ class Motion:
         lives = self._lives.values()
         if self._missing > 0 or not lives:
             return 0.0
-        if any(life.waits for life in lives):
+        if any(life.in_call for life in lives):
             return at - self._progress
-        if any(life.beat.get("calls") for life in lives):
+        if any(life.beat.get("calls") or life.waits for life in lives):
             return at - max(self._progress, self._motion)
         heard = max(life.heard for life in lives)
         return at - heard if at - heard > SILENCE else 0.0

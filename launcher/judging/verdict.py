@@ -60,6 +60,7 @@ class RankFailed:
     status: exit code, or minus the signal that killed it
     asked: True if its keeper had got a signal from outside, most likely from an engine that ends everything
     memory: what its keeper found out about the kernel's out-of-memory killer, None: nothing
+    missed_by: ranks that wait for it in `collectives.init`, to which it did not come
     """
 
     at: float
@@ -70,6 +71,7 @@ class RankFailed:
     asked: bool = False
     raised: Raised | None = None
     memory: str | None = None
+    missed_by: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         who = name_rank(self.rank, self.pid, self.host)
@@ -78,6 +80,9 @@ class RankFailed:
         assert self.status is not None
         if self.status < 0:
             return f"{who} was killed by {self._signal(-self.status)}"
+        if self.missed_by:
+            wait = "waits" if len(self.missed_by) == 1 else "wait"
+            return f"{who} exited with code 0 before collectives.init(), where {name_ranks(self.missed_by)} {wait}"
         if self.status == 0:
             return f"{who} exited with code 0 while others were waiting (os._exit?)"
         return f"{who} exited with code {self.status}"
@@ -216,7 +221,31 @@ class Hung:
         return self.message
 
 
-Fact = RankFailed | KeeperLost | EngineLost | EngineEnded | NotStarted | TimeLimit | NotStopped | Hung
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatLost:
+    """Nothing is heard of ranks any more, not even that they live.
+
+    ranks: which; hosts: theirs, of which nothing at all is heard; none if that is not so, or the job has one host only
+    seconds: for how long; limit: that is longer than `Job.heartbeat_timeout`
+    """
+
+    at: float
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    seconds: float
+    limit: bool = False
+    code: int = 1
+
+    def __str__(self) -> str:
+        more = " (more time: --heartbeat-timeout)" if self.limit else ""
+        silence = f"no heartbeat for {duration(self.seconds)}"
+        if self.hosts:
+            hosts = f"host{'s' * (len(self.hosts) > 1)} {', '.join(self.hosts)}"
+            return f"lost {hosts} with {name_ranks(self.ranks)}: {silence}, so it or its network is down{more}"
+        return f"lost {name_ranks(self.ranks)}: {silence}, so its keeper is stopped or its network is down{more}"
+
+
+Fact = RankFailed | KeeperLost | EngineLost | EngineEnded | NotStarted | TimeLimit | NotStopped | Hung | HeartbeatLost
 
 
 def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
@@ -228,6 +257,9 @@ def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
     chatter: what the engine said; both kinds name the pid of the process whose death they noticed
     """
     first = facts[0]
+    for fact in facts:
+        if isinstance(fact, HeartbeatLost):
+            return fact
     if is_echo(first):
         own = (fact for fact in facts if isinstance(fact, RankFailed) and not is_echo(fact) and not fact.asked)
         return next(own, first)
@@ -252,6 +284,15 @@ def cause(facts: Sequence[Fact], chatter: bytes = b"") -> Fact:
 def is_echo(fact: Fact) -> bool:
     """True if a rank raised only because it waited for another, which has failed or left."""
     return isinstance(fact, RankFailed) and fact.raised is not None and fact.raised.type in _ECHOES
+
+
+def may_follow_a_loss(fact: Fact) -> bool:
+    """True for what ranks and the engine do when they miss a host: time limits, lost connections, MPI's own end."""
+    if isinstance(fact, RankFailed):
+        if fact.raised is not None:
+            return fact.raised.type.startswith(_OURS) and not is_echo(fact)
+        return fact.asked or fact.missed_by != ()
+    return isinstance(fact, KeeperLost | EngineLost | EngineEnded | NotStarted)
 
 
 def _may_be_collateral(fact: Fact) -> bool:

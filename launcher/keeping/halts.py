@@ -12,7 +12,7 @@ import sys
 import time
 
 from collectives.world import PASSED_AT, PAUSED_AT
-from launcher.process import children_of, parents
+from launcher.process import children_of, parents, stat_of
 
 #: Why a rank stands still: the launcher said so, or is itself stopped and says nothing any more.
 ORDERED, SILENT = "ordered", "silent"
@@ -71,7 +71,7 @@ class Halts:
         while new := [pid for pid in children_of(parents(), me) if pid not in seen]:
             seen.update(new)  # and look again: one may have forked before it was stopped
             for pid in new:
-                if not _is_stopped(pid) and _send(pid, signal.SIGSTOP):
+                if stat_of(pid).state != "T" and _send(pid, signal.SIGSTOP):
                     self._stopped.add(pid)
 
     def _continue(self) -> None:
@@ -87,11 +87,3 @@ def _send(pid: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):  # it has ended, or runs as another user
         return False
     return True
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except OSError:
-        return False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+from launcher.process import stat_of
+
 # The kernel names children by the thread that started them, and a rank with a GPU has a hundred threads: to ask them
 # all costs more than all else that a keeper does. So it is done once in so many looks.
 _RARELY = 10
@@ -29,14 +30,15 @@ class Offspring:
         """
         thorough = self._looks % _RARELY == 0
         self._looks += 1
-        ticks = sum(_ticks(self._pid)[2:])
+        cpu = stat_of(self._pid).waited
         found = self._children(self._pid, thorough)
         for child in found:  # grows
-            ticks += sum(_ticks(child))
+            stat = stat_of(child)
+            cpu += stat.cpu + stat.waited
             found += self._children(child, thorough or child not in self._parents)
         if thorough:
             self._parents = {pid: self._parents[pid] for pid in (self._pid, *found) if pid in self._parents}
-        return ticks / _TICKS
+        return cpu
 
     def _children(self, pid: int, thorough: bool) -> list[int]:
         found: list[int] = []
@@ -53,12 +55,3 @@ class Offspring:
         if thorough:
             self._parents[pid] = parents
         return found
-
-
-def _ticks(pid: int) -> list[int]:
-    """User and system time of a process, then the same of the children that it has waited for."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return [int(field) for field in stat.read().rpartition(b")")[2].split()[11:15]]
-    except OSError:
-        return []  # it has ended

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
@@ -16,8 +15,9 @@ from launcher.keeping.halts import ORDERED, PAUSED, SILENT, Halts
 from launcher.keeping.handshake import connect
 from launcher.keeping.memory import Memory
 from launcher.keeping.pulse import Pulse
+from launcher.keeping.reports import Reports
 from launcher.keeping.stacks import LOOK, Stacks
-from launcher.process import parent_of, reap_all, sweep
+from launcher.process import reap_all, stat_of, sweep
 from launcher.wire import PING, Message, WireError, to_bytes, to_text
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost a keeper a tenth of its memory
@@ -72,7 +72,7 @@ class Keeper:
         self.stacks = Stacks(pid, stacks, ours, self.pulse)
         self.halts = Halts(page)
         self.memory = Memory(pid)
-        self.report = b""
+        self.reports = Reports()
         self.joined = False  # others may wait for this rank
         self.debugging = False
         self.stdin = b""
@@ -83,6 +83,7 @@ class Keeper:
         self.next_beat = 0.0
         self.rested_at = 0.0
         self.silent_at = _NEVER
+        self.heartbeat_timeout = _NEVER  # s without the launcher's machine after which the rank is ended
         self.drain_deadline = _NEVER
         self.told = False
         self.released = False
@@ -138,7 +139,7 @@ class Keeper:
 
     def _wait(self) -> float | None:
         """Seconds until something is due; None: for ever."""
-        due = min(self.drain_deadline, self.silent_at, self.next_beat if self.status is None else _NEVER)
+        due = min(self.drain_deadline, self.silent_at, self.next_beat)
         wait = max(0.0, due - time.monotonic())
         if self.stacks.awaited:
             wait = min(wait, LOOK)
@@ -153,14 +154,23 @@ class Keeper:
     def _on_time(self, now: float) -> None:
         if self.stacks.awaited and (text := self.stacks.look(now)) is not None:
             self.channel.send({"stacks": text})
-        if self.status is None and now >= self.next_beat:
+        if now >= self.next_beat:
             self.next_beat = now + _BEAT
-            self.memory.note()
-            if self.channel.backlog < _BACKLOG:
-                self.channel.send({"beat": {**self.pulse.take(), "debugging": self.debugging}})
+            self._beat()
         if now >= self.silent_at:
             self.silent_at = _NEVER
             self.halts.set(SILENT, True)
+
+    def _beat(self) -> None:
+        # Before anything is sent: what was sent a second ago has been acknowledged by now.
+        if self.channel.unacknowledged() >= self.heartbeat_timeout:
+            end_at_once()  # the launcher's machine is beyond reach, and has given this one up
+        if self.status is None:
+            self.memory.note()
+        if self.channel.backlog < _BACKLOG:
+            # After the rank's end there is nothing to say, but only what is sent can be acknowledged.
+            beat = {"beat": {**self.pulse.take(), "debugging": self.debugging}}
+            self.channel.send(beat if self.status is None else {})
 
     # -- the rank
 
@@ -176,9 +186,8 @@ class Keeper:
         elif name == "report":
             if "tty" in self.pipes:
                 self._carry("tty")  # what it wrote to a debugger's terminal, it wrote before
-            *lines, self.report = (self.report + data).split(b"\n")
-            for line in lines:
-                self._take_report(json.loads(line))
+            for report in self.reports.feed(data):
+                self._take_report(report)
         else:
             self.channel.send({"out" if name == "tty" else name: to_text(data)})
             if len(data) < _FEW:
@@ -259,7 +268,7 @@ class Keeper:
         """Who has died of those above this process: its guard, if it has one, or the engine; None: nobody."""
         child = os.getpid()
         for pid in self.above:
-            if parent_of(child) != pid:
+            if stat_of(child).parent != pid:
                 return pid
             child = pid
         return None
@@ -277,6 +286,8 @@ class Keeper:
         for message in messages:
             if "ping" in message:
                 self.silent_at = time.monotonic() + _SILENCE
+            if "heartbeat" in message:
+                self.heartbeat_timeout = float(message["heartbeat"])
             if "signal" in message:
                 self._signal(int(message["signal"]))
             if "kill" in message:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from launcher.job import Job, UsageError
 from launcher.judging.stopping import Stop
-from launcher.judging.verdict import Fact, Hung, KeeperLost, RankFailed
+from launcher.judging.verdict import Fact, HeartbeatLost, Hung, KeeperLost, RankFailed
 from launcher.output.console import Console
 from launcher.running.observer import Observer
 from launcher.wire import Message
@@ -28,6 +28,7 @@ _KINDS = {
     "NotStarted": "not started",
     "TimeLimit": "time limit",
     "NotStopped": "not stopped",
+    "HeartbeatLost": "heartbeat lost",
 }
 
 
@@ -91,6 +92,8 @@ class Events(Observer):
         what: Message = {"kind": _KINDS[type(fact).__name__], "code": fact.code, "message": str(fact)}
         if isinstance(fact, RankFailed | KeeperLost):
             what["rank"] = fact.rank
+        if isinstance(fact, HeartbeatLost):
+            what |= {"ranks": list(fact.ranks), "hosts": list(fact.hosts)}
         if isinstance(fact, RankFailed) and fact.raised is not None:
             what |= {"exception": fact.raised.type, "traceback": fact.raised.traceback}
         self._emit("failure", **what)

@@ -30,6 +30,7 @@ from launcher.judging.verdict import (
     name_ranks,
 )
 from launcher.output.console import BACKLOG, Console
+from launcher.process import stat_of
 from launcher.running import restarts
 from launcher.running.clocks import Clocks
 from launcher.running.crew import Crew, Member
@@ -196,6 +197,13 @@ class Attempt:
         """Has every rank's Python stacks written; observers hear of them one by one."""
         self.crew.tell({"stacks": True}, lambda member: not member.over)
 
+    def stopped_engine(self) -> str:
+        """Name and pid of a process of the engine on this machine that is stopped, "" if none is."""
+        here = os.uname().nodename
+        pids = {self._guard.engine, *(member.engine for _, member in self.crew if member.host == here)}
+        stopped = (pid for pid in sorted(pids) if stat_of(pid).state == "T")
+        return next((f"{stat_of(pid).name} (pid {pid})" for pid in stopped), "")
+
     # -- the loop
 
     def _turn(self) -> None:
@@ -253,6 +261,8 @@ class Attempt:
         due = self._clocks.due(self.now)
         if "start" in due:
             text = f"{name_ranks(self.crew.missing())} did not start within {self.job.start_limit:g} s"
+            if engine := self.stopped_engine():
+                text += f": {engine} is stopped"
             self.fail(NotStarted(at=self.now, message=text))
         if "limit" in due:
             self._clocks.drop("limit")
@@ -301,6 +311,8 @@ class Attempt:
             text = f"{name} was to start {self.job.size} ranks, but rank {rank} was told of a world of {size}"
             self.fail(NotStarted(at=self.now, message=text))
             return
+        if self.job.heartbeat_timeout is not None:
+            channel.send({"heartbeat": self.job.heartbeat_timeout})
         member = Member(channel, hello)
         self._hearing.welcome(rank, member, hello)
         if self.crew.complete:

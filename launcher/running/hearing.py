@@ -100,10 +100,12 @@ class Hearing:
             self._stdin.edit(bool(message["editing"]))
         if "joining" in message:
             self.joining.waits(rank, message["joining"])
+            self._observers.joining(rank, message["joining"] is not None)
             if self.joining.limit is None:
                 self._clocks.drop("joining")
             elif not self._ending.begun:
                 self._clocks.begin("joining", time.monotonic(), self.joining.limit)
+                self._look_for_ended_ranks()
         if "passed" in message:
             self._passed = int(message["passed"])
             self._crew.tell({"passed": self._passed}, lambda each: not each.over)
@@ -158,6 +160,7 @@ class Hearing:
         if rank == self._stdin.rank:
             self._stdin.edit(False)
         self._observers.ended(rank, member.status)
+        self.joining.ended(rank)
         # What a rank makes of our own signal is not a failure.
         failed = self._failed(rank, member, status=member.status, memory=message.get("memory"))
         if self._ending.begun:
@@ -167,6 +170,15 @@ class Hearing:
         elif member.status == 0 and message["deserted"] and self.deserter is None:
             self.deserter = failed
             self._clocks.put("deserted", time.monotonic(), _DESERTION_LIMIT)
+        else:
+            self._look_for_ended_ranks()
+
+    def _look_for_ended_ranks(self) -> None:
+        """A rank that ended with 0 before it came to `collectives.init` has failed if others wait for it there."""
+        for rank, member in self._crew:
+            if member.status == 0 and (waiting := self.joining.missed(rank)):
+                self._fail(self._failed(rank, member, status=0, missed_by=waiting))
+                return
 
     def _on_debugging(self, member: Member, debugging: bool) -> None:
         before = self._crew.debugging()

@@ -21,6 +21,14 @@ class Joining:
             self._waiting.pop(rank, None)
             self._joined.add(rank)
 
+    def ended(self, rank: int) -> None:
+        """A rank has ended, and waits no more."""
+        self._waiting.pop(rank, None)
+
+    def missed(self, rank: int) -> tuple[int, ...]:
+        """The ranks that wait for one which has ended and so will never come: none if it has been there."""
+        return () if rank in self._joined else tuple(sorted(self._waiting))
+
     @property
     def limit(self) -> float | None:
         """For how long the most impatient one waits (s); None if nobody does."""

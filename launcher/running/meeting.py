@@ -36,7 +36,7 @@ def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:
     """By which name or address the ranks of a settled job reach its rank 0: hosts are filled in order."""
     if not engine.elsewhere:
         return "127.0.0.1"
-    first = job.hosts[0].name if job.hosts else slurm.nodes(environ.get("SLURM_JOB_NODELIST", ""))[0]
+    first = job.hosts[0].name if job.hosts else slurm.nodes(environ)[0]
     if first in engine.elsewhere or not job.hosts:
         return first
     from launcher import route  # here, because a job on one machine needs none of it

@@ -30,6 +30,9 @@ class Observer:
     def beat(self, rank: int, beat: Message, now: float) -> None:
         """A keeper's word on how its rank does, once a second. now: monotonic, s"""
 
+    def joining(self, rank: int, waits: bool) -> None:
+        """A rank waits in `collectives.init` for all others, or no longer."""
+
     def stacks(self, rank: int, text: str) -> None:
         """The Python stacks of a rank, which somebody had asked for."""
 
@@ -90,6 +93,10 @@ class Observers(Observer):
     def beat(self, rank: int, beat: Message, now: float) -> None:
         for observer in self._each:
             observer.beat(rank, beat, now)
+
+    def joining(self, rank: int, waits: bool) -> None:
+        for observer in self._each:
+            observer.joining(rank, waits)
 
     def stacks(self, rank: int, text: str) -> None:
         for observer in self._each:

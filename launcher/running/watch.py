@@ -141,8 +141,12 @@ class _Watch:
                 return end
 
     def _judge(self) -> list[Observer]:
-        """Who ends an attempt that hangs, if anybody does."""
-        if self.job.hang_timeout is None:
+        """Who ends an attempt that hangs, or loses a host, if anybody does."""
+        never = float("inf")
+        limit, heartbeat = (
+            never if seconds is None else seconds for seconds in (self.job.hang_timeout, self.job.heartbeat_timeout)
+        )
+        if limit == heartbeat == never:
             return []
         from launcher.judging.hang import HangJudge
 
@@ -157,7 +161,11 @@ class _Watch:
             assert self.attempt is not None
             self.attempt.fail(fact)
 
-        return [HangJudge(self.job.size, self.job.hang_timeout, self.console, folder, ask_stacks, fail)]
+        def stopped_engine() -> str:
+            assert self.attempt is not None
+            return self.attempt.stopped_engine()
+
+        return [HangJudge(self.job.size, limit, heartbeat, self.console, folder, ask_stacks, fail, stopped_engine)]
 
     def _again(self, outcome: Outcome, number: int) -> Job | None:
         """What to start next; None if that was the end."""

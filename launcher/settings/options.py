@@ -50,6 +50,7 @@ GROUPS = {
         Option("--start-limit", "S", "start_limit", SECONDS, "seconds in which all ranks must have started"),
         Option("--timeout", "S", "timeout", LIMIT, "seconds after which the job is ended", True),
         Option("--hang-timeout", "S", "hang_timeout", LIMIT, "seconds without progress that are a hang, or off", True),
+        Option("--heartbeat-timeout", "S", "heartbeat_timeout", LIMIT, "seconds without a word from a host, or off"),
         Option("--max-restarts", "K", "max_restarts", WHOLE, "start a job that failed again, K times at most", True),
         Option("--min-ranks", "N", "min_ranks", WHOLE, "restart without hosts that are lost, down to N ranks"),
     ),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.process import parent_of
+from launcher.process import stat_of
 from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(200)]
@@ -22,6 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(200)]
 HERE = Path(__file__).parent
 WHERE = str(HERE / "where.py")
 SCRIPT = str(HERE / "hosts.sh")
+IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or "ip"
 FIRST, SECOND, NOBODY = "10.0.0.1", "10.0.0.2", "10.0.0.9"
 
 # The child is one that no process group and no session would find.
@@ -175,13 +177,13 @@ def test_whoever_is_killed_all_end(
     said = wait_for(job.process.stdout, "ready", 2 * each)
     last = 2 * each - 1  # a rank of the second host
     rank, keeper = next((int(pid), int(parent)) for n, pid, parent in READY.findall(said) if int(n) == last)
-    guard = parent_of(keeper)
+    guard = stat_of(keeper).parent
     assert len([pid for pid, text in hosts.new(1).items() if text == "sleep 60 "]) == each
     pids = {
         "rank": rank,
         "keeper": keeper,
         "guard": guard,
-        "proxy": parent_of(guard),
+        "proxy": stat_of(guard).parent,
         "mpiexec": min(pid for pid, text in hosts.new(0).items() if re.match(r"\S*(mpiexec|prterun) ", text)),
         "launcher": job.process.pid,
     }
@@ -213,8 +215,69 @@ def test_an_exception_on_the_other_host_comes_with_its_traceback(run: Any, hosts
     assert re.search(rf"\nddp-launch: rank 1 on {hosts.names[1]} \(pid \d+\) raised ValueError: no\n$", done.stderr)
 
 
+@pytest.fixture
+def cable(hosts: Hosts) -> Iterator[Callable[[str], None]]:
+    """`cable("down")` pulls the cable between the hosts, `cable("up")` puts it back, as the end of a test does."""
+
+    def put(state: str) -> None:
+        host = hosts.names[1].removeprefix("host-")
+        subprocess.run(["nsenter", "--target", host, "--net", IP, "link", "set", "eth0", state], check=True)
+
+    yield put
+    put("up")
+
+
+TRAINING = """
+import sys, time
+import numpy as np
+import collectives
+comm = collectives.init(timeout=float(sys.argv[1]))
+print("ready", flush=True)
+while True:
+    comm.all_reduce(np.ones(1000))
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("timeout", "options", "limit"),
+    [
+        (600, (), 30),
+        (600, ("--heartbeat-timeout", "8"), 8),
+        (15, (), 15),  # the time limit of a collective runs out first
+    ],
+)
+def test_a_pulled_cable_ends_the_job_on_both_sides(
+    start: Any,
+    hosts: Hosts,
+    script: Any,
+    cable: Callable[[str], None],
+    timeout: int,
+    options: tuple[str, ...],
+    limit: int,
+) -> None:
+    job = start(*options, script(TRAINING), str(timeout))
+    wait_for(job.process.stdout, "ready", 2)
+    cable("down")
+    pulled = time.monotonic()
+    _, err = job.process.communicate(timeout=limit + 20)
+    assert job.process.returncode == 1, err
+    last = err.splitlines()[-1]
+    assert re.match(rf"ddp-launch: lost host {hosts.names[1]} with rank 1: no heartbeat for \d+(\.\d)? s, so", last), (
+        err
+    )
+    # The ranks there end, too, though nothing can reach them.
+    while ours := [text for text in hosts.new(1).values() if "keeper.py" in text]:
+        assert time.monotonic() < pulled + 45, ours
+        time.sleep(0.1)
+    cable("up")
+    hosts.assert_left(within=30)
+
+
 @pytest.mark.parametrize("loss", ["keeper", "network"])
-def test_a_restart_does_without_a_host_that_is_lost(start: Any, hosts: Hosts, script: Any, loss: str) -> None:
+def test_a_restart_does_without_a_host_that_is_lost(
+    start: Any, hosts: Hosts, script: Any, cable: Callable[[str], None], loss: str
+) -> None:
     body = (
         "import os, signal, time\n"
         "attempt, rank = os.environ['DDP_ATTEMPT'], os.environ['RANK']\n"
@@ -222,18 +285,15 @@ def test_a_restart_does_without_a_host_that_is_lost(start: Any, hosts: Hosts, sc
         f"if attempt == '0' and rank == '1' and {loss == 'keeper'}:\n"
         "    time.sleep(0.5)\n"
         "    os.kill(os.getppid(), signal.SIGKILL)\n"
-        "if attempt == '0': time.sleep(6)\n"
+        "if attempt == '0': time.sleep(60)\n"
         "print('world', os.environ['WORLD_SIZE'])\n"
     )
-    job = start("--max-restarts", "1", "--min-ranks", "1", "--hang-timeout", "6", script(body))
+    job = start("--max-restarts", "1", "--min-ranks", "1", "--heartbeat-timeout", "6", script(body))
     seen = wait_for(job.process.stdout, "ready", 2)
-    cable = ["nsenter", "--target", hosts.names[1].removeprefix("host-"), "--net", "ip", "link", "set", "eth0"]
-    try:
-        if loss == "network":
-            subprocess.run([*cable, "down"], check=True)
-        out, err = job.process.communicate(timeout=60)
-    finally:
-        subprocess.run([*cable, "up"], check=True)
+    if loss == "network":
+        cable("down")
+    out, err = job.process.communicate(timeout=60)
+    cable("up")
     hosts.assert_left(within=30)  # whoever was cut off learns of the end by TCP's next attempt
     assert job.process.returncode == 0, err
     assert (seen + out).splitlines()[-1].endswith(":0: world 1")

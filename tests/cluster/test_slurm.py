@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.engines.finding import MPICH, OPENMPI, flavour
+from tests.conftest import SLURM
 from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -51,6 +52,16 @@ def test_srun_gives_a_world_of_two(srun: Run) -> None:
     done = srun(WHERE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "mpi True [[0, 0, 0], [1, 1, 0]]\n"
+
+
+def test_the_stand_in_of_scontrol_answers_as_this_one(slurm: dict[str, str], run_job: Run) -> None:
+    lists = re.findall(r"^'(.*)'\)", (SLURM / "scontrol").read_text(), re.MULTILINE)
+    assert len(lists) == 8
+    for text in lists:
+        theirs, ours = (
+            run_job([path, "show", "hostnames", text], env=slurm) for path in ("scontrol", SLURM / "scontrol")
+        )
+        assert (theirs.returncode, theirs.stdout, theirs.stderr) == (ours.returncode, ours.stdout, ours.stderr)
 
 
 def test_srun_trains(srun: Run) -> None:

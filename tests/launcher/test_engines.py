@@ -16,6 +16,7 @@ from launcher.engines.slurm import Srun
 from launcher.engines.words import explain, unreached
 from launcher.hosts import Host, dealt
 from launcher.job import Job, UsageError
+from tests.conftest import SLURM
 
 RANK = ["python", "keeper.py", "train.py"]
 HOSTS = (Host("a", 4), Host("b", 4))
@@ -304,28 +305,63 @@ def test_two_mpis_mixed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # -- Slurm
 
 
+def in_slurm(nodes: str, **environ: str) -> dict[str, str]:
+    """The environment of an allocation of these nodes, whose names scontrol knows."""
+    return {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": nodes, "PATH": str(SLURM), **environ}
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("vm", ["vm"]),
         ("gpu[08-10,12],login", ["gpu08", "gpu09", "gpu10", "gpu12", "login"]),
         ("a1,a2,b[1-2]", ["a1", "a2", "b1", "b2"]),
+        ("rack[0-1]n[0-1]", ["rack0n0", "rack0n1", "rack1n0", "rack1n1"]),
         ("node[1]", ["node1"]),
-        ("", []),
     ],
 )
-def test_names_of_nodes(text: str, names: list[str]) -> None:
-    assert slurm.nodes(text) == names
+def test_names_of_nodes_are_slurms(text: str, names: list[str]) -> None:
+    assert slurm.nodes(in_slurm(text)) == names
+
+
+def test_a_list_without_ranges_needs_no_scontrol() -> None:
+    assert slurm.nodes(in_slurm("a1,a2-ib", PATH="/none")) == ["a1", "a2-ib"]
+    assert slurm.nodes({}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "says"),
+    [
+        (
+            "gpu[1-2]-ib",
+            str(SLURM),
+            ".*/scontrol does not say .* are \\(Invalid hostlist: gpu\\[1-2\\]-ib\\): name them .*",
+        ),
+        (
+            "n[a-b]",
+            str(SLURM),
+            ".*/scontrol does not say .* are \\(Invalid hostlist: n\\[a-b\\]\\): name them by --hosts",
+        ),
+        (
+            "x[1-2]",
+            str(SLURM),
+            ".*/scontrol does not say which nodes .* are \\(it says nothing\\): name them by --hosts",
+        ),
+        ("n[1-3]", "/none", "there is no scontrol on PATH to say which nodes n\\[1-3\\] are: name them by --hosts"),
+    ],
+)
+def test_a_list_that_slurm_cannot_read_is_wrong_use(text: str, path: str, says: str) -> None:
+    with pytest.raises(UsageError, match=f"^{says}$"):
+        slurm.nodes(in_slurm(text, PATH=path))
 
 
 def test_nodes_elsewhere() -> None:
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
+    environ = in_slurm("n[1-3]")
     assert slurm.elsewhere(environ, here="n2.cluster") == ("n1", "n3")
     assert slurm.elsewhere({**environ, "SLURMD_NODENAME": "n1"}, here="n2") == ("n2", "n3")
     assert slurm.elsewhere(environ, here="login") == ("n1", "n2", "n3")  # salloc gives a shell where it was called
 
 
-_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}
+_NODES = in_slurm("n[1-3]", SLURM_JOB_NUM_NODES="3")
 THREE = (Host("n1", 3), Host("n2", 3), Host("n3", 1))
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -38,6 +42,48 @@ def test_whatever_ends_the_connection_the_other_side_has_gone(name: str) -> None
         channel.send({"ping": True})
         assert channel.backlog == 0
         assert channel.receive() is None
+
+
+# In a network of its own, whose only interface is switched off: nothing is acknowledged any more.
+CUT = """
+import socket, subprocess, sys, time
+from launcher.wire import Channel
+
+def interface(state):
+    subprocess.run([sys.argv[1], "link", "set", "lo", state], check=True)
+
+def becomes(channel, cut):
+    deadline = time.monotonic() + 10
+    while (channel.unacknowledged() > 1.0) != cut:
+        assert time.monotonic() < deadline, channel.unacknowledged()
+        channel.send({"beat": 1})
+        time.sleep(0.1)
+
+interface("up")
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    # The other side takes nothing, as a launcher that is stopped: first a little room is left, then none.
+    idle, full = (Channel(socket.create_connection(listener.getsockname()), trusted=True) for _ in range(2))
+    full.send({"out": "x" * (64 << 20)})
+    assert full.backlog > 0
+    idle.send({"beat": 1})
+    time.sleep(1.5)
+    for channel in (idle, full):
+        assert channel.unacknowledged() == 0.0, channel.unacknowledged()
+    interface("down")
+    for channel in (idle, full):
+        becomes(channel, True)
+    interface("up")
+    becomes(idle, False)
+"""
+
+
+def test_what_is_sent_is_acknowledged_by_a_machine_whose_process_is_stopped_and_not_over_a_cut_network() -> None:
+    ip = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if ip is None or subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+        pytest.skip("a network of its own takes ip, and user namespaces or root")
+    done = subprocess.run([*alone, sys.executable, "-c", CUT, ip], capture_output=True, text=True, timeout=40)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_answer_that_no_bytes_can_stand_for_proves_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,18 @@ def test_a_message_that_utf_8_cannot_hold_is_shown_as_python_shows_it(ddp_launch
     assert r"ValueError: byte \udcff \udfff é" in (logs / "attempt-1" / "rank-1.log").read_text()
     assert r"raised ValueError: bad \ud800 char" in (logs / "launcher.log").read_text()
     assert r"bad \ud800 char" in (tmp_path / "events").read_text()
+
+
+def test_of_a_message_beyond_all_bounds_beginning_and_end_are_kept(ddp_launch: Any) -> None:
+    done = ddp_launch("raise ValueError('begin ' + 50_000_000 * 'x' + ' end')", n=1)
+    assert done.returncode == 1
+    assert len(done.stderr) < 100_000
+    assert "Traceback (most recent call last):\n" in done.stderr
+    assert 'job.py", line 4, in <module>' in done.stderr
+    assert re.search(r"\nValueError: begin x+\n\[\.\.\. \d+ characters left out \.\.\.\]\nx+ end\n", done.stderr)
+    assert re.match(
+        r"ddp-launch: rank 0 \(pid \d+\) raised ValueError: begin x+ \[\.\.\.\]$", done.stderr.splitlines()[-1]
+    )
 
 
 def test_later_failures_are_one_line(ddp_launch: Any) -> None:
@@ -214,6 +227,7 @@ def test_ranks_that_never_start_are_named(run_job: Any, script: Any, tmp_path: A
     engine.write_text("#!/bin/sh\necho words of the engine\nexec sleep 60\n")
     engine.chmod(0o755)
     code = f"""
+import re
 import sys
 real, sys.executable = sys.executable, {str(engine.parent / "python")!r}
 import launcher

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from launcher.judging.hang import HangJudge, innermost
-from launcher.judging.verdict import Hung, RankFailed
+from launcher.judging.verdict import Hung, Raised, RankFailed, cause
 from launcher.output.console import BACKLOG
 from tests.launcher.conftest import HEAD, LAUNCH
 
@@ -41,13 +41,13 @@ class FakeConsole:
 class Court:
     """A judge of two ranks, of which rank 0 waits for rank 1, with everything around it, and a clock."""
 
-    def __init__(self, folder: Path | None = None, limit: float = 600.0) -> None:
+    def __init__(self, folder: Path | None = None, limit: float = 600.0, heartbeat: float = 1e9) -> None:
         self.console = FakeConsole()
         self.asked = 0
         self.verdicts: list[Any] = []
         self.now = 1_000.0
         self.beats: dict[int, dict[str, Any]] = {0: dict(WAITS), 1: dict(SLEEPS)}
-        self.judge = HangJudge(2, limit, self.console, lambda: folder, self.ask, self.verdicts.append)  # type: ignore[arg-type]
+        self.judge = HangJudge(2, limit, heartbeat, self.console, lambda: folder, self.ask, self.verdicts.append)  # type: ignore[arg-type]
         self.start()
 
     def ask(self) -> None:
@@ -231,6 +231,49 @@ def test_a_keeper_that_says_nothing_is_mentioned_once() -> None:
     court.judge.stacks(0, STACKS)
     court.judge.turn(court.now)
     assert court.verdicts[0].ranks == (1,)
+
+
+def test_a_rank_without_a_heartbeat_is_lost_after_its_own_limit() -> None:
+    court = Court(heartbeat=30.0)
+    court.run(29.0, 1)
+    assert court.verdicts == []
+    court.console.backlog = BACKLOG
+    court.run(60.0, 1)  # nobody reads, and so nothing is heard
+    court.console.backlog = 0
+    court.run(2.0, 1)
+    text = "lost rank 1: no heartbeat for 30 s, so its keeper is stopped or its network is down"
+    assert [str(fact) for fact in court.verdicts] == [f"{text} (more time: --heartbeat-timeout)"]
+    assert court.asked == 0
+
+
+def test_a_host_of_which_nothing_is_heard_is_named() -> None:
+    court = Court(heartbeat=30.0)
+    court.judge.attempt(1, 4)
+    for rank in range(4):
+        court.judge.up(rank, {"rank": rank, "pid": 100 + rank, "keeper": 200 + rank, "host": f"node{rank // 2}"})
+        court.beats[rank] = dict(WAITS)
+    court.run(3.0, 0)  # one of node0, a little late
+    court.run(31.0, 2, 3)
+    text = "lost host node1 with ranks 2, 3: no heartbeat for 30 s, so it or its network is down"
+    assert [str(fact) for fact in court.verdicts] == [f"{text} (more time: --heartbeat-timeout)"]
+
+
+TIMEOUT = RankFailed(
+    at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.CollectiveTimeout", message="", traceback="")
+)
+OWN = RankFailed(at=0.0, rank=0, pid=100, raised=Raised(type="ValueError", message="", traceback=""))
+
+
+@pytest.mark.parametrize(("fact", "silence", "lost"), [(TIMEOUT, 15.0, 1), (TIMEOUT, 4.0, 0), (OWN, 15.0, 0)])
+def test_a_time_limit_that_ran_out_because_a_rank_is_lost_is_not_blamed(
+    fact: RankFailed, silence: float, lost: int
+) -> None:
+    court = Court(heartbeat=30.0)
+    court.run(3.0)
+    court.run(silence, 1)
+    court.judge.failed(fact)
+    assert len(court.verdicts) == lost
+    assert cause([fact, *court.verdicts]) is (court.verdicts[0] if lost else fact)
 
 
 def test_a_job_that_has_failed_or_ended_is_not_judged() -> None:

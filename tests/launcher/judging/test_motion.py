@@ -104,6 +104,32 @@ def test_without_a_world_only_silence_counts() -> None:
     assert motion.quiet(17.0) == 0.0
 
 
+def test_in_init_a_rank_waits_and_the_others_may_compute() -> None:
+    motion = follow({0: NEVER, 1: NEVER}, until=10)
+    motion.joining(0, True, 10.0)
+    for second in range(11, 31):
+        motion.beat(0, {**NEVER, "cpu": float(second)}, float(second))  # waiting takes a core, which counts for nothing
+        motion.beat(1, NEVER, float(second))
+    assert motion.quiet(30.0) == 20.0
+    waits, sleeps = motion.sights(30.0)
+    assert (waits.call, waits.waits, waits.call_age, sleeps.waits) == ("collectives.init()", True, 20.0, False)
+    motion.beat(1, {**NEVER, "cpu": 5.0}, 31.0)
+    assert motion.quiet(31.0) == 0.0
+    motion.joining(0, False, 40.0)
+    assert motion.quiet(40.0) == pytest.approx(9.0)  # nobody waits any more: only silence counts
+    assert motion.sights(40.0)[0].call is None
+
+
+def test_a_stopped_engine_is_blamed_for_ranks_in_init_alone() -> None:
+    in_init = [waits(rank, calls=0, call="collectives.init()", where=None) for rank in (0, 1)]
+    assert find(in_init, "mpiexec (pid 9)") == (
+        (),
+        "mpiexec (pid 9) is stopped, while ranks 0, 1 wait in collectives.init()",
+        (0,),
+    )
+    assert find([waits(0), sight(1)], "mpiexec (pid 9)").ranks == (1,)
+
+
 def test_a_silent_rank_adds_no_motion() -> None:
     motion = follow({0: DONE, 1: DONE}, until=10, r0=1.0, r1=1.0)
     for second in range(11, 30):

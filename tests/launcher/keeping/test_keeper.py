@@ -47,6 +47,23 @@ def test_who_kills_its_own_group_kills_no_keeper(keep: Any) -> None:
     assert keep("os.killpg(0, signal.SIGTERM)").end()["end"] == -signal.SIGTERM
 
 
+def test_what_is_no_report_is_left_out(keep: Any) -> None:
+    body = """
+    from collectives import world
+    pipe = int(os.environ[world.REPORT])
+    for odd in (b"hello", b"\\xff\\x00", b"[1]", b"7", b"[" * 10_000, b'{"raised": 5}', b'{"end": 0}'):
+        os.write(pipe, odd + b"\\n")
+    os.write(pipe, b'{"leaving": "x"}\\n{"flight": null}\\n{"raised": {"type": "x"}}\\n{"leaving": 1, "left": true}\\n')
+    for _ in range(40):
+        os.write(pipe, bytes(1 << 16))  # and no end of a line
+    world.report(leaving=3)
+    sys.exit(3)
+    """
+    kept = keep(body)
+    assert kept.end()["end"] == 3
+    assert [message for message in kept.heard if message.keys().isdisjoint(("beat", "end"))] == [{"leaving": 3}] * 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_an_order_reaches_the_rank_alone(keep: Any, number: int) -> None:
     kept = keep(LISTEN + "child = subprocess.Popen(['sleep', '60'])\n" + SLEEP)
@@ -157,8 +174,8 @@ def test_freezing_and_thawing_all_but_what_was_stopped_before(keep: Any, becomes
 def test_a_launcher_that_falls_silent_stops_its_job(keep: Any, becomes: Callable[[int, str], None]) -> None:
     kept = keep(SLEEP)
     kept.says("ready")
-    kept.send(ping=True)
-    becomes(kept.pid, "T")
+    kept.send(ping=True, heartbeat=0.5)
+    becomes(kept.pid, "T")  # and no more, however long it takes: its machine acknowledges every beat
     kept.send(ping=True)
     becomes(kept.pid, "S")
     kept.send(kill=True)

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from launcher.keeping.memory import cgroup_folders, count_kills, explain, field
-from launcher.keeping.pulse import Pulse, parse_stat
+from launcher.keeping.pulse import Pulse
+from launcher.process import parse_stat
 
 REST = b"1 7 7 0 -1 4194304 9 0 0 0 250 50 900 900 20 0 3 0 99 4096 25 18446744073709551615"
 
@@ -24,7 +25,8 @@ REST = b"1 7 7 0 -1 4194304 9 0 0 0 250 50 900 900 20 0 3 0 99 4096 25 184467440
     ],
 )
 def test_stat(stat: bytes, expected: tuple[str, float, int]) -> None:
-    assert parse_stat(stat, ticks=100, page=4096) == expected
+    found = parse_stat(stat, ticks=100, page=4096)
+    assert (found.state, found.cpu, found.rss) == expected
 
 
 def test_this_process() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.process import is_above, parent_of
+from launcher.process import is_above, stat_of
 from launcher.wire import LAUNCHER
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -48,12 +48,12 @@ def sleeping(guarded: Any) -> Any:
 
 
 def test_who_is_above(gone: int) -> None:
-    assert parent_of(os.getpid()) == os.getppid()
+    assert stat_of(os.getpid()).parent == os.getppid()
     assert is_above(os.getppid())
-    assert is_above(parent_of(os.getppid()))
+    assert is_above(stat_of(os.getppid()).parent)
     assert not is_above(os.getpid())
     assert not is_above(gone)
-    assert parent_of(gone) == 0
+    assert stat_of(gone).parent == 0
 
 
 def test_below_the_launcher_the_engine_starts_the_keeper_itself(keep: Any) -> None:
@@ -66,7 +66,7 @@ def test_elsewhere_it_starts_the_guard(sleeping: Any) -> None:
     started, keeper = sleeping.hello["started"], sleeping.hello["keeper"]
     assert started == sleeping.job.process.pid
     assert sleeping.hello["engine"] == os.getpid()
-    assert parent_of(keeper) == started
+    assert stat_of(keeper).parent == started
     assert os.getpgid(keeper) != os.getpgid(started)
 
 

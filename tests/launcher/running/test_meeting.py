@@ -14,6 +14,7 @@ from launcher.engines.hydra import Hydra
 from launcher.hosts import Host
 from launcher.job import Job
 from launcher.running.meeting import free_port, host_of_rank_0, meeting
+from tests.conftest import SLURM
 from tests.launcher.conftest import LAUNCH
 
 LIMIT = 100.0  # s; importing torch takes its time
@@ -41,7 +42,7 @@ def test_those_of_a_job_around_this_one_do_not() -> None:
         ((), (), {}, "127.0.0.1"),
         ((Host("localhost", 2),), (), {}, "127.0.0.1"),
         ((Host("b", 2), Host("localhost", 2)), ("b",), {}, "b"),
-        ((), ("n1", "n3"), {"SLURM_JOB_NODELIST": "n[1-3]"}, "n1"),
+        ((), ("n1", "n3"), {"SLURM_JOB_NODELIST": "n[1-3]", "PATH": str(SLURM)}, "n1"),
     ],
 )
 def test_the_host_of_rank_0(

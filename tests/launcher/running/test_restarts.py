@@ -18,6 +18,7 @@ from launcher.engines.finding import MPICH, flavour
 from launcher.hosts import Host
 from launcher.job import Job
 from launcher.running.restarts import in_a_row, lost_hosts, pause, ranks_on, smaller
+from tests.conftest import SLURM
 from tests.launcher.conftest import LAUNCH, wait_for
 
 A, B, C = Host("a", 2), Host("b", 2), Host("c", 1)
@@ -276,7 +277,7 @@ while size == 2:
 print(size)
 """
     environ = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path}:{SLURM}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "no-such-node[1-2]",
         "SLURM_JOB_NUM_NODES": "2",

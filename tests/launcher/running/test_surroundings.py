@@ -44,11 +44,11 @@ def test_launching_and_calling_where_childrens_ends_are_ignored(run_job: Any, tm
 
 
 def test_a_process_that_may_not_be_looked_at_has_no_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str, mode: str) -> Any:
+    def refuse(path: str, flags: int) -> Any:
         raise PermissionError(1, os.strerror(1), path)
 
-    monkeypatch.setattr("builtins.open", refuse)
-    assert process.parent_of(os.getppid()) == 0
+    monkeypatch.setattr("os.open", refuse)
+    assert process.stat_of(os.getppid()).parent == 0
     assert process.parents() == {}
     assert not process.is_above(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -68,6 +69,53 @@ class TestWhileAnotherWaits:
         assert done.returncode == 128 + 9
         assert "rank 1 (pid " in done.stderr
         assert "was killed by SIGKILL (signal 9)" in done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_ends_before_init_is_named_at_once(ddp_launch: Any, first: int) -> None:
+    # Whoever comes first: rank 1 ends while rank 0 waits, or has ended when it begins to.
+    done = ddp_launch(
+        f"""
+        if rank != {first}: time.sleep(1)
+        if rank == 1: sys.exit(0)
+        import collectives
+        collectives.init()
+        """
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        r"ddp-launch: rank 1 \(pid \d+\) exited with code 0 before collectives.init\(\), where rank 0 waits", last
+    )
+
+
+STOPPED = """
+if rank == 1: {stops}
+import collectives
+collectives.init()
+print("joined")
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("stops", "says"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 \(pid \d+\) is stopped, while rank 0 waits"),
+        ("time.sleep(60)", r"rank 1 \(pid \d+\) sleeps, while rank 0 waits"),
+        (
+            # mpiexec, or the proxy through which it starts the ranks: the keeper's parent.
+            "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1]), signal.SIGSTOP)",
+            r"\S+ \(pid \d+\) is stopped, while ranks 0, 1 wait",
+        ),
+    ],
+)
+def test_who_keeps_the_others_in_init_is_named_at_the_hang_limit(ddp_launch: Any, stops: str, says: str) -> None:
+    done = ddp_launch(STOPPED.format(stops=stops), options=("--hang-timeout", "3"))
+    assert (done.returncode, done.stdout) == (1, "")
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(rf"ddp-launch: nothing has moved for \d\.\d s: {says} in collectives.init\(\)", last), last
 
 
 @pytest.mark.mpi
