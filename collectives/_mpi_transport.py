@@ -100,12 +100,15 @@ class MPITransport:
         return then(self._reduce_scatter(x, out, counts, op), finish, out)
 
     def _all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
-        ours = self._membership.op(op, out.dtype)
-        if len(x) <= self._limit:
-            return self._comm.Iallreduce(self._MPI.IN_PLACE if x is out else x, out, ours).Test
+        ours, in_place = self._membership.op(op, out.dtype), self._MPI.IN_PLACE
+        # In place on every rank: Open MPI crashes or hangs where only some say so. An MPI that is given two buffers
+        # begins by the same copy.
+        if x is not out:
+            np.copyto(out, x)
+        if len(out) <= self._limit:
+            return self._comm.Iallreduce(in_place, out, ours).Test
         return _in_turn(
-            self._comm.Iallreduce(self._MPI.IN_PLACE if x is out else x[piece], out[piece], ours).Test
-            for piece in _pieces(0, len(x), self._limit)
+            self._comm.Iallreduce(in_place, out[piece], ours).Test for piece in _pieces(0, len(out), self._limit)
         )
 
     def _reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:

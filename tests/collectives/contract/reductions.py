@@ -150,6 +150,16 @@ class ReductionsContract:
 
         run(check)
 
+    def test_in_place_on_some_ranks_only(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            x = np.full(40_000, comm.rank + 1.0)
+            for _ in range(3):
+                out = x.copy()
+                comm.all_reduce(out if comm.rank % 2 else x, out=out)
+                assert_array_equal(out, np.full_like(x, sum(range(comm.size + 1))))
+
+        run(check)
+
     def test_out_may_overlap_the_input(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             base = np.arange(10.0)
