@@ -171,9 +171,14 @@ def as_bytes(array: Array) -> Array:
     return flat(array).view(np.uint8)
 
 
+def is_plain(array: Array) -> bool:
+    """True if a library written in C can take the array's memory as it is: C-contiguous, its items aligned."""
+    return array.flags.c_contiguous and array.flags.aligned
+
+
 def contiguous(array: Array) -> Array:
-    """The array itself if it is C-contiguous, else a copy that is; 0-d arrays stay 0-d."""
-    return array if array.flags.c_contiguous else array.copy(order="C")
+    """The array itself if it is C-contiguous and aligned, else a copy that is; 0-d arrays stay 0-d."""
+    return array if is_plain(array) else array.copy(order="C")
 
 
 def rows(array: Array) -> Array:

@@ -134,6 +134,33 @@ class ReductionsContract:
 
         run(check)
 
+    @pytest.mark.parametrize("length", [5, 40_000])
+    def test_unaligned_arrays(self, run: Run, length: int) -> None:
+        def unaligned(length: int, value: float) -> Any:
+            x = np.zeros(3 + length * 8, np.uint8)[3:].view(np.float64)
+            assert not x.flags.aligned
+            x[...] = value
+            return x
+
+        def check(comm: Communicator) -> None:
+            total, share = sum(range(comm.size + 1)), len(np.array_split(np.empty(length), comm.size)[comm.rank])
+            root = comm.size - 1
+            for _ in range(2):  # the second call of a place may be a prepared one
+                x, out = unaligned(length, comm.rank + 1), unaligned(length, 0)
+                assert_array_equal(comm.all_reduce(x), np.full(length, total))
+                comm.all_reduce(x, out=out)
+                assert_array_equal(out, np.full(length, total))
+                assert comm.reduce(x, root=root, out=out) is (out if comm.rank == root else None)
+                part = unaligned(share, 0)
+                comm.reduce_scatter(x, out=part)
+                assert_array_equal(part, np.full(share, total))
+                assert_array_equal(comm.all_gather(x), np.repeat(np.arange(comm.size) + 1, length))
+                assert_array_equal(comm.broadcast(x.copy(), root), np.full(length, comm.size))
+                comm.all_reduce(x, out=x)
+                assert_array_equal(x, np.full(length, total))
+
+        run(check)
+
     def test_out_in_place_and_beside(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             for dtype in (np.float32, np.float16):
