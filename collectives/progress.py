@@ -169,6 +169,8 @@ class CallQueue:
             self._beside -= 1
             self._changed.notify_all()
 
+    # Infinities and NaN are values here: a rank on which they are errors would leave the others waiting.
+    @np.errstate(all="ignore")
     def drive(self, call: Call[T]) -> T:
         """Runs an entered call to its end in this thread, and returns its result."""
         call.look = self._look
@@ -308,8 +310,6 @@ class CallQueue:
                 self._given_back = True
                 self._changed.notify_all()
 
-    # Infinities and NaN are values here; a warning from this thread would come from no line of the user's.
-    @np.errstate(all="ignore")
     def _help(self) -> None:
         while True:
             with self._changed:

@@ -165,7 +165,7 @@ class _Prepared:
         raise NotImplementedError
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
-        """The result, or LEFT. Raises: what NumPy raises where warnings are errors."""
+        """The result, or LEFT."""
         raise NotImplementedError
 
     def _suits(self, x: Any, out: Any, scale: Any) -> bool:
@@ -293,8 +293,10 @@ class _Large(_Prepared):
                 if not self._all_agree(self._board.sequence):
                     return self._hand_over(index)
                 met()
-                test, result = self._move(x, out, scale)
-                if test() or soon(test):
+                with np.errstate(all="ignore"):  # as in `CallQueue.drive`
+                    test, result = self._move(x, out, scale)
+                    complete = test() or soon(test)
+                if complete:
                     queue.started += 1
                     half_way = False
                     queue.recorder.end(index)

@@ -63,7 +63,6 @@ class ReductionsContract:
 
         run(check)
 
-    @pytest.mark.filterwarnings("ignore:invalid value")
     @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
     def test_nan_wins_max_and_min_on_every_rank(self, run: Run, dtype: type) -> None:
         def check(comm: Communicator) -> None:
@@ -73,6 +72,22 @@ class ReductionsContract:
                     assert_array_equal(comm.all_reduce(x, op), np.array([np.nan, other], dtype))
                     on_root = comm.reduce(x, op, root=0)
                     assert on_root is None or np.isnan(on_root[0])
+
+        run(check)
+
+    @pytest.mark.parametrize("length", [3, 40_000])
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32])
+    def test_numpys_error_state_is_left_to_the_caller(self, run: Run, dtype: type, length: int) -> None:
+        def check(comm: Communicator) -> None:
+            huge = np.full(length, np.finfo(dtype).max, dtype)
+            with np.errstate(all="raise" if comm.rank == 0 else "warn"):  # pytest makes warnings errors
+                for _ in range(2):  # the second call of a place may be a prepared one
+                    assert np.isinf(comm.all_reduce(huge, scale=4.0)).all()
+                    assert np.isinf(comm.all_reduce(huge, "mean", scale=4.0, async_op=True).wait()).all()
+                    assert np.isinf(comm.reduce_scatter(huge, "prod", scale=4.0)).all()
+                    on_root = comm.reduce(huge, scale=4.0)
+                    assert on_root is None or np.isinf(on_root).all()
+                assert np.geterr()["over"] == ("raise" if comm.rank == 0 else "warn")
 
         run(check)
 
