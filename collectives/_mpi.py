@@ -217,6 +217,7 @@ def _ended_by_a_timer(seconds: float) -> Iterator[None]:
 
 
 def _combining(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
+    @np.errstate(all="ignore")  # MPI calls it from whichever thread makes progress
     def combine(source: Any, target: Any, datatype: Any) -> None:
         total = np.frombuffer(target, dtype)
         ufunc(np.frombuffer(source, dtype), total, out=total)

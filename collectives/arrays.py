@@ -10,6 +10,7 @@ would lose their masks; tensors that require grad, whose autograd would not see 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -99,18 +100,19 @@ class _NoArray(Exception):
 def _shared(x: Any) -> Array:
     if hasattr(x, "__array_interface__"):
         return np.asarray(x)
-    if hasattr(x, "__array__"):
-        try:
-            return _by_array_method(x)
-        except _REFUSALS as error:
-            if not hasattr(x, "__dlpack__"):
-                raise
-            try:
-                return dlpack.read(x)  # PyTorch's bfloat16
-            except _REFUSALS as second:
-                raise DtypeError(f"{error}; by DLPack: {second}") from second
+    readers: list[Callable[[Any], Array]] = [_by_array_method] if hasattr(x, "__array__") else []
     if hasattr(x, "__dlpack__"):
-        return dlpack.read(x)
+        # DLPack before __array__, after which PyTorch never lets the storage be resized again, as FSDP does; but not
+        # where it does not tell what may be written: JAX gives its immutable arrays away like that.
+        readers = [dlpack.read_flagged, *readers, dlpack.read] if readers else [dlpack.read]
+    refusals: list[str] = []
+    for read in readers:
+        try:
+            return read(x)
+        except _REFUSALS as error:
+            refusals.append(str(error))
+    if refusals:
+        raise DtypeError("; ".join(dict.fromkeys(refusals)))
     try:
         return np.asarray(memoryview(x))
     except TypeError:
@@ -171,9 +173,14 @@ def as_bytes(array: Array) -> Array:
     return flat(array).view(np.uint8)
 
 
+def is_plain(array: Array) -> bool:
+    """True if a library written in C can take the array's memory as it is: C-contiguous, its items aligned."""
+    return array.flags.c_contiguous and array.flags.aligned
+
+
 def contiguous(array: Array) -> Array:
-    """The array itself if it is C-contiguous, else a copy that is; 0-d arrays stay 0-d."""
-    return array if array.flags.c_contiguous else array.copy(order="C")
+    """The array itself if it is C-contiguous and aligned, else a copy that is; 0-d arrays stay 0-d."""
+    return array if is_plain(array) else array.copy(order="C")
 
 
 def rows(array: Array) -> Array:

@@ -101,11 +101,22 @@ def read(x: Any) -> Array:
     A producer without flags (before DLPack 1.0) cannot say so, and its memory is taken as writable.
     Raises: DtypeError if NumPy has no such dtype, or the memory is not the CPU's; and what `x.__dlpack__` raises.
     """
-    try:
-        capsule = x.__dlpack__(max_version=(_MAJOR, 0))
-    except TypeError:  # a producer from before version 1.0 knows no such argument
-        capsule = x.__dlpack__()
+    return consume(_capsule(x))
+
+
+def read_flagged(x: Any) -> Array:
+    """As `read`. Raises: DtypeError too if the producer does not say what may be written."""
+    capsule = _capsule(x)
+    if not _is_valid(capsule, _NEW):
+        raise DtypeError("its DLPack does not say what may be written")
     return consume(capsule)
+
+
+def _capsule(x: Any) -> Any:
+    try:
+        return x.__dlpack__(max_version=(_MAJOR, 0))
+    except TypeError:  # a producer from before version 1.0 knows no such argument
+        return x.__dlpack__()
 
 
 def consume(capsule: Any) -> Array:

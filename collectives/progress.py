@@ -22,6 +22,7 @@ from collectives.errors import (
     CollectivesError,
     CommunicatorClosed,
     MismatchError,
+    TooManyCommunicators,
 )
 from collectives.flight.recorder import FAILED, QUEUED, STARTED, of_this_process
 from collectives.pausing import Limit
@@ -32,7 +33,7 @@ from collectives.waiting import walk
 T = TypeVar("T")
 
 # Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
-_IN_ORDER = (ArgumentError, MismatchError)
+_IN_ORDER = (ArgumentError, MismatchError, TooManyCommunicators)
 
 # MPI cannot cancel a collective: what a broken call may still write into must live until the process ends.
 _never_freed: list[Any] = []
@@ -169,6 +170,8 @@ class CallQueue:
             self._beside -= 1
             self._changed.notify_all()
 
+    # Infinities and NaN are values here: a rank on which they are errors would leave the others waiting.
+    @np.errstate(all="ignore")
     def drive(self, call: Call[T]) -> T:
         """Runs an entered call to its end in this thread, and returns its result."""
         call.look = self._look
@@ -308,8 +311,6 @@ class CallQueue:
                 self._given_back = True
                 self._changed.notify_all()
 
-    # Infinities and NaN are values here; a warning from this thread would come from no line of the user's.
-    @np.errstate(all="ignore")
     def _help(self) -> None:
         while True:
             with self._changed:

@@ -17,6 +17,7 @@ from collectives.arrays import (
     contiguous,
     flat,
     is_device_array,
+    is_plain,
     writable,
 )
 from collectives.call import Call, Steps
@@ -263,7 +264,7 @@ def _target(out: Any, x: Any, source: Array) -> Array | None:
 
 def _buffers(source: Array, target: Array | None, wire: np.dtype[Any]) -> tuple[Array, Array]:
     """What a reduction sends, and where its total arrives: the same array for in place."""
-    if target is source and wire == source.dtype and source.flags.c_contiguous:
+    if target is source and wire == source.dtype and is_plain(source):
         return source, source
     sent = _to_wire(source, wire)
     if not np.may_share_memory(sent, source):
@@ -275,4 +276,4 @@ def _buffers(source: Array, target: Array | None, wire: np.dtype[Any]) -> tuple[
 
 def _takes(target: Array, wire: np.dtype[Any], sent: Array) -> bool:
     """True if the wire's total can arrive in `target` itself."""
-    return target.dtype == wire and target.flags.c_contiguous and not np.may_share_memory(sent, target)
+    return target.dtype == wire and is_plain(target) and not np.may_share_memory(sent, target)

@@ -20,7 +20,7 @@ import numpy as np
 from collectives._shared.board import SLOT, Board
 from collectives._shared.takes import Result, slot_arrays
 from collectives._shared.transport import SharedTransport, soon
-from collectives.arrays import flat
+from collectives.arrays import flat, is_plain
 from collectives.call import Call, Steps
 from collectives.flight.recorder import FAILED
 from collectives.meeting import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Header, Headers
@@ -165,7 +165,7 @@ class _Prepared:
         raise NotImplementedError
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
-        """The result, or LEFT. Raises: what NumPy raises where warnings are errors."""
+        """The result, or LEFT."""
         raise NotImplementedError
 
     def _suits(self, x: Any, out: Any, scale: Any) -> bool:
@@ -274,9 +274,9 @@ class _Large(_Prepared):
         self._shown = Header(self._header[0], self._header[1])
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
-        if not self._suits(x, out, scale) or (x is not None and not x.flags.c_contiguous):
+        if not self._suits(x, out, scale) or (x is not None and not is_plain(x)):
             return LEFT
-        if out is not None and out is not x and not (out.flags.c_contiguous and not _overlap(x, out)):
+        if out is not None and out is not x and not (is_plain(out) and not _overlap(x, out)):
             return LEFT
         queue = self._queue
         index, half_way = -1, False
@@ -293,8 +293,10 @@ class _Large(_Prepared):
                 if not self._all_agree(self._board.sequence):
                     return self._hand_over(index)
                 met()
-                test, result = self._move(x, out, scale)
-                if test() or soon(test):
+                with np.errstate(all="ignore"):  # as in `CallQueue.drive`
+                    test, result = self._move(x, out, scale)
+                    complete = test() or soon(test)
+                if complete:
                     queue.started += 1
                     half_way = False
                     queue.recorder.end(index)

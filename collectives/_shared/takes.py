@@ -66,7 +66,8 @@ def total(
             np.copyto(out, y, casting="unsafe")
             return out
 
-        return take
+        # As in `CallQueue.drive`; integers have no error state that could be raised.
+        return np.errstate(all="ignore")(take) if wire.kind in "fc" else take
 
     return Result(make, wanted, dtype)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
@@ -135,7 +134,6 @@ def check(drawn: dict[str, Any], got: Any, want: Any, seed: int) -> None:
         compare(got, want, err_msg=f"seed {seed}: {drawn['name']} {drawn['op']}")
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_random_sequences(count: Callable[[int, int], int]) -> None:
     sequences = count(300, 10_000)  # of five calls each
     for seed in range(sequences):

@@ -63,7 +63,6 @@ class ReductionsContract:
 
         run(check)
 
-    @pytest.mark.filterwarnings("ignore:invalid value")
     @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
     def test_nan_wins_max_and_min_on_every_rank(self, run: Run, dtype: type) -> None:
         def check(comm: Communicator) -> None:
@@ -73,6 +72,22 @@ class ReductionsContract:
                     assert_array_equal(comm.all_reduce(x, op), np.array([np.nan, other], dtype))
                     on_root = comm.reduce(x, op, root=0)
                     assert on_root is None or np.isnan(on_root[0])
+
+        run(check)
+
+    @pytest.mark.parametrize("length", [3, 40_000])
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32])
+    def test_numpys_error_state_is_left_to_the_caller(self, run: Run, dtype: type, length: int) -> None:
+        def check(comm: Communicator) -> None:
+            huge = np.full(length, np.finfo(dtype).max, dtype)
+            with np.errstate(all="raise" if comm.rank == 0 else "warn"):  # pytest makes warnings errors
+                for _ in range(2):  # the second call of a place may be a prepared one
+                    assert np.isinf(comm.all_reduce(huge, scale=4.0)).all()
+                    assert np.isinf(comm.all_reduce(huge, "mean", scale=4.0, async_op=True).wait()).all()
+                    assert np.isinf(comm.reduce_scatter(huge, "prod", scale=4.0)).all()
+                    on_root = comm.reduce(huge, scale=4.0)
+                    assert on_root is None or np.isinf(on_root).all()
+                assert np.geterr()["over"] == ("raise" if comm.rank == 0 else "warn")
 
         run(check)
 
@@ -134,6 +149,33 @@ class ReductionsContract:
 
         run(check)
 
+    @pytest.mark.parametrize("length", [5, 40_000])
+    def test_unaligned_arrays(self, run: Run, length: int) -> None:
+        def unaligned(length: int, value: float) -> Any:
+            x = np.zeros(3 + length * 8, np.uint8)[3:].view(np.float64)
+            assert not x.flags.aligned
+            x[...] = value
+            return x
+
+        def check(comm: Communicator) -> None:
+            total, share = sum(range(comm.size + 1)), len(np.array_split(np.empty(length), comm.size)[comm.rank])
+            root = comm.size - 1
+            for _ in range(2):  # the second call of a place may be a prepared one
+                x, out = unaligned(length, comm.rank + 1), unaligned(length, 0)
+                assert_array_equal(comm.all_reduce(x), np.full(length, total))
+                comm.all_reduce(x, out=out)
+                assert_array_equal(out, np.full(length, total))
+                assert comm.reduce(x, root=root, out=out) is (out if comm.rank == root else None)
+                part = unaligned(share, 0)
+                comm.reduce_scatter(x, out=part)
+                assert_array_equal(part, np.full(share, total))
+                assert_array_equal(comm.all_gather(x), np.repeat(np.arange(comm.size) + 1, length))
+                assert_array_equal(comm.broadcast(x.copy(), root), np.full(length, comm.size))
+                comm.all_reduce(x, out=x)
+                assert_array_equal(x, np.full(length, total))
+
+        run(check)
+
     def test_out_in_place_and_beside(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             for dtype in (np.float32, np.float16):
@@ -147,6 +189,16 @@ class ReductionsContract:
                 assert_array_equal(strided, expected)
                 assert comm.all_reduce(x, out=x) is x
                 assert_array_equal(x, expected)
+
+        run(check)
+
+    def test_in_place_on_some_ranks_only(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            x = np.full(40_000, comm.rank + 1.0)
+            for _ in range(3):
+                out = x.copy()
+                comm.all_reduce(out if comm.rank % 2 else x, out=out)
+                assert_array_equal(out, np.full_like(x, sum(range(comm.size + 1))))
 
         run(check)
 

@@ -14,11 +14,12 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import Communicator, CommunicatorClosed
-from collectives._shared import quick
+from collectives import Communicator, CommunicatorClosed, reductions
+from collectives._shared import quick, takes
 from collectives.errors import ArgumentError, CollectiveInterrupted, CollectivesError, DtypeError, MismatchError
 from collectives.flight.recorder import DONE, FAILED, Recorder
 from collectives.pausing import Limit
+from collectives.reduction import finish
 from tests.collectives.shared.ranks import run_sharing
 
 PAIR = [0, 0]
@@ -208,15 +209,25 @@ def test_an_error_while_a_result_is_made_ends_the_call_in_the_record(monkeypatch
 
     monkeypatch.setattr(Recorder, "end", noted)
 
+    broken = threading.Event()
+
+    def finish_or_fail(*args: Any) -> None:
+        if broken.is_set():
+            raise ZeroDivisionError("no finish")
+        finish(*args)
+
+    for module in (takes, reductions):
+        monkeypatch.setattr(module, "finish", finish_or_fail)
+
     def body(comm: Communicator) -> None:
-        x = np.full(3, 3e38, np.float32)
+        x = np.ones(3, np.float32)
         for _ in range(2):
-            with np.errstate(over="ignore"):
-                _reduce(comm, x, None)
+            _reduce(comm, x, 2.0)
         comm.barrier()
+        broken.set()
         # A call that is prepared raises what happened; one that had to wait long goes the general way, which wraps it.
-        with np.errstate(over="raise"), pytest.raises((FloatingPointError, CollectivesError), match="overflow"):
-            _reduce(comm, x, None)
+        with pytest.raises((ZeroDivisionError, CollectivesError), match="no finish"):
+            _reduce(comm, x, 2.0)
 
     run_sharing(body, PAIR)
     assert states.count(FAILED) == 2
