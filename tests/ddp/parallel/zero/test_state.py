@@ -255,3 +255,29 @@ def test_a_backward_after_loading_and_before_is_the_same() -> None:
         assert_equal(results[1], results[0])
 
     collectives.run_threads(rank, 2)
+
+
+class TestFloat64WithAnUnusedLayer:
+    """NumPy says that None equals the dtype float64: a parameter without state must not look as if it had some."""
+
+    @staticmethod
+    def run(sharded: bool) -> dict[str, Any]:
+        def rank(comm: Communicator) -> dict[str, Any]:
+            ddp.manual_seed(0)
+            net = nn.ModuleDict({"used": nn.Linear(6, 3), "unused": nn.Linear(6, 3)}).double()
+            model = DataParallel(net, comm, bucket_cap_mb=0.0001, first_bucket_mb=0.0001)
+            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.1)
+            for step in range(4):
+                optimizer.zero_grad()
+                x, t = batch(step, comm.rank, comm.size)
+                nn.functional.cross_entropy(net["used"](x.double()), t).backward()
+                if step == 2:
+                    replan(model, 1)
+                optimizer.step()
+            return optimizer.state_dict()
+
+        results: list[dict[str, Any]] = collectives.run_threads(rank, 2)
+        return results[0]
+
+    def test_the_plan_may_change(self) -> None:
+        assert_same_state(self.run(sharded=True), self.run(sharded=False))
