@@ -82,6 +82,10 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
         node = apply(elementwise.clone, (result,))._edge
     if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
         _own(node, x)
+    made = before
+    while isinstance(made, Node):  # the op that made x may read its own result, of which x may be a view
+        _own(made, x)
+        made = made.edges[0] if getattr(made.op, "view", False) and made.edges else None
     if values is not array:
         _written(x, values)
     x._version.count += 1
