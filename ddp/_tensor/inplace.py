@@ -18,6 +18,7 @@ from ddp._device import on, place
 from ddp._engine import Leaf, Node, modes
 from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
 from ddp._tensor.base import FLOATS, TensorBase, apply, wrap
+from ddp._tensor.contents import array_of
 from ddp._tensor.indexing import assignable, index_parts, kept
 from ddp._tensor.watching import away, placed, watched
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
@@ -125,6 +126,8 @@ def raw(x: TensorBase, y: Other, name: str) -> Any:
         y = y._array
     elif not hasattr(y, "dtype"):
         raise DtypeError(f"{name}: expected a tensor, an array or a number, got {type(y).__name__}")
+    elif not isinstance(y, (np.ndarray, x._device.xp.ndarray)):
+        y, _ = array_of(y, None, name)
     shape = x._array.shape
     broadcast(shape, y.shape, name)
     if len(y.shape) > len(shape) or any(m != n and n != 1 for m, n in zip(shape[::-1], y.shape[::-1], strict=False)):

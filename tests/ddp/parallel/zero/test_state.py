@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,8 @@ def test_before_the_first_step_the_state_is_empty() -> None:
     collectives.run_threads(rank, 2)
 
 
-def test_state_of_pytorch_loads() -> None:
+@pytest.mark.parametrize("by_numpy", [False, True], ids=["tensors", "arrays"])
+def test_state_of_pytorch_loads(by_numpy: bool) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     weight = np.linspace(-1, 1, 60, dtype=np.float32).reshape(12, 5)
     gradients = [np.sin(np.arange(60, dtype=np.float32) + step).reshape(12, 5) for step in range(4)]
@@ -126,8 +128,9 @@ def test_state_of_pytorch_loads() -> None:
             adam.step()
 
     their_steps(gradients[:2])
-    saved = adam.state_dict()
-    saved["state"] = {0: {name: value.numpy().copy() for name, value in saved["state"][0].items()}}
+    saved = copy.deepcopy(adam.state_dict())
+    if by_numpy:
+        saved["state"] = {0: {name: value.numpy() for name, value in saved["state"][0].items()}}
     halfway = theirs.detach().numpy().copy()
     their_steps(gradients[2:])
 
