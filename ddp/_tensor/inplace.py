@@ -18,6 +18,7 @@ from ddp._device import on, place
 from ddp._engine import Leaf, Node, modes
 from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
 from ddp._tensor.base import FLOATS, TensorBase, apply, wrap
+from ddp._tensor.contents import array_of
 from ddp._tensor.indexing import assignable, index_parts, kept
 from ddp._tensor.watching import away, placed, watched
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
@@ -82,6 +83,10 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
         node = apply(elementwise.clone, (result,))._edge
     if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
         _own(node, x)
+    made = before
+    while isinstance(made, Node):  # the op that made x may read its own result, of which x may be a view
+        _own(made, x)
+        made = made.edges[0] if getattr(made.op, "view", False) and made.edges else None
     if values is not array:
         _written(x, values)
     x._version.count += 1
@@ -121,6 +126,8 @@ def raw(x: TensorBase, y: Other, name: str) -> Any:
         y = y._array
     elif not hasattr(y, "dtype"):
         raise DtypeError(f"{name}: expected a tensor, an array or a number, got {type(y).__name__}")
+    elif not isinstance(y, (np.ndarray, x._device.xp.ndarray)):
+        y, _ = array_of(y, None, name)
     shape = x._array.shape
     broadcast(shape, y.shape, name)
     if len(y.shape) > len(shape) or any(m != n and n != 1 for m, n in zip(shape[::-1], y.shape[::-1], strict=False)):

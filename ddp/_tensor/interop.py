@@ -122,6 +122,19 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
     return x if device is None else made(x._array, target(device))
 
 
+def from_foreign(value: Any) -> Any:
+    """An array, or a tensor of another library, as a tensor outside the graph, sharing memory; anything else as it is.
+
+    Raises: DtypeError, DeviceError, and what the other library raises for a tensor that it cannot share.
+    """
+    if isinstance(value, TensorBase) or not hasattr(value, "__dlpack__"):
+        return value
+    if isinstance(value, np.ndarray):
+        return from_numpy(value)  # DLPack refuses an array that may not be written to
+    # Not by __array__, after which PyTorch can never again resize the memory.
+    return from_dlpack(value.detach() if hasattr(value, "detach") else value)
+
+
 _POINTERS: dict[str, Any] = {
     "numpy": lambda array: array.__array_interface__["data"][0],
     "cupy": lambda array: array.data.ptr,

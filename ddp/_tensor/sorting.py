@@ -147,7 +147,7 @@ def _picked(x: TensorBase, found: Any, dim: int) -> tuple[Tensor, Tensor]:
     indices = _shaped(x, found)
     if not x._array.ndim:
         row = cast(Any, x).reshape(1)
-        return (row.reshape(()) if found.size else row[:0]), indices
+        return (row.reshape(()).clone() if found.size else row[:0]), indices
     return apply(ops.gather, (x,), index=indices._array, dim=dim % x._array.ndim, distinct=True), indices
 
 

@@ -157,12 +157,12 @@ class DistributedSampler(PositionedSampler):
     def _next(self, draw: bool) -> State:
         return {"epoch": self.epoch, "cursor": 0, "seed": self._seed, **self._fixed()}
 
-    def _indices(self, began: State) -> Order:
+    def _indices(self, began: State) -> tuple[Order]:
         length, cursor = len(self.dataset), began["cursor"]
         order = epoch_order(length, began["seed"], began["epoch"]) if self.shuffle else np.arange(length)
         mine = count(length - cursor, self.rank, self.num_replicas, self.tail)
         places = cursor + self.rank + self.num_replicas * np.arange(mine)
-        return order[places % length] if length else order  # past the end: from the beginning, to pad
+        return (order[places % length] if length else order,)  # past the end: from the beginning, to pad
 
     def _span(self) -> int:
         return len(self.dataset)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -68,12 +68,15 @@ class PositionedSampler(Sampler[int]):
         return itertools.chain.from_iterable(self._chunks(this, self._began))
 
     def _chunks(self, this: object, began: State) -> Iterator[Iterator[int]]:
-        indices = self._indices(began)
-        for end in range(_AT_ONCE, len(indices) + _AT_ONCE, _AT_ONCE):
-            chunk = iter(indices[end - _AT_ONCE : end].tolist())
-            if self._pass is this:
-                self._read = min(end, len(indices)), chunk
-            yield chunk
+        end = 0
+        for part in self._indices(began):
+            for start in range(0, len(part), _AT_ONCE):
+                indices = part[start : start + _AT_ONCE].tolist()
+                end += len(indices)
+                chunk = iter(indices)
+                if self._pass is this:
+                    self._read = end, chunk
+                yield chunk
         if self._pass is this:
             self._pass = None
             self._end(began)
@@ -113,8 +116,8 @@ class PositionedSampler(Sampler[int]):
         """Where a new pass begins. draw: it begins now, so draw what it needs."""
         raise NotImplementedError
 
-    def _indices(self, began: State) -> Order:
-        """What is yielded from this position to the end of the pass: int64, 1-d."""
+    def _indices(self, began: State) -> Iterable[Order]:
+        """What is yielded from this position to the end of the pass, in parts: int64, 1-d."""
         raise NotImplementedError
 
     def _span(self) -> int:

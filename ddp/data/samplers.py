@@ -5,7 +5,7 @@ A random pass draws one seed when it begins, and its whole order follows from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,13 @@ import numpy as np
 from ddp._device import CPU, Stream, generator
 from ddp.data.positions import Order, PositionedSampler, State, check_count
 from ddp.errors import ArgumentError, StateDictError
+
+_PART = 1 << 16  # indices drawn together: a pass may have more than fit into memory
+
+
+def _parts(wanted: int) -> Iterator[int]:
+    """The sizes in which that many indices are drawn; together they are those of a single draw."""
+    return (min(_PART, wanted - start) for start in range(0, wanted, _PART))
 
 
 class SequentialSampler(PositionedSampler):
@@ -31,8 +38,9 @@ class SequentialSampler(PositionedSampler):
     def _next(self, draw: bool) -> State:
         return {"cursor": 0, **self._fixed()}
 
-    def _indices(self, began: State) -> Order:
-        return np.arange(began["cursor"], len(self))
+    def _indices(self, began: State) -> Iterator[Order]:
+        for start in range(began["cursor"], len(self), _PART):
+            yield np.arange(start, min(start + _PART, len(self)))
 
     def _span(self) -> int:
         return len(self)
@@ -50,16 +58,20 @@ class _Drawn(PositionedSampler):
             generator(CPU, source)  # raises for one of a GPU
         self.generator = source
 
-    def _order(self, rng: np.random.Generator) -> Order:
-        """The whole order of a pass."""
+    def _order(self, rng: np.random.Generator) -> Iterator[Order]:
+        """The whole order of a pass, in parts."""
         raise NotImplementedError
 
     def _next(self, draw: bool) -> State:
         seed = int(generator(CPU, self.generator).integers(2**63)) if draw else None
         return {"seed": seed, "cursor": 0, **self._fixed()}
 
-    def _indices(self, began: State) -> Order:
-        return self._order(np.random.default_rng(began["seed"]))[began["cursor"] :]
+    def _indices(self, began: State) -> Iterator[Order]:
+        before = began["cursor"]
+        for part in self._order(np.random.default_rng(began["seed"])):
+            if before < len(part):
+                yield part[before:]
+            before = max(0, before - len(part))
 
     def state_dict(self) -> State:
         """The position: the seed of the pass, what of it has been yielded, and where a `generator` of its own is."""
@@ -142,12 +154,11 @@ class RandomSampler(_Drawn):
             "replacement": bool(self.replacement),
         }
 
-    def _order(self, rng: np.random.Generator) -> Order:
+    def _order(self, rng: np.random.Generator) -> Iterator[Order]:
         length, wanted = len(self.data_source), self.num_samples
-        if self.replacement or not wanted:
-            return rng.integers(length, size=wanted) if wanted else np.empty(0, np.int64)
-        orders = [rng.permutation(length) for _ in range(-(-wanted // length))]
-        return np.concatenate(orders)[:wanted]
+        if self.replacement:
+            return (rng.integers(length, size=size) for size in _parts(wanted))
+        return (rng.permutation(length)[: wanted - start] for start in range(0, wanted, length or 1))
 
 
 class SubsetRandomSampler(_Drawn):
@@ -170,8 +181,8 @@ class SubsetRandomSampler(_Drawn):
     def _fixed(self) -> State:
         return {"length": len(self)}
 
-    def _order(self, rng: np.random.Generator) -> Order:
-        return np.asarray(self.indices, np.int64)[rng.permutation(len(self))]
+    def _order(self, rng: np.random.Generator) -> Iterator[Order]:
+        yield np.asarray(self.indices, np.int64)[rng.permutation(len(self))]
 
 
 class WeightedRandomSampler(_Drawn):
@@ -212,8 +223,9 @@ class WeightedRandomSampler(_Drawn):
     def _fixed(self) -> State:
         return {"length": len(self.weights), "num_samples": self.num_samples, "replacement": self.replacement}
 
-    def _order(self, rng: np.random.Generator) -> Order:
+    def _order(self, rng: np.random.Generator) -> Iterator[Order]:
         if not self.num_samples:
-            return np.empty(0, np.int64)
+            return
         shares = self.weights / self.weights.sum()
-        return rng.choice(len(shares), self.num_samples, replace=self.replacement, p=shares)
+        for size in _parts(self.num_samples) if self.replacement else [self.num_samples]:
+            yield rng.choice(len(shares), size, replace=self.replacement, p=shares)

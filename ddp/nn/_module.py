@@ -157,6 +157,7 @@ class Module(Convertible, Hooked):
     ) -> _state.Incompatible:
         """Copies `state_dict` in, and returns what was missing and unexpected; nothing is copied if it raises.
 
+        state_dict: paths and tensors, also PyTorch's or arrays
         assign: the given tensors become the module's, in their dtype and on their device, instead of being copied.
 
         Raises: StateDictError listing all missing and unexpected keys (if strict) and all sizes that differ.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
-from ddp._tensor.interop import as_tensor
+from ddp._tensor.interop import as_tensor, from_foreign
 from ddp.errors import DtypeError, StateDictError
 from ddp.nn._parameter import Parameter
 
@@ -123,9 +123,15 @@ def load_state_dict(module: Module, given: Mapping[str, Any], strict: bool, assi
     return found
 
 
-def _unlike(places: Mapping[str, _Place], given: Mapping[str, Any], assign: bool) -> Iterator[str]:
+def _unlike(places: Mapping[str, _Place], given: dict[str, Any], assign: bool) -> Iterator[str]:
+    """What does not fit. Tensors of other libraries in `given` become ours."""
     for path, place in places.items():
         if path not in given:
+            continue
+        try:
+            given[path] = from_foreign(given[path])
+        except Exception as error:  # of the other library
+            yield f"no tensor: {path} is a {type(given[path]).__name__} in the state dict: {error}"
             continue
         value, shape = given[path], place.tensor.shape
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):

@@ -8,12 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
-from ddp._device import CPU, on
+from ddp._device import on
 from ddp._engine.handles import RemovableHandle
 from ddp._tensor.base import clear_grad, wrap
 from ddp._tensor.core import Tensor
+from ddp._tensor.interop import from_foreign
 from ddp.errors import ArgumentError, DtypeError, StateDictError
 
 Group = dict[str, Any]
@@ -130,7 +129,7 @@ class Optimizer:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over settings and state; tensors are copied, in the dtype and on the device of their parameter.
 
-        state_dict: also one of PyTorch's optimizer of that name, its tensors as NumPy arrays
+        state_dict: also one of PyTorch's optimizer of that name, with its tensors or NumPy arrays
 
         Raises: StateDictError if the groups are not those of this optimizer.
         """
@@ -188,8 +187,7 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def _adopted(name: str, value: Any, p: Tensor) -> Any:
     """A copy of a state tensor that fits its parameter; anything else as it is. A count of steps stays as it is."""
-    if isinstance(value, np.ndarray):
-        value = wrap(value, CPU)
+    value = from_foreign(value)
     if not isinstance(value, Tensor):
         return value
     if name == "step":
@@ -200,6 +198,7 @@ def _adopted(name: str, value: Any, p: Tensor) -> Any:
 
 
 def _copied(value: Any) -> Any:
+    value = from_foreign(value)
     return value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
 
 

@@ -266,3 +266,18 @@ def test_a_view_older_than_its_leaf_is_left_behind() -> None:
     (first * 2).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [4.0, 4.0, 0.0, 0.0]
+
+
+def test_a_checkpointed_region_computes_its_result_again() -> None:
+    x = leaf(0.5, 1.0)
+    y = ddp.autograd.checkpoint(lambda x: x.exp(), x)
+    y += 1
+    y.sum().backward()
+    assert x.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), np.exp([0.5, 1.0]), rtol=1e-6)
+
+
+def test_a_sorted_number_is_no_view() -> None:
+    x = ddp.tensor(2.0)
+    x.sort()[0].add_(1)
+    assert x.item() == 2.0

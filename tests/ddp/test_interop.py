@@ -377,3 +377,11 @@ class TestMemory:
         assert isinstance(ddp.tensor(1.5, dtype=ddp.bfloat16).tolist(), float)
         with pytest.raises(ShapeError, match=r"\(2,\) has 2 elements"):
             ddp.zeros(2).item()
+
+
+def test_copy_of_a_tensor_of_pytorch() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    x = ddp.zeros(2, 3)
+    x.copy_(torch.arange(3.0, dtype=torch.bfloat16))
+    x.add_(torch.ones(2, 1))
+    assert x.tolist() == [[1.0, 2.0, 3.0]] * 2

@@ -85,6 +85,29 @@ def test_agrees_with_pytorch(case: Case) -> None:
                 np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol, atol, err_msg=f"{dtype}")
 
 
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_a_result_may_be_changed_in_place_where_pytorch_allows_it(case: Case) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+    def gradients(t: Any, inputs: list[Any]) -> list[Any]:
+        y = case.fn(t, *inputs)
+        y.mul_(0.5)
+        y += 1
+        y.backward(t.from_numpy(draw(*y.shape, seed=9)))
+        return [x.grad for x in inputs]
+
+    ours = leaves(case)
+    theirs = [torch.from_numpy(x.detach().numpy().copy()).requires_grad_(x.requires_grad) for x in ours]
+    try:
+        expected = gradients(torch, theirs)
+    except RuntimeError:
+        return
+    for dx, reference in zip(gradients(ddp, ours), expected, strict=True):
+        assert (dx is None) == (reference is None)
+        if dx is not None:
+            np.testing.assert_allclose(dx.numpy(), reference.numpy(), 1e-9, 1e-10)
+
+
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("shape", [(4, 5), (), (0, 3)])
 def test_dropout(p: float, shape: tuple[int, ...]) -> None:

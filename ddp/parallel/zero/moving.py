@@ -75,14 +75,16 @@ def join(
             for name, each in agreed.get(number, {}).items()
             if each.dtype is not None
         }
-        for (name, _), dtype in sorted(kinds.items()):
+        for (name, text), dtype in sorted(kinds.items()):
+            # As text: NumPy says that None equals the dtype float64.
+            having = {number for number, entry in agreed.items() if name in entry and str(entry[name].dtype) == text}
             mine = where.xp.zeros(shard.own.size, dtype)
             for number, piece, entry in holding.pieces():
-                if agreed[number].get(name, Told()).dtype == dtype:
+                if number in having:
                     mine[piece.at : piece.at + piece.stop - piece.start] = _array(entry[name])
             joined = shard.gather(mine, comm)
             for gradient, number in holding.order.items():
-                if agreed.get(number, {}).get(name, Told()).dtype == dtype:
+                if number in having:
                     whole[number][name] = wrap(shard.cut(joined, gradient), where)
     return whole
 

@@ -12,6 +12,7 @@ from ddp._device import capturing, on
 from ddp._engine import enable_grad
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
+from ddp._tensor.interop import from_foreign
 from ddp.errors import ArgumentError, CaptureError, DtypeError, ParallelError
 from ddp.ops.cuda import clipping
 from ddp.optim import Optimizer
@@ -158,13 +159,16 @@ class ZeroOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over settings, and this rank's part of the state. All ranks load the same.
 
-        state_dict: of a ZeroOptimizer of any number of ranks, or of `optimizer_class`, or PyTorch's of that name with
-        NumPy arrays
+        state_dict: of a ZeroOptimizer of any number of ranks, or of `optimizer_class`, or PyTorch's of that name, with
+        its tensors or NumPy arrays
 
         Raises: StateDictError if groups or shapes are not those of this optimizer.
         """
         super().load_state_dict({**state_dict, "state": {}} if "state" in state_dict else state_dict)
-        saved = state_dict["state"]
+        saved = {
+            number: {name: from_foreign(value) for name, value in entry.items()}
+            for number, entry in state_dict["state"].items()
+        }
         given = [number for group in state_dict["param_groups"] for number in group["params"]]
         self._sharding.put_state({own: saved[theirs] for own, theirs in enumerate(given) if theirs in saved}, _adopted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -126,6 +127,50 @@ def test_a_long_pass_counts_every_index() -> None:
     counted = [sampler.state_dict()["cursor"] for _ in sampler]
     assert counted == list(range(1, 10_001))
     assert sampler.state_dict()["cursor"] == 0
+
+
+LARGE = 10**10  # indices of 8 bytes would take 75 GiB
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandomSampler(range(4), replacement=True, num_samples=LARGE),
+        lambda: RandomSampler(range(1000), num_samples=LARGE),
+        lambda: WeightedRandomSampler(WEIGHTS, LARGE),
+        lambda: SequentialSampler(range(LARGE)),
+    ],
+    ids=["replaced", "orders", "weighted", "sequential"],
+)
+def test_a_pass_larger_than_memory_is_drawn_in_parts(make: Callable[[], Any]) -> None:
+    sampler = make()
+    assert len(sampler) == LARGE
+    tracemalloc.start()
+    try:
+        indices = iter(sampler)
+        first = list(itertools.islice(indices, 70_000))
+        state = sampler.state_dict()
+        assert state["cursor"] == len(first)
+        follows = list(itertools.islice(indices, 1000))
+        resumed = make()
+        resumed.load_state_dict(through_json(state))
+        assert list(itertools.islice(resumed, 1000)) == follows
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_parts_are_those_of_a_single_draw() -> None:
+    """A state that was saved where a pass was drawn at once names the same order."""
+    for length in (3, 1000, 2**40):
+        sampler = RandomSampler(range(length), replacement=True, num_samples=200_001)
+        order = list(sampler)
+        expected = np.random.default_rng(sampler._began["seed"]).integers(length, size=200_001)
+        assert order == expected.tolist()
+    weighted = WeightedRandomSampler(WEIGHTS, 200_001)
+    order = list(weighted)
+    expected = np.random.default_rng(weighted._began["seed"]).choice(5, 200_001, p=WEIGHTS)
+    assert order == expected.tolist()
 
 
 def test_the_same_seed_gives_the_same_orders() -> None:

@@ -117,6 +117,33 @@ class TestState:
         with pytest.raises(StateDictError, match="no tensor: weight is a str"):
             net.load_state_dict({"weight": "text", "bias": ddp.ones(1)})
 
+    @pytest.mark.parametrize("assign", [False, True])
+    @pytest.mark.parametrize("keep_vars", [False, True])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+    def test_tensors_of_pytorch(self, assign: bool, keep_vars: bool, dtype: str) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+        def made(nn: Any) -> Any:
+            return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+        ours, theirs = made(nn), made(torch.nn).to(getattr(torch, dtype))
+        assert ours.load_state_dict(theirs.state_dict(keep_vars=keep_vars), assign=assign) == ([], [])
+        assert theirs[0].weight.untyped_storage().resizable()  # not after its numpy(), and FSDP needs that
+        for name, expected in theirs.state_dict().items():
+            found = ours.state_dict()[name]
+            np.testing.assert_array_equal(found.double().numpy(), expected.double().numpy(), err_msg=name)
+            if assign:
+                assert str(found.dtype) == str(expected.dtype).removeprefix("torch.")
+
+    def test_a_tensor_of_pytorch_that_has_no_counterpart(self) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        net = nn.Linear(2, 2)
+        before = net.bias.tolist()
+        state = {"weight": torch.eye(2).to_sparse(), "bias": torch.ones(2)}
+        with pytest.raises(StateDictError, match="weight is a Tensor in the state dict"):
+            net.load_state_dict(state)
+        assert net.bias.tolist() == before
+
     def test_result_reads_as_in_pytorch(self) -> None:
         net = nn.Linear(1, 1)
         assert repr(net.load_state_dict(net.state_dict())) == "<All keys matched successfully>"

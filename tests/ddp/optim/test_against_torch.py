@@ -115,8 +115,9 @@ def test_float64(name: str, options: Any) -> None:
     assert_same(ours, theirs, "float64")
 
 
+@pytest.mark.parametrize("by_numpy", [False, True], ids=["tensors", "arrays"])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
-def test_a_state_dict_of_pytorch_goes_on_here(name: str, options: Any) -> None:
+def test_a_state_dict_of_pytorch_goes_on_here(name: str, options: Any, by_numpy: bool) -> None:
     shapes = SHAPES[:1] + SHAPES[2:]
     ours, theirs, _, oracle = pair(name, options, shapes=shapes)
     given = list(gradients(10, shapes))
@@ -128,10 +129,11 @@ def test_a_state_dict_of_pytorch_goes_on_here(name: str, options: Any) -> None:
             p.copy_(ddp.tensor(q.detach().numpy()))
     optimizer = getattr(ddp.optim, name)(ours, lr=99.0)
     state = oracle.state_dict()
-    state["state"] = {
-        number: {key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
-        for number, entry in state["state"].items()
-    }
+    if by_numpy:
+        state["state"] = {
+            number: {key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
+            for number, entry in state["state"].items()
+        }
     optimizer.load_state_dict(state)
     for each in given[5:]:
         assign(ours, theirs, each)
