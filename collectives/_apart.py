@@ -15,9 +15,7 @@ from collectives.errors import WorldError
 from collectives.meeting import Header
 from collectives.reduction import Array
 from collectives.transport import Test
-from collectives.world import World
-
-_VARIABLE = "DDP_APART"  # set by a rank for such processes
+from collectives.world import APART, World
 
 
 class Place(NamedTuple):
@@ -41,12 +39,12 @@ def passed_on(comm: Communicator | None, promised: World | None) -> dict[str, st
         where = Place(promised.rank, promised.size, promised.local_rank or 0, promised.local_size or 1, 0)
     else:
         return {}
-    return {_VARIABLE: " ".join(map(str, where))}
+    return {APART: " ".join(map(str, where))}
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
     """Where the rank stands that this process works for, None if it works for nobody."""
-    return Place(*map(int, environ[_VARIABLE].split())) if _VARIABLE in environ else None
+    return Place(*map(int, environ[APART].split())) if APART in environ else None
 
 
 class ApartTransport(SingleTransport):

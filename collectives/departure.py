@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from collectives.world import STOPPED
 
+#: The exit status of a rank that ended without a word: killed, or by os._exit.
+LOST = -1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
@@ -66,6 +69,8 @@ def describe(departures: Mapping[int, Departure], ranks: list[int]) -> str:
 
 
 def _how(status: int) -> str:
+    if status == LOST:
+        return "ended without leaving (killed?)"
     if status == STOPPED:
         return f"stopped as asked (exit status {status})"
     return "left (exit status 0)" if status == 0 else f"failed (exit status {status})"

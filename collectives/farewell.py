@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from collectives.departure import Departure, in_order
+from collectives.departure import LOST, Departure, in_order
 from collectives.family import Family
 from collectives.pausing import Limit
 from collectives.world import STOPPED
@@ -34,6 +34,8 @@ class Membership(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def aborts_all(self) -> bool: ...
     def leave(self, departure: Departure) -> None: ...
     def departures(self) -> Mapping[int, Departure]: ...
     def said_goodbye(self) -> bool: ...
@@ -90,7 +92,8 @@ def verdict(mine: int, before: Sequence[int], after: Sequence[int]) -> int:
     before: the others' statuses that had arrived when this rank left, in order; after: those that arrived later
     """
     known = [*before, mine, *after]
-    return next((status for status in known if not in_order(status)), STOPPED if STOPPED in known else 0)
+    first = next((status for status in known if not in_order(status)), STOPPED if STOPPED in known else 0)
+    return 1 if first == LOST else first
 
 
 def depart(membership: Membership, family: Family, status: int, timeout: float, supervised: bool) -> None:
@@ -110,7 +113,7 @@ def depart(membership: Membership, family: Family, status: int, timeout: float, 
     broken = family.broken()
     departures = membership.departures()
     missing = [rank for rank in range(membership.size) if rank != membership.rank and rank not in departures]
-    if not missing and not (failed and broken):
+    if not missing and not (failed and (broken or not membership.aborts_all)):
         membership.finalize()
         return
     code = verdict(status, before, [left.status for left in departures.values()])

@@ -36,10 +36,10 @@ def init(
 ) -> Communicator:
     """The communicator of all ranks. Collective at the first call; later calls return the same one.
 
-    backend: "auto" takes "mpi" where an engine started several ranks, and "single" otherwise, which imports nothing; a
-    backend asked for by name never falls back. Arrays on GPUs are served whatever it is: over NCCL if all ranks can use
-    it, which they find out together at the first such array. "nccl" wants that known at once: it raises on every rank
-    if one of them cannot. What `ddp-launch --backend` says is what "auto" takes
+    backend: "auto" takes "mpi" where an engine, or torchrun, started several ranks, else "single", which imports
+    nothing; a backend asked for by name never falls back. Arrays on GPUs are served whatever it is: over NCCL if all
+    ranks can use it, which they find out together at the first such array. "nccl" wants that known at once: it raises
+    on every rank if one of them cannot. What `ddp-launch --backend` says is what "auto" takes
     timeout: seconds; the time limit of every collective, of start and of exit
     check: "first" compares what ranks on different nodes call in the first 100 calls of each communicator, "always" in
     all, for one small exchange a call; ranks of one node are always compared. The same on every rank

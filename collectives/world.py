@@ -33,6 +33,9 @@ DEBUG_RANK = "DDP_DEBUG_RANK"
 #: Set by the keeper of that rank, if `ddp-launch` has a terminal: the file descriptor of one for its debugger.
 TERMINAL_FD = "DDP_TERMINAL_FD"
 
+#: Set in a process that works for a rank and is none, to the rank's place: see `collectives._apart`.
+APART = "DDP_APART"
+
 #: The exit code of a rank that stopped as it was asked to, its state saved: start the same command to go on. It is
 #: EX_TEMPFAIL of sysexits.h, "try again later": no signal's 128 + N, and nothing that Python or an engine ends with.
 STOPPED = 75
@@ -42,7 +45,8 @@ STOPPED = 75
 class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_size"), defaults=(None, None))):
     """A rank's place in the world, as its engine promised it.
 
-    engine: "mpich" (also Intel MPI and whatever speaks PMI-1), "openmpi" or "slurm"
+    engine: "mpich" (also Intel MPI and whatever speaks PMI-1), "openmpi" or "slurm"; "environment" where torchrun or
+        another launcher that is no MPI engine has set RANK and WORLD_SIZE: its ranks meet by `collectives.rendezvous`
     rank, size: this rank and the number of ranks
     local_rank, local_size: the same among the ranks of this node; None where the engine does not say
     """
@@ -65,6 +69,9 @@ _TABLE = (
     # SLURM_NTASKS holds in a batch script though no step runs there: only the step's own size is a promise.
     ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )
+# Whatever started torchrun, its ranks were started by torchrun.
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+_ENVIRONMENT = ("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def promised(environ: Mapping[str, str] = os.environ) -> World | None:
@@ -72,7 +79,10 @@ def promised(environ: Mapping[str, str] = os.environ) -> World | None:
 
     Raises: ValueError if an engine's variable holds no number.
     """
-    for engine, rank, size, local_rank, local_size in _TABLE:
+    table = (_ENVIRONMENT, *_TABLE) if _TORCHRUN in environ else (*_TABLE, _ENVIRONMENT)
+    for engine, rank, size, local_rank, local_size in table:
+        if engine == "environment" and APART in environ:
+            continue
         if rank in environ and size in environ:
             return World(
                 engine=engine,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from collectives.departure import LOST
 from collectives.farewell import ExitStatus, exit_code, verdict
 from collectives.world import STOPPED
 
@@ -119,6 +120,7 @@ def test_exit_codes_are_pythons(status: object, code: int) -> None:
         (STOPPED, [], [STOPPED], STOPPED),
         (0, [], [STOPPED], STOPPED),
         (STOPPED, [STOPPED], [1], 1),
+        (0, [], [LOST], 1),
     ],
 )
 def test_the_first_failure_gives_the_status(mine: int, before: list[int], after: list[int], expected: int) -> None:

@@ -26,6 +26,7 @@ OMPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+PLAIN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 STEP = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0"}
 
 
@@ -41,6 +42,13 @@ STEP = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0"}
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
         ({**OMPI, "SLURM_NTASKS": "8"}, World(engine="openmpi", rank=3, size=4, local_rank=1, local_size=2)),
         ({**HYDRA, **STEP}, World(engine="mpich", rank=1, size=4, local_rank=1, local_size=2)),
+        (PLAIN, World(engine="environment", rank=5, size=8, local_rank=1, local_size=4)),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, World(engine="environment", rank=0, size=2)),
+        ({**PLAIN, **HYDRA}, World(engine="mpich", rank=1, size=4, local_rank=1, local_size=2)),
+        # srun starts one torchrun on each node, and that the ranks.
+        ({**PLAIN, **STEP, "TORCHELASTIC_RUN_ID": "none"}, World("environment", 5, 8, 1, 4)),
+        # A process that works for a rank has its environment, and is none.
+        ({**PLAIN, world.APART: "5 8 1 4 0"}, None),
     ],
 )
 def test_the_engine_is_read_from_the_environment(environ: dict[str, str], expected: World | None) -> None:

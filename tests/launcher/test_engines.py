@@ -102,6 +102,8 @@ def test_a_world_of_one_has_no_engine() -> None:
     alone = engines.choose(job(n=1), {"PATH": ""})
     assert alone.command(RANK, {}) == RANK
     assert alone.environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
+    of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "RANKING": "x"}
+    assert alone.environment(of_torchrun, "/tmp/x") == {"RANKING": "x"}
 
 
 @pytest.mark.parametrize("kind", [Hydra, OpenMPI])

@@ -1,0 +1,322 @@
+"""Ranks that no MPI engine has started: they meet by RANK, WORLD_SIZE and MASTER_ADDR, or say who is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from collectives import rendezvous
+from collectives.errors import WorldError
+from collectives.rendezvous import Rendezvous, places, secret
+from collectives.world import World
+
+HERE = "127.0.0.1"
+MPICH = (Path(sys.executable).parent / "mpiexec.hydra").exists()
+needs_mpich = pytest.mark.skipif(not MPICH, reason="takes MPICH")
+
+
+def free_port() -> int:
+    with socket.create_server((HERE, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def environ() -> dict[str, str]:
+    """What launchers set alike on all ranks; its secret is this test's."""
+    return {"MASTER_ADDR": HERE, "MASTER_PORT": str(free_port()), rendezvous.SECRET: uuid.uuid4().hex}
+
+
+def world(rank: int, size: int, one_host: bool = False) -> World:
+    return World("environment", rank, size, rank, size) if one_host else World("environment", rank, size)
+
+
+@contextlib.contextmanager
+def joined(environ: dict[str, str], size: int = 2, one_host: bool = False) -> Iterator[list[Rendezvous]]:
+    """The ranks of a job, each a thread of this process until all have come; without MPI."""
+
+    def join(rank: int) -> Rendezvous:
+        return Rendezvous(world(rank, size, one_host), 20, environ)
+
+    with ThreadPoolExecutor(size) as pool:
+        ranks = list(pool.map(join, range(size)))
+    try:
+        yield ranks
+    finally:
+        for rank in reversed(ranks):
+            rank.leave()
+
+
+def ask(rank: Rendezvous, line: str) -> str:
+    """What the PMI server answers, as MPI asks it."""
+    rank._pmi.sendall(line.encode() + b"\n")
+    return rendezvous._line(rank._pmi)
+
+
+Start = Callable[..., list[CompletedProcess[str]]]
+
+
+@pytest.fixture
+def run_ranks(start_job: Callable[..., Any], environ: dict[str, str]) -> Start:
+    """`run_ranks(code, size)` starts plain processes, as launchers do that know nothing of MPI."""
+
+    def run(code: str, size: int, *, ranks: range | None = None, **more: str) -> list[CompletedProcess[str]]:
+        jobs = [
+            start_job(
+                [sys.executable, "-c", code],
+                env={**environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), **more},
+            )
+            for rank in ranks or range(size)
+        ]
+        return [job.wait(timeout=60) for job in jobs]
+
+    return run
+
+
+def test_the_port_is_not_that_of_the_launchers_own_store() -> None:
+    environ = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    assert places(world(1, 4), environ) == [("node1", 29500 + number) for number in range(1, 17)]
+    assert places(world(1, 4), {**environ, "MASTER_PORT": "65534"})[:3] == [
+        ("node1", 65535),
+        ("node1", 1024),
+        ("node1", 1025),
+    ]
+
+
+def test_ranks_of_one_host_need_no_port(environ: dict[str, str]) -> None:
+    assert all(isinstance(place, str) and place[0] == "\0" for place in places(world(0, 2, one_host=True), environ))
+
+
+@pytest.mark.parametrize("name", [rendezvous.SECRET, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"])
+def test_what_differs_between_jobs_makes_another_secret(name: str, environ: dict[str, str]) -> None:
+    assert secret(world(0, 2), environ) != secret(world(0, 2), {**environ, name: "7"})
+    assert secret(world(0, 2), environ) == secret(world(1, 2), {**environ, "MASTER_ADDR": "another-name"})
+
+
+@pytest.mark.parametrize("wrong", [{"MASTER_ADDR": ""}, {"MASTER_PORT": ""}, {"MASTER_PORT": "http"}])
+def test_an_address_that_is_missing_is_asked_for(wrong: dict[str, str], environ: dict[str, str]) -> None:
+    with pytest.raises(WorldError, match="MASTER_ADDR and MASTER_PORT must say where rank 0 is"):
+        places(world(1, 2), {**environ, **wrong})
+
+
+def test_a_rank_beyond_the_world_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(WorldError, match=r"RANK should be from 0 to 1 \(WORLD_SIZE is 2\), is 2"):
+        places(world(2, 2), environ)
+
+
+@pytest.mark.parametrize("one_host", [False, True])
+def test_mpi_gets_its_keys_and_its_barrier(one_host: bool, environ: dict[str, str]) -> None:
+    with joined(environ, 2, one_host) as (first, second):
+        assert ask(first, "cmd=init pmi_version=1 pmi_subversion=1").startswith("cmd=response_to_init rc=0")
+        assert ask(first, "cmd=get_universe_size") == "cmd=universe_size rc=0 size=2"
+        assert ask(first, "cmd=put kvsname=ddp key=a value=x=y z") == "cmd=put_result rc=0 msg=success"
+        first._pmi.sendall(b"cmd=barrier_in\n")
+        assert ask(second, "cmd=barrier_in") == rendezvous._line(first._pmi) == "cmd=barrier_out rc=0"
+        assert ask(second, "cmd=get kvsname=ddp key=a") == "cmd=get_result rc=0 msg=success value=x=y z"
+        assert ask(second, "cmd=get kvsname=ddp key=b") == "cmd=get_result rc=-1 msg=key_not_found"
+        assert ask(second, "cmd=publish_name service=s port=p").endswith("rc=-1 msg=not_supported")
+
+
+def test_strangers_neither_join_nor_break_the_job(environ: dict[str, str]) -> None:
+    port = int(environ["MASTER_PORT"])
+    with contextlib.ExitStack() as stack:
+        # One has the first place, and answers nothing; one the second, and answers nonsense.
+        silent = stack.enter_context(socket.create_server((HERE, port + 1)))
+        silent.listen(0)
+        loud = stack.enter_context(socket.create_server((HERE, port + 2)))
+
+        def speak() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with loud.accept()[0] as caller:
+                        caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        speaker = threading.Thread(target=speak)
+        speaker.start()
+        first: list[Rendezvous] = []
+        thread = threading.Thread(target=lambda: first.append(Rendezvous(world(0, 2), 30, environ)))
+        thread.start()
+        strangers = []
+        deadline = time.monotonic() + 20
+        while len(strangers) < 200:
+            assert time.monotonic() < deadline
+            try:
+                strangers.append(stack.enter_context(socket.create_connection((HERE, port + 3), 5)))
+            except ConnectionRefusedError:  # rank 0 is not there yet
+                time.sleep(0.02)
+                continue
+            with contextlib.suppress(OSError):  # the server has closed it already
+                said = [b"", b"control 1 x y\n", b"\xff" * 4096, b"cmd=put key=a value=b\n"][len(strangers) % 4]
+                strangers[-1].sendall(said)
+        second = Rendezvous(world(1, 2), 30, environ)
+        thread.join(30)
+        assert ask(second, "cmd=get kvsname=ddp key=a") == "cmd=get_result rc=-1 msg=key_not_found"
+        assert first[0].died() == second.died() == set()
+        second.leave()
+        first[0].leave()
+        loud.shutdown(socket.SHUT_RDWR)
+        speaker.join(10)
+
+
+def test_another_users_program_is_no_rank(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    place = places(world(1, 2, one_host=True), environ)[0]
+    with rendezvous._listen(place):
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        with pytest.raises(ValueError, match="another user's program answers"):
+            rendezvous._dial(place, 5)
+
+
+def test_a_rank_with_another_secret_is_told_what_must_be_the_same(environ: dict[str, str]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(Rendezvous, world(0, 2), 2.0, environ)
+        second = pool.submit(Rendezvous, world(1, 2), 1.5, {**environ, rendezvous.SECRET: "guessed"})
+        with pytest.raises(WorldError, match=r"rank 0 of 2: rank 1 did not come within 2 s"):
+            first.result()
+        with pytest.raises(WorldError, match=r"rank 1 of 2 has not found rank 0 .*no answer of ours.*SECRET"):
+            second.result()
+
+
+def test_a_new_start_of_the_job_does_not_meet_the_server_of_the_old_one(environ: dict[str, str]) -> None:
+    again = {**environ, "TORCHELASTIC_RESTART_COUNT": "1"}
+    with joined(environ) as old, joined(again) as new:
+        assert old[0]._places != new[0]._places
+        assert ask(old[0], "cmd=put kvsname=ddp key=a value=old").endswith("success")
+        assert ask(new[0], "cmd=get kvsname=ddp key=a") == "cmd=get_result rc=-1 msg=key_not_found"
+
+
+def test_two_processes_are_not_one_rank(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_TAKEN", 0.2)
+    with joined(environ), pytest.raises(WorldError, match="rank 1 of 2 has joined already: RANK must be another"):
+        Rendezvous(world(1, 2), 20, environ)
+
+
+def test_whoever_dies_is_named_and_ends_what_waits_in_mpi(environ: dict[str, str]) -> None:
+    with joined(environ, 3) as ranks:
+        ranks[0]._pmi.sendall(b"cmd=barrier_in\n")
+        ranks[1]._control.close()  # type: ignore[union-attr]  # as its death does
+        assert rendezvous._line(ranks[0]._pmi).startswith("cmd=barrier_out rc=-1")
+        deadline = time.monotonic() + 10
+        while not (ranks[0].died() == ranks[2].died() == {1}):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+SUM = (
+    "import os, numpy as np, collectives\n"
+    "comm = collectives.init(timeout=40)\n"
+    "print(comm.rank, comm.size, comm.local_rank, comm.all_reduce(np.array([comm.rank + 1.0])))\n"
+    "assert not [name for name in os.environ if name.startswith('PMI_')]\n"
+)
+
+
+@pytest.mark.mpi
+@needs_mpich
+@pytest.mark.parametrize("one_host", [False, True])
+def test_plain_processes_become_one_world(one_host: bool, run_ranks: Start) -> None:
+    done = run_ranks(SUM, 2, **({"LOCAL_WORLD_SIZE": "2"} if one_host else {}))
+    assert [(each.returncode, each.stdout) for each in done] == [(0, "0 2 0 [3.]\n"), (0, "1 2 1 [3.]\n")], done
+
+
+@pytest.mark.mpi
+@needs_mpich
+def test_ranks_that_did_not_come_are_named(run_ranks: Start) -> None:
+    code = "import collectives; collectives.init(timeout=4)"
+    done = run_ranks(code, 4, ranks=range(0, 4, 2), LOCAL_WORLD_SIZE="4")
+    assert [each.returncode for each in done] == [1, 1]
+    assert "WorldError: rank 0 of 4: rank 1, 3 did not come within 4 s" in done[0].stderr
+    assert re.search(r"WorldError: rank 2 of 4: rank (1, 3 did not come|0 ended while)", done[1].stderr)
+
+
+@pytest.mark.mpi
+@needs_mpich
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_others(victim: int, run_ranks: Start) -> None:
+    code = (
+        "import os, sys, numpy as np, collectives\n"
+        "comm = collectives.init(timeout=60)\n"
+        f"if comm.rank == {victim}: os.kill(os.getpid(), 9)\n"
+        "comm.all_reduce(np.ones(1))\n"
+    )
+    done = run_ranks(code, 2, LOCAL_WORLD_SIZE="2")
+    assert done[victim].returncode == -signal.SIGKILL
+    assert done[1 - victim].returncode == 1
+    assert f"PeerLeft: rank {victim} has ended without leaving (killed?) while rank" in done[1 - victim].stderr
+
+
+@pytest.mark.mpi
+@needs_mpich
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_fails_ends_the_others_with_its_status(failing: int, run_ranks: Start) -> None:
+    code = (
+        "import sys, numpy as np, collectives\n"
+        "comm = collectives.init(timeout=60)\n"
+        f"if comm.rank == {failing}: sys.exit(3)\n"
+        "comm.all_reduce(np.ones(1))\n"
+    )
+    done = run_ranks(code, 2, LOCAL_WORLD_SIZE="2")
+    assert [each.returncode for each in done] == [3, 3], done
+    assert f"rank {failing} has failed (exit status 3)" in done[1 - failing].stderr
+
+
+@pytest.mark.mpi
+@needs_mpich
+def test_a_process_that_a_rank_starts_is_no_rank(run_ranks: Start) -> None:
+    code = (
+        "import sys, subprocess, numpy as np, collectives\n"
+        "comm = collectives.init(timeout=40)\n"
+        "if comm.rank == 1:\n"
+        "    child = 'import collectives; collectives.init(timeout=40)'\n"
+        "    print(subprocess.run([sys.executable, '-c', child], stderr=subprocess.PIPE, text=True).stderr)\n"
+        "comm.barrier()\n"
+    )
+    done = run_ranks(code, 2, LOCAL_WORLD_SIZE="2")
+    assert [each.returncode for each in done] == [0, 0], done
+    assert "rank 1 of 2 has joined already" in done[1].stdout
+
+
+@pytest.mark.mpi
+@needs_mpich
+def test_an_mpi_that_has_begun_alone_is_an_error(run_ranks: Start) -> None:
+    code = "from mpi4py import MPI; import collectives; collectives.init(timeout=20)"
+    done = run_ranks(code, 2, ranks=range(1, 2))
+    assert "call collectives.init() before anything imports mpi4py.MPI" in done[0].stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPICH, reason="takes Open MPI")
+def test_open_mpi_says_how_its_ranks_are_started(run_ranks: Start) -> None:
+    done = run_ranks("import collectives; collectives.init(timeout=20)", 2, ranks=range(1, 2))
+    assert done[0].returncode == 1
+    assert "Open MPI takes ddp-launch or mpiexec" in done[0].stderr
+
+
+@pytest.mark.mpi
+@needs_mpich
+def test_torchrun_starts_ranks_and_restarts_them(run_job: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, numpy as np, collectives\n"
+        "comm = collectives.init(timeout=40)\n"
+        "start = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "if (start, comm.rank) == (0, 1): os.kill(os.getpid(), 9)\n"
+        "total = comm.all_reduce(np.array([comm.rank + 1.0]))\n"
+        f"open(r'{tmp_path}/' + str(comm.rank), 'w').write(f'{{start}} {{comm.size}} {{total}}')\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    done = run_job([*torchrun, str(script)], timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["1 2 [3.]"] * 2
