@@ -14,7 +14,7 @@ import pytest
 
 from launcher.engines.finding import MPICH, flavour
 
-pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(200)]
 
 HERE = Path(__file__).parent
 CONTRACT = str(HERE.parent / "collectives" / "test_contract.py")

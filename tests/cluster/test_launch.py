@@ -18,7 +18,7 @@ import pytest
 from launcher.process import stat_of
 from tests.launcher.conftest import wait_for
 
-pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(200)]
 
 HERE = Path(__file__).parent
 WHERE = str(HERE / "where.py")

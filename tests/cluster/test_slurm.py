@@ -19,7 +19,7 @@ from launcher.engines.finding import MPICH, OPENMPI, flavour
 from tests.conftest import SLURM
 from tests.launcher.conftest import wait_for
 
-pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(300)]
 
 WHERE = str(Path(__file__).parent / "where.py")
 DIGITS = str(Path(__file__).parent.parent.parent / "examples" / "train_digits.py")
