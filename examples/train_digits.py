@@ -119,9 +119,9 @@ def make_loader(
 
 
 def main() -> None:
+    args = parse()
     from tqdm import tqdm
 
-    args = parse()
     comm = collectives.init()
     if args.device.startswith("cuda") and not ddp.cuda.is_available():
         raise SystemExit(f"--device {args.device}: no CUDA GPU here, or no CuPy (pip install 'ddp-runtime[cuda12]')")
