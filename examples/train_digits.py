@@ -28,7 +28,7 @@ import ddp
 from ddp import nn
 from ddp.checkpoint import Checkpointer
 from ddp.data import DataLoader, DistributedSampler, TensorDataset
-from ddp.metrics import JsonLines, ProgressBar
+from ddp.metrics import JsonLines
 from ddp.nn import functional as F
 from ddp.optim import SGD
 
@@ -120,6 +120,8 @@ def make_loader(
 
 def main() -> None:
     args = parse()
+    from tqdm import tqdm
+
     comm = collectives.init()
     if args.device.startswith("cuda") and not ddp.cuda.is_available():
         raise SystemExit(f"--device {args.device}: no CUDA GPU here, or no CuPy (pip install 'ddp-runtime[cuda12]')")
@@ -137,17 +139,18 @@ def main() -> None:
             checkpointer = Checkpointer(args.checkpoint, model=model, optimizer=optimizer, every=args.every, comm=comm)
             stack.enter_context(checkpointer).load()
             done, batches = checkpointer.step, checkpointer.resume(loader, args.epochs)
-        bar = ProgressBar(enumerate(batches, done), total=args.epochs * len(loader), initial=done, comm=comm)
+        total = args.epochs * len(loader)
+        bar = tqdm(enumerate(batches, done), total=total, initial=done, unit="step", disable=comm.rank != 0)
         underway: deque[tuple[int, ddp.cuda.Fetched, int]] = deque()
 
         def log(at_most: int) -> None:
             """Logs what is under way, the oldest first, until `at_most` are left."""
             while len(underway) > at_most:
                 step, loss, count = underway.popleft()
-                total, samples = comm.all_reduce(np.array([loss.value(), count]))
+                loss_sum, samples = comm.all_reduce(np.array([loss.value(), count]))
                 if metrics is not None:
-                    metrics.log(step, loss=total / samples)
-                bar.set_postfix(epoch=loader.epoch + 1, loss=total / samples)
+                    metrics.log(step, loss=loss_sum / samples)
+                bar.set_postfix(epoch=loader.epoch + 1, loss=loss_sum / samples, refresh=False)
 
         for step, (x, y) in bar:
             loss = F.cross_entropy(model(x), y, reduction="sum")

@@ -14,7 +14,7 @@ from ddp.data.datasets import (
 )
 from ddp.data.distributed import DistributedSampler
 from ddp.data.first import rank0_first
-from ddp.data.formats import CIFAR10, CIFAR100, MNIST, NpyDataset, NpzDataset, TokenFile, read_cifar, read_idx
+from ddp.data.formats import CIFAR10, CIFAR100, MNIST, NpyDataset, TokenFile, read_cifar, read_idx
 from ddp.data.loading import DataLoader, get_worker_info
 from ddp.data.positions import Sampler
 from ddp.data.samplers import (
@@ -36,7 +36,6 @@ __all__ = [
     "DistributedSampler",
     "IterableDataset",
     "NpyDataset",
-    "NpzDataset",
     "RandomSampler",
     "Sampler",
     "SequentialSampler",

@@ -1,11 +1,10 @@
-"""What rank 0 shows and files while a model trains: a progress bar, scalars for TensorBoard, JSON lines.
+"""What rank 0 writes to files while a model trains: scalars for TensorBoard, JSON lines.
 
 All ranks call them alike, and one of them writes: whose rank it is must be said, since a file written by all ranks is
 noticed late. Values are looked at on rank 0 alone, so that no other rank waits for its device.
 """
 
-from ddp.metrics._bar import ProgressBar
 from ddp.metrics._lines import JsonLines
 from ddp.metrics._tensorboard import TensorBoard
 
-__all__ = ["JsonLines", "ProgressBar", "TensorBoard"]
+__all__ = ["JsonLines", "TensorBoard"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -33,26 +34,22 @@ class TokenFile(FileDataset):
             raise ArgumentError(
                 f"TokenFile: expected a block_size and a stride of 1 or more, got {block_size} and {stride}"
             )
-        with DataFile(path) as file:
-            self.path = file.path
+        self.path = os.path.abspath(path)
         self._begin()
 
     def __repr__(self) -> str:
         return f"TokenFile({self.path!r}, {str(self.dtype)!r}, {self.block_size}, {self.stride})"
 
     def _open(self) -> tuple[Array, int]:
-        with DataFile(self.path) as file:
-            count, left = divmod(file.size, self.dtype.itemsize)
-            if left:
-                file.fail(
-                    f"expected {self.dtype} of {self.dtype.itemsize} bytes, and {left} are left", file.size - left
-                )
-            if count <= self.block_size:
-                file.fail(
-                    f"expected {self.block_size + 1} tokens, a block and its target, and the file ends after {count}",
-                    file.size,
-                )
-            return file.mapped(self.dtype, (count,)), (count - 1 - self.block_size) // self.stride + 1
+        file = DataFile(self.path)
+        size = len(file.data)
+        count, left = divmod(size, self.dtype.itemsize)
+        if left:
+            file.fail(f"expected {self.dtype} of {self.dtype.itemsize} bytes, and {left} are left", size - left)
+        if count <= self.block_size:
+            what = f"expected {self.block_size + 1} tokens, a block and its target, and the file ends after {count}"
+            file.fail(what, size)
+        return file.array(self.dtype, (count,)), (count - 1 - self.block_size) // self.stride + 1
 
     def _sample(self, opened: Array, place: int) -> tuple[Array, Array]:
         begin = place * self.stride

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp.data import NpyDataset, NpzDataset, read_cifar, read_idx
-from ddp.data.formats._files import ALWAYS, MOST_RATIO
+from ddp.data import NpyDataset, read_cifar, read_idx
 from ddp.errors import DataFileError
 from tests.ddp.data.formats import made
 from tests.mutations import mutated
@@ -94,7 +93,7 @@ def test_packed_idx(count: Callable[[int, int], int], tmp_path: Path) -> None:
             data = gzip.compress(mutated(IDX[0], rng, PIECES), mtime=0)
         (tmp_path / "x.gz").write_bytes(data)
         found, peak = measured(lambda: read_idx(tmp_path / "x.gz"))
-        assert peak <= max(ALWAYS, MOST_RATIO * len(data)) + 3 * 65_536 + OVERHEAD
+        assert peak <= 2 * 1032 * len(data) + 3 * 65_536 + OVERHEAD
         if found is not None:
             as_declared(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data, found)
             read += 1
@@ -127,17 +126,14 @@ def numpys(save: Callable[..., None], *arrays: Any) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz"])
-def test_numpys(kind: str, count: Callable[[int, int], int], tmp_path: Path) -> None:
+def test_numpys(count: Callable[[int, int], int], tmp_path: Path) -> None:
     """More formats than were asked for: what is read has samples."""
     arrays = [np.arange(12.0).reshape(4, 3), np.zeros(4, [("a", "<i4"), ("b", "u1", (2,))])]
     files = [numpys(np.save, array) for array in arrays]
-    if kind == "npz":
-        files = [numpys(save, *arrays) for save in (np.savez, np.savez_compressed)]
     read = 0
     for _ in damaged(files, count(500, 10_000), tmp_path / "x", TEXTS):
         try:
-            dataset = (NpyDataset if kind == "npy" else NpzDataset)(tmp_path / "x")
+            dataset = NpyDataset(tmp_path / "x")
         except DataFileError:
             continue
         assert len(dataset.__getitems__(range(len(dataset)))) == len(dataset)
