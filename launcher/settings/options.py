@@ -1,4 +1,4 @@
-"""The one table of options: from it come the command line, the keys of job files, both helps and shell completion."""
+"""The one table of options: from it come the command line, the keys of job files, and both helps."""
 
 from __future__ import annotations
 
@@ -69,7 +69,6 @@ GROUPS = {
     "To look, and run nothing": (
         Option("--dry-run", "", "", FLAG, "print the command that would start the ranks", True),
         Option("--print-config", "", "", FLAG, "print the job as a job file"),
-        Option("--completion", "SHELL", "", values.SHELL, "print what makes bash, zsh or fish complete these options"),
         Option("--version", "", "", FLAG, "print the version"),
         Option("--help", "", "", FLAG, "print the common options"),
         Option("--help-all", "", "", FLAG, "print all options", True),
