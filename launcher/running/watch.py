@@ -85,7 +85,6 @@ class _Watch:
             job.size,
             prefix=job.prefix,
             ranks=job.ranks,
-            collapse=job.collapse,
             status=job.status,
             hosts=[host.name for host in job.hosts],
             asking=_asking(job),

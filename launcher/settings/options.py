@@ -56,7 +56,6 @@ GROUPS = {
     ),
     "What you see": (
         Option("--ranks", "LIST", "ranks", values.RANKS, "show only the lines of these ranks: 0,3"),
-        Option("--collapse", "", "collapse", FLAG, "show a line that many ranks print once, and how many they are"),
         Option("--status", "", "status", FLAG, "a line at the bottom says how the job goes; else on a terminal only"),
         Option("--no-status", "", "status", FLAG, "none, on a terminal either", value=False),
         Option("--debug-rank", "K", "debug_rank", WHOLE, "the rank that has stdin and answers breakpoint()", True),
