@@ -123,10 +123,9 @@ class Reception:
 
 def _here() -> socket.socket:
     try:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect(listener.getsockname())  # sends nothing, but fails where no way leads there
-        return listener
+            way.connect(("127.0.0.1", 1))  # sends nothing, but fails where no way leads there
+        return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise UsageError(f"127.0.0.1 cannot be used ({why}): is the interface lo up? (ip link set lo up)") from None

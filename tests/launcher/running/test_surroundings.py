@@ -66,7 +66,7 @@ def test_others_processes_are_hidden(run_job: Any, script: Callable[[str], str])
 
 
 NO_MORE_PROCESSES = r".+ lets this user start no more processes \(Resource temporarily unavailable; see ulimit -u\)"
-NO_LOOPBACK = r"127\.0\.0\.1 cannot be used \({}\): is the interface lo up\? \(ip link set lo up\)"
+NO_LOOPBACK = r"127\.0\.0\.1 cannot be used \(.+\): is the interface lo up\? \(ip link set lo up\)"
 
 
 def as_nobody(processes: int) -> list[str]:
@@ -82,7 +82,7 @@ def as_nobody(processes: int) -> list[str]:
         (as_nobody(1), 2, NO_MORE_PROCESSES),  # the guard
         (as_nobody(2), 1, NO_MORE_PROCESSES),  # what the guard starts
         (as_nobody(3), 1, NO_MORE_PROCESSES),  # the rank
-        (["unshare", "--net"], 2, NO_LOOPBACK.format("Network is unreachable")),
+        (["unshare", "--net"], 2, NO_LOOPBACK),
         (
             [
                 "unshare",
@@ -93,7 +93,7 @@ def as_nobody(processes: int) -> list[str]:
                 "sh",
             ],
             1,
-            NO_LOOPBACK.format("Cannot assign requested address"),
+            NO_LOOPBACK,
         ),
         (
             ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"],
