@@ -160,10 +160,6 @@ def _information(words: Words) -> str | None:
         from collectives.version import __version__
 
         return f"ddp-launch {__version__}\n"
-    if shells := words.all("--completion"):
-        from launcher.settings.completion import script
-
-        return script(shells[-1])
     return None
 
 

@@ -53,7 +53,6 @@ class Job:
     hosts are those above, or those of Slurm
     log_dir: folder for a folder of log files, one a rank; None: none
     ranks: whose lines the console shows; None: everybody's
-    collapse: lines that many ranks print alike are shown once, with a count
     status: a line at the bottom says how the job goes; None: on a terminal
     events: file for what happens, one JSON object a line; None: none
     trace: folder for a trace of what all ranks did, made if it is not there; None: none
@@ -81,7 +80,6 @@ class Job:
     min_ranks: int | None = None
     log_dir: str | None = None
     ranks: tuple[int, ...] | None = None
-    collapse: bool = False
     status: bool | None = None
     events: str | None = None
     trace: str | None = None

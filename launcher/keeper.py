@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from collectives.world import DEBUG_RANK, KEEPER, PAUSE_FD, REPORT, TERMINAL_FD, World, promised
 from launcher import rank, refusal
-from launcher.process import become_subreaper, die_with_parent, fill_standard_streams, is_above, stat_of
+from launcher.process import become_subreaper, die_with_parent, fill_standard_streams, fork, is_above, stat_of
 from launcher.seat import NCCL_FILE, SEAT, Seat
 from launcher.shield import unshield
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 def main(args: Sequence[str]) -> NoReturn:
-    """Forks the rank that runs `args` (`SCRIPT ARGS...` or `-m MODULE ARGS...`) and keeps it until its end."""
+    """Forks the rank that runs `args` (`SCRIPT ARGS...` or `-m MODULE ARGS...`) and keeps it until its end.
+
+    Raises: Refusal if the rank cannot be started.
+    """
     engine = os.getppid()
     launcher = os.environ.pop("DDP_LAUNCH_PID", None)
     above = [engine]
@@ -45,11 +48,7 @@ def main(args: Sequence[str]) -> NoReturn:
     reader = int(os.environ.get(DEBUG_RANK, "0"))
     terminal = os.environ.pop("DDP_LAUNCH_TERMINAL", None)
     fill_standard_streams()
-    try:
-        seat = Seat(os.environ.pop(SEAT, ""), os.environ, world)
-    except refusal.Refusal as words:
-        print(refusal.line(words), file=sys.stderr)
-        sys.exit(2)
+    seat = Seat(os.environ.pop(SEAT, ""), os.environ, world)
     become_subreaper()
     keeper = os.getpid()
     ours, theirs = _pipes()
@@ -62,7 +61,7 @@ def main(args: Sequence[str]) -> NoReturn:
     stacks, page = _memory("ddp-stacks"), _memory("ddp-pause", 4096)
     # What comes right after a fork, Python takes for the parent's and forgets: the rank takes it when it can.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         die_with_parent(keeper)
         _leave_group(0)
@@ -153,4 +152,8 @@ def _pipes() -> tuple[dict[str, int], dict[str, int]]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except refusal.Refusal as words:
+        print(refusal.line(words), file=sys.stderr)
+        sys.exit(2)

@@ -11,6 +11,8 @@ import signal
 import time
 from collections import namedtuple
 
+from launcher.refusal import Refusal
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -78,6 +80,15 @@ def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl({option}, {value}): {os.strerror(code)}")
+
+
+def fork() -> int:
+    """As `os.fork`. Raises: Refusal if there may be no more processes."""
+    try:
+        return os.fork()
+    except OSError as error:
+        why = f"{os.strerror(error.errno or 0)}; see ulimit -u"
+        raise Refusal(f"{os.uname().nodename} lets this user start no more processes ({why})") from None
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 
-from launcher.process import become_subreaper, die_with_parent, sweep
+from launcher.process import become_subreaper, die_with_parent, fork, sweep
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a tenth of its memory
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ _PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 def stand_guard() -> int:
-    """Forks, and returns the guard's pid in the child alone, which is to be the keeper."""
+    """Forks, and returns the guard's pid in the child alone, which is to be the keeper. Raises: Refusal"""
     engine, began = os.getppid(), time.time()
     become_subreaper()
     # Blocked signals wait for `sigwait`; no handler is needed, and none is lost.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_PASSED_ON})
     guard = os.getpid()
-    keeper = os.fork()
+    keeper = fork()
     if keeper != 0:
         die_with_parent(engine, signal.SIGTERM)
         _watch(keeper, began)

@@ -168,7 +168,7 @@ def _nccl(facts: Gpus, answer: Answer, cuda: int) -> list[Finding]:
         why = "; ".join(f"{source}: {reason}" for source, reason in failed.items())
         return [warning(CHECK, f"NCCL is not found: {over} ({why})", mend)]
     source, (number, path) = next(iter(found.items()))
-    through = {"pynccl": "the binding pynccl", "cupy": "CuPy's binding", "path": "its own file"}[source]
+    through = {"pynccl": "pynccl", "cupy": "CuPy", "path": "its own file"}[source]
     bindings = ", ".join(f"{name} {have}" for name, have in facts.bindings.items())
     result = [ok(CHECK, f"NCCL {number} ({path}) by {through}" + (f"; installed: {bindings}" if bindings else ""))]
     several = {tuple(each) for each in found.values()}

@@ -14,7 +14,7 @@ CHECK = "python"
 _OLDEST, _NEWEST = (3, 10), (3, 14)
 #: What must be installed, and from which version on, as setup.cfg has it.
 NEEDED = {"numpy": "2.0", "ml_dtypes": "0.4", "mpi4py": "4.0"}
-_MACHINES = ("x86_64", "aarch64")
+_TESTED = "x86_64"
 
 
 class Python(NamedTuple):
@@ -54,8 +54,8 @@ def judge(facts: Python) -> list[Finding]:
         found.append(ok(CHECK, text))
     if facts.system != "Linux":
         found.append(error(CHECK, f"this is {facts.system}: only Linux is supported"))
-    elif facts.machine not in _MACHINES:
-        found.append(warning(CHECK, f"this is {facts.machine}: only {' and '.join(_MACHINES)} are tested"))
+    elif facts.machine != _TESTED:
+        found.append(warning(CHECK, f"this is {facts.machine}: only {_TESTED} is tested"))
     for name, least in NEEDED.items():
         have = facts.packages[name]
         if not have:

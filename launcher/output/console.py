@@ -9,16 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from launcher.output.labels import Labels, ranges
+from launcher.output.labels import Labels
 from launcher.output.lines import Lines, LineSplitter
 from launcher.output.screen import Screen
 from launcher.running.observer import Observer
 from launcher.wire import Message, to_bytes
-
-if TYPE_CHECKING:
-    from launcher.output.collapse import Group
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 # An unfinished line of a rank that somebody may answer is shown after so long (s): most likely it is a prompt.
@@ -34,7 +30,6 @@ class Console(Observer):
     prefix: lines bear their rank in front, and a rank that is alone has the terminal to itself; without it only whole
     lines and one bar are shown, of a world of one too
     ranks: whose lines are shown; None: everybody's
-    collapse: the same line from several ranks is shown once, with a count
     status: a status line is wanted; None: where it disturbs nobody
     hosts: names of the machines that ranks run on, as far as they are known beforehand
     asking: ranks whose unfinished lines are prompts that somebody may answer
@@ -50,7 +45,6 @@ class Console(Observer):
         *,
         prefix: bool = True,
         ranks: Sequence[int] | None = None,
-        collapse: bool = False,
         status: bool | None = None,
         hosts: Iterable[str] = (),
         asking: Iterable[int] = (),
@@ -73,11 +67,6 @@ class Console(Observer):
         self._begun: set[tuple[int, str]] = set()  # whose current line has been shown in part
         self._talker: tuple[int, str] | None = None  # whose line stands open on the screen, if one does
         self._due: dict[tuple[int, str], float] = {}
-        self._collapser = None
-        if collapse and self._prefixed:
-            from launcher.output.collapse import Collapser  # here, because few jobs want it
-
-            self._collapser = Collapser(n if ranks is None else len(ranks))
         self._told = False  # that it is unwritable
         #: Hears what the launcher itself says.
         self.witness: Callable[[str], None] = lambda text: None
@@ -152,7 +141,6 @@ class Console(Observer):
 
     def say(self, text: str) -> None:
         """Prints the launcher's own words to stderr, below all lines taken so far."""
-        self._drain()
         self._talker = None
         self._screen.lines(self._fds["err"], to_bytes(text.rstrip("\n")) + b"\n")
         self.witness(text)
@@ -164,7 +152,6 @@ class Console(Observer):
             fd = err if self._screen.paints(err) else self._fds["out"]
             self._screen.status(fd, text.encode("utf-8", "replace"))
         elif text:
-            self._drain()
             self._talker = None
             self._screen.lines(err, text.encode("utf-8", "replace") + b"\n")
 
@@ -174,15 +161,10 @@ class Console(Observer):
             del self._due[key]
             if self._splitters[key].unfinished:  # else a debugger has begun, or ended, meanwhile
                 self._prompt(key, self._splitters[key].take())
-        until = min(self._due.values(), default=float("inf"))
-        if self._collapser is not None:
-            self._groups(self._collapser.take(now))
-            until = min(until, self._collapser.deadline)
-        return until
+        return min(self._due.values(), default=float("inf"))
 
     def finish(self) -> None:
-        """The job has ended: nothing waits any more, nothing is repainted."""
-        self._drain()
+        """The job has ended: nothing is repainted any more."""
         self._screen.bar(-1, b"")
         self._screen.status(-1, b"")
 
@@ -247,24 +229,10 @@ class Console(Observer):
                 text = rest + b"\n" + text
             if not text:
                 return
-        if self._collapser is not None:
-            now = self._clock()
-            for line in text[:-1].split(b"\n"):
-                self._collapser.feed(rank, stream, line, now)
-            self._groups(self._collapser.take(now))
-            return
         if prefix := self._prefix(rank, fd):
             text = prefix + text[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
         self._talker = None
         self._screen.lines(fd, text)
-
-    def _groups(self, groups: Iterable[Group]) -> None:
-        for ranks, stream, line, times in groups:
-            fd = self._fds[stream]
-            prefix = self._prefix(ranks[0], fd) if len(ranks) == 1 else b"[%s] " % ranges(ranks).encode()
-            count = b" x %d" % times if times > 1 else b""
-            self._talker = None
-            self._screen.lines(fd, prefix + line + count + b"\n")
 
     def _bar(self, key: tuple[int, str], text: bytes) -> None:
         rank, stream = key
@@ -278,7 +246,6 @@ class Console(Observer):
 
     def _prompt(self, key: tuple[int, str], text: bytes) -> None:
         """The beginning of a line that is not finished, or more of it."""
-        self._drain()
         if key not in self._begun or self._talker != key:
             text = self._prefix(key[0], self._fds[key[1]]) + text
             self._screen.end_line()
@@ -290,10 +257,6 @@ class Console(Observer):
             self._screen.end_line()
         self._screen.part(self._fds[key[1]], data)
         self._talker = None if data.endswith(b"\n") else key
-
-    def _drain(self) -> None:
-        if self._collapser is not None:
-            self._groups(self._collapser.drain())
 
     def _prefix(self, rank: int, fd: int) -> bytes:
         if not self._prefixed:

@@ -18,6 +18,7 @@ from collectives.world import ATTEMPT
 from launcher import engines
 from launcher.engines.words import explain, unreached
 from launcher.job import Job
+from launcher.judging.motion import SILENCE
 from launcher.judging.stopping import Stop
 from launcher.judging.verdict import (
     EngineEnded,
@@ -312,7 +313,7 @@ class Attempt:
             self.fail(NotStarted(at=self.now, message=text))
             return
         if self.job.heartbeat_timeout is not None:
-            channel.send({"heartbeat": self.job.heartbeat_timeout})
+            channel.send({"heartbeat": max(self.job.heartbeat_timeout, SILENCE)})
         member = Member(channel, hello)
         self._hearing.welcome(rank, member, hello)
         if self.crew.complete:

@@ -16,9 +16,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from launcher import refusal
 from launcher.job import UsageError
 from launcher.leftovers import remove_leftovers
-from launcher.process import become_subreaper, die_with_parent, reap_all, sweep
+from launcher.process import become_subreaper, die_with_parent, fork, reap_all, sweep
+from launcher.refusal import Refusal
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SWEEP_LIMIT = 3.0
@@ -36,7 +38,7 @@ class Guard:
     silent: True once the engine can say no more
     chatter: file descriptor of what the engine itself prints
 
-    Raises: UsageError if there is no place for that folder.
+    Raises: UsageError if there is no place for that folder, or for one more process.
     """
 
     def __init__(
@@ -56,7 +58,14 @@ class Guard:
         self._socket, theirs = socket.socketpair()
         # Until it has handlers of its own, what it gets would go to the launcher's.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-        self.pid = os.fork()
+        try:
+            self.pid = fork()
+        except Refusal as reason:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for fd in (self._socket.detach(), theirs.detach(), self.chatter, words):
+                os.close(fd)
+            _remove(scratch)
+            raise UsageError(str(reason)) from None
         if self.pid == 0:
             try:
                 os.setsid()
@@ -138,12 +147,18 @@ def _watch(
         signal.signal(number, signal.SIG_DFL)  # the launcher's handlers are not ours
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     me = os.getpid()
-    engine = os.fork()
+    try:
+        engine = fork()
+    except Refusal as reason:
+        os.write(words, f"{refusal.line(reason)}\n".encode())
+        engine = me
     if engine == 0:
         _become(command, environ, me, words, files)
     # Open ends of these would keep the launcher waiting for more.
     os.close(words)
     _tell(launcher, engine)
+    if engine == me:
+        _tell(launcher, _CANNOT_START)
     modes = _modes()
     poll = select.poll()
     poll.register(launcher, select.POLLIN)

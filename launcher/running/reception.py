@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
 
+from launcher.job import UsageError
 from launcher.wire import Channel, Message, WireError, nonce, proof, proves
 
 # A keeper answers within milliseconds; who says nothing for so long (seconds) is none.
@@ -26,6 +28,8 @@ class Reception:
     elsewhere: names of other hosts from which keepers will call; guests: how many will
     address: "ADDRESS:PORT", or several with commas between them, the likeliest first
     secret: of this job, for its keepers alone
+
+    Raises: UsageError if this machine has no 127.0.0.1.
     """
 
     def __init__(self, elsewhere: Sequence[str] = (), guests: int = 1) -> None:
@@ -38,7 +42,7 @@ class Reception:
             self._listener = _everywhere()
             addresses = [f"[{each}]" if ":" in each else each for each in route.addresses(elsewhere)]
         else:
-            self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+            self._listener = _here()
             addresses = ["127.0.0.1"]
         self._listener.setblocking(False)
         port = self._listener.getsockname()[1]
@@ -115,6 +119,16 @@ class Reception:
             stranger.channel.close()
             return True
         return False
+
+
+def _here() -> socket.socket:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect(("127.0.0.1", 1))  # sends nothing, but fails where no way leads there
+        return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise UsageError(f"127.0.0.1 cannot be used ({why}): is the interface lo up? (ip link set lo up)") from None
 
 
 def _everywhere() -> socket.socket:

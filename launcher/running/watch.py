@@ -17,7 +17,7 @@ from launcher.job import Job, UsageError
 from launcher.judging import report
 from launcher.judging.verdict import Fact, NotStarted, RankFailed, TimeLimit, cause, signal_name
 from launcher.output.console import Console
-from launcher.process import fill_standard_streams
+from launcher.process import fill_standard_streams, stat_of
 from launcher.running import restarts
 from launcher.running.attempt import STOOD_STILL, Attempt, Outcome
 from launcher.running.feeding import StandardInput
@@ -42,6 +42,8 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     Raises: UsageError if no MPI is there to start more than one rank, or too few files may be opened for so many.
     """
     fill_standard_streams()
+    if not stat_of(os.getpid()).state:
+        raise UsageError("there is nothing in /proc, by which ranks are watched: mount -t proc proc /proc")
     environ = dict(os.environ)
     job = engines.settled(job, environ)
     if job.trace is not None:
@@ -83,7 +85,6 @@ class _Watch:
             job.size,
             prefix=job.prefix,
             ranks=job.ranks,
-            collapse=job.collapse,
             status=job.status,
             hosts=[host.name for host in job.hosts],
             asking=_asking(job),

@@ -1,4 +1,4 @@
-"""The one table of options: from it come the command line, the keys of job files, both helps and shell completion."""
+"""The one table of options: from it come the command line, the keys of job files, and both helps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ GROUPS = {
     ),
     "What you see": (
         Option("--ranks", "LIST", "ranks", values.RANKS, "show only the lines of these ranks: 0,3"),
-        Option("--collapse", "", "collapse", FLAG, "show a line that many ranks print once, and how many they are"),
         Option("--status", "", "status", FLAG, "a line at the bottom says how the job goes; else on a terminal only"),
         Option("--no-status", "", "status", FLAG, "none, on a terminal either", value=False),
         Option("--debug-rank", "K", "debug_rank", WHOLE, "the rank that has stdin and answers breakpoint()", True),
@@ -69,7 +68,6 @@ GROUPS = {
     "To look, and run nothing": (
         Option("--dry-run", "", "", FLAG, "print the command that would start the ranks", True),
         Option("--print-config", "", "", FLAG, "print the job as a job file"),
-        Option("--completion", "SHELL", "", values.SHELL, "print what makes bash, zsh or fish complete these options"),
         Option("--version", "", "", FLAG, "print the version"),
         Option("--help", "", "", FLAG, "print the common options"),
         Option("--help-all", "", "", FLAG, "print all options", True),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.job import BACKENDS, ENGINES
-
 if TYPE_CHECKING:
     from launcher.hosts import Host
 
@@ -14,8 +12,6 @@ if TYPE_CHECKING:
 GPU = "gpu"
 #: The time limit that never comes.
 OFF = "off"
-#: Whose command lines can be completed.
-SHELLS = ("bash", "zsh", "fish")
 
 
 def _same(value: Any) -> Any:
@@ -30,7 +26,6 @@ class Kind(NamedTuple):
     accept: the value that what TOML holds stands for. Raises: ValueError
     show: the value as TOML holds it, None if nothing is to be written
     path: a relative one in a job file counts from the folder of the file
-    suggest: what a shell offers: words, or "file" or "folder" for the names of these
     """
 
     what: str
@@ -38,7 +33,6 @@ class Kind(NamedTuple):
     accept: Callable[[Any], Any]
     show: Callable[[Any], Any] = _same
     path: bool = False
-    suggest: str | tuple[str, ...] = ()
 
 
 def _only(*types: type) -> Callable[[Any], Any]:
@@ -133,18 +127,17 @@ def _refuse(word: str) -> Any:
     raise ValueError(word)
 
 
-COUNT = Kind(f"a whole number of ranks, or {GPU}", _read_count, _accept_count, suggest=(GPU,))
+COUNT = Kind(f"a whole number of ranks, or {GPU}", _read_count, _accept_count)
 WHOLE = Kind("a whole number", int, _whole)
 SECONDS = Kind("a number of seconds", float, _number)
-LIMIT = Kind(f"a number of seconds, or {OFF}", _read_limit, _accept_limit, _show_limit, suggest=(OFF,))
+LIMIT = Kind(f"a number of seconds, or {OFF}", _read_limit, _accept_limit, _show_limit)
 HOSTS = Kind("hosts, as in a:4,b:4", _read_hosts, _accept_hosts, _show_hosts)
 RANKS = Kind("ranks, as in 0,3", _read_ranks, _accept_ranks, _show_list)
 FLAG = Kind("true or false", _refuse, _flag)
 MODULE = Kind("a module's name", str, _text)
-ENGINE = Kind("an engine's name", _engine, _engine, suggest=ENGINES)
-BACKEND = Kind("a backend's name", str, _text, suggest=BACKENDS)
-SHELL = Kind("a shell's name", str, _text, suggest=SHELLS)
+ENGINE = Kind("an engine's name", _engine, _engine)
+BACKEND = Kind("a backend's name", str, _text)
 SETTING = Kind("KEY=VALUE", str, _text)
-FILE = Kind("a path", str, _text, path=True, suggest="file")
-FOLDER = Kind("a folder", str, _text, path=True, suggest="folder")
+FILE = Kind("a path", str, _text, path=True)
+FOLDER = Kind("a folder", str, _text, path=True)
 WORDS = Kind("a list of strings", _refuse, _accept_words, _show_list)

@@ -41,7 +41,7 @@ AWARE, UNAWARE = Answer({"reason": ""}, ""), Answer({"reason": "its MPI says tha
 SERVES = (OK, "CUDA's driver serves CUDA 12.8 (kernel module 550.54.15)", "")
 ONE = (OK, "GPU 0: NVIDIA H100, 80.0 GiB, compute capability 9.0", "")
 COMPUTES = (OK, "cupy-cuda12x 14.2.0 (CUDA 12.9) computes on the GPU", "")
-HAS_NCCL = (OK, f"NCCL 2.30.4 ({WHEEL[1]}) by the binding pynccl; installed: pynccl 0.1.2, nvidia-nccl-cu12 2.30.4", "")
+HAS_NCCL = (OK, f"NCCL 2.30.4 ({WHEEL[1]}) by pynccl; installed: pynccl 0.1.2, nvidia-nccl-cu12 2.30.4", "")
 MOVES = (NOTE, "this MPI is not handed GPU memory (its MPI says that it cannot read GPU memory)", "")
 CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
 
@@ -97,7 +97,7 @@ CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
                 SERVES,
                 ONE,
                 COMPUTES,
-                (OK, "NCCL 2.20.5 (/usr/lib/libnccl.so.2) by CuPy's binding", ""),
+                (OK, "NCCL 2.20.5 (/usr/lib/libnccl.so.2) by CuPy", ""),
                 (OK, "(tried)", ""),
             ],
         ),

@@ -131,39 +131,6 @@ def test_a_bar_leaves_its_last_state_in_a_file() -> None:
     assert piped.read() == "0: 30%\n"
 
 
-# -- collapsed
-
-
-def test_what_ranks_say_alike_is_shown_once() -> None:
-    piped = Piped(4, collapse=True)
-    for rank in range(4):
-        piped.console.said(rank, "out", b"hello\nmy rank is %d\n" % rank)
-    assert piped.read() == "[0-3] hello\n"  # nobody else can say it
-    assert piped.later(0.3) == "".join(f"{rank}: my rank is {rank}\n" for rank in range(4))
-    for rank in (0, 2, 3):
-        piped.console.said(rank, "err", b"warning\nwarning\n")
-    piped.console.said(1, "out", b"busy\n")
-    piped.console.said(1, "out", b"busy\n")
-    assert piped.read() == ""
-    piped.console.say("ddp-launch: below all that has been said")
-    assert piped.read() == "[0,2,3] warning x 2\n1: busy x 2\nddp-launch: below all that has been said\n"
-
-
-def test_the_last_lines_do_not_wait() -> None:
-    piped = Piped(2, collapse=True)
-    piped.console.said(0, "out", b"a")
-    piped.console.leave(0)
-    piped.console.finish()
-    assert piped.read() == "0: a\n"
-
-
-def test_collapsing_knows_when_it_is_due() -> None:
-    piped = Piped(2, collapse=True)
-    assert piped.console.turn(100.0) == float("inf")
-    piped.console.said(0, "out", b"a\n")
-    assert piped.console.turn(100.1) == 100.3
-
-
 # -- prompts
 
 
@@ -207,7 +174,7 @@ def test_another_rank_does_not_speak_into_a_prompt() -> None:
 
 
 def test_a_prompt_comes_after_what_was_said_before() -> None:
-    piped = Piped(2, asking=[0], collapse=True)
+    piped = Piped(2, asking=[0])
     piped.console.said(1, "out", b"a\n")
     piped.console.said(0, "out", b"b\nname? ")
     assert piped.later(0.05) == "1: a\n0: b\n0: name? "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,6 +66,57 @@ def test_others_processes_are_hidden(run_job: Any, script: Callable[[str], str])
     path = script("print(subprocess.Popen(['sleep', '100'], start_new_session=True).args)")
     done = run_job([*hidden, *LAUNCH, "-n", "2", path], LIMIT)
     assert (done.returncode, done.stdout.count("sleep"), done.stderr) == (0, 2, "")
+
+
+NO_MORE_PROCESSES = r".+ lets this user start no more processes \(Resource temporarily unavailable; see ulimit -u\)"
+NO_LOOPBACK = r"127\.0\.0\.1 cannot be used \(.+\): is the interface lo up\? \(ip link set lo up\)"
+
+
+def as_nobody(processes: int) -> list[str]:
+    """Runs a command as a user of its own, who may read all files and have so many processes."""
+    user, files = str(100_000 + os.getpid()), "+dac_override,+dac_read_search"
+    rights = ["--clear-groups", f"--inh-caps={files}", f"--ambient-caps={files}"]
+    return ["setpriv", "--reuid", user, "--regid", user, *rights, "prlimit", f"--nproc={processes}"]
+
+
+@pytest.mark.parametrize(
+    ("around", "ranks", "says"),
+    [
+        (as_nobody(1), 2, NO_MORE_PROCESSES),  # the guard
+        (as_nobody(2), 1, NO_MORE_PROCESSES),  # what the guard starts
+        (as_nobody(3), 1, NO_MORE_PROCESSES),  # the rank
+        (["unshare", "--net"], 2, NO_LOOPBACK),
+        (
+            [
+                "unshare",
+                "--net",
+                "sh",
+                "-c",
+                'ip link set lo up && ip address del 127.0.0.1/8 dev lo && exec "$@"',
+                "sh",
+            ],
+            1,
+            NO_LOOPBACK,
+        ),
+        (
+            ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"],
+            2,
+            "there is nothing in /proc, by which ranks are watched: mount -t proc proc /proc",
+        ),
+    ],
+)
+def test_a_machine_on_which_no_rank_can_run(
+    run_job: Any, tmp_path: Path, around: list[str], ranks: int, says: str
+) -> None:
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    if subprocess.run([*around, "true"], capture_output=True, env={"PATH": path}).returncode != 0:
+        pytest.skip("it takes root, and ip, to make one like that")
+    files = tmp_path / "files"
+    files.mkdir()
+    done = run_job([*around, *LAUNCH, "-n", str(ranks), "-m", "this"], LIMIT, env={"TMPDIR": str(files), "PATH": path})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"ddp-launch: {says}\n", done.stderr), done.stderr
+    assert list(files.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,6 @@ def test_every_key(job_file: Any, tmp_path: Path) -> None:
         max_restarts = 3
         min_ranks = 1
         ranks = [0, 1]
-        collapse = true
         status = false
         debug_rank = 1
         log_dir = "logs"
@@ -85,7 +84,6 @@ def test_every_key(job_file: Any, tmp_path: Path) -> None:
         max_restarts=3,
         min_ranks=1,
         ranks=(0, 1),
-        collapse=True,
         status=False,
         debug_rank=1,
         log_dir=str(tmp_path / "logs"),
@@ -232,7 +230,7 @@ def printed(argv: list[str], capsys: Any) -> str:
         ["--hosts", "a:4,[::1]:2", "--min-ranks", "3", "--max-restarts", "2", "train.py", "-n", "4"],
         ["--hostfile", "hosts", "--engine", "intel", "--backend", "nccl", "train.py"],
         ["--timeout", "90", "--hang-timeout", "off", "--grace", "0.5", "--start-limit", "1e3", "train.py"],
-        ["--log-dir", "logs", "--events", "e.jsonl", "--trace", "t", "--collapse", "--status", "train.py"],
+        ["--log-dir", "logs", "--events", "e.jsonl", "--trace", "t", "--status", "train.py"],
         ["--set", "args.lr=0.1", "--set", "args.on=true", "--set", "args.a.b=[1, 2]", "train.py", "--lr", "2"],
         ["--set", "args.when=2026-11-21", "--set", "args.off=false", "--debug-rank", "1", "-n", "2", "train.py"],
     ],

@@ -67,7 +67,7 @@ HERE = __file__
         ("--max-restarts 3", {"max_restarts": 3}),
         ("--hosts a:2 --min-ranks 1", {"hosts": (Host("a", 2),), "min_ranks": 1}),
         ("--ranks 0,3 -n 4", {"ranks": (0, 3), "n": 4}),
-        ("--collapse --status", {"collapse": True, "status": True}),
+        ("--status", {"status": True}),
         ("--status --no-status", {"status": False}),
         ("--debug-rank 1 -n 2", {"debug_rank": 1, "n": 2}),
         ("--log-dir /tmp/a/b --events /tmp/e --trace t", {"log_dir": "/tmp/a/b", "events": "/tmp/e", "trace": "t"}),

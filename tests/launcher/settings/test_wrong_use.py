@@ -106,7 +106,6 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         # choices
         ("--engine lam job.py", "the engine should be one of auto, mpich, openmpi, slurm, not 'lam'"),
         ("--backend gloo job.py", "the backend should be one of auto, single, mpi, nccl, not 'gloo'"),
-        ("--completion csh", "--completion should be one of bash, zsh, fish, not 'csh'"),
         (
             "-n gpu --hosts a:8,b:8 job.py",
             "-n gpu counts the GPUs of this machine, not those of hosts: give every host ",
