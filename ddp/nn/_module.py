@@ -164,6 +164,30 @@ class Module(Convertible, Hooked):
         """
         return _state.load_state_dict(self, state_dict, strict, assign)
 
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Loads this module's own part of a state dict, children apart: for subclasses to extend, as in PyTorch.
+
+        state_dict: what begins with `prefix`, to read and to change
+        missing_keys, unexpected_keys, error_msgs: where what does not fit goes
+
+        A module that overrides this is loaded at once, also if other modules turn out not to fit.
+        """
+        before = len(error_msgs)
+        given = state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        writes = _state.planned(self, *given)
+        if len(error_msgs) == before:
+            for write in writes:
+                write()
+
     def get_extra_state(self) -> Any:
         """What the state dict should hold besides tensors; a subclass that defines it defines set_extra_state too."""
         raise NotImplementedError(f"{type(self).__name__} defines no get_extra_state()")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp._engine import no_grad
@@ -55,14 +56,6 @@ def _lead(module: Module, lead: str, child: str) -> str:
     return lead if child == module._nameless_ else f"{lead}{child}."
 
 
-def _parts(module: Module, lead: str) -> Iterator[tuple[str, Module]]:
-    """The module and all below it, parents first, with what stands before the names of its state."""
-    yield lead, module
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _parts(child, _lead(module, lead, name))
-
-
 def _defines(module: Module, name: str) -> bool:
     from ddp.nn._module import Module
 
@@ -89,38 +82,81 @@ def state_dict(module: Module, destination: dict[str, Any], prefix: str, keep_va
 def load_state_dict(module: Module, given: Mapping[str, Any], strict: bool, assign: bool) -> Incompatible:
     if not isinstance(given, Mapping):
         raise DtypeError(f"load_state_dict into {type(module).__name__}: expected a dict, got {type(given).__name__}")
-    given = dict(given)
     found = Incompatible([], [])
     problems: list[str] = []
-    modules = list(_parts(module, ""))
-    for lead, part in modules:
-        for (hook,) in tuple(part._hooks_.loading) if part._hooks_ else ():
-            hook(part, given, lead, {}, strict, found.missing_keys, found.unexpected_keys, problems)
-    places = {path: place for lead, part in modules for path, place in _places(part, lead)}
-    extras = {lead + EXTRA: part for lead, part in modules if _defines(part, "set_extra_state")}
-    wanted = [*places, *(lead + EXTRA for lead, part in modules if _defines(part, "get_extra_state"))]
-    found.missing_keys.extend(path for path in wanted if path not in given)
-    found.unexpected_keys.extend(path for path in given if path not in places and path not in extras)
-    problems += _unlike(places, given, assign)
-    watched = any(part._hooks_ and part._hooks_.loaded for _, part in modules)
-    # A hook after loading may forgive a missing key, so then the loading comes first.
-    _raise(module, problems, found if strict and not watched else None)
-    for path, place in places.items():
-        if path not in given:
-            continue
-        if assign:
-            place.part[place.name] = _adopted(place.tensor, given[path])
+    metadata = getattr(given, "_metadata", None) or {}  # that PyTorch keeps beside its state dicts
+    writes: list[Callable[[], None]] = []
+
+    def walk(part: Module, given: dict[str, Any], lead: str) -> None:
+        about = {**metadata.get(lead[:-1], {}), "assign_to_params_buffers": assign}
+        if _defines(part, "_load_from_state_dict"):  # it may look at what it loaded: that cannot wait
+            part._load_from_state_dict(given, lead, about, True, *found, problems)
         else:
-            place.tensor.copy_(given[path])
-    for path, part in extras.items():
-        if path in given:
-            part.set_extra_state(given[path])
-    if watched:
-        for _, part in reversed(modules):
-            for (hook,) in tuple(part._hooks_.loaded) if part._hooks_ else ():
-                hook(part, found)
-        _raise(module, problems, found if strict else None)
+            writes.extend(planned(part, given, lead, about, True, *found, problems))
+        for name, child in part._modules.items():
+            if child is not None:
+                below = _lead(part, lead, name)
+                inside = given if below == lead else {path: x for path, x in given.items() if path.startswith(below)}
+                walk(child, inside, below)
+
+    walk(module, dict(given), "")
+    hooked = [part for part in module.modules() if part._hooks_ and part._hooks_.loaded]
+    # A hook after loading may forgive a missing key, so then the loading comes first.
+    _raise(module, problems, found if strict and not hooked else None)
+    for write in writes:
+        write()
+    for part in reversed(hooked):
+        for (hook,) in tuple(part._hooks_.loaded) if part._hooks_ else ():
+            hook(part, found)
+    _raise(module, problems, found if strict else None)
     return found
+
+
+def planned(
+    module: Module,
+    given: dict[str, Any],
+    lead: str,
+    metadata: dict[str, Any],
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    problems: list[str],
+) -> list[Callable[[], None]]:
+    """What loads the module's own part of `given`, children apart; what cannot be loaded goes to the three lists.
+
+    lead: what stands before the names; strict: what is missing or unexpected is listed
+    """
+    for (hook,) in tuple(module._hooks_.loading) if module._hooks_ else ():
+        hook(module, given, lead, metadata, strict, missing, unexpected, problems)
+    assign = bool(metadata.get("assign_to_params_buffers"))
+    places = dict(_places(module, lead))
+    problems += _unlike(places, given, assign)
+    loaded = [path for path in places if path in given]
+    writes: list[Callable[[], None]] = [partial(_write, places[path], given[path], assign) for path in loaded]
+    wanted = list(places)
+    extra = lead + EXTRA
+    if _defines(module, "set_extra_state") and extra in given:
+        writes.append(partial(module.set_extra_state, given[extra]))
+    if _defines(module, "get_extra_state"):
+        wanted.append(extra)
+    if strict:
+        missing.extend(path for path in wanted if path not in given)
+        if module._nameless_ is None:  # else the child knows
+            own = {path.removeprefix(lead) for path in places} | set(module._modules)
+            if _defines(module, "set_extra_state"):
+                own.add(EXTRA)
+            for path in given:
+                name, dot, _ = path.removeprefix(lead).partition(".")
+                if path.startswith(lead) and (name not in own or bool(dot) != (name in module._modules)):
+                    unexpected.append(path)
+    return writes
+
+
+def _write(place: _Place, value: Any, assign: bool) -> None:
+    if assign:
+        place.part[place.name] = _adopted(place.tensor, value)
+    else:
+        place.tensor.copy_(value)
 
 
 def _unlike(places: Mapping[str, _Place], given: dict[str, Any], assign: bool) -> Iterator[str]:

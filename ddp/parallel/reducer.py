@@ -43,21 +43,28 @@ _turns = itertools.count()
 class Reducer:
     """The watcher of a model's leaves: see `ddp._engine.Watcher`.
 
+    owner: the DataParallel whose reducer this is
     names, tensors: the parameters, in the model's order
     comm: a communicator on which nobody else calls
+    plan: of the planner, to begin with
     finite: None: gradients are not looked at
+    replaced: the released reducer of a wrapper that had the model before
     """
 
     def __init__(
         self,
+        owner: Any,
         names: Sequence[str],
         tensors: Sequence[Tensor],
         comm: Communicator,
         planner: Planner,
+        plan: Plan,
         timeline: Timeline,
         tripwire: Tripwire,
         finite: FiniteCheck | None,
+        replaced: Reducer | None = None,
     ) -> None:
+        self.owner = owner
         self.turn = next(_turns)
         self.sync = True
         self.steps = 0  # synchronized backwards that have ended
@@ -88,9 +95,15 @@ class Reducer:
         self._started = 0  # when backward began, ns
         self.wishes = Wishes()  # several models may share one
         self.forward: tuple[int, int] | None = None  # when the last forward began and ended, ns
-        plan = planner.begin([tensor.requires_grad for tensor in tensors])
-        for leaf in self.leaves:  # once nothing is left that the caller can have done wrong
+        if replaced is not None:  # what was added up and not reduced, or reduced, goes on counting as that
+            self._accumulation = replaced._accumulation
+            reduced = dict(zip(replaced.leaves, replaced._holdings.reduced, strict=True))
+            own = self._holdings.reduced
+            self._holdings.reduced = [reduced.get(leaf, mine) for leaf, mine in zip(self.leaves, own, strict=True)]
+        for leaf in self.leaves:
             leaf.watcher = self
+            if leaf.slot.withheld is not None:  # a ZeroOptimizer of the wrapper before had it in parts
+                leaf.slot.clear()
         self._move(plan)
 
     @property

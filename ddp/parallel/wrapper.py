@@ -14,7 +14,7 @@ import collectives
 from ddp._device import capturing
 from ddp._engine import modes
 from ddp._tensor.core import Tensor
-from ddp.errors import DtypeError, ParallelError
+from ddp.errors import DdpError, DtypeError, ParallelError
 from ddp.nn import Module
 from ddp.parallel import join, timeline
 from ddp.parallel.accumulation import weighing
@@ -25,6 +25,7 @@ from ddp.parallel.checks.finite import FiniteCheck
 from ddp.parallel.checks.frozen import Frozen
 from ddp.parallel.checks.membership import Members
 from ddp.parallel.checks.tripwire import Tripwire
+from ddp.parallel.comm_hooks import claims
 from ddp.parallel.comm_hooks.grad_bucket import Hook
 from ddp.parallel.comm_hooks.hooking import Hooked
 from ddp.parallel.naming import naming
@@ -52,14 +53,18 @@ class DataParallel(Module):
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. Parameters that
     a backward does not reach need no flag: their grad is None where no rank used them. Parameters may be frozen and
-    unfrozen at any time. `close()` gives the module back.
+    unfrozen at any time. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's
+    cell runs twice, replaces the first wrapper: gradients move to the new one, and using the first raises.
 
     Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, there is no parameter that
-    requires grad, or the module is wrapped already.
+    requires grad, or a parameter belongs to a wrapper of another module.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
     _nameless_ = "module"
+    module: Module
+    _reducer: Reducer
+    _hooked: Hooked | None
 
     def __init__(
         self,
@@ -83,16 +88,12 @@ class DataParallel(Module):
         finite = settings.switch("check_finite", check_finite)
         given = settings.given_plan(plan)
         settings.warn_of(ignored, stacklevel=3)
+        if isinstance(module, DataParallel):
+            module = module.module
         self.module = module
         comm = collectives.init() if comm is None else comm
         tensors = list(itertools.chain(module.named_parameters(), module.named_buffers()))
-        for name, tensor in tensors:
-            if tensor._leaf.watcher is not None:
-                raise ParallelError(
-                    f"{name} is already part of a DataParallel, which goes on reducing its gradients also where no "
-                    "variable holds it: use that one, or call its close() first; where it is lost, wrap a copy, "
-                    "copy.deepcopy(module)"
-                )
+        replaced = self._wrapper_of(tensors)
         check_agreement(comm, [describe(name, tensor) for name, tensor in tensors])
         settings.check_same(
             comm,
@@ -125,34 +126,43 @@ class DataParallel(Module):
             xp=params[0].device.xp,
         )
         nodes = self.comm.all_gather(np.array([self.comm.node]), lengths="equal").tolist()
-        self._hooked = None if comm_hook is None else Hooked(comm_hook, self.comm, names)
         try:
-            self._reducer = Reducer(
-                names,
-                params,
-                self.comm,
-                planner,
-                timeline.Timeline(self.comm.rank, self.comm.size, nodes),
-                Tripwire(self.comm, names, params, every),
-                FiniteCheck(self.comm, names) if finite else None,
-            )
-        except ParallelError:  # a plan that does not fit
-            if self._hooked is not None:
-                self._hooked.close()
+            begun = planner.begin([p.requires_grad for p in params])
+            if replaced is not None and replaced._hooked is not None:
+                claims.give_up(replaced._hooked, replaced._hooked.hook)  # it may be this one's
+            self._hooked = None if comm_hook is None else Hooked(comm_hook, self.comm, names)
+        except DdpError:  # a plan or a hook that does not fit
             self.comm.close()
             raise
+        if replaced is not None:
+            replaced.close()
+            replaced._closed = (
+                "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
+            )
+        self._reducer = Reducer(
+            self,
+            names,
+            params,
+            self.comm,
+            planner,
+            begun,
+            timeline.Timeline(self.comm.rank, self.comm.size, nodes),
+            Tripwire(self.comm, names, params, every),
+            FiniteCheck(self.comm, names) if finite else None,
+            None if replaced is None else replaced._reducer,
+        )
         if self._hooked is not None:
             self._reducer.set_exchange(self._hooked)
         watched = {id(p) for p in params}
         for name, tensor in tensors:
             if id(tensor) not in watched:
-                tensor._leaf.watcher = Frozen(name)
+                tensor._leaf.watcher = Frozen(self, name)
         self._members = Members(module)
         self._buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
         self._buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
         self._reducer.before.append(self._before_backward)
         self._joining: join.Joining | None = None
-        self._closed = False
+        self._closed: str | None = None  # why it cannot be used any more
         self.shadows: list[Callable[[int], None]] = []  # what else a rank without data takes part in: sharded steps
         take_pytorchs_names(self)
 
@@ -166,6 +176,7 @@ class DataParallel(Module):
 
         `plan.state()` alone pins a plan for a new run; this is for going on with one.
         """
+        self._raise_if_closed()
         return {**self._reducer.planner.state(), "buffers_due": self._buffers_due()}
 
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
@@ -184,7 +195,7 @@ class DataParallel(Module):
 
     def close(self) -> None:
         """Gives the module back: its backward is its own again, and it may be wrapped anew. Gradients stay."""
-        self._closed = True
+        self._closed = self._closed or "was closed: call its module, model.module, or wrap that anew"
         self._reducer.release()
         for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
             if isinstance(tensor._leaf.watcher, Frozen):
@@ -236,12 +247,21 @@ class DataParallel(Module):
 
         What counts is where `backward` is called; forward may be inside or outside.
         """
-        before = self._reducer.sync
-        self._reducer.sync = False
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
         finally:
             self._reducer.sync = before
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether a backward reduces gradients: False has the effect of `no_sync()`, until it is True again."""
+        return self._reducer.sync
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, value: bool) -> None:
+        self._raise_if_closed()
+        self._reducer.sync = settings.switch("require_backward_grad_sync", value)
 
     @contextlib.contextmanager
     def join(
@@ -262,6 +282,7 @@ class DataParallel(Module):
 
         Raises: ParallelError inside if ranks do different things; EarlyStop, one of them, if that was asked for.
         """
+        self._raise_if_closed()
         kept = join.checked(optimizers)
         if not enable or self.comm.size == 1:
             yield
@@ -306,8 +327,29 @@ class DataParallel(Module):
         raise ParallelError("a DataParallel cannot be copied or pickled: copy its module, model.module")
 
     def _raise_if_closed(self) -> None:
-        if self._closed:
-            raise ParallelError("this DataParallel was closed: call its module, model.module, or wrap that anew")
+        if self._closed is not None:
+            raise ParallelError(f"this DataParallel {self._closed}")
+
+    def _wrapper_of(self, tensors: Iterable[tuple[str, Tensor]]) -> DataParallel | None:
+        """The wrapper of this module that is to be replaced, None if there is none.
+
+        Raises: ParallelError if a tensor belongs to a wrapper of another module, or that wrapper is in use.
+        """
+        found: DataParallel | None = None
+        for name, tensor in tensors:
+            owner = getattr(tensor._leaf.watcher, "owner", None)
+            if owner is None or owner is found:
+                continue
+            if owner.module is not self.module:
+                raise ParallelError(
+                    f"{name} is already part of a DataParallel of another module, which goes on reducing its gradients "
+                    "also where no variable holds it: use that one, or call its close() first; where it is lost, wrap "
+                    "a copy, copy.deepcopy(module)"
+                )
+            if owner._reducer.running or owner._joining is not None:
+                raise ParallelError("a module cannot be wrapped again inside its backward or its wrapper's join()")
+            found = owner
+        return found
 
     def _before_backward(self) -> None:
         """Before a synchronized backward launches anything."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ddp._engine import Leaf
 from ddp.errors import ParallelError
@@ -13,7 +14,8 @@ class Frozen:
 
     turn = -1  # before anybody has told other ranks anything
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner = owner  # the DataParallel
         self._name = name
 
     def begin(self, leaves: Sequence[Leaf]) -> None:

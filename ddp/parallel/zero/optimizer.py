@@ -276,6 +276,7 @@ class ZeroOptimizer(Optimizer):
             )
 
     def _check_reduced(self, call: str) -> None:
+        self._model._raise_if_closed()
         for p in self._sharding.params:
             slot = p._leaf.slot
             if slot.full and slot.withheld is None and not slot.zeroed:

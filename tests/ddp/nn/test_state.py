@@ -117,6 +117,44 @@ class TestState:
         with pytest.raises(StateDictError, match="no tensor: weight is a str"):
             net.load_state_dict({"weight": "text", "bias": ddp.ones(1)})
 
+    @pytest.mark.parametrize("case", ["renames", "computes", "takes all", "complains"])
+    def test_an_overridden_load_is_that_of_pytorch(self, case: str) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+        def outcome(t: Any) -> Any:
+            class Scaled(t.nn.Linear):  # type: ignore[misc,name-defined]  # of two libraries
+                def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+                    seen.append((prefix, sorted(state_dict)))
+                    if case == "takes all":
+                        with t.no_grad():
+                            self.weight.copy_(state_dict[prefix + "w"])
+                        return
+                    state_dict[prefix + "weight"] = state_dict.pop(prefix + "w")
+                    super()._load_from_state_dict(state_dict, prefix, *rest)
+                    if case == "computes":
+                        self.weight.data.mul_(2)
+                    if case == "complains":
+                        rest[-1].append("wrong units")
+
+            seen: list[Any] = []
+            net = t.nn.Sequential(t.nn.Linear(1, 1), t.nn.Sequential(Scaled(2, 1, bias=False)))
+            state = {key: value.clone() for key, value in net.state_dict().items() if not key.startswith("1")}
+            state["1.0.w"] = t.tensor([[2.0, 3.0]])
+            try:
+                result = tuple(net.load_state_dict(state))
+            except (RuntimeError, StateDictError) as error:
+                result = ("wrong units" in str(error),)
+            with_more = {**state, "1.0.other": state["1.0.w"], "1.x": state["1.0.w"], "y.z": state["1.0.w"]}
+            del with_more["0.bias"]
+            seen_before = list(seen)
+            try:
+                more = [set(keys) for keys in net.load_state_dict(with_more, strict=False)]
+            except (RuntimeError, StateDictError):
+                more = []
+            return net[1][0].weight.tolist(), result, seen_before, more
+
+        assert outcome(ddp) == outcome(torch)
+
     @pytest.mark.parametrize("assign", [False, True])
     @pytest.mark.parametrize("keep_vars", [False, True])
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])

@@ -85,16 +85,57 @@ def test_wrong_arguments_are_named_and_leave_the_module_as_it_was(
     DataParallel(net)
 
 
-def test_a_wrapper_that_was_lost_is_told_of_with_what_to_do() -> None:
+def test_a_part_of_a_wrapped_model_is_refused_with_what_to_do() -> None:
     net = make_net()
     DataParallel(net)  # nobody holds it
     gc.collect()
-    with pytest.raises(ParallelError, match=r"0\.weight is already part of .* lost, wrap a copy, copy\.deepcopy"):
-        DataParallel(net)
-    model = DataParallel(copy.deepcopy(net))  # which is what was advised
+    with pytest.raises(ParallelError, match=r"weight is already part of .* lost, wrap a copy, copy\.deepcopy"):
+        DataParallel(net[0])
+    model = DataParallel(copy.deepcopy(net[0]))  # which is what was advised
     model(ddp.ones(2, 3, dtype=ddp.float64)).sum().backward()
     assert net[0].weight.grad is None
-    assert model.module[0].weight.grad is not None
+    assert model.module.weight.grad is not None
+
+
+@pytest.mark.parametrize("of_the_wrapper", [False, True])
+def test_a_model_is_wrapped_again_as_by_a_cell_that_runs_twice(of_the_wrapper: bool) -> None:
+    net = make_net()
+    first = DataParallel(net)
+    second = DataParallel(first if of_the_wrapper else net)
+    assert second.module is net
+    assert list(second.state_dict()) == list(net.state_dict())
+    x = ddp.ones(2, 3, dtype=ddp.float64)
+    second(x).sum().backward()
+    assert net[0].weight.grad is not None
+    uses: list[Callable[[], Any]] = [
+        lambda: first(x),
+        lambda: first.backward(net(x).sum(), weight=1),
+        lambda: first.no_sync().__enter__(),
+        lambda: first.join().__enter__(),
+        lambda: setattr(first, "require_backward_grad_sync", False),
+        lambda: first.plan_state(),
+    ]
+    for use in uses:
+        with pytest.raises(ParallelError, match="was replaced: its module was wrapped again"):
+            use()
+    first.close()
+    second(x).sum().backward()
+
+
+def test_a_model_is_not_wrapped_again_while_it_is_in_use() -> None:
+    net = make_net()
+    model = DataParallel(net)
+    net[0].weight.register_hook(lambda g: DataParallel(net) and None)
+    with pytest.raises(ParallelError, match="inside its backward"):
+        model(ddp.ones(2, 3, dtype=ddp.float64)).sum().backward()
+
+
+def test_a_wrapping_that_fails_leaves_the_first_wrapper() -> None:
+    net = make_net()
+    model = DataParallel(net)
+    with pytest.raises(ParallelError):
+        DataParallel(net, plan=DataParallel(nn.Linear(1, 1)).plan)
+    model(ddp.ones(2, 3, dtype=ddp.float64)).sum().backward()
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 import ddp
-from collectives import Communicator
+from collectives import Communicator, Work
 from ddp import nn
 from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import functional as F
-from ddp.parallel import DataParallel, ZeroOptimizer
+from ddp.parallel import DataParallel, ZeroOptimizer, comm_hooks
+from ddp.parallel.comm_hooks import GradBucket
 from ddp.parallel.planning.plan import Plan
 
 FEATURES, CLASSES = 6, 3
@@ -505,14 +506,14 @@ def test_one_backward_through_two_wrapped_models_has_one_weight() -> None:
         assert_same(got, expected)
 
 
-def test_a_module_is_wrapped_once_and_given_back_by_close() -> None:
+def test_a_module_is_given_back_by_close() -> None:
     x, t = data(4)
 
     def rank(comm: Communicator) -> dict[str, np.ndarray]:
         net = make_net()
         model = DataParallel(net, comm)
         with pytest.raises(ParallelError, match=r"0\.weight is already part of a DataParallel"):
-            DataParallel(nn.Sequential(net, nn.ReLU())[0], comm)
+            DataParallel(nn.Sequential(*net), comm)
         model.close()
         if comm.rank == 0:
             net(ddp.from_numpy(x)).sum().backward()  # on this rank alone: nobody waits
@@ -521,6 +522,76 @@ def test_a_module_is_wrapped_once_and_given_back_by_close() -> None:
         mine = slice(comm.rank * 2, comm.rank * 2 + 2)
         model.backward(loss_sum(model, x[mine], t[mine]), weight=2)
         return grads(net)
+
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, on_whole_batch(4))
+
+
+class CountingHook:
+    """A hook that has a state, so that it serves one model at a time."""
+
+    calls = 0
+
+    def __call__(self, bucket: GradBucket) -> Work[Any]:
+        self.calls += 1
+        return comm_hooks.allreduce(bucket)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+def test_a_second_wrapper_goes_on_with_the_gradients_of_the_first() -> None:
+    x, t = data(6)
+
+    def rank(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        net = make_net()
+        hook = CountingHook()
+
+        def part(model: DataParallel, at: int) -> None:
+            mine = slice(at + comm.rank, at + comm.rank + 1)
+            model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
+
+        model = DataParallel(net, comm, bucket_cap_mb=0.0001, comm_hook=hook)
+        with model.no_sync():
+            part(model, 0)
+        model = DataParallel(net, comm)
+        with model.no_sync():
+            part(model, 2)
+        model = DataParallel(model, comm, bucket_cap_mb=0.0001, comm_hook=hook)
+        part(model, 4)
+        assert hook.calls > 1
+        found = grads(net)
+        model = DataParallel(net, comm)
+        with pytest.raises(ParallelError, match="already a mean over ranks"):
+            part(model, 0)
+        net.zero_grad()
+        part(model, 4)
+        return found, grads(net)
+
+    for got, again in collectives.run_threads(rank, 2):
+        assert_same(got, on_whole_batch(6))
+        assert again.keys() == got.keys()
+
+
+def test_pytorchs_switch_for_accumulation() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm)
+        assert model.require_backward_grad_sync
+        with model.no_sync():
+            assert not model.require_backward_grad_sync
+        for step in range(2):
+            model.require_backward_grad_sync = step == 1
+            mine = slice(step * 2 + comm.rank, step * 2 + comm.rank + 1)
+            model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
+            assert model._reducer.steps == step
+        with pytest.raises(ArgumentError, match="require_backward_grad_sync is True or False, got 1"):
+            model.require_backward_grad_sync = 1  # type: ignore[assignment]  # what is refused
+        return grads(model.module)
 
     for got in collectives.run_threads(rank, 2):
         assert_same(got, on_whole_batch(4))
