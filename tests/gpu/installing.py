@@ -33,7 +33,7 @@ class Gpu:
         self.put = self.cupy.put
         cuda = self.cupy.cuda
         modules = {"cupy": self.cupy, "cupyx": self.cupy.cupyx, "cupy.cuda": cuda}
-        for name in ("runtime", "memory", "pinned_memory", "stream", "device"):
+        for name in ("runtime", "memory", "pinned_memory", "stream", "device", "function"):
             modules[f"cupy.cuda.{name}"] = getattr(cuda, name)
         for name in ("linalg", "random", "fft", "lib"):
             modules[f"cupy.{name}"] = getattr(self.cupy, name)
