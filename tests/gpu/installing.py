@@ -87,9 +87,8 @@ class Gpu:
 def forget() -> None:
     """Lets go of the module that devices, generators and kernels were made with."""
     for made in MADE:
-        # What lies free in a pool is held by what gives it back, which holds the pool, and that all the rest.
-        for pool in list(made.cupy._pools):
-            pool._free.clear()
+        for arena in made.cupy.arenas:
+            arena.clear()
         made.machine.memory.clear()
     MADE.clear()
     for each in _device._known.values():
