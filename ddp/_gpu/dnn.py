@@ -2,7 +2,8 @@
 
 `nvidia-cudnn-frontend` (the module `cudnn`) describes a graph to the library, which answers with plans for it; a plan
 runs on addresses. What the library does not support is remembered as well, and its caller has kernels of its own: the
-reason is logged once. Nothing here is imported before an op on a GPU asks for it.
+reason is logged once. Where there is no cuDNN at all, a warning says so. Nothing here is imported before an op on a
+GPU asks for it.
 
 A first use builds a plan, which takes milliseconds to seconds and may not happen while a graph is captured; running one
 allocates from CuPy's pool alone, and can be captured.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -220,10 +222,22 @@ _said: set[str] = set()
 
 
 def say(reason: str) -> None:
-    """Logs why cuDNN is not used, once for each reason."""
+    """Logs why cuDNN is not used for a graph, once for each reason."""
     if reason not in _said:
         _said.add(reason)
         log.info("cuDNN is not used: %s", reason)
+
+
+def warn(reason: str) -> None:
+    """Warns that cuDNN is not used at all, once for each reason."""
+    if reason not in _said:
+        _said.add(reason)
+        warnings.warn(
+            f"cuDNN is not used: {reason}. Convolution and attention on a GPU take much slower ways; the extras cuda12 "
+            "and cuda13 bring cuDNN: pip install 'ddp-runtime[cuda12]', or [cuda13]",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _first_line(error: BaseException) -> str:
@@ -231,7 +245,7 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__
 
 
-_loaded: list[Any] = []  # the module, or None; empty before it was looked for
+_loaded: list[Any] = []  # the module, or why there is none; empty before it was looked for
 
 
 def module() -> Any:
@@ -244,9 +258,8 @@ def module() -> Any:
             _loaded.append(cudnn)
         except Exception as error:
             # ImportError without the package; the package raises other kinds where it finds no library.
-            say(f"{_first_line(error)}; pip install 'ddp-runtime[cudnn12]' or 'ddp-runtime[cudnn13]'")
-            _loaded.append(None)
-    return _loaded[0]
+            _loaded.append(_first_line(error))
+    return None if isinstance(_loaded[0], str) else _loaded[0]
 
 
 def library(xp: Any, begun: bool = False) -> Library | None:
@@ -257,14 +270,17 @@ def library(xp: Any, begun: bool = False) -> Library | None:
     if not settings.enabled and not begun:
         return None
     cudnn = module()
-    if cudnn is None or getattr(xp, "cuda", None) is None:  # without it: NumPy, in tests that emulate kernels
+    if getattr(xp, "cuda", None) is None:  # NumPy, in tests that emulate kernels
+        return None
+    if cudnn is None:
+        warn(_loaded[0])
         return None
     key = xp, xp.cuda.runtime.getDevice()
     if key not in _mine.libraries:
         try:
             _mine.libraries[key] = Library(cudnn, xp)
         except Exception as error:
-            say(f"device {key[1]}: {_first_line(error)}")
+            warn(f"device {key[1]}: {_first_line(error)}")
             _mine.libraries[key] = None
     return _mine.libraries[key]
 

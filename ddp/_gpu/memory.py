@@ -36,9 +36,10 @@ class Pool(Source):
         with self.cupy.cuda.Device(device):
             return int(self.pool.used_bytes())
 
-    def release(self) -> None:
-        self.pool.free_all_blocks()
-        self.cupy.get_default_memory_pool().free_all_blocks()  # of arrays that were made before ours came
+    def release(self, stream: Any = None) -> None:
+        super().release(stream)
+        self.pool.free_all_blocks(stream)
+        self.cupy.get_default_memory_pool().free_all_blocks(stream)  # of arrays that were made before ours came
 
     def statistics(self, device: int) -> dict[str, int]:
         book = self.book(device)

@@ -61,9 +61,10 @@ class Async(Source):
     def _reserved(self, device: int) -> int:
         return self._ask(device, "ReservedMemCurrent") if device in self._handles else 0
 
-    def release(self) -> None:
+    def release(self, stream: Any = None) -> None:
+        super().release(stream)
         device = self.cupy.cuda.runtime.getDevice()
-        if device in self._handles:
+        if device in self._handles and stream is None:  # what is free serves every stream
             self.cupy.cuda.Device(device).synchronize()  # what was freed on a stream is free once the stream is there
             self.cupy.cuda.runtime.memPoolTrimTo(self._handles[device], 0)
 

@@ -47,7 +47,9 @@ class Source:
         self.cupy = cupy
         self.books: dict[int, Book] = {}
         self.malloc: Malloc = self._malloc
-        self._private: weakref.WeakSet[Private] = weakref.WeakSet()
+        # Private pools, and CuPy's behind them: one that is dropped leaks its free blocks (its arenas are cycles that
+        # CuPy's garbage collection does not see), so it stays here until it has given them back.
+        self._pools: list[tuple[weakref.ref[Private], Any]] = []
 
     def _malloc(self, size: int) -> Any:
         raise NotImplementedError
@@ -66,14 +68,30 @@ class Source:
 
     def new_pool(self) -> Private:
         """A pool of cudaMalloc apart from all others, as a graph needs; it is counted along while it lives."""
-        found = Private(self._counted_pool())
-        self._private.add(found)
+        self._free_dropped()
+        pool = self._counted_pool()
+        found = Private(pool)
+        self._pools.append((weakref.ref(found), pool))
         return found
+
+    def _free_dropped(self) -> None:
+        """Gives the memory of private pools that were dropped back to CUDA, once no array holds any of it."""
+        if capture.now() is not None:
+            return
+        for each in [each for each in self._pools if each[0]() is None]:
+            held = 0
+            for device in list(self.books):
+                with self.cupy.cuda.Device(device):
+                    each[1].free_all_blocks()
+                    held += each[1].used_bytes()
+            if not held:
+                with contextlib.suppress(ValueError):  # another thread came first
+                    self._pools.remove(each)
 
     def figures(self, device: int) -> tuple[int, int]:
         """What arrays hold on a device that was used, and what is held for them, in bytes."""
         with self.cupy.cuda.Device(device):
-            apart = sum(pool.used_bytes() for pool in list(self._private))
+            apart = sum(pool.used_bytes() for _, pool in list(self._pools))
         return self._held(device) + apart, self._reserved(device) + self.book(device).reserved
 
     def _held(self, device: int) -> int:
@@ -84,8 +102,9 @@ class Source:
         """What is held for arrays and did not come by our own cudaMalloc."""
         return 0
 
-    def release(self) -> None:
-        """Gives what no array holds on the current device back to CUDA."""
+    def release(self, stream: Any = None) -> None:
+        """Gives what no array holds on the current device back to CUDA. stream: only what is kept for it"""
+        self._free_dropped()
 
     def reset_peaks(self, device: int) -> None:
         """From here on the peak of what arrays hold is exact; it begins at what they hold now."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp import _device, _precision
 from ddp._device import device
-from ddp._gpu import capture
+from ddp._gpu import capture, memory
 from ddp._gpu.capture import MODES, Capture
 from ddp._gpu.streams import Inside
 from ddp.cuda.streams import _lane_of
@@ -132,7 +132,10 @@ class CUDAGraph:
             run()
 
     def reset(self) -> None:
-        """Lets go of the graph and its memory, which results that still live keep. It may be captured anew."""
+        """Lets go of the graph and its memory, which results that still live keep. It may be captured anew.
+
+        The memory goes back to CUDA at the next capture, in `empty_cache`, or before an allocation fails.
+        """
         if self._inside is not None:
             raise CaptureError("reset: the capture is under way")
         self._reset()
@@ -176,6 +179,8 @@ class graph:
         xp = self._graph._xp
         gc.collect()  # what it would free in the middle of the capture
         xp.cuda.Device().synchronize()
+        # What a warm-up on this stream has freed: the graph allocates from a pool of its own, and replays not at all.
+        memory.source(xp).release(self._inside.lane.stream)
         self._inside.__enter__()
         try:
             self._graph.capture_begin(self._pool, self._mode)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ddp._gpu import dnn
 from tests.gpu import dnn_fake
 
 
@@ -15,5 +14,4 @@ def path(request: pytest.FixtureRequest, gpu: Any, monkeypatch: pytest.MonkeyPat
     """cuDNN's fake, or None where there is no cuDNN."""
     if request.param == "cudnn":
         return dnn_fake.install(gpu, monkeypatch)
-    monkeypatch.setattr(dnn, "_loaded", [None])
-    return None
+    return dnn_fake.absent(gpu, monkeypatch)

@@ -507,7 +507,8 @@ def absent(gpu: Any, monkeypatch: Any) -> None:
     """No cuDNN, though one may be installed: the real one would read the stand-in's addresses."""
     from ddp._gpu import dnn
 
-    monkeypatch.setattr(dnn, "_loaded", [None])
+    monkeypatch.setattr(dnn, "_loaded", ["absent"])
+    monkeypatch.setattr(dnn, "_said", {"absent"})
 
 
 def install(gpu: Any, monkeypatch: Any) -> Fake:

@@ -33,7 +33,7 @@ class Gpu:
         self.put = self.cupy.put
         cuda = self.cupy.cuda
         modules = {"cupy": self.cupy, "cupyx": self.cupy.cupyx, "cupy.cuda": cuda}
-        for name in ("runtime", "memory", "pinned_memory", "stream", "device"):
+        for name in ("runtime", "memory", "pinned_memory", "stream", "device", "function"):
             modules[f"cupy.cuda.{name}"] = getattr(cuda, name)
         for name in ("linalg", "random", "fft", "lib"):
             modules[f"cupy.{name}"] = getattr(self.cupy, name)
@@ -87,9 +87,8 @@ class Gpu:
 def forget() -> None:
     """Lets go of the module that devices, generators and kernels were made with."""
     for made in MADE:
-        # What lies free in a pool is held by what gives it back, which holds the pool, and that all the rest.
-        for pool in list(made.cupy._pools):
-            pool._free.clear()
+        for arena in made.cupy.arenas:
+            arena.clear()
         made.machine.memory.clear()
     MADE.clear()
     for each in _device._known.values():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import threading
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,65 @@ if TYPE_CHECKING:
 _one_at_a_time = threading.RLock()  # the emulator's threads and blocks are global
 
 
+class CPointer:
+    """`cupy.cuda.function.CPointer`: an argument that CuPy passes as it is."""
+
+    def __init__(self, val: Any) -> None:
+        self.val = val
+
+
+class CIntptr(CPointer):
+    """8 bytes with a sign. Raises: TypeError for NumPy's integers, which Cython's `intptr_t` does not take."""
+
+    def __init__(self, v: int) -> None:
+        if not isinstance(v, int):
+            raise TypeError("an integer is required")
+        super().__init__(v)
+
+
+class CUIntMax(CPointer):
+    """8 bytes without a sign."""
+
+
+class CNumpyArray(CPointer):
+    """The bytes of an array of NumPy, by value."""
+
+
+def cells() -> ModuleType:
+    """`cupy.cuda.function`."""
+    made = ModuleType("cupy.cuda.function")
+    vars(made).update({each.__name__: each for each in (CPointer, CIntptr, CUIntMax, CNumpyArray)})
+    return made
+
+
+def passed(where: str, kind: str, x: Any) -> Any:
+    """What a kernel gets for an argument of CuPy's, as the emulator takes it. Raises: where CuPy would raise.
+
+    Fails: where the bytes that CuPy passes are not those that the kernel reads.
+    """
+    if isinstance(x, Array):
+        assert kind.endswith("*"), f"{where}: an array"
+        return x._host
+    if isinstance(x, CNumpyArray) or (isinstance(x, np.ndarray) and x.size == 1):
+        assert kind == "Plan", f"{where}: the bytes of an array of NumPy"
+        return x.val if isinstance(x, CNumpyArray) else x
+    if isinstance(x, np.ndarray):
+        raise TypeError(f"You are trying to pass a numpy.ndarray of shape {x.shape} as a kernel parameter.")
+    if isinstance(x, CPointer):
+        if kind == "double":
+            return np.float64(struct.unpack("d", struct.pack("Q", x.val))[0])
+        assert kind == "Index" or x.val == 0, f"{where}: {x.val}"
+        return np.int64(x.val)
+    if x is None:
+        assert kind.endswith("*"), f"{where}: None"
+        return np.int64(0)
+    if not isinstance(x, bool | int | float | np.generic):
+        raise TypeError(f"Unsupported type {type(x)}")
+    expected = {"double": np.float64, "Index": np.int64}.get(kind)
+    assert np.asarray(x).dtype == expected, f"{where}: passed as {np.asarray(x).dtype}"
+    return np.asarray(x)[()]
+
+
 def raw(cupy: Cupy) -> tuple[type, type]:
     """RawKernel and RawModule."""
 
@@ -26,11 +87,9 @@ def raw(cupy: Cupy) -> tuple[type, type]:
             self._loaded: set[int] = set()  # on which devices
 
         def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0, **kwargs: Any) -> None:
-            for kind, each in zip(self._kernel._kinds, args, strict=True):
-                if kind.endswith("*") and isinstance(each, np.ndarray):  # it would be passed by value
-                    raise TypeError(f"{self.name}: host memory where the kernel takes {kind}")
             held: list[Any] = [each for each in args if isinstance(each, Array)]
-            hosts = [each._host if isinstance(each, Array) else each for each in args]
+            kinds = self._kernel._kinds
+            hosts = [passed(f"{self.name}: {kind}", kind, x) for kind, x in zip(kinds, args, strict=True)]
             kernel = self._kernel
             _ = self.kernel
 

@@ -140,7 +140,7 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
         pass
 
     Piece.cupy = UnownedMemory.cupy = cupy
-    cupy._pools = weakref.WeakSet()
+    cupy.arenas = []
 
     class Memory(Piece):
         """`cupy.cuda.Memory`: one cudaMalloc."""
@@ -171,9 +171,9 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
         """`cupy.cuda.MemoryPool`."""
 
         def __init__(self, allocator: Any = None) -> None:
-            cupy._pools.add(self)
             self._allocator = allocator or (lambda size: MemoryPointer(Memory(size), 0))
             self._free: dict[tuple[int, int], dict[int, list[Any]]] = {}  # by device and stream, by size
+            cupy.arenas.append(self._free)  # what is free when a pool is dropped stays: CuPy's arenas leak
             self._used: dict[int, int] = {}
             self._total: dict[int, int] = {}
             self._limits: dict[int, int] = {}
@@ -196,7 +196,8 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
             self._used[device] = self._used.get(device, 0) + size
             piece = Piece(raw, device)
             captured = stream in cupy.capturing
-            weakref.finalize(piece, self._back, raw, base, device, stream, free, captured).atexit = False
+            given = weakref.ref(self), raw, base, device, stream, free, captured
+            weakref.finalize(piece, self._back, *given).atexit = False
             return MemoryPointer(piece)
 
         def _more(self, size: int, device: int) -> tuple[Any, Any]:
@@ -217,15 +218,19 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
                     raise OutOfMemoryError(size, self.total_bytes(), limit) from None
             return base.mem.raw[:size], base
 
-        def _back(self, raw: Any, base: Any, device: int, stream: int, free: list[Any], captured: bool) -> None:
+        @staticmethod
+        def _back(pool: Any, raw: Any, base: Any, device: int, stream: int, free: list[Any], captured: bool) -> None:
+            self = pool()
             with cupy.machine.lock:  # nobody is given it before it is scribbled over
-                self._used[device] -= raw.size
+                if self is not None:
+                    self._used[device] -= raw.size
                 # What is freed in a capture is somebody else's at that point of every launch, within the graph alone.
                 if not captured:
                     cupy.put(stream, "free", lambda: raw.fill(GARBAGE))
                 elif stream in cupy.capturing:
                     cupy.captures.add(stream, "free", lambda: raw.fill(GARBAGE))
-                free.append((raw, base))
+                if self is not None:
+                    free.append((raw, base))
 
         def free_all_blocks(self, stream: Any = None) -> None:
             device = cupy.local.device

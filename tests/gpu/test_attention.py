@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._gpu import dnn
 from ddp.ops import shape
 from ddp.ops.cuda import attending
 from tests.ddp.cases.table import Case, draw
@@ -161,7 +160,6 @@ def test_widths_that_cudnn_does_not_take(depth: int, gpu: Any, monkeypatch: pyte
 
 
 def test_portions_give_the_same(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dnn, "_loaded", [None])
     ddp.manual_seed(1)
     whole = projected("cuda", ddp.float32, dropout_p=0.3, is_causal=True)
     for scores in (1, 6 * 6 * 4 * 3, 6 * 6 * 4 * 4):  # a head, three heads, a sample at a time

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
 import ddp
+from ddp._gpu import dnn
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import assert_agree, assert_near, results
@@ -115,6 +117,17 @@ def test_what_cudnn_lacks_is_remembered_and_falls_back(
     assert sum("no conv_dgrad" in record.message for record in caplog.records) == 1
     for one, other in zip(first, run("cpu", ddp.float32, False), strict=True):
         close(one, other, ddp.float32)
+
+
+def test_a_gpu_without_cudnn_is_warned_of_once(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dnn, "_loaded", [])
+    monkeypatch.setattr(dnn, "_said", set())
+    monkeypatch.setitem(sys.modules, "cudnn", None)  # import cudnn: ImportError
+    assert not ddp.backends.cudnn.is_available()  # a question, and no reason to warn
+    with pytest.warns(RuntimeWarning, match=r"cuDNN is not used: .* pip install 'ddp-runtime\[cuda12\]'") as caught:
+        run("cuda", ddp.float32, True)
+    run("cuda", ddp.float16, True)  # another warning would be an error
+    assert len(caught) == 1
 
 
 def test_a_plan_is_built_once_and_the_stream_told_once(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

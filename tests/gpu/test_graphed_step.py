@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import warnings
 from collections.abc import Callable
@@ -87,6 +88,31 @@ def test_with_each_optimizer(gpu: Any, name: str) -> None:
         return model, stepping(model, OPTIMIZERS[name](model.parameters()))
 
     same(make, batches(STEPS))
+
+
+def test_the_memory_of_warm_up_is_given_back(gpu: Any) -> None:
+    """A replay takes its memory from the graph's pool; what the eager calls had would lie idle beside it."""
+    x = ddp.ones(1 << 20, device="cuda")
+    step = ddp.cuda.graphed_step(lambda x: ((x * 2) * 3 + 1).sum())
+    for _ in range(3):
+        step(x)
+    eager = ddp.cuda.memory_reserved()
+    for _ in range(2):
+        step(x)
+    assert step.replays == 2
+    assert ddp.cuda.memory_reserved() < eager + x.nbytes + (1 << 20)  # its input, and what is small
+
+
+def test_many_captures_need_no_more_memory_than_the_graphs_that_are_kept(gpu: Any) -> None:
+    reserved = []
+    for _ in range(4):
+        step = ddp.cuda.graphed_step(lambda x: (x * 2 + 1).sum(), warmup=1)
+        for _ in range(2):
+            step(ddp.ones(1 << 20, device="cuda"))
+        reserved.append(ddp.cuda.memory_reserved())
+        del step
+        gc.collect()
+    assert reserved[3] < reserved[1] + (1 << 20)
 
 
 @pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(4)], indirect=True)

@@ -122,14 +122,19 @@ def test_memory_goes_back_to_cuda_in_a_capture(gpu: Any) -> None:
     x, old, g = ddp.ones(4, device="cuda"), ddp.cuda.CUDAGraph(), ddp.cuda.CUDAGraph()
     with ddp.cuda.graph(old):
         x + 1
+    x + 1
     with ddp.cuda.graph(g):
         before = gpu.frees
         old.reset()
         gc.collect()
+        ddp.cuda.empty_cache()
         y = x * 3
-        assert gpu.frees > before
+        in_capture = gpu.frees
+        assert in_capture > before
     g.replay()
     assert y.tolist() == [3, 3, 3, 3]
+    ddp.cuda.empty_cache()
+    assert gpu.frees > in_capture, "the old graph's own goes after the capture"
 
 
 def test_a_stream_that_is_not_joined_breaks_the_capture(gpu: Any) -> None:

@@ -18,6 +18,7 @@ OURS = {
         "capacity",
         "local",
         "record",
+        "arenas",
         "pinned",
         "held",
         "capturing",

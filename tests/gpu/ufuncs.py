@@ -15,6 +15,15 @@ from tests.gpu.working import BFLOAT16
 if TYPE_CHECKING:
     from tests.gpu.standin import Cupy
 
+_WORDS = "int32 int64 uint32 uint64"
+#: The dtypes of `cupy.ufunc.at`, by the ufuncs that have it.
+AT = {
+    "add": f"{_WORDS} float16 float32 float64",
+    "subtract": "int32 uint32",
+    **dict.fromkeys(("maximum", "minimum"), f"{_WORDS} float32 float64"),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), _WORDS),
+}
+
 
 class Ufunc:
     """`cupy.ufunc`."""
@@ -41,12 +50,17 @@ class Ufunc:
         fn = self._numpys if kwargs.get("out") is not None else functools.partial(self._numpys, order="C")
         return self._call(fn, args, kwargs)
 
+    def _supports(self, method: str, *names: str) -> None:
+        if self.name not in names:
+            raise NotImplementedError(f"`cupy_{self.name}.{method}` is not supported yet")
+
     def reduce(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        self._supports("reduce", "add", "multiply")
         options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, **({} if out is None else {"out": out})}
         return self._call(self._numpys.reduce, (array,), options)
 
     def accumulate(self, array: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
-        assert self.name in ("add", "multiply"), f"CuPy accumulates sums and products, not {self.name}"
+        self._supports("accumulate", "add", "multiply")
         options = {"axis": axis, "dtype": dtype, **({} if out is None else {"out": out})}
         return self._call(self._numpys.accumulate, (array,), options)
 
@@ -55,7 +69,9 @@ class Ufunc:
 
     def at(self, a: Any, indices: Any, b: Any = None) -> None:
         cupy = self._cupy
-        assert self.name in ("add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor")
+        self._supports("at", *AT)
+        if a.dtype.name not in AT[self.name].split():
+            raise TypeError(f"cupy.{self.name}.at only supports {AT[self.name]} as data type")
         parts, _, masks = cupy._index(indices)
         if masks:
             cupy.wait("at with a mask")

@@ -169,11 +169,12 @@ def loaded_here(*kernels: Any) -> None:
 
 Passing = dict[type, Callable[[Any], Any]]
 _PASSING: dict[Any, Passing] = {}
+_INTEGERS = [np.dtype(code).type for code in np.typecodes["AllInteger"] + "?"]
 _DOUBLE, _BITS = struct.Struct("d"), struct.Struct("Q")
 
 
 def passes(xp: Any) -> Passing:
-    """How Python's numbers and None are passed to kernels, by their type.
+    """How Python's and NumPy's numbers and None are passed to kernels, by their type.
 
     CuPy takes a NumPy scalar apart in half a microsecond, and its own cells as they are: those it wraps itself.
     """
@@ -186,8 +187,10 @@ def passes(xp: Any) -> Passing:
             return np.float64(x) if bits is None else bits(_BITS.unpack(_DOUBLE.pack(x))[0])
 
         nowhere = whole(0)  # a null pointer
-        found = {int: whole, bool: whole, np.int64: whole, float: double, np.float64: double}
-        found[type(None)] = lambda x: nowhere
+        found = {int: whole, bool: whole, float: double, type(None): lambda x: nowhere}
+        # CuPy's CIntptr refuses NumPy's integers, and narrow numbers would be passed in fewer bytes than are read.
+        found |= dict.fromkeys(_INTEGERS, lambda x: whole(int(x)))
+        found |= dict.fromkeys((np.float16, np.float32, np.float64), double)
         _PASSING[xp] = found
     return found
 
