@@ -71,7 +71,7 @@ def test_openmpi_on_this_machine() -> None:
         "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
         "OMPI_MCA_pml": "ucx",
         "OMPI_MCA_mtl": "^ofi",
-        "OMPI_MCA_btl": "self,sm,tcp",
+        "OMPI_MCA_btl": "self,sm",
     }
 
 
@@ -84,6 +84,10 @@ def test_openmpi_on_several_hosts_sends_the_environment_by_name_and_takes_the_ne
     assert [command[index + 1] for index, word in enumerate(command) if word == "-x"] == ["DDP_LAUNCH_SECRET", "PATH"]
     assert "hidden" not in " ".join(command)
     assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment({}, "/tmp/x").keys()
+    # A rank of a job on one host may start one on several.
+    outer = OpenMPI("/m/mpiexec", 3).environment({}, "/tmp/x")
+    assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment(outer, "/tmp/y").keys()
+    assert engine.environment({"OMPI_MCA_pml": "ob1"}, "/tmp/x")["OMPI_MCA_pml"] == "ob1"
 
 
 def test_srun() -> None:
