@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.engines.finding import without_torchrun
 from launcher.hosts import Host, refuse_addresses
 
 # What it needs to start as fast as MPICH on one machine; by default it probes every network first. Its module for TCP
@@ -61,4 +62,4 @@ class OpenMPI:
         if not self.elsewhere:
             # On other hosts nobody would remove that folder; and their networks may be faster than TCP.
             ours |= {_SCRATCH: scratch, **_FAST}
-        return {**ours, **environ}
+        return {**ours, **without_torchrun(environ)}

@@ -205,6 +205,15 @@ def test_a_new_start_of_the_job_does_not_meet_the_server_of_the_old_one(environ:
         assert ask(new[0], "cmd=get kvsname=ddp key=a") == "cmd=get_result rc=-1 msg=key_not_found"
 
 
+@pytest.mark.parametrize("python", ["/bin/false", "/no/python"])
+def test_a_server_that_does_not_start_is_an_error(
+    python: str, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", python)
+    with pytest.raises(WorldError, match=r"rank 0 cannot start its PMI server|rank 0's PMI server ended at once"):
+        Rendezvous(world(0, 2), 60, environ)
+
+
 def test_two_processes_are_not_one_rank(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_TAKEN", 0.2)
     with joined(environ), pytest.raises(WorldError, match="rank 1 of 2 has joined already: RANK must be another"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import engines, refusal
-from launcher.engines import finding, slurm
+from launcher.engines import Alone, Engine, finding, slurm
 from launcher.engines.hydra import Hydra
 from launcher.engines.openmpi import OpenMPI
 from launcher.engines.slurm import Srun
@@ -105,8 +105,14 @@ def test_a_world_of_one_has_no_engine() -> None:
     alone = engines.choose(job(n=1), {"PATH": ""})
     assert alone.command(RANK, {}) == RANK
     assert alone.environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
-    of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "RANKING": "x"}
-    assert alone.environment(of_torchrun, "/tmp/x") == {"RANKING": "x"}
+
+
+@pytest.mark.parametrize(
+    "engine", [Alone(), Hydra("/m/mpiexec", 2), OpenMPI("/m/mpiexec", 2), Srun("/s/srun", "pmi2", 2)]
+)
+def test_a_rank_of_torchrun_may_start_a_job_of_its_own(engine: Engine) -> None:
+    of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "HOME": "/h"}
+    assert engine.environment(of_torchrun, "/tmp/x") == engine.environment({"HOME": "/h"}, "/tmp/x")
 
 
 @pytest.mark.parametrize("kind", [Hydra, OpenMPI])
