@@ -37,6 +37,9 @@ _FAREWELL = 0  # tag
 # How UCX, which MPICH's wheel goes over TCP with, cuts what it sends: its own 8 KiB keep the core busy with copies that
 # backward needs for itself (benchmarks/overlap.py). No number depends on it, and who has set it keeps what he has set.
 _TCP = {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "128k"}
+# What keeps an MPI from listening on outside networks where all ranks are on one host: UCX, of MPICH's wheel, takes the
+# loopback, and Open MPI does without TCP, whose module listens on every network whatever it is told.
+_ONE_HOST = {"UCX_NET_DEVICES": "lo", "OMPI_MCA_btl": "^tcp"}
 _SILENT = "does not answer: it is stopped, or its Python holds the GIL"
 
 
@@ -55,7 +58,9 @@ class MPIWorld:
         self._rendezvous: Rendezvous | None = None
         if promised is not None and promised.engine == "environment" and promised.size > 1:
             self._rendezvous = _meet(promised, timeout)
-        MPI = _join_and_wait_for_every_rank_to_call_init(timeout, self._rendezvous)
+        one_host = promised is not None and promised.local_size == promised.size
+        with _settings({**_TCP, **(_ONE_HOST if one_host else {})}):
+            MPI = _join_and_wait_for_every_rank_to_call_init(timeout, self._rendezvous)
         self._MPI = MPI
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise BackendError(
@@ -210,14 +215,24 @@ def _meet(promised: world.World, timeout: float) -> Rendezvous:
 def _join_and_wait_for_every_rank_to_call_init(timeout: float, rendezvous: Rendezvous | None = None) -> Any:
     # MPI_Init blocks until every rank calls it, with the interpreter lock held; this function's name is what the stack
     # that the timer prints has to say.
-    for name, value in _TCP.items():
-        os.environ.setdefault(name, value)
     with _limited(timeout):
         MPI = _load()
         if rendezvous is not None:
             with rendezvous.environment():
                 MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
+
+
+@contextlib.contextmanager
+def _settings(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the MPI that begins in here; what the user has set stays. A job that a rank starts has its own."""
+    ours = [name for name in wanted if name not in os.environ]
+    os.environ.update((name, wanted[name]) for name in ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def _load() -> Any:

@@ -179,12 +179,15 @@ class Rendezvous:
             # -I and -S: nothing but the standard library, whatever the user's variables and folders hold.
             options = [sys.executable, "-I", "-S", pmi_server.__file__]
             numbers = [str(listener.fileno()), str(self._world.size), str(os.getpid())]
-            self._server = subprocess.Popen(
-                [*options, *numbers], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()]
-            )
+            try:
+                self._server = subprocess.Popen(
+                    [*options, *numbers], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()]
+                )
+            except OSError as error:
+                raise WorldError(f"rank 0 cannot start its PMI server, {' '.join(options)}: {error}") from None
         assert self._server.stdin is not None
-        self._server.stdin.write(self._secret)
-        self._server.stdin.close()
+        with contextlib.suppress(BrokenPipeError), self._server.stdin as told:  # it has ended: found out by _connect
+            told.write(self._secret)
 
     def _connect(self, role: str) -> socket.socket:
         taken_until = time.monotonic() + _TAKEN
@@ -209,6 +212,8 @@ class Rendezvous:
                         "every process, and a process that a rank starts is no rank"
                     )
                 reasons["this rank has joined already"] = place
+            if self._server is not None and self._server.poll() is not None:
+                raise WorldError(f"rank 0's PMI server ended at once, with exit status {self._server.returncode}")
             if time.monotonic() > self._deadline:
                 raise WorldError(self._not_found(reasons))
             time.sleep(pause)

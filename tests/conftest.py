@@ -126,6 +126,29 @@ class Job:
                         found.append(int(entry.name))
         return found
 
+    def listening(self) -> dict[str, set[str]]:
+        """Where this job's processes listen, "tcp 0100007F:1F90", and the names of those that do."""
+        addresses = {}
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A":
+                    addresses[f"socket:[{fields[9]}]"] = f"{table} {fields[1]}"
+        found: dict[str, set[str]] = {}
+        for pid in self.pids():
+            with contextlib.suppress(OSError):  # it ended while we looked
+                for fd in Path(f"/proc/{pid}/fd").iterdir():
+                    if (target := os.readlink(fd)) in addresses:
+                        found.setdefault(addresses[target], set()).add(Path(f"/proc/{pid}/comm").read_text().strip())
+        return found
+
+    def listening_outside(self) -> list[str]:
+        """Where they listen beyond the loopback. Not counted: sockets of the engine's own, and what inherited these."""
+        local = ("tcp 0100007F:", "tcp6 00000000000000000000000001000000:", "tcp6 0000000000000000FFFF00000100007F:")
+        engines = {"mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prterun"}
+        found = self.listening()
+        return [address for address in found if not address.startswith(local) and not found[address] & engines]
+
     def kill(self) -> None:
         """Kills whatever is left of the job."""
         for _ in range(50):

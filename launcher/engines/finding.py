@@ -23,8 +23,9 @@ _ASKED = {
 # The number of its binary interface. MPICH's and Intel's is the same, and so is the way in which they are started.
 _LIBRARIES = {"12": MPICH, "20": OPENMPI, "40": OPENMPI, "80": OPENMPI}
 # An outer engine's word about its own rank must not be taken for the inner one's.
-_FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "TORCHELASTIC_")
-_FOREIGN_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
+# Nor that of torchrun and its kin.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 
 
 def find(asked: str, environ: Mapping[str, str] = os.environ, executable: str = sys.executable) -> tuple[str, str]:
@@ -132,8 +133,12 @@ def family_of_this_python(environ: Mapping[str, str]) -> str | None:
 
 def without_foreign(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what an outer engine says of a rank of its own."""
-    names = [name for name in environ if not name.startswith(_FOREIGN) and name not in _FOREIGN_PLACE]
-    return {name: environ[name] for name in names}
+    return {name: value for name, value in without_torchrun(environ).items() if not name.startswith(_FOREIGN)}
+
+
+def without_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what torchrun, or another launcher of its kind, says of a rank of its own."""
+    return {name: value for name, value in environ.items() if name not in _TORCHRUN}
 
 
 def _programs(names: tuple[str, ...], environ: Mapping[str, str], executable: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.engines.finding import without_torchrun
 from launcher.hosts import Host, dealt, refuse_addresses
 
 # The job is on this machine, also inside an allocation: no ssh, no srun.
@@ -56,4 +57,4 @@ class Hydra:
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         """As `Engine.environment`; what the user chose stays."""
         ours = _NAMED if self.hosts else {} if self.elsewhere else _LOCAL
-        return {**ours, **_NO_FILE, **environ}
+        return {**ours, **_NO_FILE, **without_torchrun(environ)}

@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.engines.finding import without_torchrun
 from launcher.hosts import Host, refuse_addresses
 
-# What it needs to start as fast as MPICH on one machine; by default it probes every network first.
-_FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm,tcp"}
+# What it needs to start as fast as MPICH on one machine; by default it probes every network first. Its module for TCP
+# would listen on all of them.
+_FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm"}
 # It keeps its files in /tmp/ompi.PID; what a killed one leaves there makes a later one with that pid fail.
 _SCRATCH = "PRTE_MCA_prte_tmpdir_base"
 # What describes a host or a terminal, and not the job.
@@ -54,7 +56,10 @@ class OpenMPI:
         """As `Engine.environment`; what the user chose stays."""
         # Without HOME it does not start at all.
         ours = {"HOME": os.path.expanduser("~")}
+        if self.elsewhere and _FAST.items() <= environ.items():
+            # A rank of a job on one host has started this one, and these are that job's.
+            environ = {name: value for name, value in environ.items() if name not in _FAST}
         if not self.elsewhere:
             # On other hosts nobody would remove that folder; and their networks may be faster than TCP.
             ours |= {_SCRATCH: scratch, **_FAST}
-        return {**ours, **environ}
+        return {**ours, **without_torchrun(environ)}

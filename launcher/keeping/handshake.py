@@ -12,23 +12,36 @@ from launcher.wire import Channel, Message, WireError, nonce, proof, proves
 
 # For all addresses together: the launcher answers within milliseconds, unless a thousand keepers call at once (s).
 _LIMIT = 20.0
+# Where many others connect at once, the launcher may close a connection before it has heard who calls.
+_TRIES = 6
+_PAUSE = 0.05  # s, and twice as long each time
+
+
+class Closed(WireError):
+    """The other side has closed the connection before it answered."""
 
 
 def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, list[Message]]:
     """A connection to the launcher, and what it has said already.
 
     addresses: "ADDRESS:PORT", or several with commas between them; identity: what the keeper says of its rank
-    Raises: Refusal if none of them leads to the launcher.
+    Raises: Refusal if none of them leads to the launcher, tried again where a connection is closed.
     """
-    failures = []
     each = addresses.split(",")
     deadline = time.monotonic() + _LIMIT
-    for number, address in enumerate(each):
-        try:
-            # What is left, in equal parts: an address behind a firewall may take all the time that it is given.
-            return _try(address, secret, identity, (deadline - time.monotonic()) / (len(each) - number))
-        except (OSError, WireError) as error:
-            failures.append(f"{address} ({getattr(error, 'strerror', None) or error})")
+    for attempt in range(_TRIES):
+        failures, closed = [], False
+        for number, address in enumerate(each):
+            try:
+                # What is left, in equal parts: an address behind a firewall may take all the time that it is given.
+                left = max(0.0, deadline - time.monotonic()) / (len(each) - number)
+                return _try(address, secret, identity, max(left, _PAUSE))
+            except (OSError, WireError) as error:
+                failures.append(f"{address} ({getattr(error, 'strerror', None) or error})")
+                closed |= isinstance(error, Closed)
+        if not closed or time.monotonic() > deadline:
+            break
+        time.sleep(_PAUSE * 2**attempt)
     me = f"rank {identity['rank']} on {os.uname().nodename}"
     raise Refusal(f"{me} cannot reach the launcher at {' or '.join(failures)}: is there a firewall between them?")
 
@@ -46,7 +59,7 @@ def _try(address: str, secret: str, identity: Message, limit: float) -> tuple[Ch
                 raise WireError("no answer in time")
             news = channel.receive()
             if news is None:
-                raise WireError("closed during the handshake")
+                raise Closed("closed during the handshake")
             for message in news:
                 if "challenge" in message:
                     answer = proof(secret, "keeper", str(message["challenge"]))

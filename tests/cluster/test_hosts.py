@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,17 @@ def test_each_rank_is_the_first_of_its_node(run: Run) -> None:
     done = run(str(HERE / "where.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "mpi True [[0, 0, 0], [1, 0, 1]]\n"
+
+
+def test_hosts_meet_without_an_engine(hosts: list[str], mpiexec: list[str], start_job: Callable[..., Any]) -> None:
+    if flavour(mpiexec[0]) != MPICH:
+        pytest.skip("takes MPICH")
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "DDP_JOB_SECRET": "of these two"}
+    command = [sys.executable, str(HERE / "where.py")]
+    jobs = [start_job([SCRIPT, host, *command], env={**shared, "RANK": str(n)}) for n, host in enumerate(hosts)]
+    done = [job.wait(timeout=60) for job in jobs]
+    assert [each.returncode for each in done] == [0, 0], done
+    assert done[0].stdout == "mpi True [[0, 0, 0], [1, 0, 1]]\n"
 
 
 def test_the_bytes_take_the_wire(run: Run, tmp_path: Path) -> None:

@@ -152,3 +152,34 @@ def test_a_rank_that_never_calls_init_does_not_hold_the_others_for_ever(
     remove_leftovers(began)  # ranks that end within MPI_Init leave their MPI's file; ddp-launch would have removed it
     assert done.returncode != 0
     assert "_join_and_wait_for_every_rank_to_call_init" in done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("starter", ["ddp-launch", "mpiexec", "environment"])
+def test_ranks_of_one_host_listen_on_the_loopback_alone(
+    starter: str, start_job: Callable[..., Any], mpiexec: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time, numpy as np, collectives\n"
+        "comm = collectives.init(timeout=40)\n"
+        "comm.all_reduce(np.ones(1))\n"
+        f"open(r'{tmp_path}/ready' + str(comm.rank), 'w').close()\n"
+        "time.sleep(60)\n"
+    )
+    rank = [sys.executable, str(script)]
+    if starter == "ddp-launch":
+        jobs = [start_job([sys.executable, "-m", "launcher", "-n", "2", str(script)])]
+    elif starter == "mpiexec":
+        jobs = [start_job([*mpiexec, "-n", "2", *rank])]
+    else:
+        if not (Path(sys.executable).parent / "mpiexec.hydra").exists():
+            pytest.skip("takes MPICH")
+        shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+        shared["DDP_JOB_SECRET"] = str(tmp_path)
+        jobs = [start_job(rank, env={**shared, "RANK": number, "LOCAL_RANK": number}) for number in "01"]
+    deadline = time.monotonic() + 60
+    while not all((tmp_path / f"ready{number}").exists() for number in range(2)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [job.listening_outside() for job in jobs] == [[]] * len(jobs)

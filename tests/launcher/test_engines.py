@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import engines, refusal
-from launcher.engines import finding, slurm
+from launcher.engines import Alone, Engine, finding, slurm
 from launcher.engines.hydra import Hydra
 from launcher.engines.openmpi import OpenMPI
 from launcher.engines.slurm import Srun
@@ -72,7 +72,7 @@ def test_openmpi_on_this_machine() -> None:
         "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
         "OMPI_MCA_pml": "ucx",
         "OMPI_MCA_mtl": "^ofi",
-        "OMPI_MCA_btl": "self,sm,tcp",
+        "OMPI_MCA_btl": "self,sm",
     }
 
 
@@ -85,6 +85,10 @@ def test_openmpi_on_several_hosts_sends_the_environment_by_name_and_takes_the_ne
     assert [command[index + 1] for index, word in enumerate(command) if word == "-x"] == ["DDP_LAUNCH_SECRET", "PATH"]
     assert "hidden" not in " ".join(command)
     assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment({}, "/tmp/x").keys()
+    # A rank of a job on one host may start one on several.
+    outer = OpenMPI("/m/mpiexec", 3).environment({}, "/tmp/x")
+    assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment(outer, "/tmp/y").keys()
+    assert engine.environment({"OMPI_MCA_pml": "ob1"}, "/tmp/x")["OMPI_MCA_pml"] == "ob1"
 
 
 def test_srun() -> None:
@@ -102,8 +106,14 @@ def test_a_world_of_one_has_no_engine() -> None:
     alone = engines.choose(job(n=1), {"PATH": ""})
     assert alone.command(RANK, {}) == RANK
     assert alone.environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
-    of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "RANKING": "x"}
-    assert alone.environment(of_torchrun, "/tmp/x") == {"RANKING": "x"}
+
+
+@pytest.mark.parametrize(
+    "engine", [Alone(), Hydra("/m/mpiexec", 2), OpenMPI("/m/mpiexec", 2), Srun("/s/srun", "pmi2", 2)]
+)
+def test_a_rank_of_torchrun_may_start_a_job_of_its_own(engine: Engine) -> None:
+    of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "HOME": "/h"}
+    assert engine.environment(of_torchrun, "/tmp/x") == engine.environment({"HOME": "/h"}, "/tmp/x")
 
 
 @pytest.mark.parametrize("kind", [Hydra, OpenMPI])

@@ -75,6 +75,20 @@ def test_a_keeper_that_finds_nobody_says_where_it_looked() -> None:
             connect(f"{first},{second}", "secret", ME)
 
 
+def test_an_agent_whose_connection_is_closed_in_a_crowd_calls_again() -> None:
+    with open_door() as (reception, guests):
+        accept, crowded = reception._accept, iter([True] * 3)
+
+        def accept_in_a_crowd() -> None:
+            accept()
+            if next(crowded, False):
+                reception._send_away()
+
+        reception._accept = accept_in_a_crowd  # type: ignore[method-assign]
+        connect(reception.address, reception.secret, ME)[0].close()
+    assert [hello["rank"] for _, hello in guests] == [3]
+
+
 def test_another_jobs_keeper_is_not_let_in() -> None:
     with open_door() as (reception, guests), pytest.raises(Refusal, match="closed during the handshake"):
         connect(reception.address, "another secret", ME)
