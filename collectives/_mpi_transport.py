@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from collectives.account import Account
 from collectives.departure import Departure, among
+from collectives.errors import TooManyCommunicators
 from collectives.lengths import even_lengths
 from collectives.meeting import HASH, WORDS, Header, Headers
 from collectives.reduction import Array, ReduceOp
@@ -21,6 +22,8 @@ from collectives.transport import LETTER, TAGS, Finish, Test, all_of, offsets, t
 
 if TYPE_CHECKING:
     from collectives._mpi import MPIWorld
+
+T = TypeVar("T")
 
 #: MPI before 4.0 counts in C's int.
 INT = 2**31 - 1
@@ -189,23 +192,39 @@ class MPITransport:
         return self._comm.Ibarrier().Test
 
     def duplicate(self, key: str) -> tuple[MPITransport, Test]:
-        comm, request = self._comm.Idup()  # its handle is there at once, usable when the request is done
-        return self._another(comm, self._members, key), request.Test
+        twin = self._another(None, self._members, key)
+        return twin, self._make(self._comm.Dup, twin)
 
     def split(self, members: Sequence[int] | None, key: str) -> tuple[MPITransport | None, Test]:
-        # MPI has no nonblocking split. All ranks are here, so it takes microseconds; but one that is stopped in these
-        # must not take the others' time limit away, so a thread of its own waits for it.
-        color = self._MPI.UNDEFINED if members is None else members[0]
-        made = _in_a_thread(lambda: self._comm.Split(color, 0 if members is None else members.index(self.rank)))
         if members is None:
-            return None, lambda: made() is not None
+            return None, self._make(lambda: self._comm.Split(self._MPI.UNDEFINED), None)
         part = self._another(None, [self._members[rank] for rank in members], key)
+        return part, self._make(lambda: self._comm.Split(members[0], members.index(self.rank)), part)
 
-        def test() -> bool:
-            part._comm = made()
-            return part._comm is not None
+    def _make(self, make: Callable[[], Any], part: MPITransport | None) -> Test:
+        """Gives `part` the communicator that `make` returns. Raises: TooManyCommunicators on all ranks, or on none."""
+        # MPI has no nonblocking split, and an error of its Idup may come to another call. All ranks are here, so it
+        # takes microseconds; but one that is stopped in these must not take the others' time limit away, so a thread
+        # of its own waits for it.
+        made, errors = _in_a_thread(make)
 
-        return part, test
+        def steps() -> Iterator[Test]:
+            yield lambda: bool(made or errors)
+            failed = np.array([len(errors)], np.int64)
+            yield self._comm.Iallreduce(self._MPI.IN_PLACE, failed, self._MPI.SUM).Test
+            if not failed[0]:
+                if part is not None:
+                    part._comm = made[0]
+                return
+            if made and part is not None:
+                made[0].Free()
+            reason = str(errors[0]).strip().rpartition("\n")[2] if errors else "on another rank"
+            raise TooManyCommunicators(
+                f"rank {self.rank}: MPI cannot make another communicator ({reason}). It has room for some 2,000, and a "
+                "duplicate or split takes one or two: close those that are not needed any more (comm.close())"
+            )
+
+        return _in_turn(steps())
 
     def close(self) -> None:
         if self.key != "world":
@@ -258,25 +277,19 @@ def _in_turn(started: Iterator[Test]) -> Test:
     return test
 
 
-def _in_a_thread(fn: Callable[[], Any]) -> Callable[[], Any]:
-    """Starts fn in a thread of its own. Returns a function: fn's result once it is there, None before."""
-    results: list[Any] = []
+def _in_a_thread(fn: Callable[[], T]) -> tuple[list[T], list[BaseException]]:
+    """Starts fn in a thread of its own. Returns: where its result will be, and where an exception would be."""
+    results: list[T] = []
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
             results.append(fn())
-        except BaseException as error:  # raised again where the result is asked for
+        except BaseException as error:  # told by who looks there
             errors.append(error)
 
     threading.Thread(target=work, name="collectives-split", daemon=True).start()
-
-    def result() -> Any:
-        if errors:
-            raise errors[0]
-        return results[0] if results else None
-
-    return result
+    return results, errors
 
 
 def _done() -> bool:

@@ -3,6 +3,7 @@
     CollectivesError (RuntimeError)
     ├── WorldError                      the world is not the one the launcher promised, or cannot be reached
     ├── BackendError                    a backend asked for by name cannot be used
+    │   └── TooManyCommunicators        MPI has no room for another one; all ranks raise it, and can go on
     ├── ArgumentError (ValueError)      a collective was called with arguments it cannot take
     │   └── DtypeError (TypeError)      … or with a dtype it cannot take
     ├── MismatchError                   ranks made different calls at the same place in the order
@@ -29,6 +30,10 @@ class WorldError(CollectivesError):
 
 class BackendError(CollectivesError):
     """A backend asked for by name cannot be used; it never falls back."""
+
+
+class TooManyCommunicators(BackendError):
+    """MPI has no room for another communicator. Every rank raises it, and those that there are can be used."""
 
 
 class ArgumentError(CollectivesError, ValueError):

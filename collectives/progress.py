@@ -22,6 +22,7 @@ from collectives.errors import (
     CollectivesError,
     CommunicatorClosed,
     MismatchError,
+    TooManyCommunicators,
 )
 from collectives.flight.recorder import FAILED, QUEUED, STARTED, of_this_process
 from collectives.pausing import Limit
@@ -32,7 +33,7 @@ from collectives.waiting import walk
 T = TypeVar("T")
 
 # Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
-_IN_ORDER = (ArgumentError, MismatchError)
+_IN_ORDER = (ArgumentError, MismatchError, TooManyCommunicators)
 
 # MPI cannot cancel a collective: what a broken call may still write into must live until the process ends.
 _never_freed: list[Any] = []

@@ -48,14 +48,9 @@ def share(below: Transport, like: Transport | None = None) -> Steps[Transport]:
         near = SharedTransport(seat, Board(made, below.local_rank, below.local_size), shared)
     if below.local_size == below.size:
         return near
-    key = f"{below.key}:leaders"
-    if isinstance(like, HierarchicalTransport):
-        leaders, ready = (None, None) if like.leaders is None else like.leaders.duplicate(key)
-    else:
-        first = [nodes.index(node) for node in range(len(set(nodes)))]
-        leaders, ready = below.split(first if below.rank in first else None, key)
-    if ready is not None:
-        yield ready
+    first = [nodes.index(node) for node in range(len(set(nodes)))]
+    leaders, ready = below.split(first if below.rank in first else None, f"{below.key}:leaders")
+    yield ready
     return HierarchicalTransport(below, near, leaders, nodes)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import collectives
 from collectives import Communicator, world
+from collectives.errors import TooManyCommunicators
+from collectives.pausing import Limit
 from tests.collectives.contract.life import LifeContract
 from tests.collectives.contract.movements import MovementsContract
 from tests.collectives.contract.objects import ObjectsContract
@@ -44,6 +48,27 @@ if world.promised() is not None:  # inside the job that the last test starts
             comm = collectives.init("mpi", timeout=20, check="always")
             return lambda fn: [fn(comm)]
 
+        def test_where_there_is_no_room_every_rank_says_so_and_can_go_on(self, run: Run) -> None:
+            from mpi4py import MPI
+
+            def check(comm: Communicator) -> None:
+                if "MPICH" not in MPI.Get_library_version():
+                    pytest.skip("other MPIs have room for too many to fill it")
+                comm.family.drain(Limit(20))  # what other tests have closed is given back
+                taken = list(_fill(MPI.COMM_SELF, MPI.Exception)) if comm.rank == 0 else []
+                color = None if comm.rank == 1 else 0  # a rank in none raises as well
+                said = r"cannot make another .*: close .*\(comm\.close\(\)\)"
+                for make in (comm.duplicate, lambda: comm.split(comm.rank), lambda: comm.split(color)):
+                    with pytest.raises(TooManyCommunicators, match=said):
+                        make()
+                for each in taken:
+                    each.Free()
+                twin = comm.duplicate()
+                assert twin.all_reduce(np.ones(1)) == comm.size
+                twin.close()
+
+            run(check)
+
     class TestMPIMessages(Contract):
         """MPI itself, as between nodes: what ranks of one node do in shared memory goes through it here."""
 
@@ -59,6 +84,13 @@ if world.promised() is not None:  # inside the job that the last test starts
         def run(self) -> Run:
             comm = by_messages(limit=16)
             return lambda fn: [fn(comm)]
+
+
+def _fill(comm: Any, full: type[Exception]) -> Iterator[Any]:
+    """As many MPI communicators as there is room for in this process."""
+    with contextlib.suppress(full):
+        while True:
+            yield comm.Dup()
 
 
 @functools.cache
