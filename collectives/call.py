@@ -6,12 +6,14 @@ calling thread and the helper thread alike.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from collectives.errors import (
     CollectiveTimeout,
+    WorldError,
 )
 from collectives.flight.recorder import DONE, FAILED, Recorder
 from collectives.meeting import Headers
@@ -51,6 +53,7 @@ class Call(Generic[T]):
         "name",
         "number",
         "peer",
+        "pid",
         "record",
         "recorder",
         "result",
@@ -77,6 +80,7 @@ class Call(Generic[T]):
         self.headers: Headers | None = None  # of all ranks, once they have met
         self.result: T | None = None
         self.error: BaseException | None = None
+        self.pid = os.getpid()
         self._finished = threading.Event()
 
     def __str__(self) -> str:
@@ -90,11 +94,13 @@ class Call(Generic[T]):
         self._finished.set()
 
     def finished(self) -> bool:
-        """True once the outcome is known."""
-        return self._finished.is_set()
+        """True once the outcome is known; in a forked child that it will never know it."""
+        return self._finished.is_set() or self.pid != os.getpid()
 
     def join(self, timeout: float | None) -> bool:
         """Waits for the outcome; False if it is not known after `timeout` seconds."""
+        if self.finished():
+            return True
         if timeout is None:
             return self._finished.wait()
         limit = Limit(timeout)
@@ -104,7 +110,9 @@ class Call(Generic[T]):
         return True
 
     def outcome(self) -> T:
-        """The result. Raises: the error that ended the call."""
+        """The result. Raises: the error that ended the call; WorldError in a child forked before it ended."""
+        if not self._finished.is_set():
+            raise WorldError(f"{self} goes on in process {self.pid}, of which this one was forked: wait for it there")
         if self.error is not None:
             raise again(self.error)
         return self.result  # type: ignore[return-value]  # a finished call without an error has its result

@@ -28,6 +28,14 @@ class WorldError(CollectivesError):
     """The world is not the one the launcher promised, or cannot be reached."""
 
 
+def no_rank(rank: int, size: int) -> WorldError:
+    """What every call of a communicator raises in a process that a rank has forked or started."""
+    return WorldError(
+        f"this process works for rank {rank} of {size} and is no rank: it has comm.rank and comm.size, and makes no "
+        "calls. Make them in the rank itself; ddp-launch starts a program in a world of its own"
+    )
+
+
 class BackendError(CollectivesError):
     """A backend asked for by name cannot be used; it never falls back."""
 

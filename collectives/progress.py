@@ -6,8 +6,10 @@ through one helper thread a communicator, one call after the other.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
@@ -23,6 +25,7 @@ from collectives.errors import (
     CommunicatorClosed,
     MismatchError,
     TooManyCommunicators,
+    no_rank,
 )
 from collectives.flight.recorder import FAILED, QUEUED, STARTED, of_this_process
 from collectives.pausing import Limit
@@ -58,6 +61,20 @@ class CallQueue:
     def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
         self._transport = transport
         self._ended = ended  # called once, when it is closed and all its calls are finished
+        self._closed = False
+        self._given_back = False
+        self._error: BaseException | None = None
+        self._heard: Callable[[], None] = lambda: None  # called before it is raised
+        self._broken_off = False
+        self.recorder = of_this_process()
+        self.communicator = self.recorder.communicator(transport.key)
+        self.started = 0
+        self.letters: dict[str, int] = {}
+        self._begin()
+        _queues.add(self)
+
+    def _begin(self) -> None:
+        """Nothing is queued or under way."""
         self.lock = threading.RLock()  # a signal handler may close the communicator in the middle of a call
         self.inside = False  # a prepared call is under way, in the thread that holds the lock
         self._postponed = False  # close was called in the middle of one
@@ -65,18 +82,16 @@ class CallQueue:
         self._queue: deque[Call[Any]] = deque()
         self._busy = False  # a call is being driven, by whichever thread
         self._helper: threading.Thread | None = None
-        self._closed = False
-        self._given_back = False
-        self._error: BaseException | None = None
-        self._heard: Callable[[], None] = lambda: None  # called before it is raised
-        self._broken_off = False
         self._beside = 0
         self._draining = 0  # how many wait until nothing is under way
         self._handed_over: _HandedOver | None = None
-        self.recorder = of_this_process()
-        self.communicator = self.recorder.communicator(transport.key)
-        self.started = 0
-        self.letters: dict[str, int] = {}
+
+    def _leave_parent(self) -> None:
+        """In a forked child: what is under way is the parent's, and so are the threads that see it through."""
+        self._begin()
+        if self._transport.name != "single":  # else there is nobody who would take it for the parent
+            self._error, self._heard = no_rank(self._transport.rank, self._transport.size), lambda: None
+            self._closed = self._given_back = True  # all that it holds is the parent's
 
     def run(self, call: Call[T]) -> T:
         """Runs `call` after all that were submitted before it, and returns its result."""
@@ -170,8 +185,6 @@ class CallQueue:
             self._beside -= 1
             self._changed.notify_all()
 
-    # Infinities and NaN are values here: a rank on which they are errors would leave the others waiting.
-    @np.errstate(all="ignore")
     def drive(self, call: Call[T]) -> T:
         """Runs an entered call to its end in this thread, and returns its result."""
         call.look = self._look
@@ -179,7 +192,9 @@ class CallQueue:
         try:
             if self._error is not None:
                 raise again(self._error)
-            result = walk(call, self._transport)
+            # Infinities and NaN are values here: a rank on which they are errors would leave the others waiting.
+            with np.errstate(all="ignore"):
+                result = walk(call, self._transport)
         # Where in our own code an error was noticed tells the user nothing.
         except _IN_ORDER as error:
             call.finish(None, error)
@@ -342,6 +357,17 @@ class CallQueue:
             _never_freed.append(call)
         call.finish(None, error)
         return error
+
+
+_queues: weakref.WeakSet[CallQueue] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for queue in _queues:
+        queue._leave_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _interrupted(rank: int, what: str, error: BaseException) -> CollectiveInterrupted:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from collectives import cores, farewell, simulation, world
-from collectives._apart import ApartTransport, place
+from collectives._apart import ApartTransport, passed_on, place
 from collectives._gpu.local import take_local_gpu
 from collectives._shared.setup import share
 from collectives._single import SingleTransport
@@ -44,8 +44,9 @@ def init(
     check: "first" compares what ranks on different nodes call in the first 100 calls of each communicator, "always" in
     all, for one small exchange a call; ranks of one node are always compared. The same on every rank
     nccl: how NCCL's communicators are made (thread blocks, network, ...); the same on every rank
-    Inside `run_threads` it returns the calling rank's communicator. In a worker process of a DataLoader it returns one
-    that has the rank's place in the world, and whose calls raise WorldError.
+    Inside `run_threads` it returns the calling rank's communicator. In a process that a rank has started (a worker of a
+    DataLoader, a subprocess, a pool) or forked, it returns one that has the rank's place in the world, and whose calls
+    raise WorldError.
 
     In a world of several ranks it also gives each its part of the node, where no launcher has: BLAS gets as many
     threads as the rank has cores, unless OMP_NUM_THREADS or the like is set; and ranks that all stand at the first of
@@ -65,6 +66,10 @@ def init(
     global _world
     with _lock:
         if _world is None:
+            where = place(os.environ)
+            if where is not None:
+                _world = Communicator(ApartTransport(where), timeout, Family(None if backend == "auto" else backend))
+                return _world
             wanted = "nccl" if backend == "nccl" else None
             _world = _join(choose(backend, world.promised()), timeout, _CHECKS[check], wanted, nccl)
         elif backend not in ("auto", _world.backend):
@@ -104,9 +109,7 @@ def _join(
     backend: str, timeout: float, checks: int | None, wanted: str | None, nccl: NcclConfig | None
 ) -> Communicator:
     if backend == "single":
-        where = place(os.environ)
-        alone = SingleTransport() if where is None else ApartTransport(where)
-        comm = Communicator(alone, timeout, Family(wanted, nccl))
+        comm = Communicator(SingleTransport(), timeout, Family(wanted, nccl))
         comm.enter()
         return comm
     from collectives._mpi import MPIWorld  # here, so that a world of one never loads MPI
@@ -123,7 +126,14 @@ def _join(
     family = comm.family
     status = farewell.ExitStatus(lambda: sum(family.calls().values()))
     status.watch()
-    atexit.register(lambda: farewell.depart(membership, family, status.status(), timeout, world.supervised()))
+    me = os.getpid()
+
+    def leave() -> None:
+        if os.getpid() == me:  # the exit of a forked child is not this rank's
+            farewell.depart(membership, family, status.status(), timeout, world.supervised())
+
+    atexit.register(leave)
+    os.environ.update(passed_on(comm, None, me))
     comm.enter()
     return comm
 

@@ -79,10 +79,9 @@ def promised(environ: Mapping[str, str] = os.environ) -> World | None:
 
     Raises: ValueError if an engine's variable holds no number.
     """
-    table = (_ENVIRONMENT, *_TABLE) if _TORCHRUN in environ else (*_TABLE, _ENVIRONMENT)
-    for engine, rank, size, local_rank, local_size in table:
-        if engine == "environment" and APART in environ:
-            continue
+    # What a rank of torchrun has started inherits these, and may be a rank of an engine.
+    first = _TORCHRUN in environ and APART not in environ
+    for engine, rank, size, local_rank, local_size in (_ENVIRONMENT, *_TABLE) if first else (*_TABLE, _ENVIRONMENT):
         if rank in environ and size in environ:
             return World(
                 engine=engine,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,3 +75,101 @@ def test_init_gives_it_that() -> None:
         timeout=60,
     )
     assert done.stdout.split() == ["3", "8", "single"], done.stderr
+
+
+def test_a_ranks_own_pid_makes_it_hold_for_what_that_rank_starts() -> None:
+    comm, engine = Communicator(ApartTransport(WHERE), timeout=5.0), {"PMI_RANK": "3", "PMI_SIZE": "8"}
+    for pid, environ, expected in (
+        (os.getppid(), engine, WHERE),
+        (os.getppid(), {}, None),  # without the engine's variables it is a world of its own
+        (os.getpid(), engine, None),  # the rank itself
+    ):
+        assert place({**passed_on(comm, None, pid), **environ}) == expected
+
+
+FORKING = """
+import os, sys, time
+import numpy as np
+import collectives
+
+comm = collectives.init(timeout=20)
+comm.all_reduce(np.ones(1))
+if comm.rank == 0:
+    time.sleep(0.5)
+work = comm.all_reduce(np.ones(1), async_op=True)
+if comm.rank == 1 and os.fork() == 0:
+    calls = [lambda: comm.all_reduce(np.ones(1)), lambda: comm.all_reduce(np.ones(1), async_op=True), comm.duplicate,
+             lambda: comm.send(np.ones(1), 0), lambda: collectives.init().barrier(), work.wait]
+    for call in calls:
+        try:
+            call()
+        except collectives.WorldError as error:
+            print(error)
+    assert work.done() and (comm.rank, comm.size) == (1, 2)
+    comm.close()
+    sys.exit(3)  # with all exit handlers
+if comm.rank == 1:
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+assert work.wait() == 2
+for _ in range(3):
+    assert comm.all_reduce(np.ones(1)) == 2
+"""
+
+
+@pytest.mark.mpi
+def test_a_forked_child_is_no_rank(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FORKING)
+    done = run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6
+    assert all("works for rank 1 of 2 and is no rank" in line for line in lines[:5])
+    assert "all_reduce #1 (script.py:10) float64 (1,) goes on in process" in lines[5].replace(" sum", "")
+
+
+def test_a_forked_child_of_a_world_of_one_goes_on() -> None:
+    code = (
+        "import collectives, os, numpy as np\n"
+        "comm = collectives.init()\n"
+        "assert comm.all_reduce(np.ones(1), async_op=True).wait() == 1\n"
+        "if os.fork() == 0:\n"
+        "    assert comm.all_reduce(np.ones(1), async_op=True).wait(timeout=20) == 1\n"
+        "    raise SystemExit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["5"], done.stderr
+
+
+STARTING = """
+import multiprocessing, subprocess, sys
+import numpy as np
+import collectives
+
+comm = collectives.init("mpi", timeout=20)
+
+def place(_):
+    return collectives.init().rank, comm.size
+
+if __name__ == "__main__":
+    if comm.rank == 1:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.map(place, range(2)) == [(1, 2)] * 2
+        code = "import collectives; collectives.init().barrier()"
+        print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.splitlines()[-1])
+    assert comm.all_reduce(np.ones(1)) == 2
+"""
+
+
+@pytest.mark.mpi
+def test_what_a_rank_starts_is_no_rank(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STARTING)
+    done = run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "WorldError: this process works for rank 1 of 2 and is no rank" in done.stdout

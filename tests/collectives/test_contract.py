@@ -56,14 +56,10 @@ if world.promised() is not None:  # inside the job that the last test starts
                     pytest.skip("other MPIs have room for too many to fill it")
                 comm.family.drain(Limit(20))  # what other tests have closed is given back
                 taken = list(_fill(MPI.COMM_SELF, MPI.Exception)) if comm.rank == 0 else []
-                for make in (
-                    comm.duplicate,
-                    lambda: comm.split(comm.rank % 2),
-                    lambda: comm.split([0, None, 0][comm.rank]),
-                ):
-                    with pytest.raises(
-                        TooManyCommunicators, match=r"cannot make another .*: close .*\(comm\.close\(\)\)"
-                    ):
+                color = None if comm.rank == 1 else 0  # a rank in none raises as well
+                said = r"cannot make another .*: close .*\(comm\.close\(\)\)"
+                for make in (comm.duplicate, lambda: comm.split(comm.rank), lambda: comm.split(color)):
+                    with pytest.raises(TooManyCommunicators, match=said):
                         make()
                 for each in taken:
                     each.Free()
