@@ -112,6 +112,16 @@ def test_more_than_a_pipe_holds_waits_for_its_reader(tmp_path: Path) -> None:
     assert found == [1 << 18]
 
 
+def test_a_terminal_is_written_to() -> None:
+    reading, terminal = os.openpty()
+    try:
+        write_lines(os.ttyname(terminal))
+        assert os.read(reading, 100) == b'{"step": 0, "loss": 0.5}\r\n'
+    finally:
+        os.close(reading)
+        os.close(terminal)
+
+
 def test_standard_output_is_a_path_too() -> None:
     program = 'from ddp.metrics import JsonLines; JsonLines("/dev/stdout", rank=0).log(0, loss=0.5)'
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

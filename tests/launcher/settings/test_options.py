@@ -70,7 +70,7 @@ HERE = __file__
         ("--status", {"status": True}),
         ("--status --no-status", {"status": False}),
         ("--debug-rank 1 -n 2", {"debug_rank": 1, "n": 2}),
-        ("--log-dir /tmp/a/b --events /tmp/e --trace t", {"log_dir": "/tmp/a/b", "events": "/tmp/e", "trace": "t"}),
+        ("--log-dir /tmp/a/b --events e --trace t", {"log_dir": "/tmp/a/b", "events": "e", "trace": "t"}),
     ],
 )
 def test_options_become_a_job(argv: str, fields: dict[str, Any]) -> None:
