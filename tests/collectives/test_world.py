@@ -47,8 +47,11 @@ STEP = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0"}
         ({**PLAIN, **HYDRA}, World(engine="mpich", rank=1, size=4, local_rank=1, local_size=2)),
         # srun starts one torchrun on each node, and that the ranks.
         ({**PLAIN, **STEP, "TORCHELASTIC_RUN_ID": "none"}, World("environment", 5, 8, 1, 4)),
-        # A process that works for a rank has its environment, and is none.
-        ({**PLAIN, world.APART: "5 8 1 4 0"}, None),
+        # A rank of torchrun has started mpiexec.
+        (
+            {**PLAIN, **HYDRA, "TORCHELASTIC_RUN_ID": "none", world.APART: "5 8 1 4 0 77"},
+            World(engine="mpich", rank=1, size=4, local_rank=1, local_size=2),
+        ),
     ],
 )
 def test_the_engine_is_read_from_the_environment(environ: dict[str, str], expected: World | None) -> None:
