@@ -50,6 +50,7 @@ class Library:
         """Frees what is no longer used, and begins the statistics of memory anew: ours follow it from here on."""
         gc.collect()
         if self.device == "cuda":
+            self.t.zeros(1, device="cuda")  # PyTorch has no statistics before its first tensor
             self.t.cuda.empty_cache()
             self.t.cuda.reset_peak_memory_stats()
 
@@ -130,6 +131,8 @@ def main() -> None:
         library = Library(name, device)
         if phase == "run":
             sys.stdin.readline()
+        else:
+            library.t.backends.cudnn.benchmark = False  # beside others, plans are timed in vain
         if name == "torch" and phase == "run":
             said["again"] = first_losses(train(library, task, backwards=True))
         library.forget()
