@@ -179,6 +179,7 @@ def versions(libraries: dict[str, Library], device: str) -> dict[str, str]:
         import cupy
 
         found["cupy"] = cupy.__version__
+        found["cuDNN"] = str(ddp.backends.cudnn.version())
         found["CUDA runtime"] = str(cupy.cuda.runtime.runtimeGetVersion())
         found["driver"] = str(cupy.cuda.runtime.driverGetVersion())
     return found
@@ -194,6 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
     libraries = found_libraries(args.device)
     waits = {who: of.wait for who, of in libraries.items()}
     medians: dict[str, dict[str, float]] = {}
+    print(versions(libraries, args.device))
     print(f"{'us of the host':<34}" + "".join(f"{who:>10}" for who in libraries) + "   ratio   goal", flush=True)
     for name, contestants in rows(libraries, args.device).items():
         medians[name] = measure(contestants, waits, args.rounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import time
@@ -16,11 +17,11 @@ import pytest
 
 import ddp
 from benchmarks.gpu import __main__ as benchmark
-from benchmarks.gpu import carrying, sharing
+from benchmarks.gpu import carrying, correctness, sharing
 from benchmarks.gpu.contestant import FIRST, Library, train
 from benchmarks.gpu.rows import PROMISES, Promise, contestants, differs, ratio
 from benchmarks.gpu.tasks import TASKS, weights
-from benchmarks.gpu.turns import Contestant, take_turns
+from benchmarks.gpu.turns import ROOT, Contestant, compile_all, take_turns
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FASTER = Promise(task="gpt2", ours=("ddp", "ddp-graph"), theirs="torch", goal=2.0)
@@ -43,10 +44,20 @@ def test_who_did_not_run_keeps_no_promise() -> None:
 
 
 def test_losses_that_differ_are_found_out() -> None:
-    assert differs([4.6, 4.5], [4.61, 4.52]) is None
-    assert differs([0.001], [0.012]) is None
-    assert differs([4.6, 4.2], [4.6, 4.5]) == "the loss of step 1 is 4.2000, and PyTorch's 4.5000"
-    assert differs([float("nan")], [4.5]) is not None
+    theirs = [4.6, 4.5, 4.4, 4.3, 4.2]
+    assert differs([4.61, 4.49, 4.41, 4.31, 4.19], theirs, theirs) is None
+    assert differs([0.001], [0.004], [0.004]) is None
+    assert differs([4.6, 4.2], [4.6, 4.5], [4.6, 4.5]) == (
+        "the loss of step 1 is 4.2000, and PyTorch's 4.5000; 0.0225 apart is allowed"
+    )
+    assert differs([float("nan")], [4.5], [4.5]) is not None
+
+
+def test_later_losses_may_differ_as_two_runs_of_pytorch_do() -> None:
+    theirs, again = [4.6, 4.5, 4.4, 4.3, 4.2], [4.6, 4.4, 4.4, 4.3, 4.2]
+    assert differs([4.6, 4.5, 4.4, 4.05, 4.45], theirs, again) is None
+    assert differs([4.6, 4.5, 4.4, 3.9, 4.2], theirs, again) is not None
+    assert differs([4.6, 4.4, 4.4, 4.3, 4.2], theirs, again) is not None, "the first three are held to the rounding"
 
 
 def test_every_promise_is_about_a_task_and_compared_with_pytorch() -> None:
@@ -55,30 +66,65 @@ def test_every_promise_is_about_a_task_and_compared_with_pytorch() -> None:
     assert all(contestants(task)[0] == "torch" for task in TASKS)
 
 
-def test_tests_have_the_gpu_to_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They look at the time, and at how much memory is free."""
-    happened: list[str] = []
+class Entered:
+    """A contestant that is only noted, in `happened`."""
 
-    class Entered:
-        def __init__(self, *_: str) -> None:
-            happened.append("a contestant")
+    happened: list[str] = []  # noqa: RUF012  # of one test, which clears it
 
-        def close(self) -> None:
-            happened.append("closed")
+    def __init__(self, task: str, name: str, device: str, phase: str = "run") -> None:
+        self.task, self.name, self.said = task, name, {"losses": [1.0], "again": [1.0], "peaks": {}}
+        self.happened.append(f"{phase} {task} {name}")
 
-    def tests(limit: float) -> dict[str, Any]:
-        happened.append("tests")
-        return {"summary": "", "failed": {}}
+    def compiled(self, deadline: float) -> None:
+        return None
 
+    def ready(self, deadline: float) -> str | None:
+        self.happened.append(f"warm {self.name}")
+        self.deadline = deadline
+        return None
+
+    def steps(self, count: int) -> float:
+        self.happened.append("turn")
+        return 1.0
+
+    def close(self) -> None:
+        self.happened.append("closed")
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, to: Path, version: int | None) -> dict[str, Any]:
+    """The results of a benchmark on a GPU that has this version of cuDNN."""
+    Entered.happened.clear()
     monkeypatch.setattr(benchmark, "Contestant", Entered)
-    monkeypatch.setattr(benchmark, "run_tests", tests)
-    monkeypatch.setattr(benchmark, "facts", lambda device: {"gpu": "", "versions": {}})
-    monkeypatch.setattr(benchmark, "compare", lambda *_: {"rounds": {}})
-    monkeypatch.setattr(benchmark, "summary", lambda found: [])
-    monkeypatch.setattr(sys, "argv", ["gpu", "--only", "gpt2", "--json", str(tmp_path / "gpu.json")])
+    monkeypatch.setattr(benchmark, "facts", lambda device: {"gpu": "", "cudnn": version, "versions": {}})
+    command = ["gpu", "--rounds", "1", "--only", "gpt2", "--only", "small-gpt", "--only", "resnet18", "--json", str(to)]
+    monkeypatch.setattr(sys, "argv", command)
     benchmark.main()
-    assert happened[:2] == ["tests", "a contestant"]
-    assert happened[-1] == "closed"
+    return dict(json.loads(to.read_text()))
+
+
+def test_all_compile_at_once_and_warm_up_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = measured(monkeypatch, tmp_path / "gpu.json", 91900)
+    count = sum(len(contestants(task)) for task in TASKS)
+    assert all(each.startswith("compile ") for each in Entered.happened[:count])
+    assert Entered.happened[count : 2 * count] == ["closed"] * count, "they leave the device to the others"
+    happened = iter(Entered.happened[2 * count :])
+    for task in TASKS:
+        group = contestants(task)
+        expected = [*[f"run {task} {name}" for name in group], *[f"warm {name}" for name in group]]
+        assert [next(happened) for _ in expected] == expected
+        assert [next(happened) for _ in range(3 * len(group))] == ["turn"] * 2 * len(group) + ["closed"] * len(group)
+    assert {each["met"] for each in found["promises"]} == {True, False, None}
+
+
+def test_what_cudnn_computes_is_not_measured_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = measured(monkeypatch, tmp_path / "gpu.json", None)
+    assert {task for task, each in found["tasks"].items() if each["seconds"]} == {"small-gpt"}
+    said = capsys.readouterr().out
+    assert "gpt2 is not measured: cuDNN is missing" in said
+    assert "resnet18 is not measured: cuDNN is missing" in said
+    assert not any("gpt2" in each for each in Entered.happened)
 
 
 class Turning:
@@ -104,7 +150,7 @@ def test_who_gives_no_answer_is_out_and_the_others_go_on() -> None:
 SUITE = """
 import time, pytest
 @pytest.mark.gpu
-def test_works(): pass
+def test_works(): import warnings; warnings.warn("of another version")
 @pytest.mark.gpu
 def test_fails(): assert 1 + 1 == 3
 @pytest.mark.gpu
@@ -116,17 +162,28 @@ def test_takes_long(): time.sleep({seconds})
 """
 
 
-@pytest.mark.parametrize(("seconds", "limit", "said"), [(0, 60, "2 passed, 1 failed, 1 skipped"), (60, 12, "")])
+@pytest.mark.parametrize(("seconds", "limit", "said"), [(0, 60, "2 passed, 2 failed, 1 skipped"), (60, 15, "")])
 def test_tests_tell_what_failed_and_stop_in_time(
     seconds: int, limit: float, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: on a GPU\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: on a GPU\nfilterwarnings = error\n")
     (tmp_path / "test_suite.py").write_text(SUITE.format(seconds=seconds))
-    monkeypatch.setattr(benchmark, "ROOT", tmp_path)
-    found = benchmark.run_tests(limit)
+    (tmp_path / "test_broken.py").write_text("import no_such_module")
+    monkeypatch.setattr(correctness, "ROOT", tmp_path)
+    found = correctness.run_tests(limit, 2, ["test_suite.py", "test_broken.py"])
     assert found["summary"].startswith(said), found
-    assert found["summary"].endswith("not finished after 12 s") == bool(seconds), found
+    assert found["summary"].endswith("not finished after 15 s") == bool(seconds), found
     assert "assert (1 + 1) == 3" in found["failed"]["test_suite::test_fails"]
+
+
+def test_the_paths_hold_every_test_that_needs_a_gpu() -> None:
+    marked = re.compile(r"^(@|pytestmark = \[?)pytest\.mark\.gpu\b", re.M)
+    files = [each for each in (ROOT / "tests").rglob("test_*.py") if marked.search(each.read_text())]
+    assert len(files) > 5
+    paths = [ROOT / each for each in correctness.PATHS]
+    assert not [each for each in paths if not each.exists()]
+    # This file has such marks in the text of a suite, and no such test.
+    assert {each for each in files if not any(each.is_relative_to(path) for path in paths)} <= {Path(__file__)}
 
 
 def test_without_a_gpu_one_line_says_so(run_job: Run, tmp_path: Path) -> None:
@@ -158,6 +215,14 @@ def test_who_fails_says_why() -> None:
         contestant.close()
 
 
+def test_who_cannot_compile_is_named() -> None:
+    group = [Contestant("small-gpt", name, "cpu", "compile") for name in ("ddp", "ddp-graph")]
+    troubles = compile_all(group, time.monotonic() + 60)
+    assert [*troubles] == ["small-gpt ddp-graph"]
+    assert "DeviceError" in troubles["small-gpt ddp-graph"]
+    assert all(each.process.poll() is not None for each in group)
+
+
 def test_the_loader_and_two_ranks_are_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrying, "ROUNDS", 1)
     found = carrying.measure("cpu")
@@ -170,7 +235,7 @@ def test_two_ranks_train_what_one_rank_trains() -> None:
     found = sharing.measure("cpu")
     assert found["ranks"] == 2
     assert found["equal"], found
-    assert "equal to one rank" in sharing.line(found)
+    assert sharing.line(found).startswith("two ranks on one device (mpi): equal to one rank")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
@@ -191,6 +256,7 @@ def test_contestants_train_alike_on_a_gpu_and_nothing_waits(task: str, gpu: Any)
     losses = {}
     for name in ("ddp", "ddp-graph"):
         library = Library(name, "cuda")
+        library.forget()
         step = train(library, small)
         losses[name] = [float(step()) for _ in range(FIRST)]
         gpu.reset()
@@ -198,5 +264,6 @@ def test_contestants_train_alike_on_a_gpu_and_nothing_waits(task: str, gpu: Any)
             step()
         assert not gpu.synchronizations
         assert (gpu.mallocs, gpu.frees) == (0, 0)
+        assert 0 < library.peaks()["allocated"] <= library.peaks()["reserved"]
     assert losses["ddp"][-1] < losses["ddp"][0]
-    assert differs(losses["ddp-graph"], losses["ddp"], 0.002) is None
+    assert differs(losses["ddp-graph"], losses["ddp"], losses["ddp"]) is None

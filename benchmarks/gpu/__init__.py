@@ -1,5 +1,6 @@
-"""What a GPU can show of this runtime, beside PyTorch on the same GPU, in one run of less than eight minutes.
+"""What a GPU can show of this runtime, beside PyTorch on the same GPU, in two runs of less than ten minutes each.
 
+    python -m benchmarks.gpu.correctness
     python -m benchmarks.gpu
 
 `tasks` says what is trained, `contestant` is a process that trains it with one library, `rows` are the promises,

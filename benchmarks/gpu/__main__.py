@@ -1,47 +1,45 @@
-"""Everything that is promised of GPUs, in one run: correctness first, then each promise beside PyTorch.
+"""Everything that is promised of GPUs, in one run: each promise beside PyTorch.
 
-    python -m benchmarks.gpu [--rounds 15] [--limit 460] [--only gpt2] [--json FILE]
+    python -m benchmarks.gpu.correctness           # first, and apart: the tests that need a GPU
+    python -m benchmarks.gpu [--rounds 15] [--limit 560] [--only gpt2] [--json FILE]
     python -m benchmarks.gpu --device cpu          # the same on tiny sizes, where there is no GPU: does it run?
 
-Contestants are processes that all train the same weights on the same batch. Their first losses are compared with those
-of PyTorch's eager mode; then they take turns, and a ratio is the median over rounds. What fails is a row that says so:
-the others go on. Needs CuPy, a GPU and PyTorch with CUDA.
+Contestants are processes that all train the same weights on the same batch. First all compile at once. Then, task by
+task, each warms up alone, and its first losses are compared with those of PyTorch's eager mode; then they take turns,
+and a ratio is the median over rounds. What fails is a row that says so: the others go on. Needs CuPy, a GPU and PyTorch
+with CUDA; without cuDNN, what it computes is not measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import importlib.metadata
 import json
-import os
 import platform
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from benchmarks.gpu import carrying, sharing
 from benchmarks.gpu.rows import PROMISES, contestants, differs, ratio
 from benchmarks.gpu.tasks import TASKS
-from benchmarks.gpu.turns import ROOT, Contestant, median_ms, take_turns
+from benchmarks.gpu.turns import WARMING, Contestant, compile_all, median_ms, take_turns
+from ddp.backends import cudnn
 
 NAMED = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "torch", "nvidia-cudnn-frontend", "mpi4py", "pynccl")
 OTHERS = ("loader", "two-ranks")
-GRACE = 20.0  # s that the tests have to report, when they are interrupted
+COMPILING = 150.0  # s
+NO_CUDNN = "cuDNN is missing, without which a GPU takes much slower ways: pip install nvidia-cudnn-frontend==1.26.0"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
-    parser.add_argument("--limit", type=float, default=460, help="seconds in all (default: 460)")
-    parser.add_argument("--tests", type=float, default=150, help="seconds for `pytest -m gpu`, 0: none (default: 150)")
+    parser.add_argument("--limit", type=float, default=560, help="seconds in all (default: 560)")
     parser.add_argument("--only", action="append", choices=[*TASKS, *OTHERS], help="this alone; several times: these")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes (default: cuda)")
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="where the results go (default: gpu.json)")
@@ -59,27 +57,24 @@ def main() -> None:
         found["seconds"] = round(time.monotonic() - begun, 1)
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 
-    print(f"{found['gpu']}, {found['versions']}", flush=True)
-    # Before any contestant is there: tests look at the time, and at how much of the GPU's memory is free.
-    if args.tests and args.device == "cuda":
-        found["tests"] = run_tests(args.tests)
-        print(f"pytest -m gpu: {found['tests']['summary']}", *found["tests"]["failed"], sep="\n  ", flush=True)
-        keep()
-    # All of them compile at once, and wait until it is their turn.
-    entered = {
-        task: [Contestant(task, name, args.device) for name in contestants(task) if fits(name, args.device)]
-        for task in TASKS
-        if task in wanted
-    }
-    try:
-        found["tasks"] = {}
-        for number, (task, group) in enumerate(entered.items()):
-            share = (deadline - time.monotonic()) / (len(entered) - number + 1)
+    print(f"{found['gpu']}, cuDNN {found['cudnn']}, {found['versions']}", flush=True)
+    found["tasks"] = {}
+    named = {task: [name for name in contestants(task) if fits(name, args.device)] for task in TASKS if task in wanted}
+    for task in [task for task in named if args.device == "cuda" and TASKS[task].cudnn and found["cudnn"] is None]:
+        print(f"{task} is not measured: {NO_CUDNN}", flush=True)
+        found["tasks"][task] = {"seconds": {}, "out": dict.fromkeys(named.pop(task), NO_CUDNN)}
+    if args.device == "cuda":
+        compiling = [Contestant(task, name, "cuda", "compile") for task in named for name in named[task]]
+        found["compiling"] = compile_all(compiling, min(deadline, time.monotonic() + COMPILING))
+    for number, (task, names) in enumerate(named.items()):
+        group = [Contestant(task, name, args.device) for name in names]
+        try:
+            share = (deadline - time.monotonic()) / (len(named) - number + 1)
             found["tasks"][task] = compare(task, group, args.rounds, time.monotonic() + share, args.device)
-            keep()
-    finally:
-        for each in (each for group in entered.values() for each in group):
-            each.close()
+        finally:
+            for each in group:
+                each.close()
+        keep()
     if "loader" in wanted:
         found["loader"] = guarded(carrying.measure, args.device)
         print(carrying.line(found["loader"]), flush=True)
@@ -94,7 +89,7 @@ def main() -> None:
 
 def fits(name: str, device: str) -> bool:
     """Whether there is such a contestant on this device. Compiling for a CPU takes a compiler, and shows nothing."""
-    return device == "cuda" or name in ("ddp", "ddp-parallel", "torch")
+    return device == "cuda" or name in ("ddp", "ddp-parallel", "torch", "torch-parallel")
 
 
 def guarded(measure: Any, device: str) -> dict[str, Any]:
@@ -123,41 +118,8 @@ def facts(device: str) -> dict[str, Any]:
         except FileNotFoundError:
             sys.exit("benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes")
         gpu = done.stdout.strip()
-    return {"gpu": gpu, "python": platform.python_version(), "versions": versions}
-
-
-def run_tests(limit: float) -> dict[str, Any]:
-    """`pytest -m gpu`: how many passed, and what failed with the end of its report.
-
-    Where time runs out it is interrupted, as by Ctrl-C, and tells of the tests it has run.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        report, said = Path(folder) / "report.xml", Path(folder) / "said"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}", "-p", "no:cacheprovider"]
-        with said.open("w") as to:
-            pytest = subprocess.Popen(command, cwd=ROOT, stdout=to, stderr=subprocess.STDOUT, start_new_session=True)
-        late = ""
-        try:
-            pytest.wait(limit)
-        except subprocess.TimeoutExpired:
-            late = f", not finished after {limit:.0f} s"
-            pytest.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                pytest.wait(GRACE)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pytest.pid, signal.SIGKILL)  # and whatever it started
-        status = pytest.wait()
-        if not report.exists():
-            return {"summary": f"exit code {status}{late}: {said.read_text()[-500:]}", "failed": {}}
-        cases = [*ElementTree.parse(report).iter("testcase")]
-    failed = {}
-    for case in cases:
-        for trouble in (*case.iter("failure"), *case.iter("error")):
-            failed[f"{case.get('classname')}::{case.get('name')}"] = (trouble.text or "")[-2000:]
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    summary = f"{len(cases) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped{late}"
-    return {"summary": summary, "failed": failed}
+    version = cudnn.version() if device == "cuda" else None
+    return {"gpu": gpu, "cudnn": version, "python": platform.python_version(), "versions": versions}
 
 
 def compare(task: str, group: list[Contestant], rounds: int, deadline: float, device: str) -> dict[str, Any]:
@@ -165,9 +127,9 @@ def compare(task: str, group: list[Contestant], rounds: int, deadline: float, de
     items = (TASKS[task] if device == "cuda" else TASKS[task].small()).items
     troubles: dict[str, str] = {}
     for each in group:
-        trouble = each.ready(deadline)
+        trouble = each.ready(time.monotonic() + WARMING)
         if trouble is None and each is not group[0] and "losses" in group[0].said:
-            trouble = differs(each.said["losses"], group[0].said["losses"])
+            trouble = differs(each.said["losses"], group[0].said["losses"], group[0].said["again"])
         if trouble is not None:
             troubles[each.name] = trouble
             print(f"{task}: {each.name} is out: {trouble}", flush=True)
@@ -177,26 +139,27 @@ def compare(task: str, group: list[Contestant], rounds: int, deadline: float, de
         troubles[name] = trouble
         print(f"{task}: {name} is out: {trouble}", flush=True)
     able = [each for each in able if each.name in times]
-    print(f"\n{task:<12} {'ms a step':>10} {TASKS[task].unit + '/s':>12} {'peak MiB':>9}")
+    print(f"\n{task:<14} {'ms a step':>10} {TASKS[task].unit + '/s':>12} {'peak MiB':>9} {'reserved':>9}")
     for each in able:
         milliseconds = median_ms(times[each.name])
-        peak = f"{each.said['peak'] / 2**20:9.0f}" if each.said["peak"] else ""
-        print(f"{each.name:<12} {milliseconds:10.3f} {1000 * items / milliseconds:12.0f} {peak}", flush=True)
+        peaks = "".join(f"{nbytes / 2**20:9.0f} " for nbytes in each.said["peaks"].values())
+        print(f"{each.name:<14} {milliseconds:10.3f} {1000 * items / milliseconds:12.0f} {peaks}", flush=True)
     losses = {each.name: each.said["losses"] for each in able}
-    peaks = {each.name: each.said["peak"] for each in able}
-    return {"items": items, "seconds": times, "losses": losses, "peak": peaks, "out": troubles}
+    peaks = {each.name: each.said["peaks"] for each in able}
+    return {"items": items, "seconds": times, "losses": losses, "peaks": peaks, "out": troubles}
 
 
 def summary(tasks: dict[str, Any]) -> Any:
     """Each promise with its ratio, printed as it goes."""
-    print(f"\n{'promise':<56} {'ratio':>6} {'goal':>5}")
+    print(f"\n{'promise':<80} {'ratio':>6} {'goal':>5}")
     for promise in PROMISES:
         if promise.task in tasks:
             got = ratio(promise, tasks[promise.task]["seconds"])
             kept = None if got is None else promise.met(got)
             shown = "     -" if got is None else f"{got:6.2f}"
-            said = {True: "met", False: "missed", None: "not measured"}[kept]
-            print(f"{promise.label:<56} {shown} {promise.goal:5.2f} {said}", flush=True)
+            goal = "    -" if promise.goal is None else f"{promise.goal:5.2f}"
+            said = "not measured" if got is None else {True: "met", False: "missed", None: "for comparison"}[kept]
+            print(f"{promise.label:<80} {shown} {goal} {said}", flush=True)
             yield {"what": promise.label, "goal": promise.goal, "ratio": got, "met": kept}
 
 

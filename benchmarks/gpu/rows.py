@@ -9,32 +9,41 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """ours over theirs, in speed (`faster`: at least `goal`) or in time (`slower`: at most `goal`)."""
+    """ours over theirs, in speed (at least `goal`) or, if `slower`, in time (at most `goal`).
+
+    goal: None: a row for comparison; what: is measured, where the names of the contestants do not say it
+    """
 
     task: str
     ours: tuple[str, ...]  # the fastest of them counts
     theirs: str
-    goal: float
+    goal: float | None
     slower: bool = False
+    what: str = ""
 
     @property
     def label(self) -> str:
         """As the table says it."""
-        what = "time" if self.slower else "speed"
-        return f"{self.task}: {what} of {' or '.join(self.ours)} over {self.theirs}"
+        what = self.what or ("time" if self.slower else "speed")
+        return f"{self.task}: {what}, {' or '.join(self.ours)} over {self.theirs}"
 
-    def met(self, ratio: float) -> bool:
-        """Whether a ratio keeps the promise."""
+    def met(self, ratio: float) -> bool | None:
+        """Whether a ratio keeps the promise; None for a row without a goal."""
+        if self.goal is None:
+            return None
         return ratio <= self.goal if self.slower else ratio >= self.goal
 
 
+HOOKS = "time with hooks and buckets, world size 1"
 PROMISES = (
     Promise(task="gpt2", ours=("ddp", "ddp-graph"), theirs="torch", goal=1.0),
     Promise(task="gpt2", ours=("ddp", "ddp-graph"), theirs="torch-compile", goal=0.9),
     Promise(task="small-gpt", ours=("ddp-graph",), theirs="torch", goal=3.0),
     Promise(task="small-gpt", ours=("ddp-graph",), theirs="torch-graphs", goal=1.0),
     Promise(task="resnet18", ours=("ddp", "ddp-graph"), theirs="torch", goal=1.0),
-    Promise(task="gpt2", ours=("ddp-parallel",), theirs="ddp", goal=1.03, slower=True),
+    # A world of one communicates nothing: what is measured is what hooks and buckets cost the step.
+    Promise(task="gpt2", ours=("ddp-parallel",), theirs="ddp", goal=1.03, slower=True, what=HOOKS),
+    Promise(task="gpt2", ours=("torch-parallel",), theirs="torch", goal=None, slower=True, what=HOOKS),
 )
 
 
@@ -57,12 +66,22 @@ def ratio(promise: Promise, rounds: Mapping[str, Sequence[float]]) -> float | No
     return statistics.median(a / b if promise.slower else b / a for a, b in pairs)
 
 
-def differs(losses: Sequence[float], expected: Sequence[float], tolerance: float = 0.02) -> str | None:
+TIGHT, STEPS = 0.005, 3  # the tolerance of the first losses, relative, and absolute below 1
+NOISE = 3.0  # later ones may differ by as many times what two runs of PyTorch differ by
+
+
+def differs(losses: Sequence[float], expected: Sequence[float], again: Sequence[float]) -> str | None:
     """How the losses of the first steps differ from those of PyTorch's eager mode; None where they agree.
 
-    tolerance: relative, and absolute for losses below 1; products in bfloat16 have 8 bits
+    again: PyTorch's own losses, the samples of each batch in another order: the same but for rounding, which training
+    makes larger with every step
     """
-    for step, (ours, theirs) in enumerate(zip(losses, expected, strict=True)):
-        if not abs(ours - theirs) <= tolerance * max(1.0, abs(theirs)):
-            return f"the loss of step {step} is {ours:.4f}, and PyTorch's {theirs:.4f}"
+    noise = 0.0
+    for step, (ours, theirs, other) in enumerate(zip(losses, expected, again, strict=True)):
+        noise = max(noise, abs(theirs - other))
+        allowed = TIGHT * max(1.0, abs(theirs))
+        if step >= STEPS:
+            allowed = max(allowed, NOISE * noise)
+        if not abs(ours - theirs) <= allowed:
+            return f"the loss of step {step} is {ours:.4f}, and PyTorch's {theirs:.4f}; {allowed:.4f} apart is allowed"
     return None

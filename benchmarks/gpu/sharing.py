@@ -1,6 +1,7 @@
 """Two ranks on one GPU: do they train what one rank trains? NCCL lets ranks share one from 2.30 on, if asked to.
 
-That the collectives themselves keep their contract there is tested by `pytest -m gpu`.
+Below that they agree on MPI, and the row says so. That the collectives themselves keep their contract there is tested
+by `pytest -m gpu`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ TOLERANCE = 1e-4  # of float32 sums in another order
 
 
 def measure(device: str) -> dict[str, Any]:
-    """backend, ranks, the largest difference of a weight, and whether that is rounding.
+    """carried, ranks, the largest difference of a weight, and whether that is rounding.
 
     Raises: RuntimeError with the end of the job's output if it fails.
     """
@@ -39,4 +40,4 @@ def line(found: dict[str, Any]) -> str:
     if "error" in found:
         return f"two ranks on one device: {found['error']}"
     verdict = "equal to one rank" if found["equal"] else "NOT equal to one rank"
-    return f"two ranks on one device over {found['backend']}: {verdict}, largest difference {found['difference']:.1e}"
+    return f"two ranks on one device ({found['carried']}): {verdict}, largest difference {found['difference']:.1e}"

@@ -31,7 +31,8 @@ class Task:
     """What is trained.
 
     model: (t, size) to a module; batch: (size, seed) to the arrays of one; half: products in bfloat16 by autocast;
-    channels_last: how images lie in memory; tiny: the size that a CPU can do, for tests; items: in a batch, and of what
+    channels_last: how images lie in memory; cudnn: without it a GPU takes much slower ways, which are not measured;
+    tiny: the size that a CPU can do, for tests; items: in a batch, and of what
     """
 
     model: Callable[[Any, Size], Any]
@@ -40,6 +41,7 @@ class Task:
     tiny: Size
     half: bool = True
     channels_last: bool = False
+    cudnn: bool = False
     unit: str = "tokens"
 
     def small(self) -> Task:
@@ -137,6 +139,7 @@ TASKS = {
         batch=_tokens,
         size=Size(batch=8, length=1024, width=768, layers=12, heads=12, vocabulary=50304),
         tiny=Size(batch=2, length=16, width=32, layers=2, heads=2, vocabulary=96),
+        cudnn=True,
     ),
     "small-gpt": Task(
         model=gpt,
@@ -150,6 +153,7 @@ TASKS = {
         size=Size(batch=256, width=64),
         tiny=Size(batch=2, width=4),
         channels_last=True,
+        cudnn=True,
         unit="images",
     ),
 }

@@ -1,7 +1,8 @@
-"""Contestants as processes that take turns: each has the device to itself while it is timed."""
+"""Contestants as processes: they compile at once, and each has the device to itself while it warms up and is timed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import statistics
@@ -15,14 +16,15 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 ROUND = 0.25  # s that one turn takes, about
 PATIENCE = 60.0  # s that a turn may take
+WARMING = 60.0  # s that imports, warm-up and the first losses may take, of each contestant
 
 
 class Contestant:
-    """One process of `benchmarks.gpu.contestant`. said: its first line, once `ready`."""
+    """One process of `benchmarks.gpu.contestant`. phase: "compile" or "run"; said: its first line, once `ready`."""
 
-    def __init__(self, task: str, name: str, device: str) -> None:
-        self.name = name
-        command = [sys.executable, "-m", "benchmarks.gpu.contestant", task, name, device]
+    def __init__(self, task: str, name: str, device: str, phase: str = "run") -> None:
+        self.task, self.name = task, name
+        command = [sys.executable, "-m", "benchmarks.gpu.contestant", task, name, device, phase]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -44,8 +46,20 @@ class Contestant:
         for line in self.process.stderr:
             self._noise = [*self._noise[-39:], line]
 
+    def compiled(self, deadline: float) -> str | None:
+        """Waits until it has compiled, in the phase "compile". Returns: what went wrong, or None."""
+        trouble = self._answer(deadline)
+        return None if self.process.poll() == 0 and not self.said else trouble
+
     def ready(self, deadline: float) -> str | None:
-        """Waits until it can be asked for steps. Returns: why it never will, or None."""
+        """Has it warm up, and waits until it can be asked for steps. Returns: why it never will, or None."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended, and says why
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        return self._answer(deadline)
+
+    def _answer(self, deadline: float) -> str | None:
         try:
             while True:
                 line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.01))
@@ -79,6 +93,16 @@ class Contestant:
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
+
+
+def compile_all(contestants: list[Contestant], deadline: float) -> dict[str, str]:
+    """Waits until all have compiled, and ends them. Returns: of those that could not, why: they will try once more."""
+    try:
+        found = {f"{each.task} {each.name}": each.compiled(deadline) for each in contestants}
+    finally:
+        for each in contestants:
+            each.close()
+    return {name: trouble for name, trouble in found.items() if trouble is not None}
 
 
 def take_turns(

@@ -6,7 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +55,16 @@ def test_ops_and_events_do_not_wait() -> None:
     before, after = ddp.cuda.Event(enable_timing=True), ddp.cuda.Event(enable_timing=True)
     busy(1)
     ddp.cuda.synchronize()
-    start = time.perf_counter()
     before.record()
     busy(200)
     y = (x @ x).relu().sum()
     handle = ddp.cuda.fetch(y)
     after.record()
-    launched = time.perf_counter() - start
-    assert not after.query()
+    assert not after.query(), "launching waited"
     assert not handle.ready()
     assert handle.value() == 256.0**3
     after.synchronize()
     assert after.query()
-    assert launched < 0.1
     assert before.elapsed_time(after) > 50
 
 
@@ -79,10 +75,8 @@ def test_only_the_current_stream_is_waited_for() -> None:
     with ddp.cuda.stream(s):
         busy(500)
         event = s.record_event()
-    start = time.perf_counter()
     assert (x + 1).tolist() == [2.0] * 4
-    assert time.perf_counter() - start < 0.3
-    assert not event.query()
+    assert not event.query(), "another stream was waited for"
     s.synchronize()
 
 
@@ -102,11 +96,10 @@ def test_copies_through_pinned_memory() -> None:
     (x.to("cuda", non_blocking=True) * 2).to("cpu", non_blocking=True)  # compiles, and pins memory
     busy(1)
     ddp.cuda.synchronize()
-    start = time.perf_counter()
     busy(200)
     there = x.to("cuda", non_blocking=True)
     back = (there * 2).to("cpu", non_blocking=True)
-    assert time.perf_counter() - start < 0.1
+    assert not ddp.cuda.current_stream().query(), "a copy waited"
     assert back.is_pinned()
     ddp.cuda.synchronize()
     np.testing.assert_array_equal(back.numpy(), x.numpy() * 2)
