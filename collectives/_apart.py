@@ -8,7 +8,7 @@ no engine has started, every rank's workers would read the same in silence. A pr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from collectives._single import SingleTransport
@@ -92,6 +92,12 @@ class ApartTransport(SingleTransport):
         self._refuse()
 
     def recv(self, out: Array, src: int, tag: int) -> Test:
+        self._refuse()
+
+    def arrived(self) -> tuple[int, Array] | None:
+        self._refuse()
+
+    def group(self, members: Sequence[int], key: str) -> tuple[SingleTransport, Test]:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

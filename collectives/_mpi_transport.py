@@ -7,6 +7,7 @@ other, everything else by sends and receives between the ranks. Source of the op
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from collectives.errors import TooManyCommunicators
 from collectives.lengths import even_lengths
 from collectives.meeting import HASH, WORDS, Header, Headers
 from collectives.reduction import Array, ReduceOp
-from collectives.transport import LETTER, TAGS, Finish, Test, all_of, offsets, then
+from collectives.transport import LETTER, LETTERS, TAGS, Finish, Test, all_of, offsets, then
 
 if TYPE_CHECKING:
     from collectives._mpi import MPIWorld
@@ -33,6 +34,9 @@ _TOGETHER = 8 << 20
 
 # Beyond the tags of `send` and `recv`, and beyond those that every MPI must have; the ones that need it have 2^31.
 _PIECES = 2 * TAGS
+
+# Letters that MPI was still writing when their communicator was closed.
+_unfinished: list[Any] = []
 
 
 class MPITransport:
@@ -50,11 +54,13 @@ class MPITransport:
         self._members = members
         self.key = key
         self._limit = limit
-        self._longest = max(limit, LETTER)  # a letter is received before its length is known
+        self._longest = max(limit, LETTER)  # letters go in one piece
         seat = membership.seat(members, members.index(membership.rank))
         self.rank, self.size = seat.rank, seat.size
         self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
         self._headers: Array | None = None
+        self._status = MPI.Status()
+        self._arriving: tuple[int, Array, Any] | None = None
         # How many calls are still checked; None: all of them, which costs little where no wire is between the ranks.
         self._checks = None if seat.local_size == seat.size else membership.checks
 
@@ -188,6 +194,20 @@ class MPITransport:
             ]
         )
 
+    def arrived(self) -> tuple[int, Array] | None:
+        if self._arriving is None:
+            MPI, status = self._MPI, self._status
+            message = self._comm.Improbe(MPI.ANY_SOURCE, LETTERS, status)
+            if message is None:
+                return None
+            room = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._arriving = status.Get_source(), room, message.Irecv([room, MPI.BYTE])
+        source, room, request = self._arriving
+        if not request.Test():
+            return None
+        self._arriving = None
+        return source, room
+
     def barrier(self) -> Test:
         return self._comm.Ibarrier().Test
 
@@ -200,6 +220,21 @@ class MPITransport:
             return None, self._make(lambda: self._comm.Split(self._MPI.UNDEFINED), None)
         part = self._another(None, [self._members[rank] for rank in members], key)
         return part, self._make(lambda: self._comm.Split(members[0], members.index(self.rank)), part)
+
+    def group(self, members: Sequence[int], key: str) -> tuple[MPITransport, Test]:
+        group = self._comm.Get_group().Incl(list(members))
+        tag = zlib.crc32(key.encode()) & 0x7FFF  # keeps groups apart that several threads make at once
+        made, errors = _in_a_thread(lambda: self._comm.Create_group(group, tag))
+        part = self._another(None, [self._members[rank] for rank in members], key)
+
+        def test() -> bool:
+            if errors:
+                raise self._no_room(errors)
+            if made:
+                part._comm = made[0]
+            return bool(made)
+
+        return part, test
 
     def _make(self, make: Callable[[], Any], part: MPITransport | None) -> Test:
         """Gives `part` the communicator that `make` returns. Raises: TooManyCommunicators on all ranks, or on none."""
@@ -218,15 +253,20 @@ class MPITransport:
                 return
             if made and part is not None:
                 made[0].Free()
-            reason = str(errors[0]).strip().rpartition("\n")[2] if errors else "on another rank"
-            raise TooManyCommunicators(
-                f"rank {self.rank}: MPI cannot make another communicator ({reason}). It has room for some 2,000, and a "
-                "duplicate or split takes one or two: close those that are not needed any more (comm.close())"
-            )
+            raise self._no_room(errors)
 
         return _in_turn(steps())
 
+    def _no_room(self, errors: Sequence[BaseException]) -> TooManyCommunicators:
+        reason = str(errors[0]).strip().rpartition("\n")[2] if errors else "on another rank"
+        return TooManyCommunicators(
+            f"rank {self.rank}: MPI cannot make another communicator ({reason}). It has room for some 2,000, and a "
+            "duplicate or split takes one or two: close those that are not needed any more (comm.close())"
+        )
+
     def close(self) -> None:
+        if self._arriving is not None:
+            _unfinished.append(self._arriving)
         if self.key != "world":
             # Collective by the standard, local in MPICH and Open MPI; an MPI has about 2,000 of these in all.
             self._comm.Free()

@@ -80,6 +80,9 @@ class SingleTransport:
     def recv(self, out: Array, src: int, tag: int) -> Test:
         raise AssertionError("a world of one has no other rank")
 
+    def arrived(self) -> tuple[int, Array] | None:
+        return None
+
     def barrier(self) -> Test:
         return _done
 
@@ -88,6 +91,9 @@ class SingleTransport:
 
     def split(self, members: Sequence[int] | None, key: str) -> tuple[SingleTransport | None, Test]:
         return None if members is None else SingleTransport(key), _done
+
+    def group(self, members: Sequence[int], key: str) -> tuple[SingleTransport, Test]:
+        return SingleTransport(key), _done
 
     def close(self) -> None:
         return

@@ -7,7 +7,7 @@ does the work for everybody, in rank order, so the same inputs give the same bit
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from collectives.departure import Departure, among
 from collectives.errors import MismatchError
 from collectives.meeting import HASH, WORDS, Header, Headers
 from collectives.reduction import COMBINE, Array, ReduceOp
-from collectives.transport import LETTER, Finish, Test, offsets, then
+from collectives.transport import LETTERS, Finish, Test, offsets, then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,14 @@ class _Row:
 
 @dataclass(kw_only=True)
 class _Letter:
-    """What one rank sends to another. taken: received, or copied so that its sender need not wait."""
+    """What one rank sends to another. taken: received"""
 
     x: Array
-    taken: bool
+    taken: bool = False
+
+
+def _done() -> bool:
+    return True
 
 
 class Board:
@@ -57,6 +61,7 @@ class Board:
         self._rows: dict[int, _Row] = {}
         self._boards: dict[str, tuple[Board, int]] = {}
         self._letters: dict[tuple[int, int, int, int], _Letter] = {}
+        self.mailboxes: list[deque[tuple[int, Array]]] = [deque() for _ in range(size)]
 
     def post(self, rank: int, number: int, part: _Part, work: Callable[[list[_Part]], None]) -> Test:
         """Adds `rank`'s part to collective `number`; the last rank to come does the work."""
@@ -95,15 +100,17 @@ class Board:
             return [] if row is None else [rank for rank in range(self.size) if rank not in row.parts]
 
     def send(self, src: int, dst: int, tag: int, number: int, x: Array) -> Test:
-        """Posts letter `number` of those that src sends to dst under that tag."""
-        short = len(x) <= LETTER
-        letter = _Letter(x=x.copy() if short else x, taken=short)
+        """Posts array `number` of those that src sends to dst under that tag."""
+        if tag == LETTERS:
+            self.mailboxes[dst].append((src, x.copy()))
+            return _done
+        letter = _Letter(x=x)
         with self.lock:
             self._letters[src, dst, tag, number] = letter
         return lambda: letter.taken
 
     def recv(self, src: int, dst: int, tag: int, number: int, out: Array) -> Test:
-        """Takes that letter once it is there."""
+        """Takes that array once it is there."""
         done = False
 
         def test() -> bool:
@@ -112,7 +119,7 @@ class Board:
                 with self.lock:
                     letter = self._letters.pop((src, dst, tag, number), None)
                 if letter is not None:
-                    np.copyto(out[: len(letter.x)], letter.x)
+                    np.copyto(out, letter.x)
                     letter.taken = done = True
             return done
 
@@ -238,6 +245,10 @@ class ThreadTransport:
         self._received[src, tag] += 1
         return self._board.recv(src, self.rank, tag, number, out)
 
+    def arrived(self) -> tuple[int, Array] | None:
+        mailbox = self._board.mailboxes[self.rank]
+        return mailbox.popleft() if mailbox else None
+
     def barrier(self) -> Test:
         return self._post(lambda parts: None, ("barrier",))
 
@@ -246,6 +257,10 @@ class ThreadTransport:
 
     def split(self, members: Sequence[int] | None, key: str) -> tuple[ThreadTransport | None, Test]:
         return None if members is None else self._part(members, key), self.barrier()
+
+    def group(self, members: Sequence[int], key: str) -> tuple[ThreadTransport, Test]:
+        part = self._part(members, key)
+        return part, part.barrier()
 
     def _part(self, members: Sequence[int], key: str) -> ThreadTransport:
         board = self._board.part(key, len(members))

@@ -15,7 +15,7 @@ _OLD = int(3e9)  # ns; samples are taken once a second
 _KEY = 112  # bytes that a flight record keeps of a communicator's key
 
 # They are counted on lines of their own.
-_PAIRS = ("send", "recv")
+_PAIRS = ("send", "recv", "create_group")
 
 
 class Account(NamedTuple):

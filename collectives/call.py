@@ -6,15 +6,15 @@ calling thread and the helper thread alike.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from collectives.errors import (
-    CollectiveTimeout,
-    WorldError,
-)
+from collectives.departure import Departure
+from collectives.errors import ArgumentError, CollectiveTimeout, WorldError
 from collectives.flight.recorder import DONE, FAILED, Recorder
 from collectives.meeting import Headers
 from collectives.pausing import Limit
@@ -24,6 +24,9 @@ from collectives.transport import Test
 
 T = TypeVar("T")
 Steps = Generator[Test, None, T]
+
+_log = logging.getLogger("collectives")
+_event_lock = threading.Lock()
 
 
 class Words:
@@ -45,14 +48,17 @@ class Call(Generic[T]):
     """One collective on one rank: what it is called, its steps, and its outcome."""
 
     __slots__ = (
-        "_finished",
+        "_callbacks",
+        "_done",
+        "_event",
+        "drive",
         "error",
+        "gone",
         "headers",
-        "line",
         "look",
         "name",
         "number",
-        "peer",
+        "peers",
         "pid",
         "record",
         "recorder",
@@ -66,8 +72,10 @@ class Call(Generic[T]):
 
     def __init__(self, name: str, what: Words, site: Site, timeout: float) -> None:
         self.name = name
-        self.line: str | None = None  # under which a leaving rank tells how far it came; None: the communicator's key
-        self.peer: int | None = None  # the one rank that this call waits for; None: all of them
+        self.peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it
+        self.gone: Callable[[Mapping[int, Departure]], list[int]] | None = None  # and those whose leaving ends it
+        # Waits in the thread that asks for the outcome, up to so many seconds; None: that thread blocks.
+        self.drive: Callable[[float | None], bool] | None = None
         self.what = what
         self.site = site
         self.steps: Steps[T]
@@ -81,37 +89,70 @@ class Call(Generic[T]):
         self.result: T | None = None
         self.error: BaseException | None = None
         self.pid = os.getpid()
-        self._finished = threading.Event()
+        self._done = False
+        self._event: threading.Event | None = None  # made by the first thread that blocks: most calls need none
+        self._callbacks: deque[Callable[[], object]] = deque()
 
     def __str__(self) -> str:
         return f"{self.name} #{self.number} ({self.site}) {self.what}".rstrip()
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Publishes the outcome to whoever waits."""
+        """Publishes the outcome, once: wakes the threads that wait for it, then runs the done callbacks."""
+        if self._done:
+            return
         self.result, self.error = result, error
         if self.recorder is not None:
             self.recorder.end(self.record, DONE if error is None else FAILED)
-        self._finished.set()
+        self._done = True
+        if self._event is not None:
+            self._event.set()
+        if self._callbacks:
+            self._run_callbacks()
 
     def finished(self) -> bool:
         """True once the outcome is known; in a forked child that it will never know it."""
-        return self._finished.is_set() or self.pid != os.getpid()
+        return self._done or self.pid != os.getpid()
+
+    def add_done_callback(self, fn: Callable[[], object]) -> None:
+        """Calls fn once the outcome is known, in the thread that publishes it; now if it is known already."""
+        self._callbacks.append(fn)
+        if self._done:
+            self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        while True:
+            try:
+                fn = self._callbacks.popleft()  # by one thread, should `finish` and `add_done_callback` meet
+            except IndexError:
+                return
+            try:
+                fn()
+            except Exception:
+                _log.exception("a done callback of %s raised", self)
 
     def join(self, timeout: float | None) -> bool:
         """Waits for the outcome; False if it is not known after `timeout` seconds."""
         if self.finished():
             return True
+        return self.block(timeout) if self.drive is None else self.drive(timeout)
+
+    def block(self, timeout: float | None) -> bool:
+        """`join`, while another thread drives the call."""
+        with _event_lock:
+            event = self._event = self._event or threading.Event()
+        if self._done:  # `finish` sets this before it looks for the event
+            return True
         if timeout is None:
-            return self._finished.wait()
+            return event.wait()
         limit = Limit(timeout)
-        while not self._finished.wait(limit.left()):
+        while not event.wait(limit.left()):
             if limit.over():
                 return False
         return True
 
     def outcome(self) -> T:
         """The result. Raises: the error that ended the call; WorldError in a child forked before it ended."""
-        if not self._finished.is_set():
+        if not self._done:
             raise WorldError(f"{self} goes on in process {self.pid}, of which this one was forked: wait for it there")
         if self.error is not None:
             raise again(self.error)
@@ -143,6 +184,19 @@ class Work(Generic[T]):
         if not self._call.join(timeout):
             raise CollectiveTimeout(f"{self._call} was not complete after waiting {timeout:g} s; it goes on")
         return self._call.outcome()
+
+    def add_done_callback(self, fn: Callable[[Work[T]], object]) -> None:
+        """Calls fn(work) once the collective is complete or has failed; at once if it is.
+
+        fn: runs in the thread that completed the call, usually a helper thread, after threads in `wait` were woken;
+        callbacks run in the order in which they were added. It may start calls with `async_op=True`, but not wait for
+        another call of the same communicator, whose helper thread it holds up: that raises CollectivesError. What it
+        raises is logged, and changes nothing.
+        Raises: ArgumentError if fn cannot be called.
+        """
+        if not callable(fn):
+            raise ArgumentError(f"a done callback should be a function of one argument, is {fn!r}")
+        self._call.add_done_callback(lambda: fn(self))
 
     def times(self) -> tuple[int, int, int] | None:
         """When it was asked for, started and complete on this rank: nanoseconds of `time.monotonic_ns()`, 0: not yet.

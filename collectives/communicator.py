@@ -6,9 +6,12 @@ operations, and hands them to the communicator's line, which runs them now (`asy
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +20,18 @@ from collectives._shared import takes
 from collectives._shared.quick import LEFT, Recipe
 from collectives._shared.setup import add_array, share, sharing
 from collectives.arrays import as_array, as_bytes, is_device_array
-from collectives.call import Call, Steps
+from collectives.call import Call, Steps, Words
+from collectives.calls import whole
+from collectives.departure import Departure
 from collectives.errors import ArgumentError, DtypeError
 from collectives.family import Family
-from collectives.meeting import Header, agreed
+from collectives.meeting import Header, agreed, spans
 from collectives.movements import Movements
 from collectives.objects import Objects
 from collectives.pairs import Pairs
 from collectives.reduction import Array
 from collectives.reductions import Reductions
+from collectives.site import user_site
 from collectives.transport import Transport
 
 
@@ -53,6 +59,8 @@ class Communicator(Reductions, Movements, Objects, Pairs):
     def __init__(self, transport: Transport, timeout: float, family: Family | None = None) -> None:
         super().__init__(transport, timeout, family)
         self._descendants = itertools.count()
+        self._groups: Counter[tuple[int, ...]] = Counter()
+        self._groups_lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.backend}>"
@@ -126,14 +134,16 @@ class Communicator(Reductions, Movements, Objects, Pairs):
         twin: Communicator = self._run("duplicate", None, steps, False)
         return twin
 
-    def split(self, color: int | None, key: int | None = None) -> Communicator | None:
+    def split(self, color: int | None, key: int | None = None, *, timeout: float | None = None) -> Communicator | None:
         """A communicator of the ranks that give the same color. Collective: every rank of this one calls it.
 
         color: any whole number; None: this rank is in none of the new communicators
         key: ranks are ordered by it, equal ones as they are here; None: this rank's number here
+        timeout: seconds, of each call of the new communicator; None: as here
         Returns: this rank's new communicator, or None
-        Raises: ArgumentError if color or key is no whole number.
+        Raises: ArgumentError if color or key is no whole number, or timeout is no number above 0.
         """
+        limit = self._limit(timeout)
         for what, number in (("color", color), ("key", key)):
             if not isinstance(number, (int, np.integer, type(None))) or not -(2**63) <= (number or 0) < 2**63:
                 raise ArgumentError(f"{what} should be a whole number of 64 bits or None, is {number!r}")
@@ -150,13 +160,61 @@ class Communicator(Reductions, Movements, Objects, Pairs):
             part = None
             if transport is not None:
                 transport = yield from share(transport)
-                part = Communicator(transport, self.timeout, self.family)
+                part = Communicator(transport, limit, self.family)
             color_there, key_there = (None, 0) if members is None else (min(members), members.index(self.rank))
             yield from self._hand_down(part, color_there, key_there)
             return part
 
         part: Communicator | None = self._run("split", None, steps, False, f"color {color} key {key}")
         return part
+
+    def create_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator:
+        """A communicator of these ranks, made by them alone: each of them calls it, and no other rank needs to.
+
+        ranks: of this communicator, each once, in the order that they have in the new one; the same on all of them
+        timeout: seconds, of each call of the new communicator; None: as here
+        Raises: ArgumentError if this rank is not among them, one of them does not exist or comes twice, or timeout is
+        no number above 0; CollectiveTimeout if not all of them call it; PeerLeft if one of them leaves without.
+        """
+        members = tuple(whole(rank, 0, self.size - 1, "ranks should hold ranks") for rank in ranks)
+        if len(set(members)) != len(members) or self.rank not in members:
+            raise ArgumentError(
+                f"rank {self.rank}: ranks should name each member once, the calling rank among them, is {ranks!r}"
+            )
+        limit = self._limit(timeout)
+        with self._groups_lock:
+            number = self._groups[members]
+            self._groups[members] += 1
+        # Members alone count the groups they make, so that theirs must be part of the key.
+        digest = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()
+        key = f"{self._transport.key}.group {digest}.{number}"
+
+        def steps(call: Call[Communicator]) -> Steps[Communicator]:
+            transport, test = self._transport.group(members, key)
+            yield test
+            transport = yield from share(transport)
+            return Communicator(transport, limit, self.family)
+
+        def gone(departures: Mapping[int, Departure]) -> list[int]:
+            left = {rank: each for rank, each in departures.items() if rank in members}
+            return [rank for rank, each in sorted(left.items()) if each.failed or key not in each.calls]
+
+        call: Call[Communicator] = Call(
+            "create_group", Words(None, f"ranks {spans(sorted(members))}"), user_site(), self.timeout
+        )
+        call.steps, call.gone = steps(call), gone
+        call.peers = [rank for rank in members if rank != self.rank]
+        made = self._mail.run(call)
+        made.enter()
+        return made
+
+    def _limit(self, timeout: float | None) -> float:
+        """The time limit of a new communicator. Raises: ArgumentError if it is no number above 0."""
+        if timeout is None:
+            return self.timeout
+        if not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ArgumentError(f"timeout should be seconds above 0, is {timeout!r}")
+        return timeout
 
     def _descendant(self) -> str:
         """The key of the next one, counted when all ranks have met: a call that only some of them make has none."""

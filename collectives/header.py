@@ -5,11 +5,12 @@ A root tells it before it scatters, with each rank's length; a sender writes it 
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from collectives.reduction import Array
 from collectives.transport import LETTER
 
 _TEXT_BYTES = 512
-_HEAD = struct.Struct("<qq32s")  # how many dimensions, where the array follows, dtype; then the shape
+_HEAD = struct.Struct("<qq")  # the user's tag, and that of the array if it follows; then what `_form` packs
+_NDIM = struct.Struct("<q")
+_FORM = struct.Struct("<q32s")  # how many dimensions, and the dtype; then the shape
 
 
 def empty(size: int) -> Array:
@@ -49,25 +52,52 @@ def fingerprint(part: Array) -> int:
     return zlib.crc32(repr((dtype_name(part.dtype), part.shape[1:])).encode())
 
 
-def encode_letter(array: Array, apart: int) -> tuple[Array, int]:
-    """What `send` sends first: (n,) uint8, and `apart`, or 0 if the C-contiguous array itself fits in.
+class Letter(NamedTuple):
+    """What `send` sends first.
+
+    src: the rank that sent it; tag: as its user gave it
+    apart: the tag under which the array follows; 0: its bytes are `body`, (nbytes,) uint8
+    """
+
+    src: int
+    tag: int
+    apart: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    body: Array
+
+
+def encode_letter(array: Array, tag: int, apart: int) -> tuple[Array, int]:
+    """The letter of a C-contiguous array, (n,) uint8, and `apart`, or 0 if the array itself fits in.
 
     apart: the tag under which the array follows if it does not
     """
-    head = _HEAD.size + 8 * array.ndim
+    form = _form(array.dtype, array.shape)
+    head = _HEAD.size + len(form)
     if head + array.nbytes <= LETTER:
         apart = 0
     letter = np.empty(head if apart else head + array.nbytes, np.uint8)
-    _HEAD.pack_into(letter.data, 0, array.ndim, apart, dtype_name(array.dtype).encode())
-    letter[_HEAD.size : head].view(np.int64)[:] = array.shape
+    letter.data[:head] = _HEAD.pack(tag, apart) + form
     if not apart:
         letter[head:] = array.reshape(-1).view(np.uint8)
     return letter, apart
 
 
-def decode_letter(letter: Array) -> tuple[np.dtype[Any], tuple[int, ...], int, Array]:
-    """dtype, shape, `apart`, and what follows the head, as `encode_letter` wrote them."""
-    ndim, apart, name = _HEAD.unpack_from(letter.data)
-    head = _HEAD.size + 8 * ndim
-    shape = tuple(letter[_HEAD.size : head].view(np.int64).tolist())
-    return dtype_of(name.rstrip(b"\0").decode()), shape, apart, letter[head:]
+def decode_letter(src: int, letter: Array) -> Letter:
+    """What `encode_letter` wrote on rank src."""
+    tag, apart = _HEAD.unpack_from(letter.data)
+    (ndim,) = _NDIM.unpack_from(letter.data, _HEAD.size)
+    head = _HEAD.size + _FORM.size + 8 * ndim
+    dtype, shape = _unform(letter.data[_HEAD.size : head].tobytes())
+    return Letter(src, tag, apart, dtype, shape, letter[head:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    return _FORM.pack(len(shape), dtype_name(dtype).encode()) + struct.pack(f"<{len(shape)}q", *shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _unform(form: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    ndim, name = _FORM.unpack_from(form)
+    return dtype_of(name.rstrip(b"\0").decode()), struct.unpack_from(f"<{ndim}q", form, _FORM.size)

@@ -18,17 +18,17 @@ class Waiting(Protocol):
     @property
     def number(self) -> int: ...
     @property
-    def peer(self) -> int | None: ...
+    def peers(self) -> Sequence[int] | None: ...
 
 
 def explain(transport: Transport, call: Waiting) -> str:
     """Who has not come to a call that this rank waits in, or not done its part, with a line on each of them."""
-    late = [call.peer] if call.peer is not None else list(transport.late())
+    late = list(transport.late() if call.peers is None else call.peers)
     accounts = transport.accounts(late or [rank for rank in range(transport.size) if rank != transport.rank])
     if not late:  # the transport cannot tell; who has begun fewer calls is late
         late = [rank for rank, account in accounts.items() if account.begun is None or account.begun <= call.number]
-    if call.peer is not None:
-        head = f"Rank {call.peer} has not made the call that it answers"
+    if call.peers is not None:
+        head = f"{_has(late)}not made the call that it answers"
     elif late:
         come = all(rank in accounts and (accounts[rank].begun or 0) > call.number for rank in late)
         head = _has(late) + ("come to it, but not done what it waits for" if come else "not arrived")

@@ -7,8 +7,8 @@ letter names, so that it can go straight into its place whatever else is under w
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any, Literal, TypeGuard, TypeVar, overload
+from functools import partial
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from collectives.family import Family
 from collectives.mail import Mail
 from collectives.reduction import Array
 from collectives.site import user_site
-from collectives.transport import LETTER, TAGS, Transport
+from collectives.transport import LETTERS, TAGS, Transport
 
 T = TypeVar("T")
+
+_LARGEST_TAG = 2**31 - 1  # as in mpi4py and torch.distributed
 
 
 class Pairs(Calls):
@@ -32,12 +34,12 @@ class Pairs(Calls):
         super().__init__(transport, timeout, family)
         self._mail = Mail(self.queue, transport)
         self._apart = itertools.count()
-        self._to_myself: dict[tuple[int, int], Array] = {}
+        self._others = [rank for rank in range(self.size) if rank != self.rank]
 
     def send(self, x: Any, dst: int, *, tag: int = 0, async_op: bool = False) -> Any:
         """Sends x to rank dst, which receives it by `recv`.
 
-        x: (...), of any dtype; dst: a rank; tag: 0 to 16,383, letters of different tags do not mix
+        x: (...), of any dtype; dst: a rank; tag: 0 to 2,147,483,647, letters of different tags do not mix
         What is sent to one rank under one tag arrives in order. An array of up to about 4,000 bytes is on its way when
         this returns; a larger one is complete only when dst receives it, so two ranks that exchange large arrays must
         send with `async_op=True`, or one of them receive first. What a rank sends to itself is copied.
@@ -45,34 +47,40 @@ class Pairs(Calls):
         Returns: None
         Raises: ArgumentError if there is no such rank or tag; PeerLeft if dst leaves without receiving it.
         """
-        dst, tag = self._check_letter(dst, "dst", tag)
+        dst, tag = whole(dst, 0, self.size - 1, "dst should be a rank"), _check_tag(tag)
         source = self._device(x).letter(x) if is_device_array(x) else as_array(x)
         moved = contiguous(source)
 
         def steps(call: Call[None]) -> Steps[None]:
             if dst == self.rank:
-                self._to_myself[tag, call.number] = moved.copy()
+                copy = moved.copy()
+                self._mail.deliver(header.Letter(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
                 return
-            letter, apart = header.encode_letter(moved, TAGS + next(self._apart) % TAGS)
-            first = self._transport.send(letter, dst, tag)
+            letter, apart = header.encode_letter(moved, tag, TAGS + next(self._apart) % TAGS)
+            first = self._transport.send(letter, dst, LETTERS)
             second = self._transport.send(as_bytes(moved), dst, apart) if apart else None
+            self._mail.sent(dst)
             yield first
             if second is not None:
                 yield second
+                self._mail.fetched(dst)
 
-        call = self._letter_call("send", source, steps, dst, f"to {dst} tag {tag}")
-        call.line = self._line(self.rank, dst, tag, "received")
-        return self._post(call, self._line(self.rank, dst, tag, "sent"), async_op)
+        call: Call[None] = Call("send", Words(source, f"to {dst} tag {tag}"), user_site(), self.timeout)
+        call.steps = steps(call)
+        call.peers, call.gone = (dst,), partial(self._mail.never_received, dst)
+        return self._post(call, async_op)
 
-    def recv(self, src: int, *, tag: int = 0, out: Any = None, async_op: bool = False) -> Any:
-        """What rank src sends to this one.
+    def recv(self, src: int | None, *, tag: int = 0, out: Any = None, async_op: bool = False) -> Any:
+        """What rank src sends to this one; None: what any rank sends, together with that rank's number.
 
         src, tag: as in `send`; out: (...) of the sender's shape and dtype
-        Returns: a new array of the sender's shape and dtype, or out
+        Returns: a new array of the sender's shape and dtype, or out; for src None a pair of that and the sender's rank
         Raises: ArgumentError if there is no such rank or tag, or out does not fit, in which case the letter is lost;
-        PeerLeft if src leaves without sending it.
+        PeerLeft if src leaves without sending it, and for src None if every other rank does, or one has failed.
         """
-        src, tag = self._check_letter(src, "src", tag)
+        if src is not None:
+            src = whole(src, 0, self.size - 1, "src should be None, for any, or a rank")
+        tag = _check_tag(tag)
         if is_device_array(out):
             door = self._device(out)
             if async_op:
@@ -81,52 +89,37 @@ class Pairs(Calls):
         target = None if out is None else as_array(out, "out")
 
         def steps(call: Call[Any]) -> Steps[Any]:
-            if src == self.rank:
-                place = (tag, call.number)
-                yield lambda: place in self._to_myself
-                return _hand_over(self._to_myself.pop(place), target, out)
-            letter = np.empty(LETTER, np.uint8)
-            yield self._transport.recv(letter, src, tag)
-            dtype, shape, apart, body = header.decode_letter(letter)
-            came = target if _takes(target, shape, dtype) else np.empty(shape, dtype)
-            if apart:
-                yield self._transport.recv(as_bytes(came), src, apart)
+            receive = self._mail.post(src, tag)
+            yield lambda: self._mail.matched(receive)
+            letter = receive.letter
+            assert letter is not None
+            came = target if _takes(target, letter.shape, letter.dtype) else np.empty(letter.shape, letter.dtype)
+            if letter.apart:
+                yield self._transport.recv(as_bytes(came), letter.src, letter.apart)
             else:
-                as_bytes(came)[:] = body[: came.nbytes]
-            return _hand_over(came, target, out)
+                as_bytes(came)[:] = letter.body
+            result = _hand_over(came, target, out)
+            return result if src is not None else (result, letter.src)
 
-        call = self._letter_call("recv", target, steps, src, f"from {src} tag {tag}")
-        call.line = self._line(src, self.rank, tag, "sent")
-        return self._post(call, self._line(src, self.rank, tag, "received"), async_op)
-
-    def _letter_call(
-        self, name: str, x: Array | None, steps: Callable[[Call[T]], Steps[T]], peer: int, more: str
-    ) -> Call[T]:
-        call: Call[T] = Call(name, Words(x, more), user_site(), self.timeout)
+        what = f"from {'any rank' if src is None else src} tag {tag}"
+        call: Call[Any] = Call("recv", Words(target, what), user_site(), self.timeout)
         call.steps = steps(call)
-        call.peer = peer
-        return call
+        call.peers, call.gone = self._others if src is None else (src,), partial(self._mail.never_sent, src)
+        return self._post(call, async_op)
 
-    @overload
-    def _post(self, call: Call[T], line: str, async_op: Literal[False]) -> T: ...
-    @overload
-    def _post(self, call: Call[T], line: str, async_op: bool) -> T | Work[T]: ...
-    def _post(self, call: Call[T], line: str, async_op: bool) -> T | Work[T]:
+    def _post(self, call: Call[T], async_op: bool) -> T | Work[T]:
         if not async_op:
-            return self._mail.run(call, line)
-        self._mail.submit(call, line)
+            return self._mail.run(call)
+        self._mail.submit(call)
         return Work(call)
-
-    def _check_letter(self, peer: Any, what: str, tag: Any) -> tuple[int, int]:
-        rank = whole(peer, 0, self.size - 1, f"{what} should be a rank")
-        return rank, whole(tag, 0, TAGS - 1, "tag should be a number")
-
-    def _line(self, src: int, dst: int, tag: int, end: str) -> str:
-        return f"{self._transport.key} {src}>{dst} #{tag} {end}"
 
     def _ended(self) -> None:
         self._mail.end()
         super()._ended()
+
+
+def _check_tag(tag: Any) -> int:
+    return whole(tag, 0, _LARGEST_TAG, "tag should be a number")
 
 
 def _takes(target: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> TypeGuard[Array]:

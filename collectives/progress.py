@@ -10,8 +10,9 @@ import os
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,8 +55,8 @@ class _HandedOver(NamedTuple):
 class CallQueue:
     """The calls of one communicator on one rank, in their one order.
 
-    started: how many collectives; letters: line -> how many sends or receives, which go beside the collectives' order
-    because two ranks alone make them
+    started: how many collectives; letters: what a leaving rank says of its sends and receives, which go beside the
+    collectives' order because two ranks alone make them
     """
 
     def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
@@ -70,6 +71,7 @@ class CallQueue:
         self.communicator = self.recorder.communicator(transport.key)
         self.started = 0
         self.letters: dict[str, int] = {}
+        self._beside_number: Counter[str] = Counter()
         self._begin()
         _queues.add(self)
 
@@ -106,6 +108,7 @@ class CallQueue:
                 if inline:
                     self._busy = True
                 else:
+                    self._not_in_helper(call)
                     self._enqueue(call)
             if inline:
                 return self.drive(call)
@@ -122,10 +125,22 @@ class CallQueue:
 
     def submit(self, call: Call[Any]) -> None:
         """Has the helper thread run `call` after all that were submitted before it."""
+        call.drive = partial(self._join, call)
         with self._changed:
             self._enter(call)
             self._enlist(call, QUEUED)
             self._enqueue(call)
+
+    def _join(self, call: Call[Any], timeout: float | None) -> bool:
+        self._not_in_helper(call)
+        return call.block(timeout)
+
+    def _not_in_helper(self, call: Call[Any]) -> None:
+        if threading.current_thread() is self._helper:
+            raise CollectivesError(
+                f"rank {self._transport.rank}: {call} is waited for in a done callback, which runs in the thread that "
+                "has to carry it out: give it async_op=True, and wait for it elsewhere"
+            )
 
     def close(self) -> None:
         """Takes no further calls. Those under way are finished by the helper thread, which then ends."""
@@ -161,14 +176,17 @@ class CallQueue:
             finally:
                 self._draining -= 1
 
-    def enter_beside(self, call: Call[Any], line: str) -> None:
-        """Counts a call that is not part of the collectives' order, on its own line; `leave_beside` ends it."""
+    def enter_beside(self, call: Call[Any]) -> None:
+        """Counts a send, a receive or another call of a few ranks, which is no part of the collectives' order.
+
+        `leave_beside` ends it.
+        """
         with self._changed:
             self._admit(call)
-            call.number = self.letters.get(line, 0)
+            call.number = self._beside_number[call.name]
             call.look = self._look
             self._enlist(call, STARTED)
-            self.letters[line] = call.number + 1
+            self._beside_number[call.name] += 1
             self._beside += 1
 
     def note(self, call: Call[Any]) -> None:

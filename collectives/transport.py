@@ -23,7 +23,9 @@ Finish = Callable[[Array], None]
 
 #: Bytes of the longest letter, which is on its way at once; longer messages may wait until they are received.
 LETTER = 4096
-#: Tags of letters are below it; those of the arrays that follow one are from it up to twice it.
+#: The tag of letters, which `arrived` hands out; the tag that a user gave stands in them.
+LETTERS = 0
+#: Tags of the arrays that follow a letter are from it up to twice it.
 TAGS = 2**14
 
 
@@ -92,10 +94,16 @@ class Transport(Protocol):
         """x: (sum(table[rank]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
-        """x: (n,) uint8 to another rank; those of one tag arrive in order. 0 <= tag < 2 * TAGS"""
+        """x: (n,) uint8 to another rank; those of one tag arrive in order. tag: LETTERS, or TAGS <= tag < 2 * TAGS"""
 
     def recv(self, out: Array, src: int, tag: int) -> Test:
-        """out: (n,) uint8, as long as what the other rank sends under that tag, or longer up to LETTER."""
+        """out: (n,) uint8, as long as what the other rank sends under that tag, which is not LETTERS."""
+
+    def arrived(self) -> tuple[int, Array] | None:
+        """The next letter that has arrived from any rank, with that rank; None: there is none now.
+
+        Those of one rank come in the order in which it sent them. One thread at a time calls it.
+        """
 
     def barrier(self) -> Test:
         """Complete once every rank has started it."""
@@ -108,6 +116,9 @@ class Transport(Protocol):
 
         Every rank calls it at about the same time. members: one list for all ranks in it; None: this rank is in none
         """
+
+    def group(self, members: Sequence[int], key: str) -> tuple[Transport, Test]:
+        """As `split`, but these ranks alone call it; usable once the test is True."""
 
     def close(self) -> None:
         """Frees what the backend holds for it; nothing is in flight, and other ranks may still use theirs."""

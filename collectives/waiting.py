@@ -47,15 +47,22 @@ def walk(call: Call[T], transport: Transport) -> T:
         return end.value
 
 
-def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
+def spin(test: Test) -> bool:
+    """Repeats a test for a fraction of a millisecond; False if it is not True by then."""
     start = time.monotonic()
     while time.monotonic() - start < _SPIN:
         if test():
-            return
+            return True
     while time.monotonic() - start < _YIELD:
         os.sched_yield()
         if test():
-            return
+            return True
+    return False
+
+
+def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
+    if spin(test):
+        return
     watch = Watch(test, call, transport)
     while not test():
         time.sleep(PAUSE)
@@ -87,10 +94,11 @@ class Watch:
         if call.look is not None:
             call.look(call)
         departures = transport.departures()
-        if call.peer is not None:
-            departures = {rank: left for rank, left in departures.items() if rank == call.peer}
         if departures:
-            gone = departure.never_coming(departures, call.line or transport.key, call.number)
+            if call.gone is not None:
+                gone = call.gone(departures)
+            else:
+                gone = departure.never_coming(departures, transport.key, call.number)
             if gone and not self._test():
                 raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
         if self._limit.over():

@@ -43,8 +43,13 @@ class DeviceLetters(Desk):
             time.sleep(PAUSE)
         return host.view(source.dtype).reshape(source.shape)
 
-    def deliver(self, came: Array, out: Any) -> Any:
-        """What has come, in `out`, for what the current stream does next. Raises: ArgumentError if it does not fit."""
+    def deliver(self, came: Array | tuple[Array, int], out: Any) -> Any:
+        """What has come, in `out`, for what the current stream does next. Raises: ArgumentError if it does not fit.
+
+        came: what `recv` returned, for any source with the rank that sent it; so is the result
+        """
+        if isinstance(came, tuple):
+            return self.deliver(came[0], out), came[1]
         target = self._out(out, came.shape, came.dtype)
         stream = self._cuda.current_stream()
         staged = self._cuda.pinned(came.nbytes)
@@ -64,7 +69,7 @@ class DeviceLetters(Desk):
 class LetterWork(Work[Any]):
     """A receive into an array on a GPU: it is copied there by the stream on which somebody waits first."""
 
-    __slots__ = ("_desk", "_out", "_there")
+    __slots__ = ("_desk", "_out", "_result", "_there")
 
     def __init__(self, work: Work[Array], desk: DeviceLetters, out: Any) -> None:
         super().__init__(work._call)
@@ -73,9 +78,9 @@ class LetterWork(Work[Any]):
         self._there = False
 
     def wait(self, timeout: float | None = None) -> Any:
-        """`out`, which the current stream may use."""
+        """`out`, which the current stream may use; with the sender's rank if any could send."""
         came = super().wait(timeout)
         if not self._there:
-            self._desk.deliver(came, self._out)
+            self._result = self._desk.deliver(came, self._out)
             self._there = True
-        return self._out
+        return self._result

@@ -33,11 +33,17 @@ class Above:
     def recv(self, out: Array, src: int, tag: int) -> Test:
         return self._below.recv(out, src, tag)
 
+    def arrived(self) -> tuple[int, Array] | None:
+        return self._below.arrived()
+
     def duplicate(self, key: str) -> tuple[Transport, Test]:
         return self._below.duplicate(key)
 
     def split(self, members: Sequence[int] | None, key: str) -> tuple[Transport | None, Test]:
         return self._below.split(members, key)
+
+    def group(self, members: Sequence[int], key: str) -> tuple[Transport, Test]:
+        return self._below.group(members, key)
 
     def departures(self) -> Mapping[int, Departure]:
         return self._below.departures()

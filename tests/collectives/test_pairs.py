@@ -80,6 +80,44 @@ def test_only_the_peer_counts_for_point_to_point() -> None:
     collectives.run_threads(check, size=3)
 
 
+def test_a_receive_from_any_source_ends_when_every_other_rank_has_left() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            assert sorted(comm.recv(None)[1] for _ in range(2)) == [1, 2]
+            named = r"rank 1 has left .* and rank 2 has left .* while rank 0 waits in recv #2 .* from any rank tag 0"
+            with pytest.raises(collectives.PeerLeft, match=named):
+                comm.recv(None)
+        else:
+            time.sleep(0.2 * comm.rank)  # one has left long before the other sends
+            comm.send(np.ones(1), 0)
+
+    collectives.run_threads(check, size=3)
+
+
+def test_a_rank_that_left_without_making_a_group_is_named() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            with pytest.raises(collectives.PeerLeft, match=r"rank 2 has left .* waits in create_group .* ranks 0, 2"):
+                comm.create_group([0, 2])
+
+    collectives.run_threads(check, size=3)
+
+
+def test_a_group_that_not_all_members_make_ends_with_the_time_limit() -> None:
+    given_up = threading.Event()
+
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.timeout = 0.2
+            with pytest.raises(collectives.CollectiveTimeout, match="Rank 1 has not made the call that it answers"):
+                comm.create_group([0, 1])
+            given_up.set()
+        else:
+            given_up.wait(20)
+
+    collectives.run_threads(check, size=2)
+
+
 def test_a_rank_of_a_split_that_left_is_named_by_its_number_there() -> None:
     def check(comm: Communicator) -> None:
         part = comm.split(0 if comm.rank else 1)
@@ -122,17 +160,15 @@ def test_the_helper_thread_ends_with_its_communicator() -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (1,) * 32, (LETTER // 8 - 7,), (LETTER // 8 - 6,)])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (1,) * 32, (LETTER // 8 - 8,), (LETTER // 8 - 7,)])
 def test_a_letter_says_what_follows(shape: tuple[int, ...]) -> None:
     array = np.full(shape, 2.5)
-    letter, apart = header.encode_letter(array, 99)
-    room = np.zeros(LETTER, np.uint8)
-    room[: len(letter)] = letter
-    dtype, told, behind, body = header.decode_letter(room)
-    assert (dtype, told, behind) == (array.dtype, shape, apart)
-    assert apart == (99 if array.nbytes > LETTER - 56 else 0)
+    encoded, apart = header.encode_letter(array, 2**31 - 1, 99)
+    letter = header.decode_letter(3, encoded)
+    assert letter[:5] == (3, 2**31 - 1, apart, array.dtype, shape)
+    assert apart == (99 if array.nbytes > LETTER - 64 else 0)
     if not apart:
-        assert_array_equal(body[: array.nbytes].view(np.float64).reshape(shape), array)
+        assert_array_equal(letter.body.view(np.float64).reshape(shape), array)
 
 
 def test_a_split_is_planned_by_color_then_key_then_rank() -> None:

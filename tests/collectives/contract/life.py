@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import ArgumentError, Communicator, DtypeError
+from collectives import ArgumentError, CollectivesError, Communicator, DtypeError, Work
 from tests.collectives.contract.run import Run
 
 
@@ -29,6 +31,55 @@ class LifeContract:
             assert comm.barrier(async_op=True).wait(timeout=20) is None
             assert gathered.wait().tolist() == list(range(comm.size))
 
+        run(check)
+
+    def test_done_callbacks_are_called_once_each_in_their_order(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            called: list[object] = []
+            all_called = threading.Event()
+
+            def note(work: Work[object]) -> None:
+                called.append((1, work.wait()[0]))  # type: ignore[index]  # an array
+                called.append(2)
+
+            work = comm.all_reduce(np.ones(1000), async_op=True)
+            work.add_done_callback(note)
+            work.add_done_callback(lambda work: 1 / 0)  # is logged
+            work.add_done_callback(lambda work: all_called.set())
+            assert all_called.wait(20)
+            assert called == [(1, comm.size), 2]
+            work.add_done_callback(lambda work: called.append(3))  # at once, as it is complete
+            assert called == [(1, comm.size), 2, 3]
+            with pytest.raises(ArgumentError, match="a done callback should be a function of one argument, is 7"):
+                work.add_done_callback(7)  # type: ignore[arg-type]  # what is refused
+
+        run(check)
+
+    def test_a_done_callback_may_start_calls_and_not_wait_for_them(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            started: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+            def start_next(work: Work[object]) -> None:
+                following = comm.all_reduce(np.ones(1), async_op=True)
+                for wait in (following.wait, comm.barrier):
+                    try:
+                        wait()
+                    except CollectivesError as error:
+                        started.put(error)
+                started.put(following)
+
+            gate = comm.all_reduce(np.ones(1), scale=lambda: float(go.wait(20)), async_op=True)
+            gate.add_done_callback(start_next)  # before it is complete, so that the helper thread runs it
+            go.set()
+            for _ in range(2):
+                error = started.get(timeout=20)
+                assert "is waited for in a done callback" in str(error)
+            following = started.get(timeout=20)
+            assert isinstance(following, Work)
+            assert following.wait() == comm.size
+            assert comm.all_reduce(np.ones(1)) == comm.size
+
+        go = threading.Event()
         run(check)
 
     def test_a_duplicate_is_a_world_of_its_own(self, run: Run) -> None:
@@ -99,6 +150,52 @@ class LifeContract:
                 inner.close()
             assert comm.all_reduce(np.ones(1)) == comm.size
             assert comm.split(None) is None
+
+        run(check)
+
+    def test_a_split_may_have_a_time_limit_of_its_own(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            part = comm.split(0, timeout=7)
+            assert part is not None
+            assert (part.timeout, part.duplicate().timeout) == (7, 7)
+            assert part.all_reduce(np.ones(1)) == comm.size
+            for wrong in (0, -1.0, float("nan"), "7"):
+                with pytest.raises(ArgumentError, match="timeout should be seconds above 0, is"):
+                    comm.split(0, timeout=wrong)  # type: ignore[arg-type]  # what is refused
+            comm.barrier()
+
+        run(check)
+
+    def test_a_group_is_made_by_its_members_alone(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            started = comm.queue.started
+            members = list(range(comm.size))[::-1][: max(1, comm.size - 1)]  # all but rank 0, the last first
+            if comm.rank in members:
+                for _ in range(2):
+                    group = comm.create_group(members, timeout=13)
+                    assert (group.rank, group.size, group.timeout) == (members.index(comm.rank), len(members), 13)
+                    assert group.all_gather_object(comm.rank) == members
+                    assert_array_equal(group.all_reduce(np.ones(40_000)), np.full(40_000, len(members)))
+                    assert len(set(group.all_gather_object(group.key))) == 1
+                    group.close()
+            assert comm.queue.started == started  # no collective of this communicator
+            # Each rank is in two groups, and makes them in another order than its neighbours.
+            pairs = [sorted({rank, (rank + 1) % comm.size}) for rank in (comm.rank, (comm.rank - 1) % comm.size)]
+            works = {tuple(pair): comm.create_group(pair).all_gather_object(comm.rank) for pair in sorted(pairs)}
+            assert works == {pair: list(pair) for pair in works}
+            assert comm.all_reduce(np.ones(1)) == comm.size
+
+        run(check)
+
+    def test_ranks_that_no_group_can_have(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            for wrong in ([], [comm.rank, comm.rank], [other for other in range(comm.size) if other != comm.rank]):
+                with pytest.raises(ArgumentError, match="ranks should name each member once, the calling rank among"):
+                    comm.create_group(wrong)
+            with pytest.raises(ArgumentError, match="ranks should hold ranks from 0 to"):
+                comm.create_group([comm.rank, comm.size])
+            with pytest.raises(ArgumentError, match="timeout should be seconds above 0"):
+                comm.create_group([comm.rank], timeout=0)
 
         run(check)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,76 @@ class PairsContract:
         run(check)
 
     @pytest.mark.parametrize("size", SIZES)
+    def test_a_receive_from_any_source_says_who_sent(self, run: Run, size: int) -> None:
+        def check(comm: Communicator) -> None:
+            # Rank 0 hears from every rank, itself among them, in whatever order; a receive that names its source, and
+            # one of another tag, take nothing from the others.
+            works = [comm.send(np.full(size, i), 0, tag=i, async_op=True) for i in range(2)]
+            if comm.rank == 0:
+                last = comm.size - 1
+                assert_array_equal(comm.recv(last), np.zeros(size))
+                out = np.empty(size, int)
+                first, src = comm.recv(None, tag=1, out=out)
+                assert first is out
+                assert_array_equal(out, np.ones(size))
+                receives = [comm.recv(None, tag=1, async_op=True) for _ in range(comm.size - 1)]
+                sources = [src]
+                for receive in receives:
+                    got, src = receive.wait()
+                    assert_array_equal(got, np.ones(size))
+                    sources.append(src)
+                assert sorted(sources) == list(range(comm.size))
+                assert sorted(comm.recv(None)[1] for _ in range(last)) == list(range(last))
+            for work in works:
+                work.wait()
+            comm.barrier()  # what comes later would be received above
+
+        run(check)
+
+    def test_what_one_rank_sends_under_one_tag_arrives_in_order_from_any_source_too(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            before, after = neighbours(comm)
+            works = [comm.send(np.full(size, i), after, async_op=True) for i in range(4) for size in SIZES]
+            receives = [comm.recv(src, async_op=True) for src in (None, before, None, before) * 2]
+            got = [receive.wait() for receive in receives]
+            arrays = [each[0] if isinstance(each, tuple) else each for each in got]
+            assert [(int(y[0]), y.size) for y in arrays] == [(i, size) for i in range(4) for size in SIZES]
+            for work in works:
+                work.wait()
+
+        run(check)
+
+    def test_tags_are_any_number_of_31_bits(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            before, after = neighbours(comm)
+            tags = [0, 2**14, 2**20 + 1, np.int64(2**31 - 1)]
+            for size in SIZES:
+                works = [comm.send(np.full(size, float(tag)), after, tag=tag, async_op=True) for tag in tags]
+                for tag in reversed(tags):
+                    assert comm.recv(before, tag=tag)[-1] == tag
+                for work in works:
+                    work.wait()
+
+        run(check)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_done_callbacks_of_sends_and_receives(self, run: Run, size: int) -> None:
+        def check(comm: Communicator) -> None:
+            before, after = neighbours(comm)
+            arrived = threading.Event()
+            receive = comm.recv(before, async_op=True)
+            receive.add_done_callback(lambda work: arrived.set())
+            send = comm.send(np.full(size, comm.rank), after, async_op=True)
+            assert arrived.wait(20)  # without a thread in wait()
+            assert_array_equal(receive.wait(), np.full(size, before))
+            send.wait()
+            called = []
+            send.add_done_callback(called.append)
+            assert called == [send]
+
+        run(check)
+
+    @pytest.mark.parametrize("size", SIZES)
     def test_both_ranks_of_a_pair_may_receive_first(self, run: Run, size: int) -> None:
         def check(comm: Communicator) -> None:
             before, after = neighbours(comm)
@@ -131,10 +202,11 @@ class PairsContract:
             for wrong in (comm.size, -1, None, 0.5):
                 with pytest.raises(collectives.ArgumentError, match="dst should be a rank from 0 to"):
                     comm.send(np.ones(1), wrong)  # type: ignore[arg-type]  # what is refused
-                with pytest.raises(collectives.ArgumentError, match="src should be a rank from 0 to"):
-                    comm.recv(wrong)  # type: ignore[arg-type]  # what is refused
-            for tag in (-1, 2**14, "x"):
-                with pytest.raises(collectives.ArgumentError, match="tag should be a number from 0 to 16383"):
+                if wrong is not None:  # any source
+                    with pytest.raises(collectives.ArgumentError, match="src should be None, for any, or a rank from"):
+                        comm.recv(wrong)  # type: ignore[arg-type]  # what is refused
+            for tag in (-1, 2**31, "x"):
+                with pytest.raises(collectives.ArgumentError, match="tag should be a number from 0 to 2147483647"):
                     comm.send(np.ones(1), 0, tag=tag)  # type: ignore[arg-type]  # what is refused
             with pytest.raises(collectives.DtypeError):
                 comm.send("text", 0)

@@ -49,7 +49,7 @@ SILENT = Account(None, "", "does not answer")
 
 
 @pytest.mark.parametrize(
-    ("missing", "known", "peer", "says"),
+    ("missing", "known", "peers", "says"),
     [
         ([1], {1: BEHIND}, None, f"Rank 1 has not arrived:\n  rank 1 (pid 1): stands\n  {ORDER}."),
         ([1], {}, None, f"Rank 1 has not arrived. {ORDER}"),
@@ -80,24 +80,26 @@ SILENT = Account(None, "", "does not answer")
         (
             [2],
             {1: THERE, 2: BEHIND},
-            1,
+            [1],
             f"Rank 1 has not made the call that it answers:\n  rank 1 (pid 2): waits\n  {ORDER}.",
         ),
+        # Of a receive from any source, every other rank.
+        ([2], {}, [0, 1, 3], f"Ranks 0-1, 3 have not made the call that it answers. {ORDER}"),
     ],
 )
-def test_who_is_late(missing: list[int], known: dict[int, Account], peer: int | None, says: str) -> None:
-    assert explain(Waiting(missing, known), SimpleNamespace(number=7, peer=peer)) == says
+def test_who_is_late(missing: list[int], known: dict[int, Account], peers: list[int] | None, says: str) -> None:
+    assert explain(Waiting(missing, known), SimpleNamespace(number=7, peers=peers)) == says
 
 
 def test_only_those_that_may_be_late_are_asked() -> None:
-    for missing, peer, asked in (([2], None, [2]), ([], None, [1, 2, 3]), ([2], 3, [3])):
+    for missing, peers, asked in (([2], None, [2]), ([], None, [1, 2, 3]), ([2], [3], [3])):
         transport = Waiting(missing, {})
-        explain(transport, SimpleNamespace(number=7, peer=peer))
+        explain(transport, SimpleNamespace(number=7, peers=peers))
         assert transport.asked == asked
 
 
 def test_of_many_late_ranks_eight_are_shown() -> None:
-    text = explain(Waiting([], dict.fromkeys(range(1, 100), BEHIND), 100), SimpleNamespace(number=7, peer=None))
+    text = explain(Waiting([], dict.fromkeys(range(1, 100), BEHIND), 100), SimpleNamespace(number=7, peers=None))
     lines = text.splitlines()
     assert lines[0] == "Ranks 1-99 have not arrived:"
     assert [line.split()[1] for line in lines[1:9]] == [str(rank) for rank in range(1, 9)]
