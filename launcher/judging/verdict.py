@@ -15,6 +15,8 @@ _SAME_CAUSE = 0.5
 _ECHOES = ("collectives.errors.PeerLeft", "ddp.errors.PeerError")
 
 _OURS = "collectives.errors."
+# What it raises in a rank whose peers cannot be reached.
+_MISSES = ("collectives.errors.CollectiveTimeout", "collectives.errors.NcclError")
 _SAYS_WHO = re.compile(r"^rank \d+: ")
 
 _HINTS = {
@@ -290,7 +292,7 @@ def may_follow_a_loss(fact: Fact) -> bool:
     """True for what ranks and the engine do when they miss a host: time limits, lost connections, MPI's own end."""
     if isinstance(fact, RankFailed):
         if fact.raised is not None:
-            return fact.raised.type.startswith(_OURS) and not is_echo(fact)
+            return fact.raised.type in _MISSES
         return fact.asked or fact.missed_by != ()
     return isinstance(fact, KeeperLost | EngineLost | EngineEnded | NotStarted)
 

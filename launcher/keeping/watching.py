@@ -165,12 +165,12 @@ class Keeper:
         # Before anything is sent: what was sent a second ago has been acknowledged by now.
         if self.channel.unacknowledged() >= self.heartbeat_timeout:
             end_at_once()  # the launcher's machine is beyond reach, and has given this one up
-        if self.status is None:
-            self.memory.note()
+        if self.status is not None:
+            self.channel.send({})  # nothing to say, but only what is sent can be acknowledged
+            return
+        self.memory.note()
         if self.channel.backlog < _BACKLOG:
-            # After the rank's end there is nothing to say, but only what is sent can be acknowledged.
-            beat = {"beat": {**self.pulse.take(), "debugging": self.debugging}}
-            self.channel.send(beat if self.status is None else {})
+            self.channel.send({"beat": {**self.pulse.take(), "debugging": self.debugging}})
 
     # -- the rank
 

@@ -264,7 +264,14 @@ TIMEOUT = RankFailed(
 OWN = RankFailed(at=0.0, rank=0, pid=100, raised=Raised(type="ValueError", message="", traceback=""))
 
 
-@pytest.mark.parametrize(("fact", "silence", "lost"), [(TIMEOUT, 15.0, 1), (TIMEOUT, 4.0, 0), (OWN, 15.0, 0)])
+WRONG_CALL = RankFailed(
+    at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.ArgumentError", message="", traceback="")
+)
+
+
+@pytest.mark.parametrize(
+    ("fact", "silence", "lost"), [(TIMEOUT, 15.0, 1), (TIMEOUT, 4.0, 0), (OWN, 15.0, 0), (WRONG_CALL, 15.0, 0)]
+)
 def test_a_time_limit_that_ran_out_because_a_rank_is_lost_is_not_blamed(
     fact: RankFailed, silence: float, lost: int
 ) -> None:
