@@ -75,6 +75,8 @@ class Server:
         self._keys: dict[str, str] = {}
         self._barrier: list[_Peer] = []
         self._dead: int | None = None
+        # MPICH names its shared-memory file after it: two jobs of one name on a host would share that.
+        self._name = f"ddp_{os.getpid()}_{nonce()}"
 
     def serve(self) -> None:
         """Returns when the job is over."""
@@ -215,7 +217,7 @@ class Server:
             found = "rc=-1 msg=key_not_found" if value is None else f"rc=0 msg=success value={value}"
             peer.send(f"cmd=get_result {found}")
         elif command in _REPLIES:
-            peer.send(_REPLIES[command].format(size=self._size))
+            peer.send(_REPLIES[command].format(size=self._size, name=self._name))
         elif command != "abort":  # spawning processes and naming ports: there is no launcher that could
             peer.send(f"cmd={command}_result rc=-1 msg=not_supported")
 
@@ -225,7 +227,7 @@ _REPLIES = {
     "init": "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1",
     "get_maxes": "cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024",
     "get_appnum": "cmd=appnum rc=0 appnum=0",
-    "get_my_kvsname": "cmd=my_kvsname rc=0 kvsname=ddp",
+    "get_my_kvsname": "cmd=my_kvsname rc=0 kvsname={name}",
     "get_universe_size": "cmd=universe_size rc=0 size={size}",
     "finalize": FINALIZED,
 }
