@@ -141,7 +141,7 @@ class ReductionsContract:
             extra = sum(range(comm.size))
             frozen = base.copy()
             frozen.flags.writeable = False
-            for x in (base[::2, ::-3], base.T, np.asfortranarray(base), frozen):
+            for x in (base[::2, ::-3], base.T, np.asfortranarray(base), frozen, frozen[:0]):
                 y = comm.all_reduce(x)
                 assert y.flags.c_contiguous
                 assert_array_equal(y, (x - comm.rank) * comm.size + extra)
