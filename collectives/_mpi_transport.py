@@ -238,12 +238,13 @@ class MPITransport:
 
     def _make(self, make: Callable[[], Any], part: MPITransport | None) -> Test:
         """Gives `part` the communicator that `make` returns. Raises: TooManyCommunicators on all ranks, or on none."""
-        # MPI has no nonblocking split, and an error of its Idup may come to another call. All ranks are here, so it
-        # takes microseconds; but one that is stopped in these must not take the others' time limit away, so a thread
-        # of its own waits for it.
-        made, errors = _in_a_thread(make)
 
         def steps() -> Iterator[Test]:
+            yield self.barrier()
+            # MPI has no nonblocking split, and an error of its Idup may come to another call. All ranks are here, so
+            # it takes microseconds; but one that is stopped in these must not take the others' time limit away, so a
+            # thread of its own waits for it.
+            made, errors = _in_a_thread(make)
             yield lambda: bool(made or errors)
             failed = np.array([len(errors)], np.int64)
             yield self._comm.Iallreduce(self._MPI.IN_PLACE, failed, self._MPI.SUM).Test

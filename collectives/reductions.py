@@ -267,7 +267,7 @@ def _buffers(source: Array, target: Array | None, wire: np.dtype[Any]) -> tuple[
     if target is source and wire == source.dtype and is_plain(source):
         return source, source
     sent = _to_wire(source, wire)
-    if not np.may_share_memory(sent, source):
+    if sent.size and not np.may_share_memory(sent, source):  # without an item x itself may look like a copy
         return sent, sent  # a private copy can take the result as well
     if target is not None and _takes(target, wire, sent):
         return sent, target

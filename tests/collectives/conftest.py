@@ -23,9 +23,9 @@ def hold_over_mpi(
 ) -> Callable[..., None]:
     """`hold_over_mpi(__file__, "TestMPI", 3)`: those tests of a file pass on each of three ranks."""
 
-    def hold(file: str, names: str, size: int) -> None:
+    def hold(file: str, names: str, size: int, timeout: float = 110) -> None:
         long = ["--long"] if request.config.getoption("--long") else []
-        done = run_job([*mpiexec, "-n", str(size), *_PYTEST, *long, file, "-k", names], timeout=110)
+        done = run_job([*mpiexec, "-n", str(size), *_PYTEST, *long, file, "-k", names], timeout=timeout)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count(" passed") == size
 

@@ -75,11 +75,10 @@ class ReductionsContract:
 
         run(check)
 
-    @pytest.mark.parametrize("length", [3, 40_000])
     @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-    def test_numpys_error_state_is_left_to_the_caller(self, run: Run, dtype: type, length: int) -> None:
+    def test_numpys_error_state_is_left_to_the_caller(self, run: Run, dtype: type) -> None:
         def check(comm: Communicator) -> None:
-            huge = np.full(length, np.finfo(dtype).max, dtype)
+            huge = np.full(3, np.finfo(dtype).max, dtype)
             with np.errstate(all="raise" if comm.rank == 0 else "warn"):  # pytest makes warnings errors
                 for _ in range(2):  # the second call of a place may be a prepared one
                     assert np.isinf(comm.all_reduce(huge, scale=4.0)).all()
@@ -141,7 +140,7 @@ class ReductionsContract:
             extra = sum(range(comm.size))
             frozen = base.copy()
             frozen.flags.writeable = False
-            for x in (base[::2, ::-3], base.T, np.asfortranarray(base), frozen):
+            for x in (base[::2, ::-3], base.T, np.asfortranarray(base), frozen, frozen[:0]):
                 y = comm.all_reduce(x)
                 assert y.flags.c_contiguous
                 assert_array_equal(y, (x - comm.rank) * comm.size + extra)
@@ -149,8 +148,7 @@ class ReductionsContract:
 
         run(check)
 
-    @pytest.mark.parametrize("length", [5, 40_000])
-    def test_unaligned_arrays(self, run: Run, length: int) -> None:
+    def test_unaligned_arrays(self, run: Run) -> None:
         def unaligned(length: int, value: float) -> Any:
             x = np.zeros(3 + length * 8, np.uint8)[3:].view(np.float64)
             assert not x.flags.aligned
@@ -158,7 +156,8 @@ class ReductionsContract:
             return x
 
         def check(comm: Communicator) -> None:
-            total, share = sum(range(comm.size + 1)), len(np.array_split(np.empty(length), comm.size)[comm.rank])
+            length, total = 5, sum(range(comm.size + 1))
+            share = len(np.array_split(np.empty(length), comm.size)[comm.rank])
             root = comm.size - 1
             for _ in range(2):  # the second call of a place may be a prepared one
                 x, out = unaligned(length, comm.rank + 1), unaligned(length, 0)
@@ -189,16 +188,6 @@ class ReductionsContract:
                 assert_array_equal(strided, expected)
                 assert comm.all_reduce(x, out=x) is x
                 assert_array_equal(x, expected)
-
-        run(check)
-
-    def test_in_place_on_some_ranks_only(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            x = np.full(40_000, comm.rank + 1.0)
-            for _ in range(3):
-                out = x.copy()
-                comm.all_reduce(out if comm.rank % 2 else x, out=out)
-                assert_array_equal(out, np.full_like(x, sum(range(comm.size + 1))))
 
         run(check)
 

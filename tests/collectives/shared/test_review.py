@@ -233,6 +233,17 @@ def test_an_error_while_a_result_is_made_ends_the_call_in_the_record(monkeypatch
     assert states.count(FAILED) == 2
 
 
+@pytest.mark.parametrize("nodes", [PAIR, [0, 0, 1]])
+def test_numpys_error_state_does_not_reach_into_long_reductions(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> None:
+        huge = np.full(40_000, 3e38, np.float32)
+        with np.errstate(all="raise" if comm.rank == 0 else "warn"):  # pytest makes warnings errors
+            for _ in range(2):
+                assert np.isinf(_reduce(comm, huge, 2.0)).all()
+
+    run_sharing(body, nodes)
+
+
 def test_arrays_of_two_communicators_made_by_two_threads_are_told_apart() -> None:
     def body(comm: Communicator) -> None:
         twin = comm.duplicate()
