@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from typing import Any
 
@@ -212,4 +213,15 @@ class Tensor(
         return text_of(self)
 
 
+def _name_after_tensor(kind: type) -> None:
+    """Names the methods of a mixin after the class that users know: Python's errors show the name of the function."""
+    for function in vars(kind).values():
+        while inspect.isfunction(function):
+            if function.__qualname__ == f"{kind.__name__}.{function.__name__}":
+                function.__module__, function.__qualname__ = Tensor.__module__, f"Tensor.{function.__name__}"
+            function = getattr(function, "__wrapped__", None)
+
+
+for _kind in Tensor.__mro__[1:-1]:
+    _name_after_tensor(_kind)
 base._plain.append(Tensor)
