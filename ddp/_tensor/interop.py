@@ -81,7 +81,7 @@ def asarray(
 
 
 def scalar_tensor(s: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """A 0-d tensor of one number; float32 unless `dtype` says otherwise."""
+    """A 0-d tensor of one number, of the default dtype unless `dtype` says otherwise."""
     kind = get_default_dtype() if dtype is None else parse(dtype)
     return tensor(number(s, "scalar_tensor"), dtype=kind, device=device, requires_grad=requires_grad)
 

@@ -138,5 +138,5 @@ def instance_norm(
     affine_dtype("instance_norm", input, weight, bias)
     if math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"instance_norm: input {input.shape} has one position: its own statistics need more")
-    tell = moving(running_mean, running_var, momentum)
+    tell = moving(running_mean, running_var, momentum) if input.numel() else None
     return apply(norm_channels.group_norm, (input, weight, bias), groups=input.shape[1], eps=eps, tell=tell)

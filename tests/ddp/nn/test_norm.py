@@ -92,6 +92,14 @@ def test_a_batch_of_nothing_moves_no_running_statistics(name: str, shape: Any, m
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 3, 0)])
+def test_instances_of_nothing_move_no_running_statistics(shape: tuple[int, ...]) -> None:
+    layer = nn.InstanceNorm1d(3, track_running_stats=True)
+    assert layer(ddp.zeros(*shape)).shape == shape
+    assert layer.running_mean.tolist() == [0.0] * 3
+    assert layer.running_var.tolist() == [1.0] * 3
+
+
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("p", [0, -1.0, -np.inf])
 def test_normalize_by_what_is_no_norm(p: float, dim: int) -> None:
