@@ -51,6 +51,7 @@ from ddp._tensor.dtypes import (
     int32,
     int64,
     promote_types,
+    set_default_dtype,
     uint8,
 )
 from ddp._tensor.dtypes import bool_ as bool
@@ -674,6 +675,7 @@ __all__ = [
     "seed",
     "select",
     "set_default_device",
+    "set_default_dtype",
     "set_float32_matmul_precision",
     "set_grad_enabled",
     "set_printoptions",

@@ -10,7 +10,7 @@ import numpy as np
 
 from ddp._device import on, place
 from ddp._tensor.base import TensorBase, apply, borrowed, together, wrap
-from ddp._tensor.dtypes import DEFAULT, SUPPORTED, is_float, promote, promote_scalar
+from ddp._tensor.dtypes import SUPPORTED, get_default_dtype, is_float, promote, promote_scalar
 from ddp._tensor.watching import away, watched
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
@@ -53,7 +53,7 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
     if isinstance(y, bool | int | float):
         dtype = promote_scalar(x._array.dtype, y)
         if floating and not is_float(dtype):
-            dtype = DEFAULT
+            dtype = get_default_dtype()
         return convert(x, dtype), y
     if not isinstance(y, TensorBase):
         y = adopted(x, y)
@@ -66,7 +66,7 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
         return x, y
     dtype = promote(a.dtype, a.ndim, b.dtype, b.ndim)
     if floating and not is_float(dtype):
-        dtype = DEFAULT
+        dtype = get_default_dtype()
     return convert(x, dtype), convert(y, dtype)
 
 
@@ -78,8 +78,8 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> None:
 
 
 def floating(x: TensorBase) -> TensorBase:
-    """`x`, or for integers and bool its float32 form: what exp, mean and kin compute on."""
-    return x if is_float(x._array.dtype) else convert(x, DEFAULT)
+    """`x`, or for integers and bool its form in the default dtype: what exp, mean and kin compute on."""
+    return x if is_float(x._array.dtype) else convert(x, get_default_dtype())
 
 
 def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:

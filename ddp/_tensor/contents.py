@@ -15,7 +15,17 @@ from ddp import _device
 from ddp._device import CPU, place
 from ddp._tensor import capsules
 from ddp._tensor.base import TensorBase
-from ddp._tensor.dtypes import DEFAULT, INTEGERS, bfloat16, float64, iinfo, of_number, parse, promote_types
+from ddp._tensor.dtypes import (
+    INTEGERS,
+    bfloat16,
+    float32,
+    float64,
+    get_default_dtype,
+    iinfo,
+    of_number,
+    parse,
+    promote_types,
+)
 from ddp.errors import ArgumentError, ShapeError
 
 
@@ -68,7 +78,7 @@ def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     except ValueError as error:
         raise ShapeError(f"{name}: the nested lists are ragged: {error}") from error
     if dtype is None:
-        return cast(array, DEFAULT if array.dtype == float64 else parse(array.dtype))
+        return cast(array, get_default_dtype() if array.dtype == float64 else parse(array.dtype))
     kind = parse(dtype)
     parse(array.dtype)
     if kind in INTEGERS and array.size:
@@ -94,4 +104,4 @@ def _bare(data: Any, found: set[np.dtype[Any]]) -> Any:
         return [_bare(part, found) for part in data]
     found.add(data.dtype if hasattr(data, "dtype") else of_number(data))
     array = place(data._array, CPU) if isinstance(data, TensorBase) else data
-    return array.astype(DEFAULT) if getattr(array, "dtype", None) == bfloat16 else array  # NumPy mixes it with no other
+    return array.astype(float32) if getattr(array, "dtype", None) == bfloat16 else array  # NumPy mixes it with no other

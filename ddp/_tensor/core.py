@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from typing import Any
 
@@ -18,7 +19,7 @@ from ddp._tensor.copying import Copying
 from ddp._tensor.creation import Making
 from ddp._tensor.cutting import Cutting
 from ddp._tensor.drawing import Drawing
-from ddp._tensor.dtypes import DEFAULT
+from ddp._tensor.dtypes import get_default_dtype
 from ddp._tensor.extremes import Extremes
 from ddp._tensor.first_constructors import constructed
 from ddp._tensor.gradients import Gradients
@@ -70,14 +71,14 @@ class Tensor(
 
     shape: the sizes. dtype: float16, bfloat16, float32, float64, an integer or bool. device: where the memory is.
 
-    Called with sizes, Tensor(2, 3), it is float32 memory as it comes; with a sequence or an array, a float32 copy.
+    Called with sizes, Tensor(2, 3), it is memory of the default dtype as it comes; with a sequence or an array, a copy.
     """
 
     __slots__ = ()
 
     # Not __new__, which would take its time for every result of an op.
     def __init__(self, *given: Any, device: Any = None) -> None:
-        made = constructed("Tensor", DEFAULT, given, device)
+        made = constructed("Tensor", get_default_dtype(), given, device)
         self._array, self._device, self._version, self._epoch = made._array, made._device, made._version, made._epoch
         self._edge = self._end = self._grad = None
 
@@ -212,4 +213,15 @@ class Tensor(
         return text_of(self)
 
 
+def _name_after_tensor(kind: type) -> None:
+    """Names the methods of a mixin after the class that users know: Python's errors show the name of the function."""
+    for function in vars(kind).values():
+        while inspect.isfunction(function):
+            if function.__qualname__ == f"{kind.__name__}.{function.__name__}":
+                function.__module__, function.__qualname__ = Tensor.__module__, f"Tensor.{function.__name__}"
+            function = getattr(function, "__wrapped__", None)
+
+
+for _kind in Tensor.__mro__[1:-1]:
+    _name_after_tensor(_kind)
 base._plain.append(Tensor)

@@ -11,7 +11,7 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, device_of, on, place
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.dtypes import DEFAULT, INTEGERS, float64, int64, is_float, of_number, parse
+from ddp._tensor.dtypes import INTEGERS, float64, get_default_dtype, int64, is_float, of_number, parse
 from ddp._tensor.shaping import spread
 from ddp.errors import ArgumentError, DeviceError, ShapeError
 
@@ -86,7 +86,7 @@ def _new(
     make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool, pin_memory: bool = False
 ) -> Tensor:
     """What `make(xp, dtype)` returns, as a tensor. The array is made where it will live."""
-    kind = DEFAULT if dtype is None else parse(dtype)
+    kind = get_default_dtype() if dtype is None else parse(dtype)
     where = target(device)
     if pin_memory:
         return pinned(made(make(np, kind), where, requires_grad))
@@ -192,7 +192,7 @@ def arange(
     if (last - first) * stride < 0:
         raise ArgumentError(f"arange: step {stride} leads away from {last}, starting at {first}")
     if dtype is None:
-        dtype = DEFAULT if any(isinstance(n, float) for n in (first, last, stride)) else int64
+        dtype = get_default_dtype() if any(isinstance(n, float) for n in (first, last, stride)) else int64
     kind = parse(dtype)
     if kind == int64:
         first, last, stride = int(first), int(last), int(stride)

@@ -11,7 +11,18 @@ from ddp import _device
 from ddp._device import Stream, on
 from ddp._tensor.base import TensorBase, together, wrap
 from ddp._tensor.creation import Size, Where, made
-from ddp._tensor.dtypes import DEFAULT, bfloat16, bool_, float16, float64, iinfo, int64, is_float, parse
+from ddp._tensor.dtypes import (
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    get_default_dtype,
+    iinfo,
+    int64,
+    is_float,
+    parse,
+)
 from ddp._tensor.inplace import followed
 from ddp._tensor.sampling import draw, origin
 from ddp._tensor.shaping import spread
@@ -60,7 +71,7 @@ def normal(
         raise ArgumentError("normal: a size is needed where mean and std are numbers")
     else:
         where = origin(device, generator)
-        kind, shape = parse(DEFAULT if dtype is None else dtype), spread((size,))
+        kind, shape = get_default_dtype() if dtype is None else parse(dtype), spread((size,))
     with on(where):
         noise = draw(_device.generator(where, generator), "standard_normal", shape, kind)
         array = where.xp.asarray(noise * width + centre).astype(kind, copy=False)
@@ -204,4 +215,4 @@ class Drawing(TensorBase):
 
 
 # Up to here a floating dtype holds every integer.
-_COUNTS = {bool_: 2, bfloat16: 2**8 + 1, float16: 2**11 + 1, DEFAULT: 2**24 + 1, float64: 2**53 + 1, int64: 2**63 - 1}
+_COUNTS = {bool_: 2, bfloat16: 2**8 + 1, float16: 2**11 + 1, float32: 2**24 + 1, float64: 2**53 + 1, int64: 2**63 - 1}

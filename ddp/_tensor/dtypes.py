@@ -25,7 +25,7 @@ bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 float32 = np.dtype("float32")
 float64 = np.dtype("float64")
 
-DEFAULT = float32
+_default = float32  # of the process; see set_default_dtype
 INTEGERS: frozenset[np.dtype[Any]] = frozenset({uint8, int8, int16, int32, int64})
 FLOATS: frozenset[np.dtype[Any]] = frozenset({float16, bfloat16, float32, float64})
 HALVES: frozenset[np.dtype[Any]] = frozenset({float16, bfloat16})
@@ -78,7 +78,7 @@ def promote(a: np.dtype[Any], a_dims: int, b: np.dtype[Any], b_dims: int) -> np.
 def promote_scalar(dtype: np.dtype[Any], number: bool | int | float) -> np.dtype[Any]:
     """The dtype of an operation on a tensor of `dtype` and a Python number."""
     if isinstance(number, float):
-        return dtype if dtype in FLOATS else DEFAULT
+        return dtype if dtype in FLOATS else _default
     if dtype == bool_ and not isinstance(number, bool):
         return int64
     return dtype
@@ -86,7 +86,7 @@ def promote_scalar(dtype: np.dtype[Any], number: bool | int | float) -> np.dtype
 
 def of_number(number: bool | int | float) -> np.dtype[Any]:
     """The dtype of a tensor made of a Python number alone."""
-    return bool_ if isinstance(number, bool) else int64 if isinstance(number, int) else DEFAULT
+    return bool_ if isinstance(number, bool) else int64 if isinstance(number, int) else _default
 
 
 def promote_types(type1: Any, type2: Any) -> np.dtype[Any]:
@@ -101,20 +101,33 @@ def can_cast(from_: Any, to: Any) -> bool:
 
 
 def get_default_dtype() -> np.dtype[Any]:
-    """The dtype of Python floats: float32. It cannot be set, so that no module changes another's numbers."""
-    return DEFAULT
+    """The dtype of Python floats, and of new tensors for which none is given: float32 unless it was set."""
+    return _default
+
+
+def set_default_dtype(d: Any) -> None:
+    """Sets the dtype of Python floats, and of new tensors for which none is given, in this process.
+
+    Raises: DtypeError unless it is floating.
+    """
+    global _default
+    kind = parse(d)
+    if kind not in FLOATS:
+        raise DtypeError(f"set_default_dtype: expected a floating dtype, got {kind.name}")
+    _default = kind
 
 
 class finfo:
-    """The limits of a floating dtype: bits, eps, max, min, tiny, smallest_normal, resolution; dtype is its name.
+    """The limits of a floating dtype, or of the default one.
 
-    Raises: DtypeError for other dtypes.
+    They are bits, eps, max, min, tiny, smallest_normal and resolution; dtype is its name. Raises: DtypeError for other
+    dtypes.
     """
 
     __slots__ = ("bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny")
 
-    def __init__(self, dtype: Any = DEFAULT) -> None:
-        kind = parse(dtype)
+    def __init__(self, dtype: Any = None) -> None:
+        kind = _default if dtype is None else parse(dtype)
         if kind not in FLOATS:
             raise DtypeError(f"finfo: expected a floating dtype, got {kind.name}; iinfo has the limits of integers")
         limits: Any = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]  # it has no annotations

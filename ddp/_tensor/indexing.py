@@ -204,11 +204,14 @@ def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
 def gatherable(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int]:
     """The array of `index` and the non-negative dim, where index names places of `x` along `dim`.
 
+    A number counts as a vector of one element, and the other way round.
     Raises: ShapeError unless index has as many dimensions and is nowhere larger, except along `dim`.
     """
     at = axis(x, dim, name)
     shape = x._array.shape
     array = indices(x, index, shape[at] if shape else 1, name)
+    if array.size == 1 and array.ndim + len(shape) == 1:
+        array = array.reshape((1,) * len(shape))
     if array.ndim != len(shape) and array.size:
         raise ShapeError(f"{name}: index of shape {array.shape} for a tensor of shape {shape}: dimensions differ")
     if any(i != at and m > n for i, (m, n) in enumerate(zip(array.shape, shape, strict=False))):
@@ -240,12 +243,16 @@ class Indexing(TensorBase):
 
         sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
         """
-        where, at = gatherable(self, dim, index, "gather")
+        x: Any = self
+        if not self._array.ndim and isinstance(index, TensorBase) and index._array.ndim == 1:
+            x = x.reshape(1)
+        where, at = gatherable(x, dim, index, "gather")
         if not where.size:
             return wrap(self._device.xp.zeros(where.shape, self._array.dtype), self._device)
-        if not self._array.ndim:
-            return cast(Any, self).clone()
-        return apply(ops.gather, (self,), index=where, dim=at)
+        if not x._array.ndim:
+            return cast("Tensor", x.clone())
+        found = apply(ops.gather, (x,), index=where, dim=at)
+        return found if index._array.ndim else cast("Tensor", found.reshape(()))
 
     def take_along_dim(self, indices: TensorBase, dim: int | None = None) -> Tensor:
         """As gather, but both broadcast, and indices may be negative; without `dim`, of the flattened tensor."""

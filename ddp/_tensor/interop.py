@@ -15,7 +15,7 @@ from ddp._tensor import capsules
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.contents import array_of
 from ddp._tensor.creation import Where, alike, made, number, pinned, target
-from ddp._tensor.dtypes import DEFAULT, FLOATS, bfloat16, parse
+from ddp._tensor.dtypes import FLOATS, bfloat16, get_default_dtype, parse
 from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 
@@ -81,8 +81,8 @@ def asarray(
 
 
 def scalar_tensor(s: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """A 0-d tensor of one number; float32 unless `dtype` says otherwise."""
-    kind = DEFAULT if dtype is None else parse(dtype)
+    """A 0-d tensor of one number, of the default dtype unless `dtype` says otherwise."""
+    kind = get_default_dtype() if dtype is None else parse(dtype)
     return tensor(number(s, "scalar_tensor"), dtype=kind, device=device, requires_grad=requires_grad)
 
 

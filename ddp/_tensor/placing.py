@@ -174,6 +174,8 @@ def _scatter(x: TensorBase, name: str, dim: int, index: TensorBase, src: Any, va
         raise ArgumentError(f"{name}: expected src or value, one of them")
     where, at = gatherable(x, dim, index, name)
     v: Any = src if value is None else value
+    if isinstance(src, TensorBase) and src._array.size == where.size == 1 and src._array.ndim + where.ndim == 1:
+        v = cast(Any, src).reshape(where.shape)
     if isinstance(v, TensorBase) and (v._array.ndim or not x._array.ndim):
         v = _alike(x, name, v)
         shape = v._array.shape

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp._device import CPU, place
-from ddp._tensor.dtypes import DEFAULT, HALVES, bool_, int64, is_float
+from ddp._tensor.dtypes import HALVES, bool_, float32, get_default_dtype, int64, is_float
 from ddp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def text_of(x: Tensor) -> str:
         body = "[]"
         if len(shape) != 1:
             notes.append(f"size={shape}")
-        usual: tuple[Any, ...] = (DEFAULT,)
+        usual: tuple[Any, ...] = (get_default_dtype(),)
     else:
         body = _body(x._array, x._device.xp, len("tensor("))
-        usual = (DEFAULT, int64, bool_)
+        usual = (get_default_dtype(), int64, bool_)
     if dtype not in usual:
         notes.append(f"dtype=ddp.{dtype.name}")
     if x.grad_fn is not None:
@@ -105,7 +105,7 @@ def _body(array: Any, xp: Any, indent: int) -> str:
                 array = xp.take(array, xp.asarray([*range(edge), *range(n - edge, n)]), axis=axis)
     array = place(array, CPU)
     if array.dtype in HALVES:
-        array = array.astype(DEFAULT)
+        array = array.astype(float32)
     form, width = _floats(array) if is_float(array.dtype) else _others(array)
 
     def lines(part: Any, depth: int, indent: int) -> str:

@@ -15,7 +15,7 @@ from ddp import _device
 from ddp._device import CPU, Stream, generator, on, stream
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.creation import Size, Where, alike, made, pinned, sizes, target
-from ddp._tensor.dtypes import DEFAULT, HALVES, bfloat16, float16, int64, is_float, parse
+from ddp._tensor.dtypes import HALVES, bfloat16, float16, float32, get_default_dtype, int64, is_float, parse
 from ddp._tensor.shaping import spread
 from ddp.errors import ArgumentError, DtypeError
 
@@ -86,12 +86,12 @@ def draw(source: Any, method: str, shape: tuple[int, ...], kind: np.dtype[Any]) 
     """
     if not is_float(kind):
         raise DtypeError(f"random numbers are floating, not {kind}")
-    drawn = getattr(source, method)(shape, dtype=DEFAULT if kind in HALVES else kind)
+    drawn = getattr(source, method)(shape, dtype=float32 if kind in HALVES else kind)
     if kind not in HALVES:
         return drawn
     if method == "random":
         scale = 2.0 ** _BITS[kind]  # multiples of 1 / scale are exact, where rounding would reach 1
-        drawn = np.floor(drawn * DEFAULT.type(scale)) / DEFAULT.type(scale)
+        drawn = np.floor(drawn * float32.type(scale)) / float32.type(scale)
     return drawn.astype(kind)
 
 
@@ -103,7 +103,7 @@ def origin(device: Where, source: Stream | None) -> _device.device:
 def _drawn(
     method: str, shape: tuple[int, ...], source: Stream | None, dtype: Any, device: Where, requires_grad: bool
 ) -> Tensor:
-    kind = parse(DEFAULT if dtype is None else dtype)
+    kind = get_default_dtype() if dtype is None else parse(dtype)
     where = origin(device, source)
     with on(where):
         array = where.xp.asarray(draw(generator(where, source), method, shape, kind))

@@ -13,7 +13,7 @@ Factor = float | Sequence[float]
 
 
 class Upsample(Module):
-    """The input at another size. input: (N, C, L) or (N, C, H, W); see functional.interpolate.
+    """The input at another size. input: (N, C, L), (N, C, H, W) or (N, C, D, H, W); see functional.interpolate.
 
     Raises: ShapeError, DtypeError, ArgumentError when called.
     """
@@ -38,7 +38,7 @@ class Upsample(Module):
         self.recompute_scale_factor = recompute_scale_factor
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, L) or (N, C, H, W)."""
+        """input: (N, C, L), (N, C, H, W) or (N, C, D, H, W)."""
         return functional.interpolate(
             input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
         )

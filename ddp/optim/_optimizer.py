@@ -155,8 +155,11 @@ class Optimizer:
         self.state = state
 
     def __repr__(self) -> str:
-        groups = [", ".join(f"{k}={v}" for k, v in group.items() if k != "params") for group in self.param_groups]
-        return f"{type(self).__name__}({'; '.join(groups)})"
+        lines = [f"{type(self).__name__} ("]
+        for number, group in enumerate(self.param_groups):
+            lines += ["", f"Parameter Group {number}"] if number else ["Parameter Group 0"]
+            lines += [f"    {name}: {group[name]}" for name in sorted(group) if name != "params"]
+        return "\n".join([*lines, ")"])
 
 
 def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,8 @@ The format is read and written here and not by the library of that name, whose N
 errors name no file, and whose import costs more than NumPy's; the tests hold the two against each other. What is not a
 plain dict of tensors keeps its form as JSON in the header's metadata:
 
-    "structure"   {"dict": [[key, value], ...]}, {"list": [...]}, {"tuple": [...]}, {"tensor": name}, or a JSON value
+    "structure"   {"dict": [[key, value], ...]}, {"list": [...]}, {"tuple": [...]}, {"tensor": name},
+                  {"array": name} of a NumPy array, or a JSON value
     "tied"        {name: the name under which the same memory is written}
 
 Source: https://github.com/huggingface/safetensors#format
@@ -19,6 +20,7 @@ from typing import IO, Any
 from ddp._device import CPU, device
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
+from ddp.serialization._format import STORED
 from ddp.serialization._reading import Reader
 from ddp.serialization._writing import Writer
 
@@ -33,7 +35,7 @@ def save(obj: Any, f: File) -> None:
     f: a path, whose file is replaced at once and whole (a device, pipe or terminal is written to), or an open binary
         file
     A dict of tensors by name is an ordinary safetensors file, which PyTorch's `safetensors.torch.load_file` reads. A
-    tensor that appears twice (the same memory, shape and strides) is written once.
+    tensor that appears twice (the same memory, shape and strides) is written once. NumPy arrays come back as arrays.
 
     Raises: ArgumentError for anything else in `obj`; OSError if the file cannot be written.
     """
@@ -49,7 +51,7 @@ def save(obj: Any, f: File) -> None:
 def load(
     f: File, map_location: device | str | None = None, *, weights_only: bool = True, mmap: bool | None = None
 ) -> Any:
-    """What `save` wrote, or any safetensors file as a dict of tensors; arrays are new and writable.
+    """What `save` wrote, or any safetensors file as a dict of tensors; all memory is new and writable.
 
     f: a path, or an open binary file, read to its end; map_location: where the tensors go, the CPU unless given
     weights_only, mmap: change nothing, since nothing but tensors and JSON is ever read, into memory of its own
@@ -61,11 +63,11 @@ def load(
     where = CPU if map_location is None else device(map_location)
     if isinstance(f, str | os.PathLike):
         with open(f, "rb") as file:
-            return Reader(file, os.fspath(f)).read(where)
+            return Reader(file, os.fspath(f), STORED).read(where)
     _check("load", f, "read")
     if not f.seekable():
-        return Reader(io.BytesIO(f.read()), _name(f)).read(where)
-    return Reader(f, _name(f)).read(where)
+        return Reader(io.BytesIO(f.read()), _name(f), STORED).read(where)
+    return Reader(f, _name(f), STORED).read(where)
 
 
 def _name(file: Any) -> str:

@@ -43,15 +43,22 @@ class Reader:
             entries = self._header()
             metadata = self._metadata(entries.pop(METADATA, {}))
             spans = self._spans(entries)
-            placed = {name: place(array, where) for name, array in self._arrays(spans)}
-            tensors = {name: wrap(placed[name], device_of(placed[name])) for name in entries}
-            for alias, name in self._json("tied", metadata).items() if "tied" in metadata else ():
-                if alias in tensors or name not in spans:
+            tied = self._json("tied", metadata) if "tied" in metadata else {}
+            for alias, name in tied.items():
+                if alias in spans or name not in spans:
                     self._fail(f"the metadata ties {alias!r} to {name!r}, which does not fit the tensors")
-                tensors[alias] = tensors[name].detach()
+            structure = self._json("structure", metadata, any_value=True) if "structure" in metadata else None
+            lone = {tied.get(name, name) for name in _arrays_in(structure)}
+            for name, (dtype, *_) in spans.items():
+                if name not in lone and dtype not in DTYPES.values():
+                    self._fail(f"{name}: dtype {dtype} is none of a tensor, {', '.join(DTYPES)}")
+            arrays = dict(self._arrays(spans))
+            placed = {name: place(arrays[name], where) for name in entries if arrays[name].dtype in DTYPES.values()}
+            tensors = {name: wrap(array, device_of(array)) for name, array in placed.items()}
+            tensors.update({alias: tensors[name].detach() for alias, name in tied.items() if name in tensors})
             if "structure" not in metadata:
                 return tensors
-            return self._built(self._json("structure", metadata, any_value=True), tensors)
+            return self._built(structure, tensors, {**arrays, **{alias: arrays[name] for alias, name in tied.items()}})
         except RecursionError:
             self._fail("the header is nested too deep")
 
@@ -162,19 +169,33 @@ class Reader:
             except (ValueError, OverflowError) as error:
                 self._fail(f"{name}: shape {_short(list(shape))}: {error}")
 
-    def _built(self, value: Any, tensors: dict[str, Tensor]) -> Any:
+    def _built(self, value: Any, tensors: dict[str, Tensor], arrays: dict[str, Any]) -> Any:
         if not isinstance(value, dict | list):
             return value
         if isinstance(value, dict) and len(value) == 1:
             [(kind, inner)] = value.items()
             if kind == "tensor" and isinstance(inner, str) and inner in tensors:
                 return tensors[inner]
+            if kind == "array" and isinstance(inner, str) and inner in arrays:
+                return arrays[inner]
             if kind in ("list", "tuple") and isinstance(inner, list):
-                items = [self._built(each, tensors) for each in inner]
+                items = [self._built(each, tensors, arrays) for each in inner]
                 return items if kind == "list" else tuple(items)
             if kind == "dict" and isinstance(inner, list) and all(map(_is_pair, inner)):
-                return {key: self._built(each, tensors) for key, each in inner}
+                return {key: self._built(each, tensors, arrays) for key, each in inner}
         return self._fail(f"the metadata's structure holds {_short(value)}, which is none")
+
+
+def _arrays_in(structure: Any) -> Iterator[str]:
+    """The names of the NumPy arrays in a structure, which may have dtypes that no tensor has."""
+    if isinstance(structure, dict):
+        name = structure.get("array")
+        if len(structure) == 1 and isinstance(name, str):
+            yield name
+        structure = list(structure.values())
+    if isinstance(structure, list):
+        for each in structure:
+            yield from _arrays_in(each)
 
 
 def _is_pair(value: Any) -> bool:

@@ -7,10 +7,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from ddp._device import CPU, place
+from ddp._device import CPU, device, place
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
-from ddp.serialization._format import DTYPES, METADATA, SCALARS
+from ddp.serialization._format import METADATA, SCALARS, STORED
 from ddp.serialization._layout import lay_out
 
 
@@ -25,7 +25,7 @@ class Writer:
         metadata = {}
         if isinstance(obj, dict) and METADATA not in obj and all(_is_named_tensor(item) for item in obj.items()):
             for name, tensor in obj.items():
-                self._add(name, tensor)
+                self._add(name, tensor._array, tensor.device)
         else:
             metadata["structure"] = json.dumps(self._described(obj, (), "obj"))
         if self._tied:
@@ -44,7 +44,10 @@ class Writer:
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, Tensor):
-            return {"tensor": self._add(self._free(".".join(path) or "tensor"), value)}
+            return {"tensor": self._add(self._free(".".join(path) or "tensor"), value._array, value.device)}
+        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+            array = value.astype(value.dtype.newbyteorder("="), copy=False)
+            return {"array": self._add(self._free(".".join(path) or "array"), array, CPU)}
         if isinstance(value, SCALARS):
             return value
         if isinstance(value, list | tuple):
@@ -59,8 +62,8 @@ class Writer:
             pairs = [[k, self._described(v, (*path, str(k)), f"{where}[{k!r}]")] for k, v in value.items()]
             return {"dict": pairs}
         raise ArgumentError(
-            f"save: {where} is of type {type(value).__name__}: expected tensors, dicts, lists, tuples, str, int, "
-            "float, bool and None"
+            f"save: {where} is of type {type(value).__name__}: expected tensors, arrays, dicts, lists, tuples, str, "
+            "int, float, bool and None"
         )
 
     def _free(self, name: str) -> str:
@@ -70,13 +73,12 @@ class Writer:
             found = f"{name}~{number}"
         return found
 
-    def _add(self, name: str, tensor: Tensor) -> str:
-        array = tensor._array
-        if array.dtype not in DTYPES.values():
+    def _add(self, name: str, array: Any, where: device) -> str:
+        if array.dtype not in STORED.values():
             raise ArgumentError(f"save: {name} is of {array.dtype}, which safetensors files have no name for")
         self._held.append(array)
         address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-        memory = (tensor.device, address, array.shape, array.strides, array.dtype)
+        memory = (where, address, array.shape, array.strides, array.dtype)
         first = self._known.setdefault(memory, name) if array.size else name
         if first == name:
             self._arrays[name] = array

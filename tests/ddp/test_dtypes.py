@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -210,3 +211,54 @@ class TestConversion:
         assert ddp.zeros(2).type_as(x).dtype == dtype
         with pytest.raises(DtypeError, match="FloatTensor"):
             x.type("ddp.ComplexTensor")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_the_default_dtype_is_followed_as_in_pytorch(dtype: str) -> None:
+    makers: list[Callable[[Any], Any]] = [
+        lambda t: t.tensor(1.5),
+        lambda t: t.tensor([[1.0, 2]]),
+        lambda t: t.tensor([1, 2]),
+        lambda t: t.tensor(np.ones(2, np.float32)),
+        lambda t: t.zeros(2),
+        lambda t: t.Tensor(2, 3),
+        lambda t: t.Tensor([1, 2]),
+        lambda t: t.FloatTensor([1, 2]),
+        lambda t: t.full((2,), 1.5),
+        lambda t: t.full((2,), 1),
+        lambda t: t.arange(3),
+        lambda t: t.arange(3.0),
+        lambda t: t.linspace(0, 1, 3),
+        lambda t: t.eye(2),
+        lambda t: t.empty(2),
+        lambda t: t.rand(2),
+        lambda t: t.randn(2),
+        lambda t: t.normal(0.0, 1.0, (2,)),
+        lambda t: t.as_tensor([0.5]),
+        lambda t: t.scalar_tensor(2),
+        lambda t: t.tensor([1, 2]) / 2,
+        lambda t: t.tensor([1, 2]) * 0.5,
+        lambda t: t.tensor([1, 2]) / t.tensor([3, 4]),
+        lambda t: t.tensor([1, 2]).exp(),
+        lambda t: t.tensor([1, 2]).sqrt(),
+        lambda t: t.zeros(2, dtype=t.float32) * 0.5,
+        lambda t: t.nn.Linear(2, 3).weight,
+        lambda t: t.nn.BatchNorm1d(2).running_mean,
+        lambda t: t.nn.Embedding(2, 3).weight,
+        lambda t: t.nn.LSTM(2, 3).weight_hh_l0,
+    ]
+    try:
+        for t in (ddp, torch):
+            t.set_default_dtype(getattr(t, dtype))
+        assert ddp.get_default_dtype() == getattr(ddp, dtype)
+        assert ddp.finfo().dtype == dtype
+        for number, make in enumerate(makers):
+            assert str(make(ddp).dtype) == str(make(torch).dtype).removeprefix("torch."), number
+        assert "dtype" not in repr(ddp.ones(2))
+        assert ("dtype" in repr(ddp.ones(2, dtype=ddp.float32))) == (dtype != "float32")
+        with pytest.raises(DtypeError, match="set_default_dtype: expected a floating dtype, got int64"):
+            ddp.set_default_dtype(ddp.int64)
+        assert ddp.get_default_dtype() == getattr(ddp, dtype)
+    finally:
+        for t in (ddp, torch):
+            t.set_default_dtype(t.float32)

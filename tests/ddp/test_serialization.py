@@ -260,6 +260,29 @@ def test_kinds_of_files(tmp_path: Path) -> None:
             ddp.save(x, wrong)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "uint16", "uint64", ">f8", "float16"])
+def test_arrays_come_back_as_arrays(dtype: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    mean = ddp.ones(3)
+    file = io.BytesIO()
+    ddp.save({"data": array, "mean": mean, "list": [array.T, np.float32(3), array[:0]], "same": mean.numpy()}, file)
+    file.seek(0)
+    found = ddp.load(file)
+    assert type(found["data"]) is np.ndarray
+    assert found["data"].dtype == array.dtype.newbyteorder("=")
+    np.testing.assert_array_equal(found["data"], array)
+    np.testing.assert_array_equal(found["list"][0], array.T)
+    assert found["list"][1] == 3
+    assert found["list"][2].shape == (0, 3)
+    assert isinstance(found["mean"], ddp.Tensor)
+    assert type(found["same"]) is np.ndarray
+    found["data"][0, 0] = 1
+    file = io.BytesIO()
+    ddp.save(array, file)
+    file.seek(0)
+    np.testing.assert_array_equal(ddp.load(file), array)
+
+
 class Unsaveable:
     pass
 
@@ -269,7 +292,8 @@ class Unsaveable:
     [
         ({"a": [1, Unsaveable()]}, r"obj\['a'\]\[1\] is of type Unsaveable"),
         ({"a": {(1, 2): 3}}, r"obj\['a'\] has a key of type tuple"),
-        ({"a": np.ones(2)}, r"obj\['a'\] is of type ndarray"),
+        ({"a": np.array(["text"])}, "a is of <U4, which safetensors files have no name for"),
+        ({"a": np.ma.array([1.0])}, r"obj\['a'\] is of type MaskedArray"),
         ({"a": b"bytes"}, r"obj\['a'\] is of type bytes"),
         ({"a": {1, 2}}, "is of type set"),
     ],

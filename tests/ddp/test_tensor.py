@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 from typing import Any
 
 import numpy as np
@@ -330,3 +332,21 @@ class TestGrad:
         assert x._leaf is end
         with pytest.raises(GraphError, match="detach"):
             (x * 2).requires_grad_(False)
+
+
+def test_errors_of_python_name_the_class_that_users_know() -> None:
+    x: Any = ddp.ones(2)
+    for call, name in (
+        (lambda: x.clone(1, 2), "clone"),
+        (lambda: x.add_(), "add_"),
+        (lambda: x.sum(0, other=1), "sum"),
+        (lambda: x.sort(other=1), "sort"),
+        (lambda: x.requires_grad_(1, 2), "requires_grad_"),
+    ):
+        with pytest.raises(TypeError, match=rf"Tensor\.{name}\(\)"):
+            call()
+    inner = [
+        n for n, f in inspect.getmembers(ddp.Tensor, inspect.isfunction) if not f.__qualname__.startswith("Tensor.")
+    ]
+    assert not inner
+    assert pickle.loads(pickle.dumps(ddp.Tensor.clone)) is ddp.Tensor.clone

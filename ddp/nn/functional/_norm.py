@@ -67,11 +67,13 @@ def rms_norm(
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """input / max(its p-norm along `dim`, eps). input: any shape with that dimension; p: a number, or inf.
+    """input / max(its p-norm along `dim`, eps). input: any shape with that dimension; p: a number, inf or -inf.
 
     Raises: RangeError, DtypeError.
     """
     at = axis(required_float(input, "normalize"), dim, "normalize")
     if not input.ndim:
         return normalize(input.reshape(1), p, 0, eps).reshape(())
+    if not p > 0:  # the op's formula for the gradient is that of a norm
+        return input / input.norm(p, at, keepdim=True).clamp_min(eps)
     return apply(norm_rows.normalize, (input,), p=float(p), dim=at, eps=eps)

@@ -49,12 +49,12 @@ def batch_norm(
             raise ArgumentError("batch_norm: running_mean and running_var are needed out of training")
         where = {"mean": running_mean._array, "var": running_var._array}
         return apply(norm_channels.channel_affine, (input, weight, bias), eps=eps, **where)
-    if input.numel() == input.shape[1]:
+    if input.shape[0] * math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"batch_norm: input {input.shape} has one value a channel: training needs more")
     for each in (running_mean, running_var):
         if each is not None and each._device is not input._device:
             together("batch_norm", (input, each))
-    tell = moving(running_mean, running_var, momentum)
+    tell = moving(running_mean, running_var, momentum) if input.numel() else None  # nothing has no statistics
     return apply(norm_channels.batch_norm, (input, weight, bias), eps=eps, tell=tell)
 
 
@@ -138,5 +138,5 @@ def instance_norm(
     affine_dtype("instance_norm", input, weight, bias)
     if math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"instance_norm: input {input.shape} has one position: its own statistics need more")
-    tell = moving(running_mean, running_var, momentum)
+    tell = moving(running_mean, running_var, momentum) if input.numel() else None
     return apply(norm_channels.group_norm, (input, weight, bias), groups=input.shape[1], eps=eps, tell=tell)

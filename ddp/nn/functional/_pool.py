@@ -166,7 +166,7 @@ def _walk(
     name: str, input: Tensor, kernel_size: Size, stride: Size | None, padding: Size, dilation: Size, ceil: bool
 ) -> Walk:
     kernel = pair(kernel_size, "kernel_size")
-    steps = kernel if stride is None or stride == [] else stride
+    steps = kernel if stride is None or stride == () or stride == [] else stride
     how = walk(name, (input.shape[2], input.shape[3]), kernel, steps, padding, dilation, ceil)
     if any(2 * p > k for p, k in zip(how.padding, kernel, strict=True)):
         raise ArgumentError(f"{name}: padding {how.padding} is more than half of kernel {kernel}")
@@ -176,7 +176,7 @@ def _walk(
 def _line(kernel_size: Size, stride: Size | None, padding: Size, dilation: Size) -> Any:
     """kernel, stride, padding and dilation of an image one line high."""
     kernel = (1, *numbers(kernel_size, 1, "kernel_size"))
-    steps = kernel if stride is None else (1, *numbers(stride, 1, "stride"))
+    steps = kernel if stride is None or stride == () or stride == [] else (1, *numbers(stride, 1, "stride"))
     return kernel, steps, (0, *numbers(padding, 1, "padding")), (1, *numbers(dilation, 1, "dilation"))
 
 

@@ -78,7 +78,7 @@ class ZeroOptimizer(Optimizer):
         reducer.set_exchange(ReduceScatter(self._comm, reducer.leaves, self._sharding.follow))
 
     def __repr__(self) -> str:
-        return super().__repr__().replace("(", f"({self._kind.__name__}, ", 1)
+        return super().__repr__().replace(" (", f" of {self._kind.__name__} (", 1)
 
     def add_param_group(self, param_group: Group) -> None:
         """Raises: ArgumentError once the optimizer is made."""

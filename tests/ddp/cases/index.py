@@ -70,6 +70,9 @@ def gathering() -> Iterator[Case]:
         "kthvalue keepdim": lambda t, x: x.kthvalue(2, 0, keepdim=True)[0],
     }.items():
         yield Case("gather", label, fn, (draw(2, 3, 4),))
+    yield Case("gather", "number of a vector", lambda t, x: x.gather(0, t.tensor(1)), (draw(3),))
+    yield Case("gather", "vector of a number", lambda t, x: t.gather(x, 0, t.tensor([0, 0])), (draw(),))
+    yield Case("clone", "number of a number", lambda t, x: x.gather(-1, t.tensor(0)), (draw(),))
     yield Case("gather", "empty", lambda t, x: x.sort(0)[0], (draw(2, 0),))
     yield Case("reshape", "sort 0-d", lambda t, x: x.sort()[0], (draw(),))
 

@@ -21,6 +21,17 @@ def placing() -> Iterator[Case]:
         yield Case("scatter", label, fn, (x, v))
     yield Case("scatter", "non-contiguous", lambda t, x, v: x.scatter(0, t.tensor(INDEX), v), (spaced(3, 4), v))
     yield Case("scatter", "empty", lambda t, x: x.scatter(0, t.zeros(0, 3, dtype=t.int64), x), (draw(0, 3),))
+    for op, kind in (("scatter", "scatter"), ("scatter_add", "scatter_add"), ("scatter", "scatter_")):
+        for label, at, source in (
+            ("number into a vector", (3,), ()),
+            ("vector into a number", (), (1,)),
+        ):
+            yield Case(
+                op,
+                f"{kind}: {label}",
+                lambda t, x, v, kind=kind: getattr(x * 1, kind)(0, t.zeros((1 - x.ndim) * (1,), dtype=t.int64), v),
+                (draw(*at), draw(*source, seed=1)),
+            )
     repeated = [[0, 1, 1, 2], [0, 1, 0, 0]]
     for label, fn in {
         "tensor": lambda t, x, v: t.scatter_add(x, 0, t.tensor(repeated), v),

@@ -35,6 +35,8 @@ def maxima() -> Iterator[Case]:
         yield Case(op, "empty", pool(2), (draw(0, 2, 4, 4),))
         yield Case(op, "non-contiguous", pool(2), (spaced(2, 4, 6, 5),))
         yield Case(op, "1-d", pool(3, 2, 1, name="max_pool1d", ceil_mode=True), (draw(2, 3, 8),))
+        yield Case(op, "stride of nothing", pool(2, ()), (x,))
+        yield Case(op, "1-d, stride of nothing", pool(2, (), name="max_pool1d"), (draw(3, 8),))
         yield Case(op, "1-d one", pool(2, name="max_pool1d"), (draw(3, 8),))
 
 
@@ -52,6 +54,8 @@ def means() -> Iterator[Case]:
     yield Case(op, "one image", function(op, 2), (draw(2, 4, 4),))
     yield Case(op, "empty", function(op, 2), (draw(0, 2, 4, 4),))
     yield Case(op, "non-contiguous", function(op, 2), (spaced(2, 4, 6, 5),))
+    yield Case(op, "stride of nothing", function(op, (2, 3), ()), (x,))
+    yield Case(op, "1-d, stride of nothing", function("avg_pool1d", 2, ()), (draw(2, 3, 8),))
     yield Case(op, "1-d", function("avg_pool1d", 3, 2, 1), (draw(2, 3, 8),))
     yield Case(op, "1-d ceil", function("avg_pool1d", 3, 2, 1, True, False), (draw(3, 8),))
 

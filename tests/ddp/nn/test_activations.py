@@ -193,6 +193,15 @@ def test_channels_fall_whole() -> None:
     np.testing.assert_array_equal(x.grad.numpy(), y.detach().numpy())
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 2, 2, 2)])
+def test_channels_of_other_shapes_than_images_fall_with_a_warning(shape: tuple[int, ...]) -> None:
+    with pytest.warns(UserWarning, match=r"dropout2d: input \(.* is not \(N, C, H, W\)"):
+        y = nn.Dropout2d(0.5)(ddp.ones(*shape)).numpy().reshape(shape[0] * shape[1], -1)
+    assert (y == y[:, :1]).all()
+    with pytest.warns(UserWarning, match="dropout2d"):
+        assert not F.dropout2d(ddp.ones(*shape), 1.0).any()
+
+
 def test_softmax_without_dim() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     for shape in ((4,), (3, 4), (2, 3, 4), (2, 2, 2, 2)):

@@ -77,6 +77,45 @@ def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> 
             np.testing.assert_allclose(v.numpy(), w.numpy(), rtol=1e-10, err_msg=n)
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize(("name", "shape"), [("1d", (0, 3)), ("1d", (2, 3, 0)), ("2d", (0, 3, 2, 2))])
+def test_a_batch_of_nothing_moves_no_running_statistics(name: str, shape: Any, momentum: float | None) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    found = []
+    for t in (ddp, torch):
+        layer = getattr(t.nn, f"BatchNorm{name}")(shape[1], momentum=momentum)
+        x = t.zeros(*shape).requires_grad_()
+        y = layer(x)
+        y.sum().backward()
+        state = {key: value.tolist() for key, value in layer.state_dict().items()}
+        found.append((tuple(y.shape), tuple(x.grad.shape), layer.weight.grad.tolist(), state))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 3, 0)])
+def test_instances_of_nothing_move_no_running_statistics(shape: tuple[int, ...]) -> None:
+    layer = nn.InstanceNorm1d(3, track_running_stats=True)
+    assert layer(ddp.zeros(*shape)).shape == shape
+    assert layer.running_mean.tolist() == [0.0] * 3
+    assert layer.running_var.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+@pytest.mark.parametrize("p", [0, -1.0, -np.inf])
+def test_normalize_by_what_is_no_norm(p: float, dim: int) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    array, g = numbers(3, 4), numbers(3, 4, seed=1)
+    array[0, 1] = 0
+    found = []
+    for t in (ddp, torch):
+        x = t.tensor(array.tolist(), dtype=t.float64, requires_grad=True)
+        y = t.nn.functional.normalize(x, p=p, dim=dim)
+        y.backward(t.tensor(g.tolist(), dtype=t.float64))
+        found.append((y.detach().numpy(), x.grad.numpy()))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("weights", ["float32", "half"])
 @pytest.mark.parametrize("name", ["layer_norm", "group_norm", "batch_norm"])

@@ -211,3 +211,15 @@ def test_half_precision_computes_in_float32_and_rounds_once(name: str, options: 
     for p, q in zip(half, wide, strict=True):
         assert p.dtype == kind
         np.testing.assert_array_equal(p._array, q._array.astype(kind))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+def test_it_prints_as_pytorchs_does(name: str, options: Any) -> None:
+    ours, theirs, _, _ = pair(name, options)
+    settings = dict(options)
+
+    def text(t: Any, params: list[Any]) -> str:
+        optimizer = getattr(t.optim, name)([{"params": params[:1]}, {"params": params[1:], "lr": 0.5}], **settings)
+        return repr(optimizer).replace(": 0\n", ": 0.0\n")
+
+    assert text(ddp, ours) == text(torch, theirs)

@@ -110,7 +110,7 @@ def test_groups() -> None:
     optimizer.add_param_group({"params": (p for p in [c]), "lr": 0.125})
     optimizer.step()
     assert c.item() == 0.875
-    assert repr(optimizer).startswith("SGD(lr=1.0, momentum=0.0")
+    assert repr(optimizer).startswith("SGD (\nParameter Group 0\n    dampening: 0")
 
 
 def test_settings_may_be_tensors_of_one_element() -> None:

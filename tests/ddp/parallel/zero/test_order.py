@@ -243,7 +243,7 @@ def test_parameters_are_the_model_s_each_once() -> None:
         backward(model, 0)  # nothing has happened to the model
         assert model.module.first.weight.grad is not None
         zero = ZeroOptimizer(model, optim.SGD, trained, lr=0.5)
-        assert repr(zero).startswith("ZeroOptimizer(SGD, lr=0.5")
+        assert repr(zero).startswith("ZeroOptimizer of SGD (\nParameter Group 0\n")
         with pytest.raises(ArgumentError, match="groups are given when it is made"):
             zero.add_param_group({"params": [model.module.frozen]})
         with pytest.raises(ParallelError, match="has a ZeroOptimizer"):
