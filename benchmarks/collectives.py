@@ -1,18 +1,20 @@
 """Every collective beside raw mpi4py and torch.distributed (gloo), in the same ranks and the same run.
 
-    python benchmarks/collectives.py [-n 2] [--only all_reduce] [--rounds 11] [--apart] [--json FILE]
+    python benchmarks/collectives.py [-n 2] [--only all_reduce] [--rounds 11] [--apart] [--busy 1] [--json FILE]
 
 Rounds alternate between the contestants, so that all of them see the same machine. Times are medians of the rounds;
 ratios and differences are taken in each round, and their medians shown. How one turn is timed is told in `rounds.py`,
 what exactly is called in `contestants.py`: "ours" and "comm.empty" are the same calls, on ordinary arrays and on
 arrays of `comm.empty`. All write into an `out` that is there already: all_reduce in place, or (", out") into another
-array. Needs PyTorch for its rival (`pip install '.[bench]'`); without it the column is left out. Goals are printed,
+array. With `--busy` so many other processes compute all the while, each on whatever core the system gives it. Needs
+PyTorch for its rival (`pip install '.[bench]'`); without it the column is left out. Goals are printed,
 never asserted: they are for two ranks with a core each.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib
 import json
@@ -33,17 +35,20 @@ if __name__ == "collectives":
     del sys.modules[__name__]
     sys.modules[__name__] = importlib.import_module(__name__)
 
+from benchmarks.contestants import TO_AND_FRO  # noqa: E402
+
 KIB, MIB = 1 << 10, 1 << 20
 SMALL = (8, KIB)
 MIDDLE = (64 * KIB, 256 * KIB, MIB, 4 * MIB)
 LARGE = (25 * MIB, 100 * MIB)
-OTHERS = ("reduce", "broadcast", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all", "send, recv")
+OTHERS = ("reduce", "broadcast", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all", *TO_AND_FRO)
 ROWS = [
     *(("all_reduce", nbytes) for nbytes in (*SMALL, *MIDDLE, *LARGE)),
     *((name, nbytes) for name in OTHERS for nbytes in (KIB, MIB, 4 * MIB, 25 * MIB)),
     ("barrier", 0),
 ]
 LIMIT = 600.0  # s
+BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"  # ends with the benchmark
 Rounds = dict[str, list[float]]  # contestant → µs of a call, one number a round
 
 
@@ -67,8 +72,8 @@ def more(us: Rounds, a: str, b: str) -> float:
     return statistics.median(x - y for x, y in zip(us[a], us[b], strict=True))
 
 
-def goals(name: str, nbytes: int, us: Rounds) -> Iterator[Goal]:
-    """What is promised of this row."""
+def goals(name: str, nbytes: int, us: Rounds, busy: int = 0) -> Iterator[Goal]:
+    """What is promised of this row. busy: how many other processes compute"""
 
     def at_most(a: str, b: str, how: Callable[[Rounds, str, str], float], wanted: float) -> Goal:
         return goal(
@@ -83,7 +88,12 @@ def goals(name: str, nbytes: int, us: Rounds) -> Iterator[Goal]:
         label = f"{name} {size(nbytes)}".rstrip()
         return Goal(what=f"{label}: {what}", wanted=f"{sign} {wanted:g}", measured=measured, met=met)
 
-    if name != "all_reduce":
+    if busy:
+        if (name, nbytes) == ("all_reduce", MIB):
+            yield at_least("gloo", "ours", 2.5)
+    elif name in TO_AND_FRO and nbytes <= KIB:
+        yield goal("ours, us", "<=", 20, statistics.median(us["ours"]))
+    elif name != "all_reduce":
         if nbytes <= KIB:
             yield at_most("ours", "raw", more, 3)
         else:
@@ -151,6 +161,18 @@ def run(asked: dict[str, Any], start: list[str]) -> dict[str, Any]:
     return found
 
 
+@contextlib.contextmanager
+def computing(number: int) -> Iterator[None]:
+    """That many processes compute for as long as the context lasts."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def show(name: str, rows: list[dict[str, Any]]) -> None:
     """Prints the table of one collective: µs, then ratios and differences."""
     columns = list(dict.fromkeys(key for row in rows for key in row["us"]))
@@ -182,6 +204,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11, help="rounds of each row (default: 11)")
     parser.add_argument("--only", choices=dict(ROWS), action="append", help="this one; may be given several times")
     parser.add_argument("--apart", action="store_true", help="a barrier before every call: latency, not throughput")
+    parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile (default: 0)")
     parser.add_argument("--json", type=Path, default=Path("collectives.json"), help="where the results go")
     args = parser.parse_args()
     rows = [row for row in ROWS if args.only is None or row[0] in args.only]
@@ -189,11 +212,12 @@ def main() -> None:
     if "all_reduce" in dict(rows):
         asked["bandwidth"] = LARGE[-1]
     load = os.getloadavg()[0]
-    found = run(asked, [sys.executable, "-m", "launcher", "-n", str(args.n)])
+    with computing(args.busy):
+        found = run(asked, [sys.executable, "-m", "launcher", "-n", str(args.n)])
     for name in dict.fromkeys(row["collective"] for row in found["rows"]):
         show(name, [row for row in found["rows"] if row["collective"] == name])
-    reached = [goal for row in found["rows"] for goal in goals(row["collective"], row["bytes"], row["us"])]
-    if "bandwidth" in found:
+    reached = [goal for row in found["rows"] for goal in goals(row["collective"], row["bytes"], row["us"], args.busy)]
+    if "bandwidth" in found and not args.busy:
         reached += of_the_limit(found)
     show_goals(reached)
     print(f"load average before the run: {load:.2f} (every busy neighbour takes its core from a rank that waits)")
@@ -201,6 +225,7 @@ def main() -> None:
         "benchmark": "collectives",
         "date": datetime.date.today().isoformat(),
         "apart": args.apart,
+        "busy": args.busy,
         "load": load,
         **found,
         "goals": [vars(goal) for goal in reached],

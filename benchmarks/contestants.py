@@ -37,8 +37,13 @@ SHAPES = {
     "reduce_scatter": Shape(y_part=True),
     "all_to_all": Shape(),
     "send, recv": Shape(),
+    "isend, irecv": Shape(),
     "barrier": Shape(in_place=True),
 }
+
+
+#: From one rank to another and back: a call's time is half of a turn's.
+TO_AND_FRO = ("send, recv", "isend, irecv")
 
 
 def expected(name: str, rank: int, size: int, n: int) -> Array | None:
@@ -59,7 +64,7 @@ def expected(name: str, rank: int, size: int, n: int) -> Array | None:
         return joined
     if name == "reduce_scatter":
         return np.full(n // size, total)
-    if name == "send, recv":
+    if name in TO_AND_FRO:
         other = partner(rank, size)
         return None if other is None else np.full(n, np.float32(other + 1))
     return None
@@ -85,6 +90,12 @@ def ours(name: str, in_place: bool = False) -> Make:
         if name == "send, recv":
             there, back = (lambda: comm.send(x, other)), (lambda: comm.recv(other, out=y))
             return _there_and_back(there, back, comm.rank, other)
+        if name == "isend, irecv":
+            there, back = (
+                (lambda: comm.send(x, other, async_op=True).wait()),
+                (lambda: comm.recv(other, out=y, async_op=True).wait()),
+            )
+            return _there_and_back(there, back, comm.rank, other)
         method = getattr(comm, name)
         return lambda: method(x, out=y)
 
@@ -102,6 +113,9 @@ def raw(name: str, in_place: bool = False) -> Make:
             return lambda: world.Allreduce(MPI.IN_PLACE, x)
         if name == "send, recv":
             return _there_and_back(lambda: world.Send(x, other), lambda: world.Recv(y, other), world.rank, other)
+        if name == "isend, irecv":
+            there, back = (lambda: world.Isend(x, other).Wait()), (lambda: world.Irecv(y, other).Wait())
+            return _there_and_back(there, back, world.rank, other)
         calls: dict[str, Call] = {
             "all_reduce": lambda: world.Allreduce(x, y),
             "reduce": lambda: world.Reduce(x, at_root),
@@ -130,6 +144,9 @@ def gloo(name: str) -> Make:
         other = partner(rank, size)
         if name == "send, recv":
             return _there_and_back(lambda: dist.send(given, other), lambda: dist.recv(got, other), rank, other)
+        if name == "isend, irecv":
+            there, back = (lambda: dist.isend(given, other).wait()), (lambda: dist.irecv(got, other).wait())
+            return _there_and_back(there, back, rank, other)
         calls: dict[str, Call] = {
             "all_reduce": lambda: dist.all_reduce(given),
             "reduce": lambda: dist.reduce(given, 0),

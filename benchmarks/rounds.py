@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import collectives
-from benchmarks.contestants import SHAPES, Array, Call, Make, expected, gloo, ours, raw
+from benchmarks.contestants import SHAPES, TO_AND_FRO, Array, Call, Make, expected, gloo, ours, raw
 from benchmarks.wire import Wire, wire
 
 WINDOW = 10e-3  # s a turn, if three calls do not take longer
@@ -96,7 +96,7 @@ def measure(name: str, nbytes: int, libraries: Libraries, asked: dict[str, Any])
     calls = dict(contestants(name, nbytes, libraries))
     lengths = {key: window(call, MPI) for key, call in calls.items()}
     times: dict[str, list[float]] = {key: [] for key in calls}
-    shared_by = 2 if name == "send, recv" else 1  # there and back are two
+    shared_by = 2 if name in TO_AND_FRO else 1
     for _ in range(asked["rounds"]):
         for key, call in calls.items():
             mine = turn(call, lengths[key], MPI, asked.get("apart", False))
@@ -124,7 +124,7 @@ def contestants(name: str, nbytes: int, libraries: Libraries) -> Iterator[tuple[
             ("comm.empty, out", comm, ours(name), shared),
             ("raw, out", MPI, raw(name), ordinary),
         ]
-    lacks = not all(hasattr(comm, each) for each in name.split(", "))
+    lacks = name not in TO_AND_FRO and not hasattr(comm, name)
     for key, library, make, pair in entered:
         if library is None or pair is None or (library is comm and lacks) or (name == "barrier" and pair is shared):
             continue

@@ -172,6 +172,8 @@ class Calls:
 
 def whole(number: Any, least: int, most: int, what: str) -> int:
     """A whole number of any kind, NumPy's too, as Python's. Raises: ArgumentError if it is none, or out of bounds."""
+    if type(number) is int and least <= number <= most:
+        return number
     try:
         plain = operator.index(number)
     except TypeError:

@@ -69,4 +69,4 @@ class Family:
 
 
 def _told(key: str, queue: CallQueue) -> dict[str, int]:
-    return {key: queue.started, **queue.letters.copy()}
+    return {key: queue.started, **queue.letters()}

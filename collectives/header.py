@@ -21,8 +21,8 @@ from collectives.transport import LETTER
 
 _TEXT_BYTES = 512
 _HEAD = struct.Struct("<qq")  # the user's tag, and that of the array if it follows; then what `_form` packs
-_NDIM = struct.Struct("<q")
 _FORM = struct.Struct("<q32s")  # how many dimensions, and the dtype; then the shape
+_START = struct.Struct("<qqq")  # all that and the number of dimensions
 
 
 def empty(size: int) -> Array:
@@ -76,19 +76,16 @@ def encode_letter(array: Array, tag: int, apart: int) -> tuple[Array, int]:
     head = _HEAD.size + len(form)
     if head + array.nbytes <= LETTER:
         apart = 0
-    letter = np.empty(head if apart else head + array.nbytes, np.uint8)
-    letter.data[:head] = _HEAD.pack(tag, apart) + form
-    if not apart:
-        letter[head:] = array.reshape(-1).view(np.uint8)
-    return letter, apart
+    parts = (_HEAD.pack(tag, apart), form) if apart else (_HEAD.pack(tag, apart), form, array.tobytes())
+    return np.frombuffer(b"".join(parts), np.uint8), apart
 
 
 def decode_letter(src: int, letter: Array) -> Letter:
     """What `encode_letter` wrote on rank src."""
-    tag, apart = _HEAD.unpack_from(letter.data)
-    (ndim,) = _NDIM.unpack_from(letter.data, _HEAD.size)
+    data = letter.data
+    tag, apart, ndim = _START.unpack_from(data)
     head = _HEAD.size + _FORM.size + 8 * ndim
-    dtype, shape = _unform(letter.data[_HEAD.size : head].tobytes())
+    dtype, shape = _unform(bytes(data[_HEAD.size : head]))
     return Letter(src, tag, apart, dtype, shape, letter[head:])
 
 

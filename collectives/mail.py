@@ -58,9 +58,11 @@ class Mail:
         self._matching = threading.Lock()
         self._posted: list[Receive] = []
         self._unexpected: list[Letter] = []
-        self._arrived = [0] * transport.size  # letters of each rank
-        self._fetched = [0] * transport.size  # large arrays that each rank has received from this one
-        self._changed = threading.Condition()
+        # Of each rank: letters sent to it, and arrived from it; large arrays received from it, and received by it.
+        self._sent, self._arrived, self._received, self._fetched = ([0] * transport.size for _ in range(4))
+        queue.letters = self.counts
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._under_way: list[_Posted] = []
         self._helper: threading.Thread | None = None
         self._helper_waits = False
@@ -86,6 +88,8 @@ class Mail:
             with self._matching:
                 while (arrived := self._transport.arrived()) is not None:
                     self._deliver(decode_letter(*arrived))
+                    if receive.letter is not None:
+                        break
         return receive.letter is not None
 
     def deliver(self, letter: Letter) -> None:
@@ -105,14 +109,14 @@ class Mail:
     def _match(self, receive: Receive, letter: Letter) -> None:
         receive.letter = letter
         if letter.apart:
-            self._count(letter.src, self._transport.rank, "received")
+            self._received[letter.src] += 1
 
     # Ranks that have left --------------------------------------------------------------------------------------------
 
     def sent(self, dst: int) -> None:
         """A letter to that rank has been posted."""
         with self._matching:
-            self._count(self._transport.rank, dst, "sent")
+            self._sent[dst] += 1
 
     def fetched(self, dst: int) -> None:
         """A large array has been received by that rank."""
@@ -135,9 +139,11 @@ class Mail:
         left = {dst: departures[dst]} if dst in departures else {}
         return never_coming(left, self._line(self._transport.rank, dst, "received"), self._fetched[dst])
 
-    def _count(self, src: int, dst: int, what: str) -> None:
-        line = self._line(src, dst, what)
-        self._queue.letters[line] = self._queue.letters.get(line, 0) + 1
+    def counts(self) -> dict[str, int]:
+        """What the others need to know when this rank leaves: how many letters it sent and large arrays it received."""
+        me = self._transport.rank
+        sent = {self._line(me, dst, "sent"): n for dst, n in enumerate(self._sent) if n}
+        return sent | {self._line(src, me, "received"): n for src, n in enumerate(self._received) if n}
 
     def _line(self, src: int, dst: int, what: str) -> str:
         return f"{self._transport.key} {src}>{dst} {what}"
@@ -165,7 +171,7 @@ class Mail:
             return posted.drive(timeout)
 
         call.drive = drive
-        with self._changed:
+        with self._lock:
             self._under_way.append(posted)
             if self._helper is None:
                 name = f"collectives-{self._transport.key}-mail"

@@ -55,8 +55,8 @@ class _HandedOver(NamedTuple):
 class CallQueue:
     """The calls of one communicator on one rank, in their one order.
 
-    started: how many collectives; letters: what a leaving rank says of its sends and receives, which go beside the
-    collectives' order because two ranks alone make them
+    started: how many collectives; letters: returns what a leaving rank says of its sends and receives, which go beside
+    the collectives' order because two ranks alone make them
     """
 
     def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
@@ -70,7 +70,7 @@ class CallQueue:
         self.recorder = of_this_process()
         self.communicator = self.recorder.communicator(transport.key)
         self.started = 0
-        self.letters: dict[str, int] = {}
+        self.letters: Callable[[], dict[str, int]] = dict
         self._beside_number: Counter[str] = Counter()
         self._begin()
         _queues.add(self)
@@ -181,7 +181,7 @@ class CallQueue:
 
         `leave_beside` ends it.
         """
-        with self._changed:
+        with self.lock:
             self._admit(call)
             call.number = self._beside_number[call.name]
             call.look = self._look
@@ -199,9 +199,10 @@ class CallQueue:
 
     def leave_beside(self) -> None:
         """A call beside the collectives is finished."""
-        with self._changed:
+        with self.lock:
             self._beside -= 1
-            self._changed.notify_all()
+            if self._closed or self._draining:
+                self._changed.notify_all()
 
     def drive(self, call: Call[T]) -> T:
         """Runs an entered call to its end in this thread, and returns its result."""

@@ -22,12 +22,20 @@ from collectives.transport import Test, Transport
 
 T = TypeVar("T")
 
-_SPIN = 20e-6  # s; a peer that is about to arrive is worth a short spin,
-_YIELD = 300e-6  # s; a later one gets this core whenever it can use it,
+_SPIN = 5e-6  # s; a peer that is about to arrive is worth a short spin,
+_YIELD = 300e-6  # s; a later one gets this core whenever it can use it: ranks may share one,
+# s; and a yield that takes longer gave the core to a process that computes, and did so for a whole time slice. A
+# process that sleeps gets its core back at once, so that for a while waiting ranks sleep instead
+# (benchmarks/collectives.py --busy 1).
+_TAKEN = 200e-6
+_CROWDED = 5e-3
+_NAP = 1e-6  # s; the system makes about 55 us of it
 # s; and one that is still later may be computing on it. Longer sleeps save a little of the core, and where that is busy
 # they cost much of the wire's bandwidth (benchmarks/overlap.py).
 PAUSE = 100e-6
 _LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
+
+_crowded_until = 0.0
 
 
 def complete(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
@@ -49,14 +57,20 @@ def walk(call: Call[T], transport: Transport) -> T:
 
 def spin(test: Test) -> bool:
     """Repeats a test for a fraction of a millisecond; False if it is not True by then."""
-    start = time.monotonic()
-    while time.monotonic() - start < _SPIN:
+    global _crowded_until
+    start = now = time.monotonic()
+    while now - start < _YIELD:
+        if now - start < _SPIN:
+            pass
+        elif now < _crowded_until:
+            time.sleep(_NAP)
+        else:
+            os.sched_yield()
+            if time.monotonic() - now > _TAKEN:
+                _crowded_until = now + _CROWDED
         if test():
             return True
-    while time.monotonic() - start < _YIELD:
-        os.sched_yield()
-        if test():
-            return True
+        now = time.monotonic()
     return False
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives._shared.board import SLOT, Board
 from collectives._shared.takes import Result, slot_arrays
-from collectives._shared.transport import SharedTransport, soon
+from collectives._shared.transport import SharedTransport
 from collectives.arrays import flat, is_plain
 from collectives.call import Call, Steps
 from collectives.flight.recorder import FAILED
@@ -27,12 +27,13 @@ from collectives.meeting import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Header, He
 from collectives.progress import CallQueue
 from collectives.reduction import Array
 from collectives.transport import Test
+from collectives.waiting import spin
 
 #: What a prepared call returns that has not been carried out.
 LEFT: Any = object()
 
-# Looks at a header before its rank is called late: about 20 microseconds.
-_LOOKS = 400
+# Looks at a header before its rank is called late: about 5 microseconds.
+_LOOKS = 100
 # Beyond that many the oldest are forgotten: calls of ever new shapes are not made again.
 _KEPT = 4096
 # Bytes beyond which a few microseconds do not matter, and other threads should not be kept from queueing their calls.
@@ -194,7 +195,7 @@ class _Prepared:
             while words[other] < sequence:
                 looks -= 1
                 # The general way takes so long that the others would wait for this rank next, and so on for ever.
-                if not looks and not soon(self._board.met):
+                if not looks and not spin(self._board.met):
                     return False
             if words[other + HASH] != agreed or words[other + ROWS] != rows or words[other + NBYTES] != nbytes:
                 return False
@@ -295,7 +296,7 @@ class _Large(_Prepared):
                 met()
                 with np.errstate(all="ignore"):  # as in `CallQueue.drive`
                     test, result = self._move(x, out, scale)
-                    complete = test() or soon(test)
+                    complete = test() or spin(test)
                 if complete:
                     queue.started += 1
                     half_way = False

@@ -5,8 +5,6 @@ What is rare, or has no need of speed (point to point, duplicates, departures), 
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,9 +16,7 @@ from collectives._shared.board import SLOT, Board
 from collectives.meeting import IN, NBYTES, OUT, PREFIX, Header, Headers, differ
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import Finish, Test, Transport
-
-_LOOKS = 30  # about 20 microseconds
-_PATIENCE = 300e-6  # s, in which a rank that shares this core can take it
+from collectives.waiting import spin
 
 
 def _done() -> bool:
@@ -44,24 +40,11 @@ class Advance:
         if not self._wait():
             return False
         for wait in self._moves:
-            if not (wait() or soon(wait)):
+            if not (wait() or spin(wait)):
                 self._wait = wait
                 return False
         self._wait = _done
         return True
-
-
-def soon(wait: Callable[[], bool]) -> bool:
-    """True once the wait is over, False if it is not in a fraction of a millisecond."""
-    for _ in range(_LOOKS):
-        if wait():
-            return True
-    limit = time.monotonic() + _PATIENCE
-    while time.monotonic() < limit:
-        os.sched_yield()
-        if wait():
-            return True
-    return False
 
 
 class SharedTransport(Above):
