@@ -41,10 +41,10 @@ def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
 
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """As dropout, but whole channels fall. input: (N, C, H, W); (N, C, L) too, as PyTorch has it.
+    """As dropout, but whole channels fall. input: (N, C, H, W); (N, C, L) and (N, C) too, as PyTorch has it.
 
     Raises: ArgumentError, ShapeError.
     """
-    if input.ndim not in (3, 4):
-        raise ShapeError(f"dropout2d: input {tuple(input.shape)}: expected (N, C, H, W) or (N, C, L)")
+    if input.ndim not in (2, 3, 4):
+        raise ShapeError(f"dropout2d: input {tuple(input.shape)}: expected (N, C, H, W), (N, C, L) or (N, C)")
     return _dropped("dropout2d", input, p, training, inplace, (*input.shape[:2], *(1,) * (input.ndim - 2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,18 @@ def test_channels_fall_whole() -> None:
     y = F.dropout2d(x, 0.4)
     y.sum().backward()
     np.testing.assert_array_equal(x.grad.numpy(), y.detach().numpy())
+
+
+def test_channels_without_a_plane_fall_each_by_itself() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    for t in (ddp, torch):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's, of two dimensions
+            y = t.nn.Dropout2d(0.5)(t.ones(40, 50)).numpy()
+        assert set(np.unique(y)) == {0.0, 2.0}
+        assert 800 < (y == 0).sum() < 1200
+        assert not (y == y[:, :1]).all()
+        assert not (y == y[:1]).all()
 
 
 def test_softmax_without_dim() -> None:
