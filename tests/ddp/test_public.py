@@ -41,6 +41,7 @@ PUBLIC = (
     ddp.parallel,
     ddp.parallel.comm_hooks,
     ddp.return_types,
+    ddp.serialization,
     ddp.tracing,
 )
 
