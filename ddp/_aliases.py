@@ -56,9 +56,9 @@ class _Alias(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         home, renamed = MODULES[self.__name__]
-        if not name.startswith("__") and f"{self.__name__}.{name}" in MODULES:
+        if f"{self.__name__}.{name}" in MODULES:
             return importlib.import_module(f"{self.__name__}.{name}")
-        if home:
+        if home and (name == "__all__" or not name.startswith("__")):  # inspect asks all modules for `__file__`
             module = importlib.import_module(home)
             if name == "__all__":
                 return sorted({*module.__all__, *renamed})
@@ -93,10 +93,10 @@ class _Einops:
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name) if name == "einops" else None
         if spec is not None and spec.loader is not None:
-            sys.meta_path.remove(_Einops)
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
+                sys.meta_path.remove(_Einops)  # not above: who looks for einops may not import it
                 execute(module)
                 importlib.import_module("ddp._einops")
 

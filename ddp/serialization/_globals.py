@@ -6,13 +6,11 @@ A file holds names alone. They are looked up here, and nothing is imported or ca
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_NONE: dict[str, Any] = {}
-_listed: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar("safe globals", default=_NONE)
+_listed: dict[str, Any] = {}
 
 
 def reference(value: Any) -> str:
@@ -26,19 +24,21 @@ def found(name: str) -> Any:
     if module.startswith(("ddp.nn.", "ddp._tensor.functions.")):
         value = getattr(sys.modules.get(module), attribute, None)
         return value if callable(value) and reference(value) == name else None
-    return _listed.get().get(name)
+    return _listed.get(name)
+
+
+def add_safe_globals(safe_globals: Iterable[Any]) -> None:
+    """From now on `load` also makes modules of these classes, and takes these functions for their attributes."""
+    _listed.update({reference(each): each for each in safe_globals})
 
 
 @contextlib.contextmanager
 def safe_globals(safe_globals: Iterable[Any]) -> Iterator[None]:
-    """Inside, `load` also makes modules of these classes, and takes these functions for their attributes."""
-    token = _listed.set({**_listed.get(), **{reference(each): each for each in safe_globals}})
+    """As `add_safe_globals`, inside alone; in all threads."""
+    before = dict(_listed)
+    add_safe_globals(safe_globals)
     try:
         yield
     finally:
-        _listed.reset(token)
-
-
-def add_safe_globals(safe_globals: Iterable[Any]) -> None:
-    """From now on `load` also makes modules of these classes, as inside `safe_globals`."""
-    _listed.set({**_listed.get(), **{reference(each): each for each in safe_globals}})
+        _listed.clear()
+        _listed.update(before)

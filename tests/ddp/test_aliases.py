@@ -155,7 +155,7 @@ def test_einops_agrees_with_itself_on_pytorch() -> None:
     assert einops.parse_shape(x, "b c _ _") == {"b": 2, "c": 3}
 
 
-@pytest.mark.parametrize("order", ["einops, ddp", "ddp, einops"])
+@pytest.mark.parametrize("order", ["einops, ddp", "ddp, importlib.util as u; u.find_spec('einops'); import einops"])
 def test_einops_knows_our_tensors_whichever_is_imported_first(order: str) -> None:
     code = f"import {order}; print(einops.rearrange(ddp.zeros(2, 3), 'a b -> b a').shape)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

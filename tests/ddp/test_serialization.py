@@ -364,6 +364,14 @@ def test_a_class_is_not_made_unless_it_is_listed() -> None:
         ddp.load(file)
 
 
+def test_a_class_that_is_listed_for_good() -> None:
+    with ddp.serialization.safe_globals([]):  # which forgets it again
+        ddp.serialization.add_safe_globals([Net])
+        assert type(ddp.load(saved(Net()))) is Net
+    with pytest.raises(SerializationError):
+        ddp.load(saved(Net()))
+
+
 @pytest.mark.parametrize(
     ("structure", "message"),
     [
