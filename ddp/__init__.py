@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy import dtype, newaxis
 
 from collectives.version import __version__
-from ddp import _heap, errors
+from ddp import _aliases, _heap, errors
 from ddp._device import device, initial_seed, manual_seed
 from ddp._engine import (
     enable_grad,
@@ -62,13 +62,16 @@ from ddp._tensor.dtypes import int16 as short
 from ddp._tensor.dtypes import int32 as int
 from ddp._tensor.dtypes import int64 as long
 from ddp._tensor.first_constructors import (
+    BFloat16Tensor,
     BoolTensor,
     ByteTensor,
+    CharTensor,
     DoubleTensor,
     FloatTensor,
     HalfTensor,
     IntTensor,
     LongTensor,
+    ShortTensor,
 )
 from ddp._tensor.functions._arithmetic import (
     abs,
@@ -341,14 +344,17 @@ from ddp._tensor.sizes import Size
 from ddp.ops.formats import channels_last, contiguous_format, memory_format, preserve_format
 
 _heap.keep_freed()
+_aliases.install()
 
 if TYPE_CHECKING:
+    from ddp import accelerator as accelerator
     from ddp import amp as amp
     from ddp import autograd as autograd
     from ddp import backends as backends
     from ddp import checkpoint as checkpoint
     from ddp import cuda as cuda
     from ddp import data as data
+    from ddp import distributed as distributed
     from ddp import linalg as linalg
     from ddp import metrics as metrics
     from ddp import multiprocessing as multiprocessing
@@ -374,26 +380,32 @@ _LATER = {
     "set_float32_matmul_precision": "backends",
 }
 _MODULES = (
+    "accelerator",
     "amp",
     "autograd",
     "backends",
     "checkpoint",
     "cuda",
     "data",
+    "distributed",
     "linalg",
     "metrics",
     "multiprocessing",
     "nn",
+    "onnx",
     "optim",
     "parallel",
     "return_types",
     "serialization",
     "tracing",
+    "utils",
 )
 
 __all__ = [
+    "BFloat16Tensor",
     "BoolTensor",
     "ByteTensor",
+    "CharTensor",
     "DataParallel",
     "DoubleTensor",
     "FloatTensor",
@@ -401,11 +413,13 @@ __all__ = [
     "HalfTensor",
     "IntTensor",
     "LongTensor",
+    "ShortTensor",
     "Size",
     "Tensor",
     "__version__",
     "abs",
     "absolute",
+    "accelerator",
     "acos",
     "acosh",
     "add",
@@ -494,6 +508,7 @@ __all__ = [
     "diag",
     "diag_embed",
     "diagonal",
+    "distributed",
     "div",
     "divide",
     "dot",
@@ -724,6 +739,7 @@ __all__ = [
     "unique",
     "unique_consecutive",
     "unsqueeze",
+    "utils",
     "var",
     "var_mean",
     "vstack",

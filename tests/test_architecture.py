@@ -17,6 +17,7 @@ PACKAGES = ("collectives", "ddp", "launcher")
 
 # The longest prefix counts. A module may import from lower floors, and from its own package on the same floor.
 FLOORS = {
+    "ddp._aliases": 0,
     "ddp._block": 0,
     "ddp._device": 0,
     "ddp._files": 0,
@@ -35,10 +36,13 @@ FLOORS = {
     "ddp.autograd": 4,
     "ddp.backends": 4,
     "ddp.cuda": 4,
-    "ddp.serialization": 4,
     "ddp.linalg": 4,
     "ddp.return_types": 4,
+    "ddp._einops": 5,
+    "ddp.accelerator": 5,
+    "ddp.distributed": 5,
     "ddp.parallel": 5,
+    "ddp.serialization": 5,
     "ddp.multiprocessing": 5,
     "ddp.data": 6,
     "ddp.metrics": 6,
@@ -48,7 +52,7 @@ FLOORS = {
     "benchmarks": 8,
 }
 TOP = {"ddp"}  # the package's own __init__ gathers the public names of all floors
-SEE_COLLECTIVES = ("ddp.parallel", "ddp.data", "ddp.checkpoint", "launcher.bench", "launcher.doctor")
+SEE_COLLECTIVES = ("ddp.distributed", "ddp.parallel", "ddp.data", "ddp.checkpoint", "launcher.bench", "launcher.doctor")
 # What the rest of the launcher may import: the environment contract, and what ranks left in their flight records.
 LAUNCHER_SEES = (
     "collectives.world",

@@ -10,7 +10,7 @@ from ddp._engine import Node
 from ddp._tensor import dtypes
 from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase, apply, wrap
-from ddp._tensor.dtypes import parse
+from ddp._tensor.dtypes import TYPES, parse
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from ddp.ops import elementwise
 from ddp.ops.formats import channels_last, is_channels_last, memory_format, preserve_format
@@ -22,19 +22,7 @@ Flag = bool  # the names, where a method `bool` or a parameter `device` hides th
 _Device = device
 _convert: Any = convert  # returns a Tensor, which it knows only as its base
 
-_TYPES = {  # PyTorch's old names of dtypes
-    "BoolTensor": dtypes.bool_,
-    "ByteTensor": dtypes.uint8,
-    "CharTensor": dtypes.int8,
-    "ShortTensor": dtypes.int16,
-    "IntTensor": dtypes.int32,
-    "LongTensor": dtypes.int64,
-    "HalfTensor": dtypes.float16,
-    "BFloat16Tensor": dtypes.bfloat16,
-    "FloatTensor": dtypes.float32,
-    "DoubleTensor": dtypes.float64,
-}
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
 class Conversion(TensorBase):
@@ -148,9 +136,11 @@ class Conversion(TensorBase):
             return place_ + _NAMES[self._array.dtype]
         if isinstance(dtype, str) and dtype.endswith("Tensor"):
             name = dtype.rpartition(".")[2]
-            if name not in _TYPES:
-                raise DtypeError(f"type: {dtype!r}: expected one of {', '.join(_TYPES)}")
-            return self.to(device="cuda" if ".cuda." in dtype else CPU, dtype=_TYPES[name])
+            if name not in TYPES:
+                raise DtypeError(f"type: {dtype!r}: expected one of {', '.join(TYPES)}")
+            return self.to(device="cuda" if ".cuda." in dtype else CPU, dtype=TYPES[name])
+        if hasattr(dtype, "device_type"):  # ddp.FloatTensor, ddp.cuda.FloatTensor
+            return self.to(device=dtype.device_type, dtype=dtype.dtype)
         return self.to(dtype=dtype)
 
     def type_as(self, other: TensorBase) -> Tensor:

@@ -127,6 +127,9 @@ class Tensor(
         """Where the memory is."""
         return self._device
 
+    # Kinds of tensors that only PyTorch has.
+    is_meta = is_mps = is_quantized = is_sparse = is_xpu = False
+
     @property
     def is_cuda(self) -> bool:
         """Whether the memory is on a GPU."""

@@ -30,6 +30,19 @@ INTEGERS: frozenset[np.dtype[Any]] = frozenset({uint8, int8, int16, int32, int64
 FLOATS: frozenset[np.dtype[Any]] = frozenset({float16, bfloat16, float32, float64})
 HALVES: frozenset[np.dtype[Any]] = frozenset({float16, bfloat16})
 SUPPORTED: frozenset[np.dtype[Any]] = frozenset({bool_}) | INTEGERS | FLOATS
+# The names of the types of tensors of one dtype, such as `ddp.LongTensor`.
+TYPES: dict[str, np.dtype[Any]] = {
+    "BoolTensor": bool_,
+    "ByteTensor": uint8,
+    "CharTensor": int8,
+    "ShortTensor": int16,
+    "IntTensor": int32,
+    "LongTensor": int64,
+    "HalfTensor": float16,
+    "BFloat16Tensor": bfloat16,
+    "FloatTensor": float32,
+    "DoubleTensor": float64,
+}
 _CATEGORY = {dtype: 2 if dtype in FLOATS else 1 if dtype in INTEGERS else 0 for dtype in SUPPORTED}
 
 

@@ -40,29 +40,50 @@ def constructed(name: str, dtype: np.dtype[Any], given: tuple[Any, ...], device:
     return tensor(given[0], dtype=dtype, device=device)
 
 
-class FirstConstructor:
-    """Makes tensors of one dtype: of sizes, uninitialised; of data, a copy. What x.type() takes, too.
+class TypedTensor(type):
+    """The type of `ddp.LongTensor` and its kin: tensors of one dtype on one kind of device.
+
+    Calling one makes tensors: of sizes, uninitialised; of data, a copy. An instance is any tensor of that dtype there,
+    as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is an annotation. x.type() takes them, too.
 
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
     """
 
-    __slots__ = ("__name__", "dtype")
+    dtype: np.dtype[Any]  # by which NumPy, and so parse(), takes the type for its dtype
+    device_type: str
 
-    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
-        self.__name__ = name
-        self.dtype = dtype  # by which NumPy, and so parse(), takes this for its dtype
+    def __new__(cls, module: str, name: str, dtype: np.dtype[Any], device_type: str) -> TypedTensor:
+        doc = f"Tensors of {dtype} on {device_type}; called with sizes or data, it makes one."
+        made = super().__new__(cls, name, (), {"__module__": module, "__doc__": doc, "__slots__": ()})
+        made.dtype, made.device_type = dtype, device_type
+        return made
 
-    def __call__(self, *given: Any, device: Where = None) -> Tensor:
-        return constructed(self.__name__, self.dtype, given, device)
+    def __init__(cls, *_: Any) -> None:
+        super().__init__(cls.__name__, (), {})
 
-    def __repr__(self) -> str:
-        return f"ddp.{self.__name__}"
+    def __call__(cls, *given: Any, device: Where = None) -> Tensor:
+        where = cls.device_type if device is None and cls.device_type != "cpu" else device
+        return constructed(cls.__name__, cls.dtype, given, where)
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return isinstance(x, TensorBase) and x._array.dtype == cls.dtype and x._device.type == cls.device_type
+
+    def __repr__(cls) -> str:
+        return f"{cls.__module__}.{cls.__name__}"
 
 
-BoolTensor = FirstConstructor("BoolTensor", dtypes.bool_)
-ByteTensor = FirstConstructor("ByteTensor", dtypes.uint8)
-DoubleTensor = FirstConstructor("DoubleTensor", dtypes.float64)
-FloatTensor = FirstConstructor("FloatTensor", dtypes.float32)
-HalfTensor = FirstConstructor("HalfTensor", dtypes.float16)
-IntTensor = FirstConstructor("IntTensor", dtypes.int32)
-LongTensor = FirstConstructor("LongTensor", dtypes.int64)
+if TYPE_CHECKING:
+    BFloat16Tensor = Tensor
+    BoolTensor = Tensor
+    ByteTensor = Tensor
+    CharTensor = Tensor
+    DoubleTensor = Tensor
+    FloatTensor = Tensor
+    HalfTensor = Tensor
+    IntTensor = Tensor
+    LongTensor = Tensor
+    ShortTensor = Tensor
+else:
+    for _name, _dtype in dtypes.TYPES.items():
+        globals()[_name] = TypedTensor("ddp", _name, _dtype, "cpu")
+ON_CUDA = {name: TypedTensor("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}

@@ -1,5 +1,6 @@
 """Gradients as function calls, ops of your own, checkpointed regions, and the checks that gradients are right."""
 
+from ddp import _aliases
 from ddp._engine import detect_anomaly, set_detect_anomaly
 from ddp.autograd._check import gradcheck
 from ddp.autograd._function import Function
@@ -18,3 +19,5 @@ __all__ = [
     "gradcheck",
     "set_detect_anomaly",
 ]
+
+__getattr__ = _aliases.attribute(__name__)

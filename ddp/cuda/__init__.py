@@ -1,5 +1,7 @@
 """`ddp.cuda`: the CUDA devices of this process, as far as CuPy finds any. Every question can be asked without one."""
 
+from ddp import _aliases
+from ddp._tensor.first_constructors import ON_CUDA
 from ddp.cuda import memory, nvtx
 from ddp.cuda._devices import (
     can_device_access_peer,
@@ -114,3 +116,6 @@ __all__ = [
     "stream",
     "synchronize",
 ]
+
+__getattr__ = _aliases.attribute(__name__)
+globals().update(ON_CUDA)  # cuda.FloatTensor and its kin

@@ -1,5 +1,6 @@
 """Layers, under PyTorch's names."""
 
+from ddp import _aliases
 from ddp.nn import functional, init, parameter, utils
 from ddp.nn._activation import (
     CELU,
@@ -186,3 +187,5 @@ __all__ = [
     "parameter",
     "utils",
 ]
+
+__getattr__ = _aliases.attribute(__name__)

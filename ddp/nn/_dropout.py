@@ -38,7 +38,10 @@ class Dropout1d(_Dropping):
 
 
 class Dropout2d(_Dropping):
-    """As Dropout, but whole channels fall. input: (N, C, H, W) or (N, C, L). Raises: ArgumentError, ShapeError."""
+    """As Dropout, but whole channels fall. input: (N, C, H, W), (N, C, L) or (N, C).
+
+    Raises: ArgumentError, ShapeError.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         return functional.dropout2d(input, self.p, self.training, self.inplace)

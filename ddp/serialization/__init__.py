@@ -5,7 +5,9 @@ errors name no file, and whose import costs more than NumPy's; the tests hold th
 plain dict of tensors keeps its form as JSON in the header's metadata:
 
     "structure"   {"dict": [[key, value], ...]}, {"list": [...]}, {"tuple": [...]}, {"tensor": name},
-                  {"array": name} of a NumPy array, or a JSON value
+                  {"array": name} of a NumPy array, or a JSON value;
+                  {"module": ["package.module:Class", {"dict": its attributes}]}, and in there {"set": [...]},
+                  {"function": "package.module:name"}, {"parameters": [{"dict": ...}, {name: requires_grad}]}
     "tied"        {name: the name under which the same memory is written}
 
 Source: https://github.com/huggingface/safetensors#format
@@ -21,21 +23,24 @@ from ddp._device import CPU, device
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 from ddp.serialization._format import STORED
+from ddp.serialization._globals import add_safe_globals, safe_globals
 from ddp.serialization._reading import Reader
 from ddp.serialization._writing import Writer
 
-__all__ = ["load", "save"]
+__all__ = ["add_safe_globals", "load", "safe_globals", "save"]
 
 File = str | os.PathLike[str] | IO[bytes]
 
 
 def save(obj: Any, f: File) -> None:
-    """Writes tensors to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors and JSON values.
+    """Writes tensors to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors, JSON values, modules.
 
     f: a path, whose file is replaced at once and whole (a device, pipe or terminal is written to), or an open binary
         file
     A dict of tensors by name is an ordinary safetensors file, which PyTorch's `safetensors.torch.load_file` reads. A
-    tensor that appears twice (the same memory, shape and strides) is written once. NumPy arrays come back as arrays.
+    tensor that appears twice (the same memory, shape and strides) is written once. NumPy arrays come back as arrays. Of
+    a module, the file has the name of its class and its attributes, which have to be of these kinds, too; a state dict
+    needs no class to be loaded.
 
     Raises: ArgumentError for anything else in `obj`; OSError if the file cannot be written.
     """
@@ -52,6 +57,8 @@ def load(
     f: File, map_location: device | str | None = None, *, weights_only: bool = True, mmap: bool | None = None
 ) -> Any:
     """What `save` wrote, or any safetensors file as a dict of tensors; all memory is new and writable.
+
+    Of modules, the layers of `ddp.nn` are made, and classes that are listed in `ddp.serialization.safe_globals`.
 
     f: a path, or an open binary file, read to its end; map_location: where the tensors go, the CPU unless given
     weights_only, mmap: change nothing, since nothing but tensors and JSON is ever read, into memory of its own

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from types import FunctionType
 from typing import IO, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -14,7 +15,9 @@ from ddp._device import device, device_of, place
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import SerializationError
+from ddp.nn import Module, Parameter
 from ddp.serialization._format import DTYPES, LIMIT, METADATA, SCALARS
+from ddp.serialization._globals import found
 
 _MOST_DIMENSIONS = 64  # of a NumPy array
 
@@ -35,6 +38,7 @@ class Reader:
         self._file = file
         self._name = name
         self._dtypes = dtypes
+        self._parameters: dict[int, Parameter] = {}  # by memory
         self._start = file.tell()
         self._size = file.seek(0, os.SEEK_END) - self._start
 
@@ -183,7 +187,47 @@ class Reader:
                 return items if kind == "list" else tuple(items)
             if kind == "dict" and isinstance(inner, list) and all(map(_is_pair, inner)):
                 return {key: self._built(each, tensors, arrays) for key, each in inner}
+            if kind == "set" and isinstance(inner, list) and all(isinstance(each, str) for each in inner):
+                return set(inner)
+            if kind == "function" and isinstance(inner, str):
+                return self._global(inner, FunctionType)
+            if kind == "module" and isinstance(inner, list) and len(inner) == 2 and isinstance(inner[0], str):
+                return self._module(self._global(inner[0], type), self._built(inner[1], tensors, arrays))
+            if kind == "parameters" and isinstance(inner, list) and len(inner) == 2 and isinstance(inner[1], dict):
+                parts = self._built(inner[0], tensors, arrays)
+                if isinstance(parts, dict):
+                    return {name: self._parameter(tensor, inner[1].get(name)) for name, tensor in parts.items()}
         return self._fail(f"the metadata's structure holds {_short(value)}, which is none")
+
+    def _global(self, name: str, kind: type) -> Any:
+        value = found(name)
+        if isinstance(value, kind) and (not isinstance(value, type) or issubclass(value, Module)):
+            return value
+        return self._fail(
+            f"it holds {_short(name)}, which is none of ddp.nn's; where the file is trusted, load it inside "
+            f"ddp.serialization.safe_globals([{_short(name.rpartition(':')[2])[1:-1]}])"
+        )
+
+    def _module(self, kind: type, attributes: Any) -> Any:
+        plain = Module().__dict__
+        if not isinstance(attributes, dict) or not all(isinstance(name, str) for name in attributes):
+            self._fail(f"the attributes of a {kind.__name__} are {_short(attributes)}, expected names and values")
+        for name, value in plain.items():
+            if type(attributes.get(name)) is not type(value):
+                what = f"{name} is {_short(attributes.get(name))}, expected a {type(value).__name__}"
+                self._fail(f"a {kind.__name__}, whose {what}")
+        module: Any = object.__new__(kind)
+        module.__dict__.update(attributes)
+        return module
+
+    def _parameter(self, tensor: Any, requires_grad: Any) -> Parameter | None:
+        """One object for one memory: tied weights stay one parameter."""
+        if tensor is None:
+            return None
+        if not isinstance(tensor, Tensor):
+            self._fail(f"a parameter is {_short(tensor)}, expected a tensor")
+        key = tensor.data_ptr() or id(tensor)
+        return self._parameters.setdefault(key, Parameter(tensor, requires_grad is True and tensor.is_floating_point()))
 
 
 def _arrays_in(structure: Any) -> Iterator[str]:

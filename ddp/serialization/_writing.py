@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import FunctionType
 from typing import IO, Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from ddp._device import CPU, device, place
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
+from ddp.nn import Module
 from ddp.serialization._format import METADATA, SCALARS, STORED
+from ddp.serialization._globals import reference
 from ddp.serialization._layout import lay_out
 
 
@@ -61,10 +64,29 @@ class Writer:
                     )
             pairs = [[k, self._described(v, (*path, str(k)), f"{where}[{k!r}]")] for k, v in value.items()]
             return {"dict": pairs}
+        if isinstance(value, Module):
+            return {"module": [reference(type(value)), self._described_parts(vars(value), path, where)]}
         raise ArgumentError(
-            f"save: {where} is of type {type(value).__name__}: expected tensors, arrays, dicts, lists, tuples, str, "
-            "int, float, bool and None"
+            f"save: {where} is of type {type(value).__name__}: expected tensors, arrays, modules, dicts, lists, "
+            "tuples, str, int, float, bool and None"
         )
+
+    def _described_parts(self, attributes: dict[str, Any], path: tuple[str, ...], where: str) -> Any:
+        """A module's attributes: what `_described` takes, and parameters, sets of names and functions."""
+        found = []
+        for name, value in attributes.items():
+            if name == "_parameters":
+                flags = {each: p is not None and p.requires_grad for each, p in value.items()}
+                found.append([name, {"parameters": [self._described(value, path, where), flags]}])
+            elif name in ("_buffers", "_modules"):
+                found.append([name, self._described(value, path, where)])
+            elif isinstance(value, set):
+                found.append([name, {"set": sorted(value)}])
+            elif isinstance(value, FunctionType):
+                found.append([name, {"function": reference(value)}])
+            else:
+                found.append([name, self._described(value, (*path, name), f"{where}.{name}")])
+        return {"dict": found}
 
     def _free(self, name: str) -> str:
         number, found = 1, name

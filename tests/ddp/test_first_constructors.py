@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import typing
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ from ddp.errors import ArgumentError, DtypeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
-NAMES = ["Tensor", "BoolTensor", "ByteTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor"]
+TYPES = ["BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor"]
+TYPES += ["LongTensor", "ShortTensor"]
+NAMES = ["Tensor", *TYPES, "BFloat16Tensor"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["Tensor", *TYPES])
 def test_data_is_copied(name: str) -> None:
     for data in ([[1, 0], [0, 3]], [True], (2, 3), np.arange(3.0), range(3)):
         expected = getattr(torch, name)(data)
@@ -51,7 +55,37 @@ def test_wrong_data() -> None:
 
 def test_type_takes_them() -> None:
     assert ddp.zeros(2).type(ddp.LongTensor).dtype == ddp.int64
+    assert ddp.zeros(2, dtype=ddp.LongTensor).dtype == ddp.int64
     assert repr(ddp.LongTensor) == "ddp.LongTensor"
+    assert pickle.loads(pickle.dumps(ddp.LongTensor)) is ddp.LongTensor
+
+
+@pytest.mark.parametrize("name", [*TYPES, "BFloat16Tensor"])
+def test_they_are_types(name: str) -> None:
+    for dtype in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"):
+        ours, theirs = (t.zeros(2, dtype=getattr(t, dtype)) for t in (ddp, torch))
+        assert isinstance(ours, getattr(ddp, name)) == isinstance(theirs, getattr(torch, name))
+        assert not isinstance(ours, getattr(ddp.cuda, name))
+    assert isinstance(getattr(ddp, name), type)
+    assert not isinstance(np.zeros(2), getattr(ddp, name))
+    assert isinstance(nn.Parameter(ddp.zeros(2)), ddp.FloatTensor)
+
+
+def test_annotations_as_models_have_them() -> None:
+    def forward(ids: ddp.LongTensor | None = None, mask: ddp.FloatTensor | ddp.BoolTensor | None = None) -> None: ...
+
+    # Evaluated where the module does not import annotations from the future.
+    hints = typing.get_type_hints(forward, {"ddp": ddp})
+    assert hints["ids"] == ddp.LongTensor | None == typing.Optional[ddp.LongTensor]  # noqa: UP045
+    x = ddp.zeros(2, dtype=ddp.int64)
+    assert isinstance(x, ddp.LongTensor | None)
+    assert not isinstance(x, ddp.FloatTensor | ddp.BoolTensor)
+
+
+def test_those_of_a_gpu_are_named_without_one() -> None:
+    assert repr(ddp.cuda.FloatTensor) == "ddp.cuda.FloatTensor"
+    kind = ddp.cuda.FloatTensor if ddp.cuda.is_available() else ddp.FloatTensor
+    assert kind([1, 2]).dtype == ddp.float32
 
 
 def test_parameters_of_uninitialised_memory() -> None:

@@ -14,15 +14,19 @@ from ddp.nn import parameter
 
 PUBLIC = (
     ddp,
+    ddp.accelerator,
     ddp.amp,
     ddp.autograd,
     ddp.backends,
     ddp.backends.cuda,
     ddp.backends.cudnn,
+    ddp.backends.mps,
     ddp.checkpoint,
     ddp.cuda,
+    ddp.cuda.amp,
     ddp.cuda.memory,
     ddp.data,
+    ddp.distributed,
     ddp.linalg,
     ddp.metrics,
     ddp.multiprocessing,
@@ -37,6 +41,7 @@ PUBLIC = (
     ddp.parallel,
     ddp.parallel.comm_hooks,
     ddp.return_types,
+    ddp.serialization,
     ddp.tracing,
 )
 

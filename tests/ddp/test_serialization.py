@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp import nn
 from ddp._tensor import dtypes
-from ddp.errors import ArgumentError
+from ddp.errors import ArgumentError, SerializationError
+from ddp.nn import functional as F
 
 ALL_DTYPES = sorted(dtypes.SUPPORTED, key=str)
 SHAPES: list[tuple[int, ...]] = [(2, 3), (), (0,), (4, 0, 2), (7,)]
@@ -322,3 +324,102 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert sorted(os.listdir(tmp_path)) == ["link", "x.safetensors"]
     with pytest.raises(FileNotFoundError):
         ddp.load(tmp_path / "none")
+
+
+class Net(nn.Module):
+    """A bit of everything that models hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.rnn = nn.LSTM(4, 4, 2)
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)])
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 5)
+        self.head.weight = self.embedding.weight
+        self.head.bias.requires_grad = False
+        self.register_buffer("scale", ddp.full((1,), 2.0), persistent=False)
+        self.act, self.shape, self.options = F.relu, (1, None), {"names": ["a", 2]}
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        y, _ = self.rnn(self.embedding(x) * self.scale)
+        for layer in self.layers:
+            y = layer(self.act(y))
+        return self.head(self.norm(y[:, 0]))
+
+
+def saved(obj: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    ddp.save(obj, file)
+    file.seek(0)
+    return file
+
+
+def test_a_whole_model_as_scripts_save_it() -> None:
+    net, x = Net().eval(), ddp.tensor([[0, 1], [4, 2]])
+    with ddp.serialization.safe_globals([Net]):
+        found, epoch = ddp.load(saved((net, 3)))
+    assert epoch == 3
+    np.testing.assert_array_equal(found(x).numpy(force=True), net(x).numpy(force=True))
+    assert found.head.weight is found.embedding.weight
+    assert [(name, p.requires_grad) for name, p in found.named_parameters()] == [
+        (name, p.requires_grad) for name, p in net.named_parameters()
+    ]
+    assert list(found.state_dict()) == list(net.state_dict())
+    assert not found.training
+    assert (found.act, found.shape, found.options) == (net.act, net.shape, net.options)
+    ddp.optim.SGD(found.parameters(), 0.1).zero_grad()
+    found(x).sum().backward()
+
+
+def test_layers_of_ours_need_no_list() -> None:
+    layer = ddp.load(saved({"layer": nn.Linear(2, 3)}))["layer"]
+    assert repr(layer) == repr(nn.Linear(2, 3))
+
+
+def test_a_class_is_not_made_unless_it_is_listed() -> None:
+    file = saved(Net())
+    with pytest.raises(SerializationError, match=r"Net', which is none of ddp.nn's; .*safe_globals\(\[Net\]\)"):
+        ddp.load(file)
+    with ddp.serialization.safe_globals([Net]):
+        pass
+    file.seek(0)
+    with pytest.raises(SerializationError):
+        ddp.load(file)
+
+
+def test_a_class_that_is_listed_for_good() -> None:
+    with ddp.serialization.safe_globals([]):  # which forgets it again
+        ddp.serialization.add_safe_globals([Net])
+        assert type(ddp.load(saved(Net()))) is Net
+    with pytest.raises(SerializationError):
+        ddp.load(saved(Net()))
+
+
+@pytest.mark.parametrize(
+    ("structure", "message"),
+    [
+        ({"module": ["os:system", {"dict": []}]}, "'os:system', which is none of ddp.nn's"),
+        ({"module": ["ddp.nn._module:registered", {"dict": []}]}, "none of ddp.nn's"),
+        ({"module": ["ddp.nn._linear:Linear", {"dict": []}]}, "a Linear, whose training is None, expected a bool"),
+        ({"module": ["ddp.nn._linear:Linear", 3]}, "the attributes of a Linear are 3"),
+        ({"module": "ddp.nn._linear:Linear"}, "structure holds"),
+        ({"function": "builtins:exec"}, "'builtins:exec', which is none of ddp.nn's"),
+        ({"function": "ddp.nn.functional._dropout:apply"}, "none of ddp.nn's"),
+        ({"parameters": [{"dict": [["weight", 3]]}, {}]}, "a parameter is 3, expected a tensor"),
+        ({"parameters": [3, {}]}, "structure holds"),
+        ({"set": [[1]]}, "structure holds"),
+    ],
+)
+def test_what_no_module_is_made_of(structure: Any, message: str, tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {"structure": json.dumps(structure)}}).encode()
+    (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(SerializationError, match=message):
+        ddp.load(tmp_path / "file")
+
+
+def test_a_model_with_hooks_is_told_of() -> None:
+    net = nn.Linear(2, 2)
+    net.register_forward_hook(lambda *_: None)
+    with pytest.raises(ArgumentError, match=r"obj\._hooks_ is of type HookLists"):
+        ddp.save(net, io.BytesIO())

@@ -1,0 +1,1 @@
+"""What `benchmarks.ports` puts on the import path of the scripts that it runs."""

@@ -1,0 +1,217 @@
+"""Public PyTorch scripts, not a line changed, with every `import torch` read as an import of ddp; beside PyTorch.
+
+    python -m benchmarks.ports CHECKOUTS [--only NAME] [--json FILE]
+
+CHECKOUTS: a folder with clones of https://github.com/pytorch/examples (as `examples`) and
+https://github.com/karpathy/nanoGPT (as `nanoGPT`). Each script runs twice, in a copy of its folder, in float64, with
+the same initial weights, batches, noise and dropout: PyTorch draws its random numbers from ddp (benchmarks/ported). Of
+every run all losses that go backward, and all numbers that the script reads by `item()`, are compared. torchvision is
+replaced on both sides by a few lines (benchmarks/ported/torchvision): digits of scikit-learn, and no downloads.
+
+Goal: each script ends, and the largest difference, |ours - theirs| / max(1, |theirs|), is at most 1e-10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import filecmp
+import json
+import math
+import os
+import pickle
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GOAL = 1e-10
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARIES = ("torch", "ddp")
+SECONDS = 600.0  # a script may take
+
+
+def corpus(folder: Path) -> None:
+    """A small text of made words in the place of WikiText-2."""
+    rng = np.random.default_rng(0)
+    words = [f"word{i}" for i in range(200)]
+    for name, lines in (("train", 120), ("valid", 30), ("test", 30)):
+        text = "\n".join(" ".join(rng.choice(words, 12)) for _ in range(lines))
+        (folder / "data/wikitext-2").mkdir(parents=True, exist_ok=True)
+        (folder / f"data/wikitext-2/{name}.txt").write_text(text)
+
+
+def tokens(folder: Path) -> None:
+    """A small data set of nanoGPT, in which few tokens are frequent."""
+    (folder / "data/tiny").mkdir()
+    for seed, name in enumerate(("train", "val")):
+        drawn = np.random.default_rng(seed).geometric(0.1, 4000) % 256
+        drawn.astype(np.uint16).tofile(folder / f"data/tiny/{name}.bin")
+    (folder / "data/tiny/meta.pkl").write_bytes(pickle.dumps({"vocab_size": 256}))
+
+
+def results(folder: Path) -> None:
+    (folder / "results").mkdir(exist_ok=True)
+
+
+@dataclass(frozen=True)
+class Port:
+    """One script. runs: command lines, one after the other; seed: where random numbers begin.
+
+    folder: of the checkouts; prepare: makes data in the copy of it that the script runs in
+    """
+
+    name: str
+    folder: str
+    runs: Sequence[str]
+    prepare: Callable[[Path], None] = lambda folder: None
+    seed: int = 0
+
+
+_GPT = (
+    "train.py --dataset=tiny --device=cpu --dtype=float32 --compile=False --eval_iters=2 --eval_interval=5 "
+    "--log_interval=1 --block_size=32 --batch_size=4 --n_layer=2 --n_head=2 --n_embd=32 --lr_decay_iters=20 "
+    "--warmup_iters=4 --gradient_accumulation_steps=2"
+)
+_GAN = "main.py --batchSize 16 --ngf 4 --ndf 4 --nz 10 --manualSeed 1"
+_WORDS = "main.py --epochs 2 --emsize 24 --nhid 24 --bptt 10 --batch_size 8 --log-interval 5"
+PORTS = (
+    Port("nanoGPT", "nanoGPT", [f"{_GPT} --max_iters=15", f"{_GPT} --max_iters=20 --init_from=resume"], tokens),
+    Port("mnist", "examples/mnist", ["main.py --epochs 1 --batch-size 32 --log-interval 1 --save-model"]),
+    Port("vae", "examples/vae", ["main.py --epochs 2 --batch-size 64 --log-interval 1"], results),
+    Port(
+        "dcgan",
+        "examples/dcgan",
+        [
+            f"{_GAN} --dataset mnist --dataroot . --workers 1 --niter 1",
+            f"{_GAN} --dataset mnist --dataroot . --netG netG_epoch_0.pth --netD netD_epoch_0.pth --dry-run",
+            f"{_GAN} --dataset fake --workers 0 --dry-run",
+        ],
+    ),
+    Port("mnist_rnn", "examples/mnist_rnn", ["main.py --epochs 2 --log-interval 1"]),
+    Port(
+        "word_language_model",
+        "examples/word_language_model",
+        [
+            *(f"{_WORDS} --model {kind} --dropout 0 --lr 2" for kind in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")),
+            f"{_WORDS} --model LSTM --nlayers 1 --tied --dropout 0.2 --use-optimizer --lr 0.01",
+            "generate.py --words 40",
+        ],
+        corpus,
+    ),
+    Port(
+        "siamese_network", "examples/siamese_network", ["main.py --epochs 1 --batch-size 64 --log-interval 1 --lr 0.1"]
+    ),
+    # Seed 0 needs more steps, on a loss where every rounding grows with them.
+    Port("regression", "examples/regression", ["main.py"], seed=7),
+    Port(
+        "mnist_forward_forward",
+        "examples/mnist_forward_forward",
+        ["main.py --epochs 20 --train_size 256 --test_size 128 --log-interval 1 --save-model"],
+    ),
+    Port(
+        "mnist_hogwild",
+        "examples/mnist_hogwild",
+        ["main.py --epochs 1 --num-processes 1 --log-interval 1 --save_model"],
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """noted: the numbers of each process, in the order in which these began; seconds; error: what went wrong, or ""."""
+
+    noted: list[list[float]]
+    seconds: float
+    error: str
+
+
+def run(port: Port, checkouts: Path, library: str) -> Run:
+    """Runs a script with one of the libraries."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, out = Path(temporary, "script"), Path(temporary, "out")
+        shutil.copytree(checkouts / port.folder, folder)
+        out.mkdir()
+        port.prepare(folder)
+        path = os.pathsep.join([str(ROOT / "benchmarks/ported"), str(ROOT)])
+        ours = {"PYTHONPATH": path, "PORTS_LIBRARY": library, "PORTS_OUT": str(out), "PORTS_SEED": str(port.seed)}
+        env = {**os.environ, **ours}
+        began = time.perf_counter()
+        error = ""
+        for line in port.runs:
+            command = [sys.executable, "-W", "ignore", *line.split()]
+            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS)
+            if done.returncode:
+                error = f"{line}: {done.stderr.strip()[-2000:]}"
+                break
+        taken = time.perf_counter() - began
+        unchanged(checkouts / port.folder, folder)
+        noted = [[float(line) for line in each.read_text().split()] for each in sorted(out.iterdir())]
+        return Run(noted, taken, error)
+
+
+def unchanged(checkout: Path, copy: Path) -> None:
+    """Raises: AssertionError if a script that ran is not the one of the checkout, byte for byte."""
+    for script in checkout.rglob("*.py"):
+        assert filecmp.cmp(script, copy / script.relative_to(checkout), shallow=False), script
+
+
+def difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """The largest |ours - theirs| / max(1, |theirs|); infinite where one has noted more than the other, or nan."""
+    if [len(each) for each in ours] != [len(each) for each in theirs]:
+        return float("inf")
+    a, b = (np.array([number for each in noted for number in each]) for noted in (ours, theirs))
+    largest = float(np.max(np.abs(a - b) / np.maximum(1, np.abs(b)), initial=0.0))
+    return float("inf") if math.isnan(largest) else largest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkouts", type=Path, help="the folder of the clones")
+    parser.add_argument("--only", action="append", choices=[port.name for port in PORTS], help="of the scripts")
+    parser.add_argument("--json", type=Path, default=Path("ports.json"), help="where the results go")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    print(f"{'script':<24}{'lines changed':>14}{'numbers':>9}{'difference':>12}{'PyTorch s':>11}{'ddp s':>8}")
+    for port in PORTS:
+        if args.only and port.name not in args.only:
+            continue
+        runs = {library: run(port, args.checkouts, library) for library in LIBRARIES}
+        theirs, ours = runs["torch"], runs["ddp"]
+        largest = difference(ours.noted, theirs.noted)
+        count = sum(len(each) for each in theirs.noted)
+        times = f"{theirs.seconds:>11.1f}{ours.seconds:>8.1f}"
+        print(f"{port.name:<24}{0:>14}{count:>9}{largest:>12.1e}{times}", flush=True)
+        for library, each in runs.items():
+            if each.error:
+                print(f"  {library}: {each.error}")
+        row = {"script": port.name, "runs": list(port.runs), "seed": port.seed, "lines_changed": 0, "numbers": count}
+        row |= {"difference": largest, "seconds": {library: each.seconds for library, each in runs.items()}}
+        rows.append({**row, "failed": [library for library, each in runs.items() if each.error]})
+    found = {
+        "benchmark": "ports",
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "goal": GOAL,
+        "rows": rows,
+    }
+    args.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"written to {args.json}")
+    if any(row["failed"] or not row["difference"] <= GOAL for row in rows):
+        sys.exit("a script did not end, or its losses differ by more than the goal")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""PyTorch's other paths to names that live elsewhere here: `ddp.utils.data` has what `ddp.data` has.
+
+Each path is a line of the tables. Nothing is imported before it is asked for, by an import or as an attribute.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+_DDP = {"DistributedDataParallel": "DataParallel"}
+_LAYERS = (
+    "activation batchnorm container conv distance dropout embedding fold instancenorm linear loss module "
+    "normalization padding pixelshuffle pooling rnn sparse transformer upsampling"
+)
+# A path, the module whose names it has ("" for none), and names that are called otherwise there.
+MODULES: dict[str, tuple[str, dict[str, str]]] = {
+    "ddp.autograd.function": ("ddp.autograd", {}),
+    "ddp.cuda.amp": ("ddp.amp.cuda", {}),
+    "ddp.nn.modules": ("ddp.nn", {}),
+    **{f"ddp.nn.modules.{name}": ("ddp.nn", {}) for name in _LAYERS.split()},
+    "ddp.nn.modules.linear": ("ddp.nn", {"NonDynamicallyQuantizableLinear": "Linear"}),
+    "ddp.nn.parallel": ("ddp.parallel", _DDP),
+    "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
+    "ddp.onnx": ("", {}),  # importable where nothing is exported
+    "ddp.optim.optimizer": ("ddp.optim", {}),
+    "ddp.utils": ("", {}),
+    "ddp.utils.checkpoint": ("ddp.autograd", {}),
+    "ddp.utils.data": ("ddp.data", {}),
+    **{f"ddp.utils.data.{name}": ("ddp.data", {}) for name in ("dataloader", "dataset", "distributed", "sampler")},
+}
+# Single names that a package has from a floor above its own.
+NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel"}
+
+
+def attribute(package: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a package: what the tables say of its names."""
+
+    def __getattr__(name: str) -> Any:
+        path = f"{package}.{name}"
+        if path in MODULES:
+            return importlib.import_module(path)
+        if path in NAMES:
+            return getattr(importlib.import_module(NAMES[path]), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return __getattr__
+
+
+class _Alias(ModuleType):
+    """A module of the table. Its names are looked up where they live."""
+
+    def __getattr__(self, name: str) -> Any:
+        home, renamed = MODULES[self.__name__]
+        if f"{self.__name__}.{name}" in MODULES:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        if home and (name == "__all__" or not name.startswith("__")):  # inspect asks all modules for `__file__`
+            module = importlib.import_module(home)
+            if name == "__all__":
+                return sorted({*module.__all__, *renamed})
+            if name in renamed or name in module.__all__:
+                return getattr(module, renamed.get(name, name))
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *getattr(self, "__all__", ())]
+
+
+class _Finder:  # without the base class of importlib.abc, whose import takes as long as all of ours
+    """Asked for modules that no other finder has."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        # A package each: others of the table may lie below it.
+        loader: Any = self
+        return ModuleSpec(name, loader, origin="an alias", is_package=True) if name in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        home = MODULES[spec.name][0]
+        return _Alias(spec.name, f"As in PyTorch; the names of {home}." if home else "As in PyTorch.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run: its names are looked up when asked for."""
+
+
+class _Einops:
+    """Gives einops its backend for our tensors when it is imported, since einops looks into no other package."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name) if name == "einops" else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                sys.meta_path.remove(_Einops)  # not above: who looks for einops may not import it
+                execute(module)
+                importlib.import_module("ddp._einops")
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install() -> None:
+    """Makes the paths of the tables importable, and our tensors known to einops, now or when it is imported."""
+    sys.meta_path.append(_Finder())
+    if "einops" in sys.modules:
+        importlib.import_module("ddp._einops")
+    else:
+        sys.meta_path.insert(0, _Einops)

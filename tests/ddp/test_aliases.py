@@ -1,0 +1,162 @@
+"""PyTorch's other paths to names, as ported scripts import them; einops on our tensors."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import _aliases
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+einops = pytest.importorskip("einops")
+
+
+# What scripts take from a module: by `from MODULE import NAME`, and as `MODULE.NAME` after importing no more than ddp.
+TAKEN = [
+    ("accelerator", "is_available"),
+    ("autograd.function", "Function"),
+    ("backends.mps", "is_available"),
+    ("cuda.amp", "GradScaler"),
+    ("cuda.amp", "autocast"),
+    ("distributed", "init_process_group"),
+    ("nn", "SyncBatchNorm"),
+    ("nn.modules", "Conv2d"),
+    ("nn.modules.batchnorm", "BatchNorm2d"),
+    ("nn.modules.linear", "Linear"),
+    ("nn.parallel", "DistributedDataParallel"),
+    ("nn.parallel.distributed", "DistributedDataParallel"),
+    ("optim.optimizer", "Optimizer"),
+    ("serialization", "safe_globals"),
+    ("utils.checkpoint", "checkpoint"),
+    ("utils.data", "DataLoader"),
+    ("utils.data", "TensorDataset"),
+    ("utils.data.dataloader", "default_collate"),
+    ("utils.data.dataset", "Dataset"),
+    ("utils.data.distributed", "DistributedSampler"),
+    ("utils.data.sampler", "Sampler"),
+]
+
+
+@pytest.mark.parametrize(("path", "name"), TAKEN)
+def test_a_name_is_where_pytorch_has_it(path: str, name: str) -> None:
+    assert callable(getattr(importlib.import_module(f"torch.{path}"), name))
+    found = getattr(importlib.import_module(f"ddp.{path}"), name)
+    at: Any = ddp
+    for part in path.split("."):
+        at = getattr(at, part)
+    assert getattr(at, name) is found
+    assert callable(found)
+
+
+def test_the_modules_of_the_table() -> None:
+    for path, (home, renamed) in _aliases.MODULES.items():
+        module = importlib.import_module(path)
+        assert module.__doc__
+        assert set(dir(module)) >= set(renamed)
+        if home:
+            assert set(module.__all__) == {*importlib.import_module(home).__all__, *renamed}
+            for name in module.__all__:
+                assert getattr(module, name) is not None
+
+
+def test_one_class_whatever_the_path() -> None:
+    namespace: dict[str, Any] = {}
+    exec("from ddp.utils.data import *", namespace)
+    assert namespace["DataLoader"] is ddp.data.DataLoader is ddp.utils.data.dataloader.DataLoader
+    assert ddp.nn.parallel.DistributedDataParallel is ddp.DataParallel
+
+
+def test_what_is_not_there() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"ddp\.utils\.cpp_extension"):
+        importlib.import_module("ddp.utils.cpp_extension")
+    with pytest.raises(AttributeError, match=r"module 'ddp\.utils\.data' has no attribute 'datapipes'"):
+        ddp.utils.data.datapipes  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'ddp\.nn' has no attribute 'quantized'"):
+        ddp.nn.quantized  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(ddp.onnx, "export")
+
+
+def test_importing_us_imports_nothing_of_it() -> None:
+    later = ("accelerator", "amp", "data", "distributed", "nn", "parallel", "utils")
+    code = (
+        f"import sys, ddp; print([name for name in sys.modules if name.startswith({tuple(f'ddp.{n}' for n in later)})])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.cuda.amp:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available:UserWarning")
+def test_a_script_with_two_names_for_mixed_precision() -> None:
+    for t in (ddp, torch):
+        scaler = t.cuda.amp.GradScaler(1024.0, enabled=False)
+        with t.cuda.amp.autocast(False):
+            loss = scaler.scale(t.nn.functional.linear(t.ones(1, 2), t.ones(1, 2)))
+        assert loss.item() == 2
+        assert loss.dtype == t.float32
+    assert ddp.cuda.amp.autocast(True, ddp.bfloat16).dtype == ddp.bfloat16
+    assert ddp.cuda.amp.autocast().device == "cuda"
+
+
+def test_a_script_that_looks_for_a_device() -> None:
+    def device(t: Any) -> str:
+        accelerator = t.accelerator
+        found = accelerator.current_accelerator() if accelerator.is_available() else t.device("cpu")
+        if t.backends.mps.is_available() and t.backends.mps.is_built():
+            found = t.device("mps")
+        kinds = ("is_cuda", "is_meta", "is_mps", "is_quantized", "is_sparse", "is_xpu")
+        assert not any(getattr(t.zeros(1), kind) for kind in kinds)
+        assert accelerator.device_count() == t.cuda.device_count()
+        return str(found)
+
+    assert device(ddp).partition(":")[0] == device(torch).partition(":")[0]
+
+
+def test_a_script_that_recomputes() -> None:
+    array = np.random.default_rng(0).standard_normal((3, 4))
+    gradients = []
+    for t in (ddp, torch):
+        x = t.from_numpy(array.copy()).requires_grad_()
+        t.utils.checkpoint.checkpoint(lambda x, t=t: t.tanh(x).exp(), x, use_reentrant=False).sum().backward()
+        gradients.append(x.grad.numpy())
+    np.testing.assert_allclose(*gradients, rtol=1e-12)
+
+
+def rearranged(t: Any, x: Any) -> list[Any]:
+    patches = einops.rearrange(x, "b c (h p) (w q) -> b (h w) (p q c)", p=2, q=2)
+    packed, shapes = einops.pack([patches[:, 0], patches[:, 1:]], "b * d")
+    return [
+        patches,
+        einops.rearrange([x, x], "n b c h w -> b n (c h w)"),
+        einops.repeat(x, "b c h w -> b r c h w", r=2),
+        *(einops.reduce(x, "b c h w -> b c", how) for how in ("sum", "mean", "max", "min", "prod")),
+        einops.reduce(x > 0, "b c h w -> b c", "any"),
+        einops.einsum(patches, patches, "b i d, b j d -> b i j"),
+        *einops.unpack(packed, shapes, "b * d"),
+    ]
+
+
+def test_einops_agrees_with_itself_on_pytorch() -> None:
+    array = np.random.default_rng(0).standard_normal((2, 3, 4, 6))
+    found = []
+    for t in (ddp, torch):
+        x = t.from_numpy(array.copy()).requires_grad_()
+        values = rearranged(t, x)
+        sum((value * value).sum() for value in values if value.requires_grad).backward()
+        found.append([x.grad, *values])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), 1e-12, 1e-12)
+    assert einops.parse_shape(x, "b c _ _") == {"b": 2, "c": 3}
+
+
+@pytest.mark.parametrize("order", ["einops, ddp", "ddp, importlib.util as u; u.find_spec('einops'); import einops"])
+def test_einops_knows_our_tensors_whichever_is_imported_first(order: str) -> None:
+    code = f"import {order}; print(einops.rearrange(ddp.zeros(2, 3), 'a b -> b a').shape)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ddp.Size([3, 2])\n"
