@@ -103,6 +103,7 @@ def measure(task: str, rounds: int, steps: int, ours: Troupe, theirs: Troupe | N
         "buckets": {name: [4 * length for length in each] for name, each in lengths.items()},
         "ours": {name: {} for name in (BARE, *plans)},
         "theirs": {name: {} for name in (BARE, *THEIRS)} if theirs is not None else {},
+        "gloo": {},
     }
 
     def note(rows: Rounds, what: dict[str, float]) -> None:
@@ -126,6 +127,9 @@ def measure(task: str, rounds: int, steps: int, ours: Troupe, theirs: Troupe | N
                 alone = ours.slowest("reduce", lengths=lengths[name], times=steps)
                 last = ours.slowest("reduce", lengths=lengths[name][-1:], times=steps)
                 parts[name] |= {"alone": alone["seconds"], "alone cpu": alone["cpu"], "last": last["seconds"]}
+        if theirs is not None:  # our default buckets, reduced by gloo
+            alone = theirs.slowest("reduce", lengths=lengths["default"], times=steps)
+            note(found["gloo"], {"alone": alone["seconds"], "alone cpu": alone["cpu"]})
         bare = found["ours"][BARE]
         for name, part in parts.items():
             least = limit(bare["gradients"][-1], bare["forward"][-1], part["first"], part["alone"], part["last"])
@@ -197,6 +201,11 @@ def show(found: dict[str, Any]) -> None:
             print("".join(ms(row, key) for key in ("first", "alone", "last", "cpu", "alone cpu")) + buckets + sent)
     print(f"forward alone {ms(bare, 'forward').strip()}, update alone {ms(bare, 'update').strip()}", end="; ")
     print("cpu, alone cpu: what a step and what communication alone take of the rank's core")
+    mib = sum(found["buckets"]["default"]) / MIB
+    for side, row in (("ours", ours["default"]), ("gloo", found["gloo"])):
+        if row:
+            wall, cpu = (1e3 * statistics.median(row[key]) / mib for key in ("alone", "alone cpu"))
+            print(f"communication alone, {side}, per reduced MiB: {wall:.2f} ms, {cpu:.2f} ms of the rank's core")
     print(f"of the time of bare steps, neighbours took {1 - 1 / over(bare['step'], bare['cpu']):.1%}")
 
 

@@ -58,6 +58,7 @@ class Call(Generic[T]):
         "look",
         "name",
         "number",
+        "pause",
         "peers",
         "pid",
         "record",
@@ -74,6 +75,7 @@ class Call(Generic[T]):
         self.name = name
         self.peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it
         self.gone: Callable[[Mapping[int, Departure]], list[int]] | None = None  # and those whose leaving ends it
+        self.pause: Callable[[], float] | None = None  # s; between two tests of a wait that lasts
         # Waits in the thread that asks for the outcome, up to so many seconds; None: that thread blocks.
         self.drive: Callable[[float | None], bool] | None = None
         self.what = what

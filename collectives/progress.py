@@ -32,7 +32,7 @@ from collectives.flight.recorder import FAILED, QUEUED, STARTED, of_this_process
 from collectives.pausing import Limit
 from collectives.site import Site
 from collectives.transport import Transport
-from collectives.waiting import walk
+from collectives.waiting import LONG_PAUSE, PAUSE, walk
 
 T = TypeVar("T")
 
@@ -85,6 +85,7 @@ class CallQueue:
         self._busy = False  # a call is being driven, by whichever thread
         self._helper: threading.Thread | None = None
         self._beside = 0
+        self._waiting = 0  # threads, for calls that the helper thread drives
         self._draining = 0  # how many wait until nothing is under way
         self._handed_over: _HandedOver | None = None
 
@@ -125,7 +126,7 @@ class CallQueue:
 
     def submit(self, call: Call[Any]) -> None:
         """Has the helper thread run `call` after all that were submitted before it."""
-        call.drive = partial(self._join, call)
+        call.drive, call.pause = partial(self._join, call), self._pause
         with self._changed:
             self._enter(call)
             self._enlist(call, QUEUED)
@@ -133,7 +134,16 @@ class CallQueue:
 
     def _join(self, call: Call[Any], timeout: float | None) -> bool:
         self._not_in_helper(call)
-        return call.block(timeout)
+        with self.lock:
+            self._waiting += 1
+        try:
+            return call.block(timeout)
+        finally:
+            with self.lock:
+                self._waiting -= 1
+
+    def _pause(self) -> float:
+        return PAUSE if self._waiting else LONG_PAUSE
 
     def _not_in_helper(self, call: Call[Any]) -> None:
         if threading.current_thread() is self._helper:

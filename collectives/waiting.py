@@ -33,6 +33,10 @@ _NAP = 1e-6  # s; the system makes about 55 us of it
 # s; and one that is still later may be computing on it. Longer sleeps save a little of the core, and where that is busy
 # they cost much of the wire's bandwidth (benchmarks/overlap.py).
 PAUSE = 100e-6
+# s; the same for a call that no thread waits for yet, as the program computes: each test costs the core some 10 us, and
+# at the end of the wait some bandwidth is lost that computing hides. Shorter than _YIELD, so that ranks of a node that
+# test in turns meet.
+LONG_PAUSE = 250e-6
 _LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
 
 _crowded_until = 0.0
@@ -79,7 +83,7 @@ def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
         return
     watch = Watch(test, call, transport)
     while not test():
-        time.sleep(PAUSE)
+        time.sleep(PAUSE if call.pause is None else call.pause())
         watch.look_around()
 
 
