@@ -89,7 +89,7 @@ def metadata(**values: Any) -> dict[str, Any]:
         (made(metadata(tied='{"y": "z"}'), b"x" * 8), "ties 'y' to 'z'"),
         (made(metadata(tied='{"x": "x"}'), b"x" * 8), "ties 'x' to 'x'"),
         (made(metadata(structure='{"tensor": "y"}'), b"x" * 8), "structure holds {'tensor': 'y'}"),
-        (made(metadata(structure='{"set": []}'), b"x" * 8), "structure holds {'set': "),
+        (made(metadata(structure='{"frozenset": []}'), b"x" * 8), "structure holds {'frozenset': "),
         (made(metadata(structure='{"dict": [["a", 1, 2]]}'), b"x" * 8), "structure holds"),
         (made(metadata(structure='{"dict": [[["a"], 1]]}'), b"x" * 8), "structure holds"),
         (made(metadata(structure="[1]"), b"x" * 8), "structure holds"),
