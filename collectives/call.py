@@ -106,6 +106,7 @@ class Call(Generic[T]):
         if self.recorder is not None:
             self.recorder.end(self.record, DONE if error is None else FAILED)
         self._done = True
+        self.drive = None  # it refers to the call, whose arrays should be freed with the last reference to it
         if self._event is not None:
             self._event.set()
         if self._callbacks:
@@ -136,7 +137,8 @@ class Call(Generic[T]):
         """Waits for the outcome; False if it is not known after `timeout` seconds."""
         if self.finished():
             return True
-        return self.block(timeout) if self.drive is None else self.drive(timeout)
+        drive = self.drive  # which another thread may clear now
+        return self.block(timeout) if drive is None else drive(timeout)
 
     def block(self, timeout: float | None) -> bool:
         """`join`, while another thread drives the call."""

@@ -324,7 +324,7 @@ class Slow:
     def fsync(self, fd):
         time.sleep(2.5)
 
-comm = collectives.init(timeout=2.0)
+comm = collectives.init(timeout=60).split(0, timeout=2.0)
 if comm.rank == 1:
     _disk.os = Slow()
 store = Store(sys.argv[1], comm)

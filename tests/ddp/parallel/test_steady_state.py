@@ -27,6 +27,7 @@ COLLECTIVES = {
     "barrier",
     "broadcast",
     "broadcast_object",
+    "create_group",
     "duplicate",
     "empty",
     "gather",
