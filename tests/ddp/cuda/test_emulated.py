@@ -18,8 +18,7 @@ import pytest
 import ddp
 from ddp._device import CPU
 from ddp.ops import OPS, activation, index, piecewise, transcendental
-from ddp.ops.cuda import SOURCES, advancing, choosing, clipping, curves, planes, tables
-from ddp.ops.cuda.planes_walk import Planes
+from ddp.ops.cuda import SOURCES, advancing, choosing, clipping, curves, tables
 from ddp.ops.norm_channels import Batch, batch_norm
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation, typed
@@ -180,13 +179,6 @@ def test_rows_looked_up_often_count_as_much(dtype: Any, emulated: None) -> None:
     ddp.nn.functional.embedding(ddp.tensor([3, 1, 3, 3, 0]), w, scale_grad_by_freq=True).sum().backward()
     assert w.grad is not None
     assert w.grad.float().mean(dim=1).round(decimals=3).tolist() == [1, 1, 0, 1, 0]
-
-
-def test_a_channel_that_several_blocks_share() -> None:
-    x = draw(9, 2, 16, 16) + 4
-    mean, var, _ = planes.statistics(emulation.cupy, x, Planes(x), 1e-5)
-    np.testing.assert_allclose(mean, x.mean(axis=(0, 2, 3)), rtol=1e-12)
-    np.testing.assert_allclose(var, x.var(axis=(0, 2, 3)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.float16, np.float32, np.float64])
