@@ -192,11 +192,6 @@ def test_rows_are_added_up(dtype: Any) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-2 if dtype == np.float16 else 1e-6)
 
 
-def test_integers_pool_without_a_kernel(emulated: None) -> None:
-    x = ddp.arange(16).reshape(1, 1, 4, 4)
-    assert ddp.nn.functional.max_pool2d(x, 2).flatten().tolist() == [5, 7, 13, 15]
-
-
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "gelu", "cross_entropy", "attention"])
 def test_bfloat16_is_computed_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     functional = ddp.nn.functional
