@@ -1,17 +1,31 @@
-"""Ops on images as a GPU takes them: what comes out of images with channels last lies so, too.
+"""Ops without kernels of their own on a GPU: results lie in memory as their operands do, channels last among them.
 
-Convolutions are cuDNN's. Everything else is computed by the array module's functions and copied into that format, so
-that the next layer finds the format that its input had.
+Convolutions are cuDNN's. Everything else is computed by the array module's functions: elementwise ops on views in the
+order of memory; other ops on images copy their results, so that the next layer finds the format that its input had.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops import averages, conv, frames, norm_channels, pool, resize
+from ddp.ops import (
+    activation,
+    averages,
+    choice,
+    conv,
+    elementwise,
+    frames,
+    joins,
+    norm_channels,
+    piecewise,
+    pool,
+    resize,
+    shape,
+)
 from ddp.ops._op import BFLOAT16, Array, Gradients, Needs, Op, Saved
 from ddp.ops.cuda import convolving
-from ddp.ops.formats import laid, prefers_channels_last
+from ddp.ops.formats import laid, order_of, prefers_channels_last
 
 conv.conv2d.launches(convolving.conv2d, convolving.conv2d_backward, native=True)
 conv.conv_transpose2d.launches(convolving.conv_transpose2d, convolving.conv_transpose2d_backward, native=True)
@@ -50,3 +64,62 @@ _POOLS = pool.max_pool2d, pool.max_pool2d_with_indices, averages.avg_pool2d, ave
 _NORMS = norm_channels.batch_norm, norm_channels.channel_affine, norm_channels.group_norm
 for _op in (frames.pad, resize.interpolate, *_POOLS, *_NORMS):
     _keeping(_op)
+
+
+def _in_any_order(op: Op) -> None:
+    """The elementwise op by the array module's functions, with results that lie in memory as the operands do.
+
+    CuPy's own results lie in the order of their axes: so it is given views whose axes are in the order of memory.
+    """
+
+    def forward(xp: Any, *inputs: Any, **how: Any) -> tuple[Array, Any]:
+        arrays = [x for x in inputs if getattr(x, "ndim", 0)]
+        run = op.widened if not op.native and any(x.dtype is BFLOAT16 for x in arrays) else op
+        order = _order(arrays)
+        if order is None:
+            out, residual = run.forward(xp, *inputs, **how)
+            return out, (run, residual, None)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        out, residual = run.forward(xp, *[_turned(x, order) for x in inputs], **how)
+        return out.transpose(back), (run, residual, (order, back))
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        run, inner, orders = residual
+        if orders is None:
+            found: Gradients = run.backward(xp, g, needs, saved, inner)
+            return found
+        order, back = orders
+        g, *saved = (_turned(x, order) for x in (g, *saved))
+        return [_turned(dx, back) for dx in run.backward(xp, g, needs, saved, inner)]
+
+    op.launches(forward, backward, native=True)
+
+
+def _order(arrays: Sequence[Array]) -> tuple[int, ...] | None:
+    """The axes of the first floating array in the order of memory; None where they are, or where ranks differ."""
+    first = next((x for x in arrays if x.dtype.kind in "fV"), None)
+    if first is None or first.flags.c_contiguous or any(x.ndim != first.ndim for x in arrays):
+        return None
+    order = order_of(first)
+    return order if first.transpose(order).flags.c_contiguous else None
+
+
+def _turned(x: Any, axes: Sequence[int]) -> Any:
+    return x.transpose(axes) if getattr(x, "ndim", 0) else x
+
+
+for _op in (
+    *(getattr(elementwise, name) for name in ("add", "sub", "mul", "div", "neg", "abs", "square")),
+    *(getattr(choice, name) for name in ("maximum", "minimum", "where", "clamp")),
+    *(getattr(piecewise, name) for name in ("relu", "leaky_relu", "hardtanh", "hardsigmoid", "hardswish")),
+    *(getattr(activation, name) for name in ("sigmoid", "tanh", "silu", "mish", "softplus", "gelu", "elu")),
+):
+    _in_any_order(_op)
+
+# What moves numbers computes nothing with them: bfloat16 need not be widened on the way back.
+for _op in (
+    *(elementwise.cast, elementwise.clone, elementwise.transfer),
+    *(shape.reshape, shape.permute, shape.split, shape.unbind),
+    *(joins.cat, joins.stack, joins.flip, joins.roll, joins.tril, joins.triu),
+):
+    _op.launches(_op.forward, _op.backward, native=True, into=_op.into)

@@ -5,32 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._engine.leaves import Onto
-from ddp.ops import attention, lookup, noise, norm_rows, patches, probability
+from ddp.ops import attention, lookup, noise, norm_rows, patches
 from ddp.ops._op import Array, Gradients, Needs, Saved, as_rows
-from ddp.ops.cuda import attending, choosing, dropping, looking, rows, windows
+from ddp.ops.cuda import attending, dropping, looking, rows, windows
 from ddp.ops.cuda import entropy as _entropy  # noqa: F401  # it gives cross entropy its kernels
-
-
-def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
-    return choosing.softmax(xp, x, dim), dim
-
-
-def _softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    return (choosing.softmax_backward(xp, g, saved[0], dim),)
-
-
-probability.softmax.launches(_softmax, _softmax_backward, native=True)
-
-
-def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
-    return choosing.softmax(xp, x, dim, "log_softmax"), dim
-
-
-def _log_softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    return (choosing.softmax_backward(xp, g, saved[0], dim, "log_softmax"),)
-
-
-probability.log_softmax.launches(_log_softmax, _log_softmax_backward, native=True)
 
 
 def _dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any) -> tuple[Array, Any]:
