@@ -61,8 +61,7 @@ attention.attention.launches(attending.attention, attending.attention_backward, 
 
 
 def _embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency: bool) -> tuple[Array, Any]:
-    out = looking.take_rows(xp, w, index) if looking.SOURCE.takes(w.dtype) else xp.take(w, index, axis=0)
-    return out, (w.shape, index, padding, by_frequency)
+    return xp.take(w, index, axis=0), (w.shape, index, padding, by_frequency)
 
 
 def _embedding_backward(
