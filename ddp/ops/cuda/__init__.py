@@ -21,17 +21,13 @@ if TYPE_CHECKING:
     from ddp.ops.cuda import products as products
     from ddp.ops.cuda import tables as tables
     from ddp.ops.cuda import updates as updates
-    from ddp.ops.cuda import windows as windows
 else:
-    for _name in (
-        *("_source", "advancing", "bounds", "clipping", "products", "tables", "updates"),
-        "windows",
-    ):
+    for _name in ("_source", "advancing", "bounds", "clipping", "products", "tables", "updates"):
         globals()[_name] = later(f"{__name__}.{_name}")
 
 # These give the ops their kernels, the later ones on top of the earlier; and the rest, so that no two threads begin it.
 _GIVING = ("entries", "images", "pairs")
-_REST = ("advancing", "bounds", "clipping", "tables", "updates", "windows")
+_REST = ("advancing", "bounds", "clipping", "tables", "updates")
 _lock = threading.Lock()
 _loaded: list[bool] = []
 

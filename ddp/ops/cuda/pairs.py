@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._engine.leaves import Onto
-from ddp.ops import attention, lookup, noise, norm_rows, patches
+from ddp.ops import attention, lookup, noise, norm_rows
 from ddp.ops._op import Array, Gradients, Needs, Saved, as_rows
-from ddp.ops.cuda import attending, dropping, looking, rows, windows
+from ddp.ops.cuda import attending, dropping, looking, rows
 from ddp.ops.cuda import entropy as _entropy  # noqa: F401  # it gives cross entropy its kernels
 
 
@@ -80,33 +80,3 @@ def _embedding_backward(
 
 
 lookup.embedding.launches(_embedding, _embedding_backward, native=True, into="adding")
-
-
-def _unfold(xp: Any, x: Array, walk: Any) -> Array:
-    return windows.to_columns(xp, x, walk)[:, 0]
-
-
-def _fold(xp: Any, columns: Array, walk: Any) -> Array:
-    dx = xp.empty((columns.shape[0], columns.shape[1] // walk.elements, *walk.image), columns.dtype)
-    windows.from_columns(xp, columns, walk, dx)
-    return dx
-
-
-def _im2col(xp: Any, x: Array, walk: Any) -> tuple[Array, Any]:
-    return _unfold(xp, x, walk), walk
-
-
-def _im2col_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: Any) -> Gradients:
-    return (_fold(xp, g, walk),)
-
-
-def _col2im(xp: Any, x: Array, walk: Any) -> tuple[Array, Any]:
-    return _fold(xp, x, walk), walk
-
-
-def _col2im_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: Any) -> Gradients:
-    return (_unfold(xp, g, walk),)
-
-
-patches.im2col.launches(_im2col, _im2col_backward, native=True)
-patches.col2im.launches(_col2im, _col2im_backward, native=True)
