@@ -224,6 +224,7 @@ def _nothing_of_a_gpu_stays() -> Iterator[None]:
         installing.forget()
     if lanes is not None:
         lanes.switch.on = lanes.switch.blocking = lanes.switch.crowded = False
+        lanes.state.observers = tuple(each for each in lanes.state.observers if each is not lanes.stamp)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,7 +14,7 @@ from ddp._tensor.dtypes import SUPPORTED, get_default_dtype, is_float, promote, 
 from ddp._tensor.watching import away, watched
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
-from ddp.ops.cuda import direct
+from ddp.ops._op import BFLOAT16, widen
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -119,9 +119,11 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     xp = where.xp
     operands = a._array, b._array if isinstance(b, TensorBase) else b
     try:
+        if xp is not np and a._array.dtype is BFLOAT16:  # CuPy may lack its loops; a number is rounded as the tensor
+            operands = widen(operands[0]), widen(operands[1]) if hasattr(b, "dtype") else float(BFLOAT16.type(b))
         with np.errstate(invalid="ignore"):  # a nan compares
             one, other = operands[::-1] if swap else operands
-            out = getattr(xp, name)(one, other) if xp is np else direct.compared(xp, name, one, other)
+            out = getattr(xp, name)(one, other)
     except REFUSED as error:
         raise refusal(name, error) from error
     return wrap(xp.asarray(out), where)

@@ -23,7 +23,6 @@ from ddp._tensor.indexing import assignable, index_parts, kept
 from ddp._tensor.watching import away, placed, watched
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
 from ddp.ops import elementwise, index
-from ddp.ops.cuda import direct
 
 Other = Any
 Self = TypeVar("Self", bound="InPlace")
@@ -145,9 +144,6 @@ def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, 
     if where.watched and away(where):
         return watched(name, where, (x._array,), partial(update, x, name, function, ufunc, y))
     value = raw(x, y, name)
-    if where.xp is not np and direct.write(where.xp, ufunc, x._array, value):
-        x._version.count += 1
-        return x
     if x._array.dtype.kind == "V":  # bfloat16 computes in float32
         return become(x, name, function(x, y))
     try:

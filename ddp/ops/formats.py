@@ -79,18 +79,6 @@ def laid(xp: Any, x: Array, last: bool) -> Array:
     return out
 
 
-def pixels(x: Array) -> Array:
-    """x (N, C, H, W) with channels last in memory as (N * H * W, C): a view in one piece."""
-    n, c, h, w = x.shape
-    return x.transpose(0, 2, 3, 1).reshape(n * h * w, c)
-
-
-def from_pixels(rows: Array, shape: tuple[int, ...]) -> Array:
-    """Rows (N * H * W, C) in one piece as an image (N, C, H, W): a view."""
-    n, c, h, w = shape
-    return rows.reshape(n, h, w, c).transpose(0, 3, 1, 2)
-
-
 def order_of(x: Array) -> tuple[int, ...]:
     """The axes of x from the one whose elements lie farthest apart to the nearest; of equals the first comes first."""
     return tuple(sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]) if x.shape[axis] != 1 else -math.inf))

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single
-from ddp.ops.cuda import normalizing
+from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single, widen
 from ddp.ops.lines import LONG, lines, long_rows
 from ddp.ops.norm_rows import NEEDED, dots, is_far, kind_of, largest, tiles
 
@@ -76,7 +75,7 @@ class _Groups(Layout):
     def __init__(self, shape: tuple[int, ...], groups: int) -> None:
         self.matrix = shape[:2]
         self.positions = math.prod(shape[2:])
-        self.groups, self.members = groups, shape[1] // groups
+        self.groups, self.members = int(groups), shape[1] // int(groups)  # CuPy repeats by no NumPy integer
         self.count = max(self.members * self.positions, 1)
 
     def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
@@ -141,10 +140,6 @@ def _matrix(xp: Any, layout: Layout, x: Array, *values: Array) -> Iterator[tuple
 
 def _draw(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array) -> Array:
     """x*scale + shift. x: (N * C, positions); scale, shift broadcast against (N, C)."""
-    return LINES[xp.__name__](xp, layout, x, scale, shift)
-
-
-def _draw_by_tiles(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array) -> Array:
     rows, n = x.shape
     out = xp.empty(x.shape, x.dtype)
     short = _matrix(xp, layout, x, scale, shift)
@@ -166,10 +161,6 @@ def _draw_by_tiles(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array
 
 def _draw_plane(xp: Any, layout: Layout, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     """x*a + y*s + c. x, y: (N * C, positions); a, s, c broadcast against (N, C)."""
-    return PLANES[xp.__name__](xp, layout, x, a, y, s, c)
-
-
-def _draw_plane_by_tiles(xp: Any, layout: Layout, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     rows, n = x.shape
     out = xp.empty(x.shape, x.dtype)
     short = _matrix(xp, layout, x, a, s, c)
@@ -190,22 +181,15 @@ def _draw_plane_by_tiles(xp: Any, layout: Layout, x: Array, a: Array, y: Array, 
     return out
 
 
-def _sums_by_kernel(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
-    return _sums_by_tiles(xp, x, y, shift) if x.shape[1] == 1 else normalizing.pair_sums(xp, x, y, shift)
+def _sums_by_reductions(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
+    # CuPy's products cannot be captured in a CUDA graph, its sums can.
+    other = x if y is None else y
+    if shift is not None:
+        other = other - shift[:, None]
+    return x.sum(axis=1), ((other if y is None else x) * other).sum(axis=1)
 
 
-def _draw_by_kernel(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array) -> Array:
-    return normalizing.line(xp, x, _per_row(xp, layout, scale), _per_row(xp, layout, shift))
-
-
-def _draw_plane_by_kernel(xp: Any, layout: Layout, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
-    a, s, c = (_per_row(xp, layout, values) for values in (a, s, c))
-    return normalizing.plane(xp, x, a, y, s, c)
-
-
-SUMS = {"numpy": _sums_by_tiles, "cupy": _sums_by_kernel}
-LINES = {"numpy": _draw_by_tiles, "cupy": _draw_by_kernel}
-PLANES = {"numpy": _draw_plane_by_tiles, "cupy": _draw_plane_by_kernel}
+SUMS = {"numpy": _sums_by_tiles, "cupy": _sums_by_reductions}
 
 
 # z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over the rows that the layout takes together;
@@ -220,7 +204,7 @@ def _forward(
     mean, var = layout.statistics(xp, x)
     if tell is not None:
         tell(mean, var, layout.count)
-    rstd = 1 / xp.sqrt(var + eps)
+    rstd = 1 / xp.sqrt(var + float(eps))
     out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, False)
 
@@ -239,11 +223,7 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
     g, x, w = single(g, x, w)
     g = g.reshape(math.prod(layout.matrix), layout.positions)
     if x is None:
-        return (
-            None,
-            None,
-            (g @ xp.ones(g.shape[1], g.dtype)).reshape(layout.matrix).sum(axis=0).astype(kind, copy=False),
-        )
+        return None, None, g.sum(axis=1).reshape(layout.matrix).sum(axis=0).astype(kind, copy=False)
     x = x.reshape(g.shape)
     m, r = layout.spread(xp, mean), layout.spread(xp, rstd)
     far = is_far(xp, mean, 1 / (rstd * rstd))
@@ -308,10 +288,10 @@ def _channel_affine(
 ) -> tuple[Array, Any]:
     """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
-    x, w, b, mean, var = single(x, w, b, mean, var)
+    x, w, b, mean, var = single(x, w, b, widen(mean), widen(var))
     layout = Batch(shape)
     x = x.reshape(math.prod(layout.matrix), layout.positions)
-    mean, rstd = mean.astype(x.dtype), (1 / xp.sqrt(var + eps)).astype(x.dtype)
+    mean, rstd = mean.astype(x.dtype), (1 / xp.sqrt(var + float(eps))).astype(x.dtype)
     out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, True)
 

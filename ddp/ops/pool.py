@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ddp.ops._op import BITS, Array, Gradients, Needs, Op, Saved, select
@@ -43,6 +44,10 @@ def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: An
     return (dx,)
 
 
+# A GPU is not asked, which would wait for it: there the second pass always runs.
+ANY_LEFT: dict[str, Callable[[Array], Any]] = {"numpy": lambda rest: rest.any(), "cupy": lambda rest: True}
+
+
 def _hand_out(
     xp: Any, g: Array, x: Array, top: Array, walk: Walk, back: Array, rest: Array, part: Array, hit: Array
 ) -> None:
@@ -57,7 +62,7 @@ def _hand_out(
             back[..., rows, columns] = part.view(g.dtype)
         else:
             back[..., rows, columns] += part.view(g.dtype)
-    if rest.any():  # windows whose maximum is nan
+    if ANY_LEFT[xp.__name__](rest):  # windows whose maximum is nan
         framed = frame(xp, x, walk, 0)
         for rows, columns in reversed(list(walk.shifts())):
             part[...] = xp.isnan(framed[..., rows, columns], out=hit)

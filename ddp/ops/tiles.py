@@ -1,6 +1,6 @@
 """Tiles: a chain of elementwise steps over a large array costs a trip to memory a step, over a tile only to the cache.
 
-A kernel is a function of tiles that writes into those it is given. On a GPU its place is taken by one of its name.
+A kernel is a function of tiles that writes into those it is given. On a GPU one tile is the whole array.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def _by_tiles(xp: Any, kernel: Kernel, arrays: Sequence[Array | None], scratch: 
         kernel(xp, *[None if each is None else each[start:end] for each in flat], *extra, **parameters)
 
 
-LOOPS: dict[str, Callable[..., None]] = {"numpy": _by_tiles}  # CuPy's: `ddp.ops.cuda.entries`
-# Bytes of a number that has no fast functions: NumPy's float16.
-SLOW = {"numpy": 2, "cupy": 0}
+LOOPS: dict[str, Callable[..., None]] = {"numpy": _by_tiles, "cupy": _whole}
+NARROW = 2  # bytes of float16, whose steps are taken in float32: NumPy's are slow, and each would be rounded
 
 
 def curve(xp: Any, kernel: Kernel, x: Array, slope: bool, scratch: int, **parameters: Any) -> tuple[Array, Any]:
@@ -54,7 +53,7 @@ def curve(xp: Any, kernel: Kernel, x: Array, slope: bool, scratch: int, **parame
 
     Where both share their costly part, f'(x) is kept instead of x: as much memory, and backward is one product.
     """
-    if x.dtype.itemsize == SLOW[xp.__name__]:
+    if x.dtype.itemsize == NARROW:
         out, d = curve(xp, kernel, x.astype("float32"), slope, scratch, **parameters)
         return out.astype(x.dtype), d.astype(x.dtype) if slope else None
     out = xp.empty(x.shape, x.dtype)

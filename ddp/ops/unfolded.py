@@ -15,7 +15,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ddp.ops._op import Array
-from ddp.ops.cuda import _source, products, windows
+from ddp.ops.cuda import products
 from ddp.ops.windows import TILES, Walk
 
 FEW = 12  # channels of a group; with fewer, columns
@@ -56,7 +56,7 @@ class Unfolded:
     def working(self, dtype: Any) -> Any:
         """The dtype of what is multiplied."""
         # NumPy does not multiply stacks of float16, and what is added up should be rounded once.
-        return self.xp.dtype("float32") if dtype.char == "e" else dtype
+        return self.xp.dtype("float32") if dtype.itemsize == 2 else dtype
 
     def tiles(self) -> Iterator[slice]:
         """Samples that are taken together."""
@@ -245,7 +245,9 @@ class Columns(Unfolded):
         dx = xp.empty((n, groups * channels, *walk.image), self.dtype)
         if walk.still:
             return self.product(kernel, g).reshape(dx.shape).astype(self.dtype, copy=False)
-        product = xp.matmul if kernel.shape[-1] > 1 else xp.multiply  # of a column and a row, which matmul is slow at
+        product = (
+            self.product if kernel.shape[-1] > 1 else xp.multiply
+        )  # of a column and a row, which matmul is slow at
         for tile in self.tiles():
             count = tile.stop - tile.start
             back = self.buffer("back", count, groups * channels, *walk.framed)
@@ -261,58 +263,18 @@ class Columns(Unfolded):
         return dx
 
 
-class Launched(Columns):
-    """Columns on a GPU: one kernel unfolds a tile, its frame included, and one adds it up.
-
-    What has 16 bits stays so, and is multiplied by the GEMM door, which adds up in float32.
-    """
-
-    def working(self, dtype: Any) -> Any:
-        return dtype
+class _ByCublas(Columns):
+    """Columns on a GPU, where CuPy's own products cannot be captured in a CUDA graph."""
 
     def product(self, a: Array, b: Array, out: Array | None = None) -> Array:
         return products.product(self.xp, a, b, out)
-
-    def added(self, a: Array, b: Array) -> Array:
-        made = self.xp.empty((*a.shape[:-1], b.shape[-1]), _source.wide(a.dtype))
-        return products.product(self.xp, a, b, made).sum(0)
-
-    def gather(self, dw: Array, part: Array) -> Array:
-        if dw is None:
-            return part
-        dw += part
-        return dw
-
-    def columns(self, x: Array, ones: bool) -> Iterator[tuple[slice, slice, Array]]:
-        if self.shape.walk.still:
-            yield from super().columns(x, ones)
-            return
-        groups, walk = self.shape.groups, self.shape.walk
-        for tile in self.tiles():
-            for lines in self.blocks():
-                count = lines.stop - lines.start
-                image = x[tile].astype(self.wide, copy=False)
-                columns = windows.to_columns(self.xp, image, walk, groups, ones, lines.start, count)
-                yield tile, slice(lines.start * walk.out[1], lines.stop * walk.out[1]), columns
-
-    def spread(self, g: Array, kernel: Array) -> Array:
-        if self.shape.walk.still:
-            return super().spread(g, kernel)
-        xp, (n, groups, channels, _, walk) = self.xp, self.shape
-        dx = xp.empty((n, groups * channels, *walk.image), self.dtype)
-        for tile in self.tiles():
-            for lines in self.blocks():
-                positions = slice(lines.start * walk.out[1], lines.stop * walk.out[1])
-                columns = self.product(kernel, g[tile, :, :, positions])
-                windows.from_columns(xp, columns, walk, dx[tile], lines.start, lines.stop - lines.start)
-        return dx
 
 
 def _by_channels(xp: Any, shape: Shape, dtype: Any) -> Unfolded:
     return (Columns if shape.channels < FEW or shape.walk.still else Rows)(xp, shape, dtype)
 
 
-LAYOUTS = {"numpy": _by_channels, "cupy": Launched}
+LAYOUTS = {"numpy": _by_channels, "cupy": _ByCublas}
 
 
 def unfolded(xp: Any, shape: Shape, dtype: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 
 import ddp
 from tests.ddp.cuda import emulation, nvrtc
+from tests.gpu import simulated
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -53,7 +54,7 @@ class TestOnTheStandin:
         assert ddp.allclose(y, expected)
         assert example.Swish.apply(x[:0], 1.5).shape == (0, 10)
 
-    @pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(5)], indirect=True)
+    @pytest.mark.parametrize("gpu", simulated(5), indirect=True)
     def test_on_a_stream_of_its_own(self, gpu: Any, example: Any) -> None:
         with gpu.cupy.cuda.Stream(non_blocking=True):
             x = ddp.arange(100.0, device="cuda") * 0.1

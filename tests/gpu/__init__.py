@@ -13,7 +13,23 @@ one call, names that CuPy does not have (`names.txt`, which a test holds against
     gpu.put(stream_pointer, kind, closure)  work of a library's stand-in; the closure must not hold arrays, only
                           their memory (`gpu.host(array)`), so that what is freed too early is found
 
-`@pytest.mark.parametrize("gpu", ["simulated"], indirect=True)` (or ("simulated", seed)) does the work later, in a
+`@pytest.mark.parametrize("gpu", ["simulated"], indirect=True)` (or simulated(count)) does the work later, in a
 random order that CUDA allows; what is freed is scribbled over in both modes. In eager mode work is done at once.
 A random generator draws other numbers than CuPy's; everything else has NumPy's values.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+ALWAYS = 3  # simulated orders of a test that run without --long
+
+
+def simulated(count: int) -> list[Any]:
+    """Parameters for the fixture `gpu`: the seeds of `count` simulated orders, of which the first three run always."""
+    return [
+        pytest.param(("simulated", seed), id=f"seed {seed}", marks=[] if seed < ALWAYS else [pytest.mark.long])
+        for seed in range(count)
+    ]

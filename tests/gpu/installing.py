@@ -12,7 +12,7 @@ import pytest
 from ddp import _device
 from ddp._engine import lanes
 from ddp._gpu import alarms, memory, registering, streams
-from ddp.ops.cuda import SOURCES, _source, clipping, pointwise
+from ddp.ops.cuda import SOURCES, _source, clipping
 from tests.collectives.gpu.machine import Machine
 from tests.gpu import capturing, dnn_fake, lt_fake
 from tests.gpu.standin import Cupy
@@ -100,9 +100,6 @@ def forget() -> None:
         del _device._random.streams[where]
     for source in SOURCES.values():
         source._kernels.clear()
-    for kernel in pointwise.KERNELS.values():
-        kernel._kernels.clear()
-        kernel._ready.clear()
     for held in (_source._PASSING, alarms._alarms, clipping._scratch, streams._held, streams._readers, memory._source):
         held.clear()
     for each in FORGETTING:

@@ -38,14 +38,10 @@ class CUIntMax(CPointer):
     """8 bytes without a sign."""
 
 
-class CNumpyArray(CPointer):
-    """The bytes of an array of NumPy, by value."""
-
-
 def cells() -> ModuleType:
     """`cupy.cuda.function`."""
     made = ModuleType("cupy.cuda.function")
-    vars(made).update({each.__name__: each for each in (CPointer, CIntptr, CUIntMax, CNumpyArray)})
+    vars(made).update({each.__name__: each for each in (CPointer, CIntptr, CUIntMax)})
     return made
 
 
@@ -57,9 +53,6 @@ def passed(where: str, kind: str, x: Any) -> Any:
     if isinstance(x, Array):
         assert kind.endswith("*"), f"{where}: an array"
         return x._host
-    if isinstance(x, CNumpyArray) or (isinstance(x, np.ndarray) and x.size == 1):
-        assert kind == "Plan", f"{where}: the bytes of an array of NumPy"
-        return x.val if isinstance(x, CNumpyArray) else x
     if isinstance(x, np.ndarray):
         raise TypeError(f"You are trying to pass a numpy.ndarray of shape {x.shape} as a kernel parameter.")
     if isinstance(x, CPointer):

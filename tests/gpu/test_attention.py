@@ -14,7 +14,7 @@ from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import assert_agree, assert_near, results
 from tests.ddp.test_ops import CASES
-from tests.gpu import dnn_fake
+from tests.gpu import dnn_fake, simulated
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -193,7 +193,7 @@ def test_no_host_waits_and_nothing_is_widened(path: Any, gpu: Any) -> None:
     assert gpu.copies_up == 0
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(4)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(4), indirect=True)
 def test_in_any_order_that_cuda_allows(gpu: Any, path: Any) -> None:
     for one, other in zip(projected("cuda", ddp.bfloat16), projected("cpu", ddp.bfloat16), strict=True):
         close(one, other, ddp.bfloat16)

@@ -13,6 +13,7 @@ from ddp.errors import ArgumentError
 from ddp.nn import utils
 from ddp.ops._op import BFLOAT16
 from tests.ddp.cuda import emulation
+from tests.gpu import simulated
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -145,7 +146,7 @@ def test_nothing_to_clip(gpu: Any) -> None:
     assert utils.clip_grad_norm_([], 1.0).item() == 0
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(3)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(3), indirect=True)
 def test_in_any_order_of_streams(gpu: Any) -> None:
     for order in (2, math.inf):
         ours, expected = parameters("cuda", np.float32), parameters("cpu", np.float32)

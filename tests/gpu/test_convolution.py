@@ -13,7 +13,7 @@ from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import assert_agree, assert_near, results
 from tests.ddp.test_ops import CASES
-from tests.gpu import dnn_fake
+from tests.gpu import dnn_fake, simulated
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -172,7 +172,7 @@ def test_settings_choose_plans(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not ddp.backends.cudnn.enabled
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(4)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(4), indirect=True)
 def test_in_any_order_that_cuda_allows(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     dnn_fake.install(gpu, monkeypatch)
     for one, other in zip(run("cuda", ddp.float32, True), run("cpu", ddp.float32, False), strict=True):

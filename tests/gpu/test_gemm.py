@@ -12,7 +12,7 @@ import pytest
 from ddp._gpu import capture, gemm_room, lt
 from ddp._gpu import gemm as door
 from ddp._precision import matmul as precision
-from tests.gpu import lt_fake
+from tests.gpu import lt_fake, simulated
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
@@ -301,7 +301,7 @@ def test_a_plan_that_two_biases_share(xp: Any) -> None:
         close(out, x @ w + b)
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(20)], indirect=True, ids=str)
+@pytest.mark.parametrize("gpu", simulated(20), indirect=True)
 def test_in_any_order_that_streams_allow(gpu: Any, xp: Any) -> None:
     x, y = numbers((4, 100)), numbers((100, 6))
     side = xp.cuda.Stream(non_blocking=True)

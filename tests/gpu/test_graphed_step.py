@@ -16,6 +16,7 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, CaptureError, DeviceError
 from ddp.nn import functional as F
+from tests.gpu import simulated
 
 STEPS = 8
 Made = tuple[Any, Callable[..., Any]]  # a model and a step
@@ -115,7 +116,7 @@ def test_many_captures_need_no_more_memory_than_the_graphs_that_are_kept(gpu: An
     assert reserved[3] < reserved[1] + (1 << 20)
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(4)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(4), indirect=True)
 def test_in_any_order_that_cuda_allows(gpu: Any) -> None:
     def make() -> Made:
         model = mlp()

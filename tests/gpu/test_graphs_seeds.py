@@ -84,7 +84,7 @@ def agree(monkeypatch: pytest.MonkeyPatch, seed: int, joined: bool = True) -> bo
 def test_replays_are_eager_steps_for_every_seed(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, count: Callable[[int, int], int]
 ) -> None:
-    for seed in range(count(50, 1000)):
+    for seed in range(count(3, 1000)):
         gc.collect()
         assert agree(monkeypatch, seed), f"seed {seed}"
 

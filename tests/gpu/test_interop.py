@@ -10,8 +10,9 @@ import pytest
 
 import ddp
 from ddp.errors import ArgumentError, DtypeError, GraphError
+from tests.gpu import simulated
 
-BOTH = pytest.mark.parametrize("gpu", ["eager", *[("simulated", seed) for seed in range(8)]], indirect=True)
+BOTH = pytest.mark.parametrize("gpu", ["eager", *simulated(8)], indirect=True)
 
 
 class Theirs:

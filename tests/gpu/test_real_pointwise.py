@@ -1,7 +1,4 @@
-"""Generated kernels on a GPU against the CPU.
-
-What the emulator cannot know is how CuPy passes a plan by value, and that packs of 16 bytes lie where they may.
-"""
+"""Elementwise ops and reductions on a GPU against the CPU: what CuPy's own functions make of every dtype and layout."""
 
 from __future__ import annotations
 

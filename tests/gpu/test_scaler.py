@@ -11,6 +11,7 @@ import ddp
 from ddp.amp import GradScaler
 from ddp.errors import ArgumentError, GraphError
 from tests.ddp.cuda import emulation
+from tests.gpu import simulated
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -62,7 +63,7 @@ def _flat(x: Any) -> list[float]:
     return [y for each in x for y in _flat(each)] if isinstance(x, list | tuple) else [x]
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(3)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(3), indirect=True)
 def test_in_any_order_of_streams(gpu: Any) -> None:
     assert _flat(run("cuda", ddp.optim.SGD)) == pytest.approx(_flat(run("cpu", ddp.optim.SGD)))
 

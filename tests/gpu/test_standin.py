@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ddp
+from tests.gpu import simulated
 
 
 def test_a_tensor_there_and_back(gpu: Any) -> None:
@@ -57,7 +58,7 @@ def test_memory_comes_from_the_pool(gpu: Any) -> None:
         cupy.empty(10000)
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(5)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(5), indirect=True)
 def test_work_is_done_later(gpu: Any) -> None:
     x = ddp.tensor(np.arange(12.0).reshape(3, 4), device="cuda", requires_grad=True)
     y = ((x.T.contiguous() * 2).exp().sum(0) + x.mean()).softmax(0)[1:].sum()
@@ -68,7 +69,7 @@ def test_work_is_done_later(gpu: Any) -> None:
     np.testing.assert_allclose(x.grad.cpu().numpy(), there.grad.numpy())
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(3)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(3), indirect=True)
 def test_pinned_memory_is_read_when_the_stream_comes_to_it(gpu: Any) -> None:
     """Whoever pinned it, and also by calls that are not given a stream."""
     cupy = gpu.cupy

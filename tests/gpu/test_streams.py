@@ -11,9 +11,9 @@ import pytest
 import ddp
 from ddp._gpu import streams as lanes
 from ddp.errors import ArgumentError, CudaError, DeviceError, DtypeError
+from tests.gpu import simulated
 
-SEEDS = [("simulated", seed) for seed in range(12)]
-in_any_order = pytest.mark.parametrize("gpu", SEEDS, indirect=True, ids=lambda p: f"seed {p[1]}")
+in_any_order = pytest.mark.parametrize("gpu", simulated(12), indirect=True)
 
 
 def arrived(x: Any) -> Any:

@@ -12,6 +12,7 @@ import ddp
 from ddp._layout import FlatBuckets, lay_out
 from ddp.ops._op import BFLOAT16
 from tests.ddp.cuda import emulation
+from tests.gpu import simulated
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -97,7 +98,7 @@ def test_the_numbers_are_those_of_the_cpu(kind: Any, dtype: Any, gpu: Any) -> No
     assert_same(train("cuda", kind, dtype, steps), train("cpu", kind, dtype, steps))
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(3)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(3), indirect=True)
 @pytest.mark.parametrize("kind", SOME, ids=str)
 def test_in_any_order_of_streams(kind: Any, gpu: Any) -> None:
     assert_same(train("cuda", kind), train("cpu", kind))

@@ -11,6 +11,7 @@ from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.functional._norm import affine_dtype
 from ddp.ops import norm_channels
+from ddp.ops._op import widen
 
 
 def check_channels(name: str, input: Tensor, *per_channel: Tensor | None) -> None:
@@ -65,35 +66,16 @@ def moving(running_mean: Tensor | None, running_var: Tensor | None, momentum: fl
     """
     if running_mean is None and running_var is None:
         return None
-    return _Moving(running_mean, running_var, momentum)
-
-
-class _Moving:
-    """What moves running statistics: by the array module's functions, or by whoever writes `arrays` himself."""
-
-    def __init__(self, running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> None:
-        self._mean, self._var, self._momentum = running_mean, running_var, momentum
 
     @no_grad()
-    def __call__(self, mean: Any, var: Any, count: int) -> None:
-        for running, value in ((self._mean, mean), (self._var, var * (count / max(count - 1, 1)))):
+    def move(mean: Any, var: Any, count: int) -> None:
+        for running, value in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
             if running is not None:
+                held = widen(running._array)
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
-                fresh = running._array + self._momentum * (value - running._array)
-                running.copy_(wrap(fresh, running.device))
+                running.copy_(wrap(held + momentum * (value - held), running.device))
 
-    def arrays(self, kind: Any) -> tuple[Any, Any, float] | None:
-        """The running mean, the running variance and the momentum; None unless they are of `kind` in one piece."""
-        found = [None if x is None else x._array for x in (self._mean, self._var)]
-        if any(x is not None and (x.dtype != kind or not x.flags.c_contiguous) for x in found):
-            return None
-        return found[0], found[1], self._momentum
-
-    def written(self) -> None:
-        """The arrays were written to."""
-        for x in (self._mean, self._var):
-            if x is not None:
-                x._version.count += 1
+    return move
 
 
 def group_norm(

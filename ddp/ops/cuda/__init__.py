@@ -18,22 +18,16 @@ if TYPE_CHECKING:
     from ddp.ops.cuda import advancing as advancing
     from ddp.ops.cuda import bounds as bounds
     from ddp.ops.cuda import clipping as clipping
-    from ddp.ops.cuda import direct as direct
-    from ddp.ops.cuda import normalizing as normalizing
     from ddp.ops.cuda import products as products
     from ddp.ops.cuda import tables as tables
     from ddp.ops.cuda import updates as updates
-    from ddp.ops.cuda import windows as windows
 else:
-    for _name in (
-        *("_source", "advancing", "bounds", "clipping", "direct", "normalizing", "products", "tables", "updates"),
-        "windows",
-    ):
+    for _name in ("_source", "advancing", "bounds", "clipping", "products", "tables", "updates"):
         globals()[_name] = later(f"{__name__}.{_name}")
 
 # These give the ops their kernels, the later ones on top of the earlier; and the rest, so that no two threads begin it.
-_GIVING = ("entries", "images", "pairs", "pointwise_pairs", "reducing")
-_REST = ("advancing", "bounds", "clipping", "direct", "normalizing", "tables", "updates", "windows")
+_GIVING = ("entries", "images", "pairs")
+_REST = ("advancing", "bounds", "clipping", "tables", "updates")
 _lock = threading.Lock()
 _loaded: list[bool] = []
 

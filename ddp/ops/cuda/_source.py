@@ -195,12 +195,6 @@ def passes(xp: Any) -> Passing:
     return found
 
 
-def plan(xp: Any, numbers: Any) -> Any:
-    """An array of NumPy as the kernel's argument of type `Plan`, passed by value, and made once for many launches."""
-    cell = getattr(getattr(getattr(xp, "cuda", None), "function", None), "CNumpyArray", None)
-    return numbers if cell is None else cell(numbers)
-
-
 def wide(dtype: Any) -> Any:
     """The dtype of A: what float16 and bfloat16 are computed in is float32."""
     return np.dtype("float32") if dtype == np.float16 or dtype == BFLOAT16 else dtype

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddp.ops._op import Array, Gradients, Needs, Saved
-from ddp.ops.cuda.channels import channel_sums
+from ddp.ops._op import Array, Gradients, Needs, Saved, total, widen
 from ddp.ops.cuda.tables import address
 from ddp.ops.formats import image, laid, prefers_channels_last
 from ddp.ops.unfolded import Shape, unfolded
@@ -98,12 +97,17 @@ def _of_filters(xp: Any, g: Array, x: Array, shape: Shape, filters: tuple[int, .
     return xp.zeros(filters, g.dtype) if dw is None else dw  # None: no sample
 
 
+def _channel_sums(g: Array) -> Array:
+    """The gradient of the bias. g: (N, C, H, W)."""
+    return total(widen(g), (0, 2, 3)).astype(g.dtype, copy=False)
+
+
 def conv2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     """As `conv._conv2d_backward`."""
     (w, x), (shape, filters, last, kernel) = saved, residual
     dx = _of_image(xp, g, w if kernel is None else kernel, shape, last) if needs[0] else None
     dw = _of_filters(xp, g, x, shape, filters, last) if needs[1] else None
-    return dx, dw, channel_sums(xp, g).astype(g.dtype, copy=False) if needs[2] else None
+    return dx, dw, _channel_sums(g) if needs[2] else None
 
 
 def conv_transpose2d(
@@ -133,4 +137,4 @@ def conv_transpose2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, res
     (w, x), (shape, filters, last, kernel) = saved, residual
     dx = _correlated(xp, g, w if kernel is None else kernel, None, shape, last) if needs[0] else None
     dw = _of_filters(xp, x, g, shape, filters, last) if needs[1] else None
-    return dx, dw, channel_sums(xp, g).astype(g.dtype, copy=False) if needs[2] else None
+    return dx, dw, _channel_sums(g) if needs[2] else None

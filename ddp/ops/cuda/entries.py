@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp.ops import error_function, index, perceptron, products, strips, tiles
+from ddp.ops import error_function, index, perceptron, products, strips
 from ddp.ops.cuda import adding, curves
 from ddp.ops.cuda import products as by_gpu
 
@@ -10,7 +10,6 @@ products.PRODUCTS["cupy"] = by_gpu.product
 products.COLUMN_SUMS["cupy"] = by_gpu.column_sums
 strips.MATMULS["cupy"] = by_gpu.product
 index.ADDS["cupy"], index.FLAT_ADDS["cupy"] = adding.add_rows, adding.add_flat
-tiles.LOOPS["cupy"] = curves.launch
 error_function.ERF["cupy"] = curves.function("erf")
 error_function.ERFC["cupy"] = curves.function("erfc")
 error_function.ERFINV["cupy"] = curves.function("erfinv")

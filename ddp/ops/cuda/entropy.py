@@ -5,19 +5,61 @@ So nothing of the size of the logits is kept or copied, which is what a large vo
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ddp.ops import loss
 from ddp.ops._op import Array, Gradients, Needs, Saved
 from ddp.ops.cuda._source import THREADS, Source, wide
-from ddp.ops.cuda.choosing import ROWS, cut
 
 _ONE_BLOCK = 1 << 17  # rows; more of them are added up by more than one
+
+# Rows run along any axis: with `inner` elements between neighbours, a row is (outer, n, inner) at one outer and inner.
+# A block takes a row that lies in one piece; where inner > 1 a thread takes it, and its neighbours read beside it.
+_ROWS = """
+// Where row r begins.
+__device__ inline Index begin(Index r, Index n, Index inner) { return r / inner * n * inner + r % inner; }
+
+// The largest of some numbers, and the sum of the exponentials of what is below it: found in one pass, since a larger
+// one only scales the sum.
+struct Exponentials {
+    A top, added;
+
+    __device__ void take(A v) {
+        if (v > top) {
+            added = added * exp(top - v) + 1;
+            top = v;
+        } else if (v > LOWEST || v != v) {
+            added += exp(v - top);
+        }
+    }
+    static __device__ Exponentials join(Exponentials a, Exponentials b) {
+        if (b.top > a.top) {
+            Exponentials c = a;
+            a = b;
+            b = c;
+        }
+        // The one without numbers adds nothing but its nans.
+        a.added += b.top > LOWEST ? b.added * exp(b.top - a.top) : b.added;
+        return a;
+    }
+};
+
+// Of a row. Where the largest is infinite, or all of it is -inf, the sum is nan.
+template <class Team> __device__ void exponentials(const T* x, Index n, Index inner, A& top, A& added) {
+    Exponentials found = {LOWEST, 0};
+#pragma unroll 4
+    for (Index i = Team::start(); i < n; i += Team::step()) found.take(A(x[i * inner]));
+    found = Team::meet(found, Exponentials::join);
+    top = found.top;
+    added = found.added + (top - top);
+}
+"""
 
 # A loss near 0 is the difference of large numbers: the logarithm is taken in float64, one a row.
 ENTROPY = Source(
     "entropy",
-    ROWS
+    _ROWS
     + """
 template <class Team> __device__ void entropy(
     const T* xs, const Index* targets, const bool* keep, const A* weight, double* losses, A* weights, A* tops, A* sums,
@@ -130,6 +172,12 @@ ENTROPY_BACKWARD(entropy_backward_across, Thread)
 )
 
 
+def _cut(x: Array, dim: int) -> tuple[int, int, int]:
+    """How many rows run along `dim`, their length, and the elements between neighbours."""
+    outer, n, inner = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
+    return outer * inner, n, inner
+
+
 def _mass(weight: Array | None) -> Array | None:
     return None if weight is None else weight.sum(keepdims=True)  # an array: the host need not wait for it
 
@@ -145,7 +193,7 @@ def _entropy(
     single: bool = False,
 ) -> tuple[Array, Any]:
     """As `loss._cross_entropy`. Nobody else writes to the targets: they were copied when they were checked."""
-    kind, (rows, n, inner) = wide(x.dtype), cut(x, 1)
+    kind, (rows, n, inner) = wide(x.dtype), _cut(x, 1)
     target = xp.ascontiguousarray(target, "int64")
     keep = None if keep is None else xp.ascontiguousarray(keep, bool)
     weight = None if weight is None else xp.array(weight, kind, order="C")  # its owner may write to it before backward
@@ -176,7 +224,7 @@ def _entropy(
 def _entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     scale, target, keep, weight, weights, tops, sums, mass, smoothing = residual
     x = xp.ascontiguousarray(saved[0])
-    dx, (rows, n, inner) = xp.ndarray(x.shape, x.dtype), cut(x, 1)
+    dx, (rows, n, inner) = xp.ndarray(x.shape, x.dtype), _cut(x, 1)
     name, blocks = ("entropy_backward_across", -(-rows // THREADS)) if inner > 1 else ("entropy_backward_along", rows)
     arrays = (
         x,

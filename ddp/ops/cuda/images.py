@@ -1,21 +1,31 @@
-"""Ops on images as a GPU takes them: what lies with channels last is taken so, and what comes out of it lies so, too.
+"""Ops without kernels of their own on a GPU: results lie in memory as their operands do, channels last among them.
 
-Each pair chooses by how its input lies. What has no kernel of its own for that goes the general way, and is laid out
-anew behind it, so that the next layer finds the format that its input had.
+Convolutions are cuDNN's. Everything else is computed by the array module's functions: elementwise ops on views in the
+order of memory; other ops on images copy their results, so that the next layer finds the format that its input had.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops import averages, conv, frames, norm_channels, pool, resize
+from ddp.ops import (
+    activation,
+    averages,
+    choice,
+    conv,
+    elementwise,
+    frames,
+    joins,
+    norm_channels,
+    piecewise,
+    pool,
+    resize,
+    shape,
+)
 from ddp.ops._op import BFLOAT16, Array, Gradients, Needs, Op, Saved
-from ddp.ops.cuda import channels, convolving, planes, planes_back, pooling, windows
-from ddp.ops.cuda._source import wide
-from ddp.ops.cuda.planes_walk import Planes
-from ddp.ops.formats import laid, prefers_channels_last
-from ddp.ops.norm_rows import kind_of
-from ddp.ops.windows import Pair, Walk
+from ddp.ops.cuda import convolving
+from ddp.ops.formats import laid, order_of, prefers_channels_last
 
 conv.conv2d.launches(convolving.conv2d, convolving.conv2d_backward, native=True)
 conv.conv_transpose2d.launches(convolving.conv_transpose2d, convolving.conv_transpose2d_backward, native=True)
@@ -26,180 +36,14 @@ def _general(op: Op, dtype: Any) -> Any:
     return op.widened if dtype is BFLOAT16 else op
 
 
-def _max_pool2d(xp: Any, x: Array, walk: Walk) -> tuple[Array, Any]:
-    if not windows.SOURCE.takes(x.dtype):  # integers, of which there are few
-        return pool._max_pool2d(xp, x, walk)
-    last = prefers_channels_last(x)
-    out, which, _ = (pooling if last else windows).max_pool(xp, x, walk, False)
-    return out, (which, walk, last)
-
-
-def _max_pool2d_with_indices(xp: Any, x: Array, walk: Walk) -> tuple[tuple[Array, Array], Any]:
-    if not windows.SOURCE.takes(x.dtype):
-        return pool._max_pool2d_with_indices(xp, x, walk)
-    last = prefers_channels_last(x)
-    out, which, where = (pooling if last else windows).max_pool(xp, x, walk, True)
-    assert where is not None
-    return (out, where), (which, walk, last)
-
-
-def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    which, walk, last = residual
-    g = laid(xp, g, last)
-    return ((pooling if last else windows).max_pool_backward(xp, g, which, walk),)
-
-
-def _max_pool2d_with_indices_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return _max_pool2d_backward(xp, g[0], needs, saved, residual)
-
-
-pool.max_pool2d.launches(_max_pool2d, _max_pool2d_backward, native=True, saves=())
-pool.max_pool2d_with_indices.launches(_max_pool2d_with_indices, _max_pool2d_with_indices_backward, native=True)
-
-
-def _avg_pool2d(
-    xp: Any, x: Array, walk: Walk, count_include_pad: bool, divisor_override: int | None
-) -> tuple[Array, Any]:
-    if not prefers_channels_last(x) or not pooling.SOURCE.takes(x.dtype):
-        op = _general(averages.avg_pool2d, x.dtype)
-        how = {"count_include_pad": count_include_pad, "divisor_override": divisor_override}
-        out, residual = op.forward(xp, x, walk=walk, **how)
-        return out, (op, residual)
-    out = pooling.avg_pool(xp, x, walk, count_include_pad, divisor_override)
-    return out, (None, (walk, count_include_pad, divisor_override))
-
-
-def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    op, inner = residual
-    if op is not None:
-        found: Gradients = op.backward(xp, g, needs, saved, inner)
-        return found
-    return (pooling.avg_pool_backward(xp, laid(xp, g, True), *inner),)
-
-
-def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> tuple[Array, Any]:
-    if not prefers_channels_last(x) or not pooling.SOURCE.takes(x.dtype):
-        op = _general(averages.adaptive_avg_pool2d, x.dtype)
-        out, residual = op.forward(xp, x, size=size)
-        return out, (op, residual)
-    return pooling.adaptive_avg_pool(xp, x, size), (None, x.shape[2:])
-
-
-def _adaptive_avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    op, inner = residual
-    if op is not None:
-        found: Gradients = op.backward(xp, g, needs, saved, inner)
-        return found
-    return (pooling.adaptive_avg_pool_backward(xp, laid(xp, g, True), inner),)
-
-
-averages.avg_pool2d.launches(_avg_pool2d, _avg_pool2d_backward, native=True)
-averages.adaptive_avg_pool2d.launches(_adaptive_avg_pool2d, _adaptive_avg_pool2d_backward, native=True)
-
-
-def _rows(x: Array) -> Array | None:
-    """x as an image with channels last, if it lies so; a matrix (N, C) does."""
-    if x.ndim == 2 and x.flags.c_contiguous:
-        return x[:, :, None, None]
-    return x if prefers_channels_last(x) else None
-
-
-def _in_format(xp: Any, out: Array, x: Array) -> Array:
-    return laid(xp, out, True) if prefers_channels_last(x) else out
-
-
-def _in_order(x: Array) -> bool:
-    """Whether there are kernels for x as it lies in the order of its axes."""
-    return bool(x.size) and planes.SOURCE.takes(x.dtype)
-
-
-def _batch_norm(
-    xp: Any, x: Array, w: Array | None, b: Array | None, eps: float, tell: Any, layout: Any = None
-) -> tuple[Array, Any]:
-    if layout is not None or not _in_order(x):
-        op = _general(norm_channels.batch_norm, x.dtype)
-        out, residual = op.forward(xp, x, w, b, eps=eps, tell=tell, layout=layout)
-        return _in_format(xp, out, x), (op, residual, prefers_channels_last(x))
-    kind, rows = wide(x.dtype), _rows(x)
-    moved = getattr(tell, "arrays", lambda kind: None)(kind)
-    moves = () if moved is None else moved
-    if rows is None:
-        x = xp.ascontiguousarray(x)
-        at = Planes(x)
-        mean, var, rstd = planes.statistics(xp, x, at, eps, *moves)
-        out = planes.normalized(xp, x, at, mean, rstd, w, b)
-    else:
-        mean, var, rstd = channels.statistics(xp, rows, eps, *moves)
-        out = channels.normalized(xp, rows, mean, rstd, w, b).reshape(x.shape)
-    if moved is not None:
-        tell.written()
-    elif tell is not None:
-        tell(mean, var, x.size // x.shape[1])
-    return out, (None, (mean, rstd, kind_of(x, w, b), False), 0 if rows is None else None)
-
-
-def _channel_affine(
-    xp: Any, x: Array, w: Array | None, b: Array | None, mean: Array, var: Array, eps: float
-) -> tuple[Array, Any]:
-    if not _in_order(x):
-        op = _general(norm_channels.channel_affine, x.dtype)
-        if op is not norm_channels.channel_affine:
-            mean, var = mean.astype("float32", copy=False), var.astype("float32", copy=False)
-        out, residual = op.forward(xp, x, w, b, mean=mean, var=var, eps=eps)
-        return _in_format(xp, out, x), (op, residual, prefers_channels_last(x))
-    mean, rstd = planes.given(xp, x.dtype, mean, var, eps)
-    rows = _rows(x)
-    if rows is None:
-        x = xp.ascontiguousarray(x)
-        out = planes.normalized(xp, x, Planes(x), mean, rstd, w, b)
-    else:
-        out = channels.normalized(xp, rows, mean, rstd, w, b).reshape(x.shape)
-    return out, (None, (mean, rstd, kind_of(x, w, b), True), 0 if rows is None else None)
-
-
-def _group_norm(
-    xp: Any, x: Array, w: Array | None, b: Array | None, groups: int, eps: float, tell: Any = None
-) -> tuple[Array, Any]:
-    last = prefers_channels_last(x)
-    if not _in_order(x):
-        op = _general(norm_channels.group_norm, x.dtype)
-        out, residual = op.forward(xp, x, w, b, groups=groups, eps=eps, tell=tell)
-        return _in_format(xp, out, x), (op, residual, last)
-    x = xp.ascontiguousarray(x)
-    at = Planes(x, groups)
-    mean, var, rstd = planes.statistics(xp, x, at, eps)
-    if tell is not None:
-        tell(mean.reshape(-1, groups), var.reshape(-1, groups), at.count)
-    out = planes.normalized(xp, x, at, mean, rstd, w, b)
-    return laid(xp, out, True) if last else out, (None, (mean, rstd, kind_of(x, w, b), False), groups)
-
-
-def _norm_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None, None, None)
-) -> Gradients:
-    # groups: None where channels lie last, 0 where all samples have one statistic
-    op, inner, groups = residual
-    if op is not None:
-        dx, dw, db = op.backward(xp, g, needs, saved, inner)
-        return laid(xp, dx, True) if groups and dx is not None else dx, dw, db
-    w, x = saved
-    mean, rstd, kind, fixed = inner
-    shape = g.shape
-    if groups is not None:
-        last = x is not None and prefers_channels_last(x)
-        g, x = xp.ascontiguousarray(g), None if x is None else xp.ascontiguousarray(x)
-        at = Planes(g, groups)
-        dx, dw, db = planes_back.gradients(xp, g, x, at, mean, rstd, w, needs, fixed, kind, outs)
-        return laid(xp, dx, True) if last and dx is not None else dx, dw, db
-    g = laid(xp, g if g.ndim == 4 else g[:, :, None, None], True)
-    images = None if x is None else laid(xp, x if x.ndim == 4 else x[:, :, None, None], True)
-    dx, dw, db = channels.gradients(xp, g, images, mean, rstd, w, needs, fixed)
-    found = [None if d is None else d.astype(kind, copy=False) for d in (dw, db)]
-    return None if dx is None else dx.reshape(shape), *found
+def _in_format(xp: Any, out: Any, x: Array) -> Any:
+    if not prefers_channels_last(x):
+        return out
+    return tuple([laid(xp, each, True) for each in out]) if isinstance(out, tuple) else laid(xp, out, True)
 
 
 def _keeping(op: Op) -> None:
-    """Has an op, which goes the general way, give what lies as its images do."""
+    """The op by the array module's functions, with results and gradients laid out as the images are."""
 
     def forward(xp: Any, x: Array, *others: Any, **how: Any) -> tuple[Array, Any]:
         run = op if op.native else _general(op, x.dtype)
@@ -216,9 +60,66 @@ def _keeping(op: Op) -> None:
     op.launches(forward, backward, native=True)
 
 
-for _op in (frames.pad, resize.interpolate):
+_POOLS = pool.max_pool2d, pool.max_pool2d_with_indices, averages.avg_pool2d, averages.adaptive_avg_pool2d
+_NORMS = norm_channels.batch_norm, norm_channels.channel_affine, norm_channels.group_norm
+for _op in (frames.pad, resize.interpolate, *_POOLS, *_NORMS):
     _keeping(_op)
 
-norm_channels.batch_norm.launches(_batch_norm, _norm_backward, native=True, into="adding")
-norm_channels.channel_affine.launches(_channel_affine, _norm_backward, native=True, into="adding")
-norm_channels.group_norm.launches(_group_norm, _norm_backward, native=True, into="adding")
+
+def _in_any_order(op: Op) -> None:
+    """The elementwise op by the array module's functions, with results that lie in memory as the operands do.
+
+    CuPy's own results lie in the order of their axes: so it is given views whose axes are in the order of memory.
+    """
+
+    def forward(xp: Any, *inputs: Any, **how: Any) -> tuple[Array, Any]:
+        arrays = [x for x in inputs if getattr(x, "ndim", 0)]
+        run = op.widened if not op.native and any(x.dtype is BFLOAT16 for x in arrays) else op
+        order = _order(arrays)
+        if order is None:
+            out, residual = run.forward(xp, *inputs, **how)
+            return out, (run, residual, None)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        out, residual = run.forward(xp, *[_turned(x, order) for x in inputs], **how)
+        return out.transpose(back), (run, residual, (order, back))
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        run, inner, orders = residual
+        if orders is None:
+            found: Gradients = run.backward(xp, g, needs, saved, inner)
+            return found
+        order, back = orders
+        g, *saved = (_turned(x, order) for x in (g, *saved))
+        return [_turned(dx, back) for dx in run.backward(xp, g, needs, saved, inner)]
+
+    op.launches(forward, backward, native=True)
+
+
+def _order(arrays: Sequence[Array]) -> tuple[int, ...] | None:
+    """The axes of the first floating array in the order of memory; None where they are, or where ranks differ."""
+    first = next((x for x in arrays if x.dtype.kind in "fV"), None)
+    if first is None or first.flags.c_contiguous or any(x.ndim != first.ndim for x in arrays):
+        return None
+    order = order_of(first)
+    return order if first.transpose(order).flags.c_contiguous else None
+
+
+def _turned(x: Any, axes: Sequence[int]) -> Any:
+    return x.transpose(axes) if getattr(x, "ndim", 0) else x
+
+
+for _op in (
+    *(getattr(elementwise, name) for name in ("add", "sub", "mul", "div", "neg", "abs", "square")),
+    *(getattr(choice, name) for name in ("maximum", "minimum", "where", "clamp")),
+    *(getattr(piecewise, name) for name in ("relu", "leaky_relu", "hardtanh", "hardsigmoid", "hardswish")),
+    *(getattr(activation, name) for name in ("sigmoid", "tanh", "silu", "mish", "softplus", "gelu", "elu")),
+):
+    _in_any_order(_op)
+
+# What moves numbers computes nothing with them: bfloat16 need not be widened on the way back.
+for _op in (
+    *(elementwise.cast, elementwise.clone, elementwise.transfer),
+    *(shape.reshape, shape.permute, shape.split, shape.unbind),
+    *(joins.cat, joins.stack, joins.flip, joins.roll, joins.tril, joins.triu),
+):
+    _op.launches(_op.forward, _op.backward, native=True, into=_op.into)

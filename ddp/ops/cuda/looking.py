@@ -1,4 +1,4 @@
-"""Rows of a table, looked up and added up again: in float32, in the order of the lookups, the same digits in every run.
+"""The gradient of a table: lookups added up in float32, in their order, with the same digits in every run.
 
 The table's rows are dealt out to blocks, and its columns. A block looks through all the indices for those of its rows,
 sorts these by row and place in shared memory, and adds up what belongs to each row: nobody else writes there. So the
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp.ops._op import Array
-from ddp.ops.cuda._source import THREADS, Source
+from ddp.ops.cuda._source import Source
 from ddp.ops.cuda.packs import PACKS
 
 # Blocks have the rows whose last bits are theirs. room: how many lookups a block sorts at once; a sum of more than
@@ -20,23 +20,6 @@ SOURCE = Source(
     "looking",
     PACKS
     + """
-template <int V> __device__ void take(const T* w, const Index* where, T* out, Index n, Index width, Index lanes) {
-    if (lanes > blockDim.x) lanes = blockDim.x;
-    int lines = blockDim.x / lanes, lane = threadIdx.x % lanes, line = threadIdx.x / lanes;
-    if (line >= lines) return;
-    for (Index row = (Index)blockIdx.x * lines + line; row < n; row += (Index)gridDim.x * lines) {
-        const T* from = w + where[row] * width;
-        T* to = out + row * width;
-        for (Index k = lane; k < width / V; k += lanes) *(Pack<T, V>*)(to + k * V) = *(const Pack<T, V>*)(from + k * V);
-    }
-}
-
-extern "C" __global__ void take_rows(const T* w, const Index* where, T* out, Index n, Index width, Index lanes) {
-    constexpr int V = WIDEST;
-    if (width % V == 0 && fits<T, V>(w) && fits<T, V>(out)) take<V>(w, where, out, n, width, lanes);
-    else take<1>(w, where, out, n, width, lanes);
-}
-
 extern "C" __global__ void count_rows(const Index* where, int* counts, Index n) {
     FOR_EACH(i, n) atomicAdd(counts + where[i], 1);
 }
@@ -143,23 +126,12 @@ _BLOCKS = 1024  # at most: they look through all indices
 _LANES = 64  # threads at most that add up a row together
 
 
-def _lanes(x: Array, width: int, most: int) -> tuple[int, int]:
+def _lanes(x: Array, width: int) -> tuple[int, int]:
     """How many threads share a row, a power of two, and how many times they go through it."""
     pack = 16 // x.itemsize
     packs = width // pack if width % pack == 0 else width
-    lanes = min(most, 1 << max(0, packs - 1).bit_length())
+    lanes = min(_LANES, 1 << max(0, packs - 1).bit_length())
     return lanes, max(1, -(-packs // lanes))
-
-
-def take_rows(xp: Any, w: Array, where: Array) -> Array:
-    """w[where]. w: (V, D); where: any shape, 0 <= where < V."""
-    width = w.shape[1]
-    out = xp.empty((*where.shape, width), w.dtype)
-    lanes, _ = _lanes(w, width, THREADS)
-    arrays = xp.ascontiguousarray(w), xp.ascontiguousarray(where, "int64"), out
-    blocks = -(-where.size // (THREADS // lanes)) if width else 0
-    SOURCE.rows(xp, "take_rows", w.dtype, blocks, *arrays, where.size, width, lanes)
-    return out
 
 
 def takes(g: Array, size: int) -> bool:
@@ -179,7 +151,7 @@ def add_rows(
     if by_frequency:
         counts = xp.zeros(length, "int32")
         SOURCE.over(xp, "count_rows", g.dtype, n, where, counts, n)
-    lanes, tiles = _lanes(g, width, _LANES)
+    lanes, tiles = _lanes(g, width)
     shift = max(1, min(max(1, _BLOCKS // tiles), length)).bit_length() - 1
     numbers = n, length, width, lanes, tiles, shift, ROOM, -1 if skipped is None else skipped, onto
     blocks = (1 << shift) * tiles if out.size else 0

@@ -5,32 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._engine.leaves import Onto
-from ddp.ops import attention, lookup, noise, norm_rows, patches, probability
+from ddp.ops import attention, lookup, noise, norm_rows
 from ddp.ops._op import Array, Gradients, Needs, Saved, as_rows
-from ddp.ops.cuda import attending, choosing, dropping, looking, rows, windows
+from ddp.ops.cuda import attending, dropping, looking, rows
 from ddp.ops.cuda import entropy as _entropy  # noqa: F401  # it gives cross entropy its kernels
-
-
-def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
-    return choosing.softmax(xp, x, dim), dim
-
-
-def _softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    return (choosing.softmax_backward(xp, g, saved[0], dim),)
-
-
-probability.softmax.launches(_softmax, _softmax_backward, native=True)
-
-
-def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
-    return choosing.softmax(xp, x, dim, "log_softmax"), dim
-
-
-def _log_softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    return (choosing.softmax_backward(xp, g, saved[0], dim, "log_softmax"),)
-
-
-probability.log_softmax.launches(_log_softmax, _log_softmax_backward, native=True)
 
 
 def _dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any) -> tuple[Array, Any]:
@@ -83,8 +61,7 @@ attention.attention.launches(attending.attention, attending.attention_backward, 
 
 
 def _embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency: bool) -> tuple[Array, Any]:
-    out = looking.take_rows(xp, w, index) if looking.SOURCE.takes(w.dtype) else xp.take(w, index, axis=0)
-    return out, (w.shape, index, padding, by_frequency)
+    return xp.take(w, index, axis=0), (w.shape, index, padding, by_frequency)
 
 
 def _embedding_backward(
@@ -103,33 +80,3 @@ def _embedding_backward(
 
 
 lookup.embedding.launches(_embedding, _embedding_backward, native=True, into="adding")
-
-
-def _unfold(xp: Any, x: Array, walk: Any) -> Array:
-    return windows.to_columns(xp, x, walk)[:, 0]
-
-
-def _fold(xp: Any, columns: Array, walk: Any) -> Array:
-    dx = xp.empty((columns.shape[0], columns.shape[1] // walk.elements, *walk.image), columns.dtype)
-    windows.from_columns(xp, columns, walk, dx)
-    return dx
-
-
-def _im2col(xp: Any, x: Array, walk: Any) -> tuple[Array, Any]:
-    return _unfold(xp, x, walk), walk
-
-
-def _im2col_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: Any) -> Gradients:
-    return (_fold(xp, g, walk),)
-
-
-def _col2im(xp: Any, x: Array, walk: Any) -> tuple[Array, Any]:
-    return _fold(xp, x, walk), walk
-
-
-def _col2im_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: Any) -> Gradients:
-    return (_unfold(xp, g, walk),)
-
-
-patches.im2col.launches(_im2col, _im2col_backward, native=True)
-patches.col2im.launches(_col2im, _col2im_backward, native=True)

@@ -15,7 +15,8 @@ import numpy as np
 
 from ddp._engine.leaves import Onto
 from ddp.errors import DtypeError
-from ddp.ops._op import Array, Gradients, Needs, Saved, total
+from ddp.ops._op import BFLOAT16, Array, Gradients, Needs, Saved, total
+from ddp.ops.activation import gelu
 from ddp.ops.cuda._source import FLOATING, Source, flat
 
 door: Any = None  # ddp._gpu.gemm, imported with the first product on a GPU
@@ -211,10 +212,8 @@ def _activated(
     before = _affine(xp, x, w, b)
     if relu:
         return xp.maximum(before, 0, out=before), None, n, False
-    from ddp.ops.cuda import curves  # it lies beside this
-
-    curves.SOURCE.over(xp, "gelu_tanh", x.dtype, before.size, before, out, None, before.size)
-    return out, before, n, False
+    run = gelu.widened if x.dtype is BFLOAT16 else gelu
+    return run.forward(xp, before, tanh=True, slope=False)[0], before, n, False
 
 
 def _slope(xp: Any, g: Array, z: Array, kept: Array | None, lead: int, activation: str) -> Array:

@@ -37,10 +37,6 @@ _DTYPES = {
     "Index": "int64",
     "bool": "bool",
     "int": "int32",
-    "signed char": "int8",
-    "unsigned char": "uint8",
-    "short": "int16",
-    "long long": "int64",
 }
 
 
@@ -181,12 +177,8 @@ class RawKernel:
             pointee = self._names.get(pointee, pointee)
             assert isinstance(value, np.ndarray), where
             assert value.dtype == _DTYPES[pointee], f"{where}: {value.dtype}"
-            # A plan holds the strides.
-            assert value.flags.c_contiguous or "Plan" in self._kinds, where
+            assert value.flags.c_contiguous, where
             return ctypes.c_void_p(value.ctypes.data)
-        if kind == "Plan":
-            assert value.dtype == np.int64, where
-            return ctypes.create_string_buffer(value.tobytes())
         if kind == "double":
             assert type(value) is np.float64, where
             return ctypes.c_double(value)

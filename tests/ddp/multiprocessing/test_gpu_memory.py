@@ -16,6 +16,7 @@ from ddp._gpu import memory as sources
 from ddp.errors import SharingError
 from tests.ddp.multiprocessing import gpu_children
 from tests.ddp.multiprocessing.counting import all_descriptors
+from tests.gpu import simulated
 from tests.gpu.between import Between
 
 
@@ -120,7 +121,7 @@ class TestProcesses:
 class TestOrder:
     """In one process that takes itself for two."""
 
-    @pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(10)], indirect=True)
+    @pytest.mark.parametrize("gpu", simulated(10), indirect=True)
     def test_their_stream_goes_on_after_ours(self, between: Between, gpu: Any) -> None:
         xp = gpu.cupy
         mine, other = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
@@ -136,7 +137,7 @@ class TestOrder:
             assert got.data.ptr != array.data.ptr
         del got, given
 
-    @pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(10)], indirect=True)
+    @pytest.mark.parametrize("gpu", simulated(10), indirect=True)
     def test_at_home_too(self, between: Between, gpu: Any) -> None:
         xp = gpu.cupy
         with xp.cuda.Stream(non_blocking=True):
@@ -150,7 +151,7 @@ class TestOrder:
         assert "open" not in between.calls, "CUDA refuses to open a handle where it was made"
         del got, given
 
-    @pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(10)], indirect=True)
+    @pytest.mark.parametrize("gpu", simulated(10), indirect=True)
     def test_the_sender_keeps_it_until_their_kernels_are_done(self, between: Between, gpu: Any) -> None:
         xp = gpu.cupy
         other = xp.cuda.Stream(non_blocking=True)

@@ -14,6 +14,7 @@ from ddp._tensor.base import wrap
 from ddp.data.loading import DataLoader, _pinning
 from ddp.data.loading._pinning import Ferry
 from tests.ddp.data.loading.samples import Mixed, Squares
+from tests.gpu import simulated
 
 
 class Source:
@@ -60,7 +61,7 @@ def test_the_next_batch_is_copied_while_this_one_is_computed_on(gpu: Any) -> Non
     ]
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(30)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(30), indirect=True)
 def test_in_any_order(gpu: Any) -> None:
     """Steps that are slow or fast, buffers that are written to again, memory that is used again."""
     sums = []
@@ -72,7 +73,7 @@ def test_in_any_order(gpu: Any) -> None:
     assert [each.value() for each in sums] == [[2.0 * k + 1] * 100 for k in range(8)]
 
 
-@pytest.mark.parametrize("gpu", [("simulated", seed) for seed in range(10)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(10), indirect=True)
 def test_a_pass_that_is_left_early(gpu: Any) -> None:
     """The batch that nobody takes is on its way yet when its memory is let go."""
     ferry = Ferry(Source(8), device("cuda"))
