@@ -162,7 +162,7 @@ passed = cuda.Cuda.passed
     ("edge", "nccl"),
     [(edge, FakeLibrary()) for edge in ("enter", "leave", "room", "hold")]
     + [(edge, None) for edge in ("enter", "leave", "room", "hold", "down", "up", "stream", "_down", "_up")]
-    + [(edge, AWARE) for edge in ("enter", "leave", "room", "hold", "_exchange")],
+    + [(edge, AWARE) for edge in ("enter", "leave", "room", "_exchange")],
     ids=lambda value: {None: "staged", AWARE: "direct"}.get(value, value if isinstance(value, str) else "nccl"),
 )
 def test_a_missing_edge_is_found(
