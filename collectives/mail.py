@@ -189,8 +189,8 @@ class Mail:
     def _not_in_helper(self, call: Call[Any]) -> None:
         if self._helper is not None and threading.current_thread() is self._helper:
             raise CollectivesError(
-                f"rank {self._transport.rank}: {call} is waited for in a done callback, which runs in the thread that "
-                "drives it: give it async_op=True, and wait for it elsewhere"
+                f"rank {self._transport.rank}: {call.name} ({call.site}) is waited for in a done callback, which runs "
+                "in the thread that drives it: give it async_op=True, and wait for it elsewhere"
             )
 
     def _help(self) -> None:

@@ -103,13 +103,13 @@ class CallQueue:
             with self._changed:
                 inline = self._taken_over(call)
                 if not inline:
+                    self._not_in_helper(call)  # before it is counted
                     self._enter(call)
                     inline = not self._busy and not self._queue
                     self._enlist(call, STARTED if inline else QUEUED)
                 if inline:
                     self._busy = True
                 else:
-                    self._not_in_helper(call)
                     self._enqueue(call)
             if inline:
                 return self.drive(call)
@@ -148,8 +148,8 @@ class CallQueue:
     def _not_in_helper(self, call: Call[Any]) -> None:
         if threading.current_thread() is self._helper:
             raise CollectivesError(
-                f"rank {self._transport.rank}: {call} is waited for in a done callback, which runs in the thread that "
-                "has to carry it out: give it async_op=True, and wait for it elsewhere"
+                f"rank {self._transport.rank}: {call.name} ({call.site}) is waited for in a done callback, which runs "
+                "in the thread that has to carry it out: give it async_op=True, and wait for it elsewhere"
             )
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from collectives.world import APART
 from launcher.job import UsageError
 
 MPICH = "mpich"
@@ -24,8 +25,8 @@ _ASKED = {
 _LIBRARIES = {"12": MPICH, "20": OPENMPI, "40": OPENMPI, "80": OPENMPI}
 # An outer engine's word about its own rank must not be taken for the inner one's.
 _FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
-# Nor that of torchrun and its kin.
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+# Nor that of torchrun and its kin, nor the place of a rank that has started ddp-launch: its job is a world of its own.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", APART)
 
 
 def find(asked: str, environ: Mapping[str, str] = os.environ, executable: str = sys.executable) -> tuple[str, str]:
@@ -137,7 +138,7 @@ def without_foreign(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what torchrun, or another launcher of its kind, says of a rank of its own."""
+    """The environment without what torchrun or its kin say of a rank of their own, or such a rank of itself."""
     return {name: value for name, value in environ.items() if name not in _TORCHRUN}
 
 

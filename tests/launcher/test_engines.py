@@ -111,9 +111,10 @@ def test_a_world_of_one_has_no_engine() -> None:
 @pytest.mark.parametrize(
     "engine", [Alone(), Hydra("/m/mpiexec", 2), OpenMPI("/m/mpiexec", 2), Srun("/s/srun", "pmi2", 2)]
 )
-def test_a_rank_of_torchrun_may_start_a_job_of_its_own(engine: Engine) -> None:
+def test_a_rank_may_start_a_job_of_its_own(engine: Engine) -> None:
     of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "HOME": "/h"}
-    assert engine.environment(of_torchrun, "/tmp/x") == engine.environment({"HOME": "/h"}, "/tmp/x")
+    inherited = {**of_torchrun, "DDP_APART": "1 2 1 2 0 4711"}
+    assert engine.environment(inherited, "/tmp/x") == engine.environment({"HOME": "/h"}, "/tmp/x")
 
 
 @pytest.mark.parametrize("kind", [Hydra, OpenMPI])

@@ -58,14 +58,17 @@ class LifeContract:
     def test_a_done_callback_may_start_calls_and_not_wait_for_them(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             started: queue.SimpleQueue[object] = queue.SimpleQueue()
+            counts: queue.SimpleQueue[int] = queue.SimpleQueue()
 
             def start_next(work: Work[object]) -> None:
+                begun = comm.queue.started
                 following = comm.all_reduce(np.ones(1), async_op=True)
                 for wait in (following.wait, comm.barrier):
                     try:
                         wait()
                     except CollectivesError as error:
                         started.put(error)
+                counts.put(comm.queue.started - begun)
                 started.put(following)
 
             gate = comm.all_reduce(np.ones(1), scale=lambda: float(go.wait(20)), async_op=True)
@@ -76,6 +79,7 @@ class LifeContract:
                 assert "is waited for in a done callback" in str(error)
             following = started.get(timeout=20)
             assert isinstance(following, Work)
+            assert counts.get(timeout=20) == 1  # what was refused is none: the others would wait for it
             assert following.wait() == comm.size
             assert comm.all_reduce(np.ones(1)) == comm.size
 
