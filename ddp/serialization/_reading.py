@@ -187,7 +187,7 @@ class Reader:
                 return items if kind == "list" else tuple(items)
             if kind == "dict" and isinstance(inner, list) and all(map(_is_pair, inner)):
                 return {key: self._built(each, tensors, arrays) for key, each in inner}
-            if kind == "set" and isinstance(inner, list) and all(isinstance(each, str) for each in inner):
+            if kind == "set" and isinstance(inner, list) and all(isinstance(each, SCALARS) for each in inner):
                 return set(inner)
             if kind == "function" and isinstance(inner, str):
                 return self._global(inner, FunctionType)

@@ -30,7 +30,10 @@ class Writer:
             for name, tensor in obj.items():
                 self._add(name, tensor._array, tensor.device)
         else:
-            metadata["structure"] = json.dumps(self._described(obj, (), "obj"))
+            try:
+                metadata["structure"] = json.dumps(self._described(obj, (), "obj"))
+            except RecursionError:
+                raise ArgumentError("save: obj is nested too deep, or a part of it holds the whole") from None
         if self._tied:
             metadata["tied"] = json.dumps(self._tied)
         self._layout = lay_out(self._arrays, metadata)
@@ -72,7 +75,7 @@ class Writer:
         )
 
     def _described_parts(self, attributes: dict[str, Any], path: tuple[str, ...], where: str) -> Any:
-        """A module's attributes: what `_described` takes, and parameters, sets of names and functions."""
+        """A module's attributes: what `_described` takes, and parameters, sets of JSON values and functions."""
         found = []
         for name, value in attributes.items():
             if name == "_parameters":
@@ -80,9 +83,14 @@ class Writer:
                 found.append([name, {"parameters": [self._described(value, path, where), flags]}])
             elif name in ("_buffers", "_modules"):
                 found.append([name, self._described(value, path, where)])
-            elif isinstance(value, set):
-                found.append([name, {"set": sorted(value)}])
+            elif isinstance(value, set) and all(isinstance(each, SCALARS) for each in value):
+                found.append([name, {"set": sorted(value, key=repr)}])
             elif isinstance(value, FunctionType):
+                if "<" in value.__qualname__:  # others may have the same name
+                    raise ArgumentError(
+                        f"save: {where}.{name} is {value.__qualname__}, which a file cannot name: expected a function "
+                        "that is defined in a module"
+                    )
                 found.append([name, {"function": reference(value)}])
             else:
                 found.append([name, self._described(value, (*path, name), f"{where}.{name}")])

@@ -423,3 +423,23 @@ def test_a_model_with_hooks_is_told_of() -> None:
     net.register_forward_hook(lambda *_: None)
     with pytest.raises(ArgumentError, match=r"obj\._hooks_ is of type HookLists"):
         ddp.save(net, io.BytesIO())
+
+
+def test_sets_of_a_model() -> None:
+    layer: Any = nn.Identity()
+    layer.kept = {"head", 2, None}
+    assert ddp.load(saved(layer)).kept == {"head", 2, None}
+
+
+def test_a_function_whose_name_others_have_is_not_saved() -> None:
+    layer: Any = nn.Identity()
+    layer.first, layer.second = lambda x: x, lambda x: 2 * x  # both would come back as one
+    with pytest.raises(ArgumentError, match=r"obj\.first is .*<lambda>, which a file cannot name"):
+        ddp.save(layer, io.BytesIO())
+
+
+def test_a_model_that_holds_itself_is_told_of() -> None:
+    layer: Any = nn.Identity()
+    layer.parts = {"whole": layer}
+    with pytest.raises(ArgumentError, match="a part of it holds the whole"):
+        ddp.save(layer, io.BytesIO())
