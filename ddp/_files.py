@@ -70,7 +70,9 @@ def open_stream(path: Path) -> int | None:
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Opens a binary file whose content takes the place of the file at `path` when the block ends without an error.
 
-    Behind a symbolic link, the file is replaced and the link stays. A device, pipe or terminal is written to directly.
+    Behind a symbolic link, the file is replaced and the link stays; the file's permissions stay, too. A device, pipe or
+    terminal is written to directly.
+
     Raises: OSError, naming `path`, as `open_stream` does, or if its folder takes no new file.
     """
     stream = open_stream(path)
@@ -78,6 +80,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         with open(stream, "wb") as file:
             yield file
         return
+    if not os.fspath(path):  # whose real path is the current folder
+        raise FileNotFoundError(errno.ENOENT, "Expected the path of a file", "")
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
@@ -88,6 +92,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         raise OSError(error.errno, reason, os.fspath(path)) from None
     try:
         with new as file:
+            with contextlib.suppress(OSError):  # there is none yet, or the file system has no permissions
+                os.fchmod(file.fileno(), os.stat(target).st_mode & 0o777)
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -161,3 +161,18 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         fail()
     assert path.read_bytes() == b"new\n"
     assert sorted(os.listdir(tmp_path)) == ["link", "x"]
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "private"
+    path.touch(0o600)
+    with atomic_write(path) as file:
+        file.write(b"new")
+    assert (path.stat().st_mode & 0o777, path.read_bytes()) == (0o600, b"new")
+
+
+def test_an_empty_path_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(FileNotFoundError, match="Expected the path of a file: ''"), atomic_write(""):
+        pytest.fail("a file beside the current folder is open")
