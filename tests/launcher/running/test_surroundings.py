@@ -79,6 +79,7 @@ def as_nobody(processes: int) -> list[str]:
     return ["setpriv", "--reuid", user, "--regid", user, *rights, "prlimit", f"--nproc={processes}"]
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("around", "ranks", "says"),
     [
@@ -110,7 +111,7 @@ def test_a_machine_on_which_no_rank_can_run(
 ) -> None:
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     if subprocess.run([*around, "true"], capture_output=True, env={"PATH": path}).returncode != 0:
-        pytest.skip("it takes root, and ip, to make one like that")
+        pytest.skip("it takes unshare and ip to make one like that")
     files = tmp_path / "files"
     files.mkdir()
     done = run_job([*around, *LAUNCH, "-n", str(ranks), "-m", "this"], LIMIT, env={"TMPDIR": str(files), "PATH": path})
