@@ -322,9 +322,9 @@ class Slow:
         return getattr(os, name)
 
     def fsync(self, fd):
-        time.sleep(2.5)
+        time.sleep(3.5)
 
-comm = collectives.init(timeout=60).split(0, timeout=2.0)
+comm = collectives.init(timeout=60).split(0, timeout=3.0)
 if comm.rank == 1:
     _disk.os = Slow()
 store = Store(sys.argv[1], comm)
@@ -359,7 +359,7 @@ def test_the_launcher_takes_a_slow_disk_for_no_hang(
 ) -> None:
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
-    launch = [sys.executable, "-m", "launcher", "-n", "2", "--hang-timeout", "2"]
+    launch = [sys.executable, "-m", "launcher", "-n", "2", "--hang-timeout", "3"]
     done = run_job([*launch, str(script), str(tmp_path / "runs")])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 1") == 2

@@ -160,10 +160,10 @@ def test_no_thread_is_left_behind() -> None:
 SCRIPT = """
 import sys, time
 import collectives, ddp
-comm = collectives.init(timeout=2)
+comm = collectives.init(timeout=4)
 with ddp.data.rank0_first():
     if comm.rank == 0:
-        time.sleep(3)
+        time.sleep(6)
         if "fail" in sys.argv:
             raise OSError("the disk is full")
     print(comm.rank, time.monotonic(), flush=True)
@@ -173,7 +173,7 @@ with ddp.data.rank0_first():
 @pytest.mark.mpi
 def test_under_the_launcher_it_neither_times_out_nor_hangs(start_job: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
-    options = ["-n", "2", "--hang-timeout", "2"]
+    options = ["-n", "2", "--hang-timeout", "5"]
     jobs = [start_job([*LAUNCH, *options, str(tmp_path / "job.py"), *more]) for more in ([], ["fail"])]
     done: list[subprocess.CompletedProcess[str]] = [job.wait(timeout=40) for job in jobs]
     assert done[0].returncode == 0, done[0].stderr
