@@ -63,11 +63,17 @@ LAUNCHER_SEES = (
     "collectives.flight.report",
 )
 HEAVY = {
-    "mpi4py": ("collectives._mpi", "collectives._gpu.trial", "launcher.bench.raw_mpi", "launcher.doctor.probes.mpi"),
-    "cupy": ("ddp._device", "ddp._gpu", "collectives._gpu.cuda", "collectives._nccl.library", "launcher.bench.device"),
+    "mpi4py": ("collectives._mpi", "collectives._gpu.trial", "launcher.bench.timing", "launcher.doctor.probes"),
+    "cupy": (
+        "ddp._device",
+        "ddp._gpu",
+        "collectives._gpu.cuda",
+        "collectives._nccl.library",
+        "launcher.bench.implementations",
+    ),
     "cudnn": ("ddp._gpu.dnn",),
     "pynccl": ("collectives._nccl.library",),
-    "torch": ("launcher.bench.gloo",),
+    "torch": ("launcher.bench.implementations",),
     "matplotlib": ("ddp.tracing.picture", "launcher.bench.plot"),
 }
 

@@ -12,10 +12,9 @@ import tempfile
 from collections.abc import Sequence
 
 from collectives import world
-from launcher.bench import preflight, record
-from launcher.bench.cli import HELP, parse
-from launcher.bench.record import Outcome
-from launcher.bench.settings import ALONE, Settings
+from launcher.bench import report
+from launcher.bench.report import Outcome
+from launcher.bench.settings import ALONE, HELP, Settings, available_memory, check_environment, parse
 from launcher.job import Job, UsageError
 
 _GRACE = 1.0  # s; ranks that are asked to end have nothing to save
@@ -51,7 +50,7 @@ def _start(settings: Settings) -> int:
     """Starts a job for each backend, one after the other."""
     from launcher.running.watch import launch
 
-    preflight.check(settings, preflight.available_memory())
+    check_environment(settings, available_memory())
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="ddp-bench-") as folder:
         for backend in settings.backend:
@@ -69,10 +68,10 @@ def _start(settings: Settings) -> int:
             if (code := launch(job)) != 0:
                 return code
             with open(result) as file:
-                said = json.load(file)
-            if "refused" in said:
-                raise UsageError(said["refused"])
-            outcomes.append(Outcome.decode(said))
+                document = json.load(file)
+            if "error" in document:
+                raise UsageError(document["error"])
+            outcomes.append(Outcome.decode(document))
     return _finish(settings, outcomes)
 
 
@@ -85,7 +84,7 @@ def _take_part(settings: Settings, place: world.World) -> int:
     settings = dataclasses.replace(settings, ranks=place.size)
     if "threads" in settings.backend and place.size > 1:
         raise UsageError("backend threads makes ranks of its own: start ddp-bench by itself")
-    preflight.check(settings, None)
+    check_environment(settings, None)
     from launcher.bench.worker import join
 
     bar = place.rank == 0 and sys.stderr.isatty()
@@ -99,12 +98,12 @@ def _finish(settings: Settings, outcomes: Sequence[Outcome]) -> int:
     """Writes what is to be kept, and says on stderr what went wrong."""
     now = datetime.datetime.now(datetime.timezone.utc)
     if settings.json is not None:
-        record.save(settings.json, record.report(settings, outcomes, now))
+        report.save(settings.json, report.report(settings, outcomes, now))
     if settings.plot is not None:
         from launcher.bench import plot
 
         ranks = " and ".join(dict.fromkeys(str(outcome.ranks) for outcome in outcomes))
-        if not plot.save(settings.plot, outcomes, f"{ranks} ranks, {record.cpu()}, {now:%Y-%m-%d}"):
+        if not plot.save(settings.plot, outcomes, f"{ranks} ranks, {report.cpu()}, {now:%Y-%m-%d}"):
             print("ddp-bench: nothing to plot: no collective that was measured has a size", file=sys.stderr)
     if wrong := sum(outcome.wrong for outcome in outcomes):
         print(f"ddp-bench: {wrong} elements were wrong", file=sys.stderr)

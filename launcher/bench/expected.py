@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from launcher.bench.kinds import ROOT, Kind, partner
+from launcher.bench.collective_table import ROOT, Kind, partner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

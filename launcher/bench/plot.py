@@ -1,4 +1,4 @@
-"""A picture of it: bus bandwidth against size, a panel for each collective, a line for each contestant."""
+"""A picture of it: bus bandwidth against size, a panel for each collective, a line for each implementation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.bench.kinds import PLACES
-from launcher.bench.record import Outcome
-from launcher.bench.table import Row
+from launcher.bench.collective_table import PLACES
+from launcher.bench.report import Outcome, Row
 from launcher.job import UsageError
 
 
@@ -50,7 +49,7 @@ def save(path: str, outcomes: Sequence[Outcome], title: str) -> bool:
 
 
 class Styles:
-    """Which line is whose: a colour for each contestant, a dash for each place, a marker for each dtype."""
+    """Which line is whose: a colour for each implementation, a dash for each place, a marker for each dtype."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._by = list(dict.fromkeys(row.by for row in rows))
@@ -68,7 +67,7 @@ class Styles:
         }
 
     def labels(self) -> list[str]:
-        """All that there can be, those of one contestant together."""
+        """All that there can be, those of one implementation together."""
         return [self.of(by, dtype, place)["label"] for by in self._by for dtype in self._dtypes for place in PLACES]
 
 

@@ -1,21 +1,28 @@
-"""What to measure: one frozen value, whether it came from the command line, a TOML file or a launcher's rank."""
+"""What `ddp-bench` is asked to measure: command line, config files, and what is checked before ranks start."""
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import dataclasses
+import importlib.util
 import json
+import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.bench.kinds import KINDS
+from launcher.arguments import ArgumentParser, nearest
+from launcher.bench.collective_table import KINDS
 from launcher.job import UsageError
-from launcher.settings.options import nearest
+from launcher.settings.layers import word
+from launcher.settings.toml import read_toml
 
 BACKENDS = ("auto", "mpi", "nccl", "threads", "single")
 #: Backends whose ranks share one process, or that have only one: no engine starts them.
 ALONE = ("threads", "single")
-RIVALS = ("mpi4py", "torch-gloo")
+BASELINES = ("mpi4py", "torch-gloo")
 OPS = ("sum", "mean", "max", "min", "prod")
 PLACES = ("both", "out", "in")
 # Names and bytes, so that wrong use is told before NumPy is loaded.
@@ -27,6 +34,12 @@ DTYPES |= {"complex128": 16}
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
+_EXTRA = "pip install 'ddp-runtime[bench]'"
+_MODULES = {"mpi4py": ("mpi4py", "pip install mpi4py"), "torch-gloo": ("torch", _EXTRA)}
+# Of each implementation of ours, or of a baseline, on each rank: what is read and what is written.
+_BUFFERS = 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """One run of ddp-bench; every value has been checked by itself and with the others.
@@ -34,7 +47,7 @@ class Settings:
     ranks: None means what the launcher gives, else 2
     sizes: minbytes, then times stepfactor or plus stepbytes, up to maxbytes
     iters: calls measured for each size; None: as many as fit in `budget` seconds
-    warmup: calls before them, of each contestant
+    warmup: calls before them, of each implementation
     json, plot: paths of files to be written
 
     Raises: UsageError, in one sentence.
@@ -68,7 +81,7 @@ class Settings:
             ("dtype", self.dtype, tuple(DTYPES)),
             ("op", (self.op,), OPS),
             ("place", (self.place,), PLACES),
-            ("rival", self.vs, RIVALS),
+            ("baseline", self.vs, BASELINES),
         ):
             for name in names:
                 if name not in known:
@@ -85,7 +98,7 @@ class Settings:
         if self.vs and set(self.backend) <= {"threads", "nccl"}:
             backend = self.backend[0]
             lack = "ranks that are processes" if backend == "threads" else "arrays of the host"
-            raise UsageError(f"rival {self.vs[0]} needs {lack}, backend {backend} has none: --backend mpi")
+            raise UsageError(f"baseline {self.vs[0]} needs {lack}, backend {backend} has none: --backend mpi")
         if self.empty and set(self.backend) == {"nccl"}:
             raise UsageError("--empty measures memory of the host, backend nccl has none: --backend mpi")
         if "nccl" in self.backend and "bfloat16" in self.dtype:
@@ -145,3 +158,184 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError(text)
     return int(match[1]) << _UNITS[match[2]]
+
+
+HELP = f"""\
+usage: ddp-bench COLLECTIVE... [OPTIONS]        ddp-bench --config FILE [OPTIONS]
+
+Measures collectives for a range of sizes, on ranks of its own or on those of the launcher that started it.
+COLLECTIVE: all, or {", ".join([*KINDS][:5])},
+            {", ".join([*KINDS][5:])}
+
+  -n, --ranks N         number of ranks (2)
+  -b, --minbytes SIZE   smallest size (8); K, M and G are powers of 1024
+  -e, --maxbytes SIZE   largest size (32M)
+  -f, --stepfactor F    each size is F times the last (2), or
+  -i, --stepbytes SIZE  larger by SIZE
+  -d, --dtype A,B       float32, bfloat16, int8, ... (float32)
+  -o, --op OP           {", ".join(OPS)} (sum)
+  --place P             both, out (of place) or in (place) (both)
+  --backend A,B         {", ".join(BACKENDS)} (auto); several are measured in turn
+  --vs A,B              baselines, in the same job on the same ranks: {", ".join(BASELINES)}
+  --empty               ours a second time, on arrays of comm.empty
+  --check               compare every element with what it must be; exit code 1 if any is wrong
+  --iters N             calls measured for each size, instead of --budget
+  --budget S            seconds for each size, implementation and place (0.1)
+  --warmup N            calls before that (5)
+  --json FILE           settings, machine, versions and results
+  --plot FILE.png       bandwidth against size
+  --config FILE         these options in TOML, without dashes: maxbytes = "128M"; the command line wins
+  --version, --help
+
+Exit code: 0; 1 if an element was wrong; 2 for wrong use; 130 after Ctrl-C; else that of the first rank that failed.
+"""
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """The settings that a command line asks for, with the config file that it names.
+
+    Raises: UsageError, in one sentence.
+    """
+    fields = _parser().parse(argv)
+    if (path := fields.pop("config", None)) is not None:
+        found = read_toml(path, "the settings file")
+        try:
+            fields = _parser().parse(words(found)) | fields
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+    if "maxbytes" not in fields and "minbytes" in fields:
+        fields["maxbytes"] = max(fields["minbytes"], Settings.maxbytes)
+    names = [each for text in fields.pop("collectives", ()) for each in (KINDS if text == "all" else _names(text))]
+    return Settings(**fields, collectives=tuple(dict.fromkeys(names)))
+
+
+def words(table: dict[str, Any]) -> list[str]:
+    """The command line that a file's keys stand for.
+
+    >>> words({"collective": "all_reduce", "maxbytes": "1M", "check": True, "vs": ["mpi4py", "torch-gloo"]})
+    ['all_reduce', '--maxbytes=1M', '--check', '--vs=mpi4py,torch-gloo']
+    Raises: UsageError for an unknown key, or a value that is no option's.
+    """
+    found = []
+    known = ("collective", *(field.name for field in dataclasses.fields(Settings) if field.name != "collectives"))
+    for key, value in table.items():
+        if key not in known:
+            raise UsageError(f"unknown key {key}{nearest(key, known)}")
+        if key in ("check", "empty"):
+            if not isinstance(value, bool):
+                raise UsageError(f"{key} should be true or false, not {value!r}")
+            found += [f"--{key}"] * value
+            continue
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in values):
+            raise UsageError(f"{key} should be a string, a number or a list of these, not {value!r}")
+        found += [word(each) for each in values] if key == "collective" else [f"--{key}={','.join(map(word, values))}"]
+    return found
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser("ddp-bench")
+    parser.add_argument("collectives", nargs="*")
+    count, size = _value(int, "a whole number"), _value(parse_size, "a number of bytes, as 512, 64K, 128M or 1G")
+    parser.add_argument("-n", "--ranks", type=count)
+    parser.add_argument("-b", "--minbytes", type=size)
+    parser.add_argument("-e", "--maxbytes", type=size)
+    parser.add_argument("-f", "--stepfactor", type=count)
+    parser.add_argument("-i", "--stepbytes", type=size)
+    parser.add_argument("-d", "--dtype", type=_names)
+    parser.add_argument("-o", "--op")
+    for name in ("--backend", "--vs"):
+        parser.add_argument(name, type=_names)
+    for name in ("--iters", "--warmup"):
+        parser.add_argument(name, type=count)
+    parser.add_argument("--budget", type=_value(float, "a number of seconds"))
+    for name in ("--place", "--json", "--plot", "--config"):
+        parser.add_argument(name)
+    for name in ("--check", "--empty"):
+        parser.add_argument(name, action="store_true")
+    return parser
+
+
+def _value(parse_text: Callable[[str], Any], what: str) -> Callable[[str], Any]:
+    """For argparse's `type`: parse_text, with an error that names what the value should be."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse_text(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"should be {what}, not {text!r}") from None
+
+    return parsed
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def check_environment(settings: Settings, memory: int | None) -> None:
+    """Checks that baselines, matplotlib and a GPU are there if they are needed, and that files can be written.
+
+    memory: bytes available for all ranks together; None: unknown
+    Raises: UsageError, in one sentence.
+    """
+    for baseline in settings.vs:
+        module, remedy = _MODULES[baseline]
+        if importlib.util.find_spec(module) is None:
+            raise UsageError(f"baseline {baseline} needs {module}, which is not installed: {remedy}")
+    if settings.plot is not None:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise UsageError(f"--plot needs matplotlib, which is not installed: {_EXTRA}")
+        if not settings.plot.lower().endswith(".png"):
+            raise UsageError(f"the plot is a PNG, so its name should end in .png: {settings.plot}")
+    for path in (settings.json, settings.plot):
+        if path is not None:
+            _check_writable(path)
+    if "nccl" in settings.backend:
+        if importlib.util.find_spec("cupy") is None:
+            extras = "pip install 'ddp-runtime[cuda12]', or [cuda13]"
+            raise UsageError(f"backend nccl needs CuPy, which is not installed: {extras}")
+        if not gpus():
+            raise UsageError("backend nccl needs a GPU, and no CUDA device can be used here")
+    for backend in settings.backend:
+        need = footprint(settings, settings.world(backend))
+        if memory is not None and need > memory:
+            asked, there = f"{need / 1e9:.1f} GB", f"{memory / 1e9:.1f} GB"
+            raise UsageError(f"sizes up to {settings.maxbytes} bytes need {asked} in all, {there} are available")
+
+
+def footprint(settings: Settings, ranks: int) -> int:
+    """Bytes of all buffers of a job."""
+    return ranks * (1 + settings.empty + len(settings.vs)) * _BUFFERS * settings.maxbytes
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping, as the kernel estimates it."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:  # not on this system
+        pass
+    return None
+
+
+def gpus() -> int:
+    """The number of CUDA devices that the driver would give us."""
+    count = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    usable = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if usable else 0
+
+
+def _check_writable(path: str) -> None:
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a directory, not a file to be written")
+    if not os.path.isdir(folder):
+        raise UsageError(f"there is no folder {folder} for {os.path.basename(path)}")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"{path} cannot be written")

@@ -1,7 +1,7 @@
-"""How time is taken: contestants in turns, in batches that start together, and the slowest rank counts.
+"""How time is taken: implementations in turns, in batches that start together, and the slowest rank counts.
 
 A batch is some calls in a row after a barrier; its time is that of the slowest rank, divided by the calls. The
-contestants' batches alternate, so that noise of the machine hits all alike; what is given is the median over rounds.
+implementations' batches alternate, so that noise of the machine hits all alike. Times are medians over rounds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from collectives import Communicator
 from launcher.bench.expected import Array
 
 # Enough rounds for a median, few enough that a batch of a fast call is long beside the barrier's skew.
@@ -25,10 +26,10 @@ _LEAST_ROUNDS = 5
 _MOST_CALLS = 100_000
 
 
-class Meeting(Protocol):
+class Sync(Protocol):
     """How ranks meet outside of what is measured."""
 
-    def sync(self) -> None:
+    def barrier(self) -> None:
         """Returns on all ranks at about the same moment."""
 
     def slowest(self, seconds: Array) -> Array:
@@ -36,6 +37,48 @@ class Meeting(Protocol):
 
     def total(self, number: int) -> int:
         """The sum over all ranks."""
+
+
+class CommSync:
+    """Ranks that are threads, or one alone, meet by the communicator itself."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def slowest(self, seconds: Array) -> Array:
+        worst: Array = self._comm.all_reduce(seconds, "max")
+        return worst
+
+    def total(self, number: int) -> int:
+        return int(self._comm.all_reduce(np.array([number], np.int64))[0])
+
+
+class MPISync:
+    """Ranks meet by blocking MPI calls, which spin: they leave its barrier within a microsecond of each other."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.MPI: Any = MPI
+        self._comm = MPI.COMM_WORLD.Dup()
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+    def slowest(self, seconds: Array) -> Array:
+        worst = np.empty_like(seconds)
+        self._comm.Allreduce(seconds, worst, self.MPI.MAX)
+        return worst
+
+    def total(self, number: int) -> int:
+        return int(self._comm.allreduce(number))
+
+    def tell(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+        return str(self._comm.bcast(text, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +115,15 @@ def plan(estimates: Sequence[float], budget: float, iters: int | None) -> tuple[
     return rounds, [max(1, int(each / rounds)) for each in calls]
 
 
-def measure(
-    entries: Sequence[Entry], meeting: Meeting, *, warmup: int, budget: float, iters: int | None
-) -> list[Timing]:
+def measure(entries: Sequence[Entry], sync: Sync, *, warmup: int, budget: float, iters: int | None) -> list[Timing]:
     """Times all entries. Collective: every rank brings the same entries in the same order."""
     estimates = []
     for entry in entries:
         _batch(entry, 1)  # the first call touches memory and makes connections
-        meeting.sync()
+        sync.barrier()
         estimates.append(_batch(entry, warmup))
     # All ranks must make the same calls: the slowest's estimate is everybody's.
-    agreed = meeting.slowest(np.array(estimates))
+    agreed = sync.slowest(np.array(estimates))
     rounds, calls = plan([max(float(each), 1e-8) for each in agreed], budget, iters)
     seconds = np.zeros((rounds, len(entries)))
     collecting = gc.isenabled()
@@ -91,12 +132,12 @@ def measure(
         for turn in range(rounds):
             for position in range(len(entries)):
                 which = (turn + position) % len(entries)  # nobody always follows the same one
-                meeting.sync()
+                sync.barrier()
                 seconds[turn, which] = _batch(entries[which], calls[which])
     finally:
         if collecting:
             gc.enable()
-    slow = meeting.slowest(seconds)
+    slow = sync.slowest(seconds)
     found = []
     for which, entry in enumerate(entries):
         times = [float(each) / entry.trips for each in slow[:, which]]

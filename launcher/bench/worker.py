@@ -1,4 +1,5 @@
-"""One rank of a job that `ddp-bench` has started: it measures, and rank 0 leaves the outcome in a file."""
+"""One rank of a job that `ddp-bench` has started: measures each collective, dtype and size in the same order as all
+others; rank 0 prints, and leaves the outcome in a file."""
 
 from __future__ import annotations
 
@@ -6,11 +7,19 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from collectives import BackendError, init, run_threads, world
-from launcher.bench.rank import run
-from launcher.bench.record import Outcome
-from launcher.bench.settings import Settings
+import numpy as np
+
+from collectives import BackendError, Communicator, init, run_threads, world
+from launcher.bench import report
+from launcher.bench.collective_table import KINDS, PLACES, ROOT, Kind, Place, algbw, carve
+from launcher.bench.expected import dtype_of, poison, result, source, wrong
+from launcher.bench.implementations import Gloo, Implementation, Ours, OursOnDevice, OursShared, RawMPI
+from launcher.bench.report import Cell, Fitted, Outcome, Progress, Row
+from launcher.bench.settings import DTYPES, Settings
+from launcher.bench.timing import CommSync, Entry, MPISync, Sync, Timing, measure, ratio
 from launcher.job import UsageError
 
 _DAY = 86_400.0  # s; the time limit of a whole run between threads
@@ -18,24 +27,24 @@ _DAY = 86_400.0  # s; the time limit of a whole run between threads
 
 def main(argv: Sequence[str]) -> None:
     """argv: settings, backend, number of ranks, 1 for a progress bar, and the path that rank 0 writes to."""
-    # A rival's call may block where Python cannot be interrupted; nothing is lost with a rank.
+    # A baseline's call may block where Python cannot be interrupted; nothing is lost with a rank.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     text, backend, ranks, bar, path = argv
     try:
         outcome = join(Settings.decode(text), backend, int(ranks), bar=bar == "1")
-        said = outcome.encode()
+        document = outcome.encode()
     except UsageError as error:
-        said = {"refused": str(error)}
-    place = world.promised()
-    if place is None or place.rank == 0:
+        document = {"error": str(error)}
+    ranks_world = world.promised()
+    if ranks_world is None or ranks_world.rank == 0:
         with open(path, "w") as file:
-            json.dump(said, file)
+            json.dump(document, file)
 
 
 def join(settings: Settings, backend: str, ranks: int, *, bar: bool) -> Outcome:
     """Measures with the other ranks, or with `ranks` threads; what was found.
 
-    Raises: UsageError, on every rank, if the backend or a contestant is not to be had.
+    Raises: UsageError, on every rank, if the backend or a implementation is not to be had.
     """
     if backend == "threads":
         return run_threads(lambda comm: run(comm, settings, bar=bar), ranks, timeout=_DAY)[0]
@@ -44,6 +53,217 @@ def join(settings: Settings, backend: str, ranks: int, *, bar: bool) -> Outcome:
     except BackendError as error:
         raise UsageError(str(error)) from None
     return run(comm, settings, bar=bar)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """An implementation and its two buffers."""
+
+    who: Implementation
+    first: Any
+    second: Any
+
+
+def run(comm: Communicator, settings: Settings, *, bar: bool) -> Outcome:
+    """Measures all that `settings` asks for on the ranks of `comm`, and prints tables on rank 0. Collective.
+
+    Raises: UsageError on every rank if a implementation is not to be had.
+    """
+    bench = _Bench(comm, settings, bar)
+    try:
+        for name in settings.collectives:
+            for dtype in settings.dtype:
+                bench.table(KINDS[name], dtype)
+            bench.finish(KINDS[name])
+        return bench.outcome()
+    finally:
+        bench.close()
+
+
+class _Bench:
+    """One job: its implementations, and what has been found so far."""
+
+    def __init__(self, comm: Communicator, settings: Settings, bar: bool) -> None:
+        self.comm = comm
+        self.settings = settings
+        steps = len(settings.collectives) * len(settings.dtype) * len(settings.sizes())
+        self.progress = Progress(shown=comm.rank == 0, bar=bar, steps=steps)
+        self.sync, implementations = _implementations(comm, settings)
+        # The largest element times the ranks, where the largest size is smaller than that.
+        nbytes = max(settings.maxbytes, comm.size * max(DTYPES[name] for name in settings.dtype))
+        self.measured = [
+            _Measured(who=who, first=who.empty(nbytes), second=who.empty(nbytes)) for who in implementations
+        ]
+        self.several = len(self.measured) > 1
+        self.nodes = int(comm.all_reduce(np.array([comm.node], np.int64), "max")[0]) + 1
+        self.rows: list[Row] = []
+        self.fits: list[Fitted] = []
+        self.unsupported: dict[tuple[str, str, str, Place], str] = {}
+
+    def table(self, kind: Kind, dtype_name: str) -> None:
+        """Measures one collective for one dtype."""
+        sizes = self.settings.sizes()
+        if self.comm.size < kind.least_ranks:
+            return
+        if dtype_name == self.settings.dtype[0]:
+            where = report.place_text(self.comm.backend, self.comm.size, self.nodes)
+            self.progress.lines(report.opening(kind, self.comm.size, where, self.several))
+            self.progress.lines(report.heading(self.several))
+        elif kind.empty:
+            return  # nothing of it has a dtype
+        counts = [kind.count(size, self.comm.size, DTYPES[dtype_name]) for size in sizes]
+        for count in dict.fromkeys(counts):
+            self.progress.doing(f"{kind.name} {kind.size(count, self.comm.size, DTYPES[dtype_name])} B")
+            for row in self._rows(kind, dtype_name, count):
+                self.rows.append(row)
+                self.progress.lines([report.row_line(row, self.several)])
+            for _ in range(counts.count(count)):
+                self.progress.step()
+
+    def finish(self, kind: Kind) -> None:
+        """What is known of a collective when its last row is there."""
+        if self.comm.size < kind.least_ranks:
+            self.progress.lines([f"# {kind.name}: needs at least {kind.least_ranks} ranks", ""])
+        rows = [row for row in self.rows if row.collective == kind.name]
+        fits = []
+        for by, dtype in dict.fromkeys((row.by, row.dtype) for row in rows):
+            for place in PLACES:
+                mine = [row for row in rows if (row.by, row.dtype) == (by, dtype) and place in row.cells]
+                line = report.fit([row.size for row in mine], [row.cells[place].seconds for row in mine])
+                if line is not None:
+                    fits.append(Fitted(collective=kind.name, by=by, dtype=dtype, place=place, line=line))
+        self.fits += fits
+        refused = [f"# {text}" for (name, *_), text in self.unsupported.items() if name == kind.name]
+        if rows:
+            self.progress.lines([*report.fit_lines(fits), *report.closing(rows), *refused, ""])
+
+    def outcome(self) -> Outcome:
+        """Everything."""
+        return Outcome(
+            backend=self.comm.backend,
+            ranks=self.comm.size,
+            nodes=self.nodes,
+            versions=report.versions(),
+            rows=tuple(self.rows),
+            fits=tuple(self.fits),
+            unsupported=tuple(self.unsupported.values()),
+        )
+
+    def close(self) -> None:
+        """The end of all implementations."""
+        self.progress.close()
+        for each in self.measured:
+            each.who.close()
+
+    def _rows(self, kind: Kind, dtype_name: str, count: int) -> list[Row]:
+        """One size: a row for each implementation that can do it."""
+        dtype = dtype_of(dtype_name)
+        places: tuple[Place, ...] = kind.places
+        if self.settings.place != "both" and len(places) == 2:
+            places = ("out",) if self.settings.place == "out" else ("in",)
+        entries: dict[tuple[int, Place], Entry] = {}
+        errors: dict[tuple[int, Place], int | None] = {}
+        for number, each in enumerate(self.measured):
+            for place in places:
+                if (kind.name, dtype_name, each.who.name, place) in self.unsupported:
+                    continue
+                found = self._try(kind, place, each, dtype, count, dtype_name)
+                if found is not None:
+                    entries[number, place], errors[number, place] = found
+            elements = count * self.comm.size
+            for buffer in (each.first, each.second):
+                # Zeros stay what they are however often they are reduced in place.
+                part = buffer[: elements * dtype.itemsize].view(dtype)
+                each.who.write(part, np.zeros(1, dtype))
+        if not entries:
+            return []
+        budget, iters, warmup = self.settings.budget, self.settings.iters, self.settings.warmup
+        timings = measure([*entries.values()], self.sync, warmup=warmup, budget=budget, iters=iters)
+        timed = dict(zip(entries, timings, strict=True))
+        size = kind.size(count, self.comm.size, dtype.itemsize)
+        rows = []
+        for number, each in enumerate(self.measured):
+            cells = {
+                place: self._cell(kind, size, timing, errors[which, place], timed.get((0, place)) if which else None)
+                for (which, place), timing in timed.items()
+                if which == number
+            }
+            if cells:
+                op, root = self.settings.op if kind.reduces else "none", ROOT if kind.rooted else -1
+                rows.append(
+                    Row(
+                        collective=kind.name,
+                        by=each.who.name,
+                        size=size,
+                        count=count,
+                        dtype="none" if kind.empty else dtype_name,
+                        op=op,
+                        root=root,
+                        cells=cells,
+                    )
+                )
+        return rows
+
+    def _cell(self, kind: Kind, size: int, timing: Timing, errors: int | None, ours: Timing | None) -> Cell:
+        bandwidth = algbw(size, timing.seconds)
+        return Cell(
+            seconds=timing.seconds,
+            algbw=bandwidth,
+            busbw=bandwidth * kind.factor(self.comm.size),
+            calls=timing.calls,
+            rounds=timing.rounds,
+            wrong=errors,
+            ratio=None if ours is None else ratio(timing, ours),
+        )
+
+    def _try(
+        self, kind: Kind, place: Place, each: _Measured, dtype: np.dtype[Any], count: int, dtype_name: str
+    ) -> tuple[Entry, int | None] | None:
+        """A call that has worked once, and how many elements were wrong then; None if the implementation refuses it."""
+        rank, size, op, who = self.comm.rank, self.comm.size, self.settings.op, each.who
+        nbytes = count * size * dtype.itemsize
+        buffers = [each[:nbytes].view(dtype) for each in (each.first, each.second)]
+        x, out = carve(kind, place, buffers[0], buffers[1], rank, size, count)
+        check = self.settings.check and x is not None
+        if check:
+            for each in buffers:
+                who.write(each, np.full(1, poison(dtype)))
+            if kind.out is not None or rank == ROOT:
+                who.write(x, source(kind, rank, 0, len(x), dtype, op))
+        reason = ""
+        try:
+            call = who.bind(kind, x, out, op)
+            call()
+            who.settle()
+        except who.unsupported as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+        if self.sync.total(bool(reason)):
+            where = PLACES[place]
+            self.unsupported[kind.name, dtype_name, who.name, place] = (
+                f"{who.name} has no {kind.name} of {dtype_name} {where}: {reason or 'another rank says so'}"
+            )
+            return None
+        errors = None
+        if check:
+            must = result(kind, rank, size, count, dtype, op)
+            errors = 0 if must is None else wrong(who.read(x if out is None else out), must, op)
+            errors = self.sync.total(errors)
+        return Entry(call=call, settle=who.settle, trips=kind.trips), errors
+
+
+def _implementations(comm: Communicator, settings: Settings) -> tuple[Sync, Sequence[Implementation]]:
+    if comm.backend == "nccl":
+        return MPISync(), [OursOnDevice(comm)]  # baselines, and shared memory, have host arrays
+    ours: list[Implementation] = [Ours(comm)]
+    if settings.empty:
+        ours.append(OursShared(comm))
+    if comm.backend == "threads" or (comm.size == 1 and not settings.vs):
+        return CommSync(comm), ours
+    sync = MPISync()
+    one_node = comm.local_size == comm.size
+    for name in settings.vs:
+        ours.append(RawMPI(sync) if name == "mpi4py" else Gloo(sync, comm.rank, comm.size, one_node))
+    return sync, ours
 
 
 if __name__ == "__main__":

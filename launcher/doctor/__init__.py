@@ -1,12 +1,10 @@
-"""`ddp-doctor`: whether this machine, or these hosts, can train, what is wrong and what mends it; and what ranks do.
+"""`ddp-doctor`: whether this machine, or these hosts, can train, what is wrong and what fixes it; and what ranks do.
 
     checkup    which checks there are, and the order in which they are made
-    finding    what a check has found, and what follows from all of it
-    show       findings as text and as JSON
-    aside      a question put to a process of its own, which may crash or hang of it
-    probes     the modules that such processes run
-    trials     which ranks are started to prove it; ranks starts them, pair is one of them
-    reach      what other machines say of themselves, which hosts judges
+    findings   what a check has found, and what follows from all of it; as text and as JSON
+    probe      asks a question in a process of its own, which may crash or hang; probes: the questions
+    ranks      starts ranks that call every collective; trial is one of them
+    hosts      what other machines answer
     leftovers  `ddp-doctor sweep`
     calls      `ddp-doctor calls`: what running ranks did last, seen from outside
 

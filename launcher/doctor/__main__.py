@@ -2,20 +2,87 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
 from collections.abc import Sequence
+
+_LAST = 10
+_USAGE = """ddp-doctor [--hosts A,B | --hostfile FILE] [--json]
+       ddp-doctor calls PID...
+       ddp-doctor sweep"""
+_DESCRIPTION = """\
+Says whether this machine can train, what is wrong, and what fixes it: Python, threads, MPI, memory, limits, GPUs,
+two ranks that try every collective, and how fast they are. With --hosts or --hostfile the other machines, too.
+"""
+_EPILOG = "Exit code: 0; 1 if training would fail, or a process could not be read; 2 for wrong use."
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Does what the words say; returns the exit code."""
+    from launcher.job import UsageError
+
+    args = _parser().parse_args(argv)
+    try:
+        if args.command == "calls":
+            from launcher.doctor.calls import calls
+
+            return calls(args.pids, args.last, args.json)
+        if args.command == "sweep":
+            from launcher.doctor.leftovers import sweep
+
+            return sweep()
+        from launcher.doctor.checkup import checkup
+
+        return checkup(hosts=args.hosts, hostfile=args.hostfile, as_json=args.json)
+    except UsageError as error:
+        print(f"ddp-doctor: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ddp-doctor", usage=_USAGE, description=_DESCRIPTION, epilog=_EPILOG)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hosts", metavar="A,B", help="machines that are to train together, as ddp-launch takes them")
+    where.add_argument("--hostfile", metavar="FILE", help="the same, one machine a line")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND", prog="ddp-doctor")
+    calls = commands.add_parser(
+        "calls",
+        help="what ranks did last",
+        description="Prints the last collectives of running processes and where their Python stands; they may hang.",
+        epilog="Exit code: 0; 1 if a process could not be read; 2 for wrong use.",
+    )
+    calls.add_argument("pids", nargs="+", type=_positive, metavar="PID", help="process of a rank, on this machine")
+    calls.add_argument("--last", type=_positive, default=_LAST, metavar="N", help=f"calls of each rank ({_LAST})")
+    calls.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS,  # or `ddp-doctor --json calls` would lose it
+        help="print JSON; its times are of the monotonic clock, in ns",
+    )
+    commands.add_parser(
+        "sweep",
+        help="remove what killed MPI jobs left in /dev/shm",
+        description="Removes files in /dev/shm that MPI jobs of yours left when they were killed, and that no process "
+        "holds which can be seen from here. Not for containers that share /dev/shm with others (--ipc=host).",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     # What a check has started ends with this process, which must not die without a word to it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    from launcher.doctor import cli
-
     try:
-        return cli.main(argv)
+        return run(argv)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # nobody reads on

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from launcher.doctor import show
-from launcher.doctor.aside import end_all
-from launcher.doctor.finding import Finding, Level, exit_code, note, verdict, warning
+from launcher.doctor import findings as report
+from launcher.doctor.findings import Finding, Level, exit_code, note, verdict, warning
+from launcher.doctor.probe import end_all
 from launcher.hosts import Host
 
 Check = Callable[[], list[Finding]]
@@ -27,7 +27,7 @@ def checkup(*, hosts: str | None, hostfile: str | None, as_json: bool) -> int:
     """
     machines = _hosts(hosts, hostfile)
     start = time.monotonic()
-    colour = show.coloured()
+    colour = report.coloured()
     found: list[Finding] = []
     if not as_json:
         from collectives.version import __version__
@@ -35,12 +35,12 @@ def checkup(*, hosts: str | None, hostfile: str | None, as_json: bool) -> int:
         print(f"ddp-doctor {__version__} on {platform.node()}, {platform.system()} {platform.release()}\n", flush=True)
     for findings in _all(machines):
         if not as_json:
-            print("\n".join(show.lines(findings, colour, found[-1].check if found else "")), flush=True)
+            print("\n".join(report.lines(findings, colour, found[-1].check if found else "")), flush=True)
         found += findings
     sentence = verdict(found, "this machine" if not machines else "these hosts")
     seconds = time.monotonic() - start
     if as_json:
-        print(json.dumps(show.document(found, sentence, seconds), indent=1))
+        print(json.dumps(report.document(found, sentence, seconds), indent=1))
     else:
         print(f"\n{sentence} ({seconds:.1f} s)")
     sys.stdout.flush()
@@ -82,7 +82,7 @@ def _all(machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
 
 def _ranks(found: list[Finding], gpus: int, machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
     from launcher.doctor import mpi, ranks
-    from launcher.doctor.trials import trials
+    from launcher.doctor.ranks import trials
     from launcher.engines import slurm
 
     broken = {each.check for each in found if each.level is Level.ERROR}
@@ -90,7 +90,7 @@ def _ranks(found: list[Finding], gpus: int, machines: tuple[Host, ...]) -> Itera
     tasks = (slurm.tasks(os.environ) or 0) if starters.srun else 0
     tries = trials(broken, mpiexec=bool(starters.family), tasks=tasks, gpus=gpus, hosts=machines)
     if not tries:
-        yield [note(ranks.CHECK, "none were started" + (": mend the errors above first" if broken else ""))]
+        yield [note(ranks.CHECK, "none were started" + (": fix the errors above first" if broken else ""))]
     warned = any(each.level is Level.WARNING for each in found)
     for trial in tries:
         tried = _guarded(ranks.CHECK, partial(ranks.check, trial))

@@ -1,4 +1,4 @@
-"""GPUs: the driver, CuPy, NCCL, and whether the MPI can be handed GPU memory.
+"""GPUs: the driver, CuPy, NCCL and cuDNN.
 
 Nothing of it is an error on a machine without a GPU: there ranks train on the CPU.
 """
@@ -10,10 +10,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from collectives._gpu import probe
-from launcher.doctor.aside import Answer, ask
-from launcher.doctor.finding import Finding, error, install, note, ok, pip, warning
+from launcher.doctor.findings import Finding, Level, error, install, note, ok, pip, warning
 from launcher.doctor.memory import size
+from launcher.doctor.probe import Answer, ask
 from launcher.doctor.python import version
 
 CHECK = "gpu"
@@ -30,6 +29,7 @@ class Gpus(NamedTuple):
     cards: NVIDIA's, seen on the machine's bus; module: version of the kernel's driver, "" if it is not loaded
     library: libcuda is there; cupys, bindings: packages of these kinds, and their versions
     visible: CUDA_VISIBLE_DEVICES, None if it is not set; container: this is one
+    cudnn: version of its Python frontend, "" if that is not installed
     """
 
     cards: int
@@ -39,6 +39,7 @@ class Gpus(NamedTuple):
     bindings: dict[str, str]
     visible: str | None = None
     container: bool = False
+    cudnn: str = ""
 
 
 class Answers(NamedTuple):
@@ -47,7 +48,6 @@ class Answers(NamedTuple):
     driver: Answer | None = None
     cupy: Answer | None = None
     nccl: Answer | None = None
-    mpi: Answer | None = None
 
 
 def look() -> Gpus:
@@ -60,31 +60,31 @@ def look() -> Gpus:
         bindings={name: found for name in _BINDINGS if (found := version(name))},
         visible=os.environ.get(_HIDDEN),
         container=os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
+        cudnn=version("nvidia-cudnn-frontend"),
     )
 
 
 def inquire(facts: Gpus) -> Answers:
     """Asks whom there is reason to ask."""
-    driver = ask("launcher.doctor.probes.gpu", limit=_LIMIT) if facts.library else None
-    if driver is None or driver.said is None or not driver.said["devices"] or not facts.cupys:
+    driver = ask("launcher.doctor.probes", "cuda", limit=_LIMIT) if facts.library else None
+    if driver is None or driver.value is None or not driver.value["devices"] or not facts.cupys:
         return Answers(driver)
     return Answers(
         driver,
-        ask("launcher.doctor.probes.gpu", "cupy", limit=_LIMIT),
-        ask("launcher.doctor.probes.nccl", limit=_LIMIT),
-        ask("launcher.doctor.probes.mpi", "gpu", limit=probe.LIMIT + 10.0, environ=probe.alone(os.environ)),
+        ask("launcher.doctor.probes", "cupy", limit=_LIMIT),
+        ask("launcher.doctor.probes", "nccl", limit=_LIMIT),
     )
 
 
 def devices(answers: Answers) -> int:
     """How many GPUs the driver gives."""
-    return len(answers.driver.said["devices"]) if answers.driver and answers.driver.said else 0
+    return len(answers.driver.value["devices"]) if answers.driver and answers.driver.value else 0
 
 
 def nccl_ranks(answers: Answers) -> int:
     """How many ranks could speak through NCCL here; 0 where CuPy or NCCL does not work."""
-    works = answers.cupy is not None and answers.cupy.said is not None and not answers.cupy.said["trouble"]
-    found = answers.nccl is not None and answers.nccl.said is not None and answers.nccl.said["found"]
+    works = answers.cupy is not None and answers.cupy.value is not None and not answers.cupy.value["trouble"]
+    found = answers.nccl is not None and answers.nccl.value is not None and answers.nccl.value["found"]
     return devices(answers) if works and found else 0
 
 
@@ -94,39 +94,40 @@ def judge(facts: Gpus, answers: Answers) -> list[Finding]:
     if not devices(answers):
         return found
     assert answers.driver is not None
-    cuda = int(answers.driver.said["version"])
+    cuda = int(answers.driver.value["version"])
     found += _cupy(facts, answers.cupy, cuda)
+    if found[-1].level is Level.OK and not facts.cudnn:
+        text = "cuDNN is not installed: convolution and attention are computed by slower array formulas"
+        found.append(warning(CHECK, text, install(*_cudnn(cuda))))
     if answers.nccl is not None:
         found += _nccl(facts, answers.nccl, cuda)
-    if answers.mpi is not None:
-        found += _aware(answers.mpi)
     return found
 
 
 def _driver(facts: Gpus, answer: Answer | None) -> list[Finding]:
     if answer is None:
         if facts.cards or facts.module:
-            mend = "docker run --gpus all ..." if facts.container else "sudo apt install nvidia-driver"
+            fix = "docker run --gpus all ..." if facts.container else "sudo apt install nvidia-driver"
             text = "an NVIDIA GPU is here, but not its driver (libcuda.so.1): ranks train on the CPU"
-            return [warning(CHECK, text, mend)]
+            return [warning(CHECK, text, fix)]
         besides = f" ({', '.join(f'{name} {found}' for name, found in facts.cupys.items())} has nothing to do)"
         return [note(CHECK, "no NVIDIA GPU is seen here: ranks train on the CPU" + (besides if facts.cupys else ""))]
-    if answer.said is None:
-        return [error(CHECK, f"CUDA's driver cannot be asked: {answer.trouble}", "nvidia-smi")]
-    serves = f"CUDA's driver serves CUDA {_dotted(answer.said['version'])}"
+    if answer.value is None:
+        return [error(CHECK, f"CUDA's driver cannot be asked: {answer.reason}", "nvidia-smi")]
+    serves = f"CUDA's driver serves CUDA {_dotted(answer.value['version'])}"
     if facts.module:
         serves += f" (kernel module {facts.module})"
-    if answer.said["refusal"] or not answer.said["devices"]:
-        refusal = answer.said["refusal"] or "there are none"
+    if answer.value["refusal"] or not answer.value["devices"]:
+        refusal = answer.value["refusal"] or "there are none"
         if facts.visible is not None:
             text = f"no GPU can be used ({refusal}), with {_HIDDEN}={facts.visible!r}: ranks train on the CPU"
             return [note(CHECK, text, f"unset {_HIDDEN}")]
         if not facts.cards and not facts.module:
             return [note(CHECK, f"{serves}, but no GPU is seen here ({refusal}): ranks train on the CPU")]
-        mend = "sudo reboot  # after an update of the driver" if "803" in refusal or "804" in refusal else "nvidia-smi"
-        return [error(CHECK, f"{serves}, but gives no GPU: {refusal}", mend)]
+        fix = "sudo reboot  # after an update of the driver" if "803" in refusal or "804" in refusal else "nvidia-smi"
+        return [error(CHECK, f"{serves}, but gives no GPU: {refusal}", fix)]
     found = [ok(CHECK, serves)]
-    for index, device in enumerate(answer.said["devices"]):
+    for index, device in enumerate(answer.value["devices"]):
         text = f"GPU {index}: {device['name']}, {size(device['memory'])}, compute capability {device['capability']}"
         default = f"sudo nvidia-smi -i {index} -c DEFAULT"
         if device["mode"] == _PROHIBITED:
@@ -146,27 +147,34 @@ def _cupy(facts: Gpus, answer: Answer | None, cuda: int) -> list[Finding]:
         return [error(CHECK, text, f"{pip('uninstall', '-y', *facts.cupys)} && {install(right)}")]
     if not facts.cupys:
         text = "CuPy is not installed, so the GPU is not used: ranks train on the CPU"
-        return [warning(CHECK, text, install(right, f"nvidia-nccl-cu{_series(cuda)}", "pynccl"))]
+        return [warning(CHECK, text, install(right, f"nvidia-nccl-cu{_series(cuda)}", "pynccl", *_cudnn(cuda)))]
     assert answer is not None
     ((name, have),) = facts.cupys.items()
-    if answer.said is None or answer.said["trouble"]:
-        why = answer.trouble or answer.said["trouble"]
-        mend = install("--force-reinstall", right)
+    if answer.value is None or answer.value["trouble"]:
+        why = answer.reason or answer.value["trouble"]
+        fix = install("--force-reinstall", right)
         if name not in (right, "cupy"):
-            mend = f"{pip('uninstall', '-y', name)} && {install(right)}"
-        return [error(CHECK, f"{name} {have} does not work with this driver (CUDA {_dotted(cuda)}): {why}", mend)]
-    return [ok(CHECK, f"{name} {answer.said['version']} (CUDA {_dotted(answer.said['runtime'])}) computes on the GPU")]
+            fix = f"{pip('uninstall', '-y', name)} && {install(right)}"
+        return [error(CHECK, f"{name} {have} does not work with this driver (CUDA {_dotted(cuda)}): {why}", fix)]
+    return [
+        ok(CHECK, f"{name} {answer.value['version']} (CUDA {_dotted(answer.value['runtime'])}) computes on the GPU")
+    ]
+
+
+def _cudnn(cuda: int) -> tuple[str, str]:
+    """The packages of cuDNN, as the extras have them."""
+    return "nvidia-cudnn-frontend==1.26.*", f"nvidia-cudnn-cu{_series(cuda)}"
 
 
 def _nccl(facts: Gpus, answer: Answer, cuda: int) -> list[Finding]:
-    mend = install(f"nvidia-nccl-cu{_series(cuda)}", "pynccl")
+    fix = install(f"nvidia-nccl-cu{_series(cuda)}", "pynccl")
     over = "arrays on GPUs go through MPI and the host's memory, which is slower"
-    if answer.said is None:
-        return [warning(CHECK, f"NCCL cannot be loaded ({answer.trouble}): {over}", mend)]
-    found, failed = answer.said["found"], answer.said["failed"]
+    if answer.value is None:
+        return [warning(CHECK, f"NCCL cannot be loaded ({answer.reason}): {over}", fix)]
+    found, failed = answer.value["found"], answer.value["failed"]
     if not found:
         why = "; ".join(f"{source}: {reason}" for source, reason in failed.items())
-        return [warning(CHECK, f"NCCL is not found: {over} ({why})", mend)]
+        return [warning(CHECK, f"NCCL is not found: {over} ({why})", fix)]
     source, (number, path) = next(iter(found.items()))
     through = {"pynccl": "pynccl", "cupy": "CuPy", "path": "its own file"}[source]
     bindings = ", ".join(f"{name} {have}" for name, have in facts.bindings.items())
@@ -176,15 +184,6 @@ def _nccl(facts: Gpus, answer: Answer, cuda: int) -> list[Finding]:
         listed = ", ".join(f"{number} ({path})" for number, path in sorted(several))
         result.append(note(CHECK, f"there are several NCCLs: {listed}; the first above is used"))
     return result
-
-
-def _aware(answer: Answer) -> list[Finding]:
-    if answer.said is None:
-        return [note(CHECK, f"whether the MPI can be handed GPU memory could not be found out: {answer.trouble}")]
-    if answer.said["reason"]:
-        text = f"this MPI is not handed GPU memory ({answer.said['reason']}): NCCL moves it, or the host's memory does"
-        return [note(CHECK, text)]
-    return [ok(CHECK, "this MPI moves GPU memory by itself (tried)")]
 
 
 def _series(cuda: int) -> int:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from launcher.doctor.finding import Finding, error, ok, warning
+from launcher.doctor.findings import Finding, error, ok, warning
 from launcher.doctor.memory import size
 
 CHECK = "limits"
@@ -69,9 +69,9 @@ def judge(facts: Limits) -> list[Finding]:
     if facts.files is not None and facts.files < _FILES_LEAST:
         hard = facts.files_hard
         reach = _FILES_WANTED if hard is None else min(hard, _FILES_WANTED)
-        mend = f"ulimit -n {reach}" if reach > facts.files else "sudo prlimit --pid $$ --nofile=4096:4096"
+        fix = f"ulimit -n {reach}" if reach > facts.files else "sudo prlimit --pid $$ --nofile=4096:4096"
         text = f"a process may have only {facts.files} files open: each rank takes some of ddp-launch's"
-        found.append(warning(CHECK, text, mend))
+        found.append(warning(CHECK, text, fix))
     else:
         found.append(ok(CHECK, f"a process may have {_or_any(facts.files)} files open"))
     if facts.processes is not None and facts.processes < _PROCESSES_LEAST:
@@ -82,8 +82,8 @@ def judge(facts: Limits) -> list[Finding]:
         found.append(warning(CHECK, text, "ulimit -l unlimited"))
     if not facts.writable:
         text = f"no temporary file can be made in {facts.folder}, and the launcher needs some"
-        mend = "unset TMPDIR" if facts.folder != "/tmp" else "export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR"
-        found.append(error(CHECK, text, mend))
+        fix = "unset TMPDIR" if facts.folder != "/tmp" else "export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR"
+        found.append(error(CHECK, text, fix))
     elif facts.room < _ROOM_LEAST:
         text = f"{facts.folder} has {size(facts.room)} free, which temporary files may fill"
         found.append(warning(CHECK, text, "export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR"))
@@ -92,8 +92,8 @@ def judge(facts: Limits) -> list[Finding]:
     if facts.clock > _CLOCK_COST:
         cost, source = f"{facts.clock * 1e6:.1f} us", facts.source or "unknown"
         text = f"reading the clock takes {cost} (its source is {source}): every call gets slower"
-        mend = "echo tsc | sudo tee /sys/devices/system/clocksource/clocksource0/current_clocksource"
-        found.append(warning(CHECK, text, "" if facts.source == "tsc" else mend))
+        fix = "echo tsc | sudo tee /sys/devices/system/clocksource/clocksource0/current_clocksource"
+        found.append(warning(CHECK, text, "" if facts.source == "tsc" else fix))
     if facts.year < _YEAR:
         found.append(
             warning(

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.doctor.aside import Answer, ask
-from launcher.doctor.finding import Finding, note, ok, warning
+from launcher.doctor.findings import Finding, note, ok, warning
+from launcher.doctor.probe import Answer, ask
 
 CHECK = "memory"
 _LIMIT = 20.0  # s
@@ -84,13 +84,13 @@ def judge(facts: Memory) -> list[Finding]:
         )
     else:
         found.append(ok(CHECK, text))
-    mend = "docker run --shm-size=1g ..." if facts.container else f"sudo mount -o remount,size=1g {_SHM}"
+    fix = "docker run --shm-size=1g ..." if facts.container else f"sudo mount -o remount,size=1g {_SHM}"
     if facts.shm is None:
         missing = "docker run --shm-size=1g ..." if facts.container else f"sudo mount -t tmpfs tmpfs {_SHM}"
         found.append(warning(CHECK, f"{_SHM} is not there, where MPIs keep what ranks share", missing))
     elif facts.shm < _SHM_LEAST:
         text = f"{_SHM} has {size(facts.shm)}: ranks whose MPI fills it are killed by SIGBUS"
-        found.append(warning(CHECK, text, mend))
+        found.append(warning(CHECK, text, fix))
     elif facts.shm_free < _SHM_LEAST:
         there = f"{size(facts.shm_free)} free of {size(facts.shm)}"
         text = f"{_SHM} is full ({there}): ranks whose MPI fills it are killed by SIGBUS"
@@ -102,7 +102,7 @@ def judge(facts: Memory) -> list[Finding]:
 
 def judge_leftovers(answer: Answer, shm: int | None) -> list[Finding]:
     """What follows from files that killed jobs have left."""
-    files, nbytes = (answer.said["files"], answer.said["nbytes"]) if answer.said else (0, 0)
+    files, nbytes = (answer.value["files"], answer.value["nbytes"]) if answer.value else (0, 0)
     if not files:
         return []
     number = f"{files} file{'s' * (files != 1)} ({size(nbytes)})"
@@ -116,21 +116,25 @@ def judge_sharing(answer: Answer) -> list[Finding]:
     slower = "ranks of a machine send through their MPI instead, which is slower"
     if answer.missing:
         return []  # `python` has said so
-    if answer.said is None:
-        return [warning(CHECK, f"two processes could not share memory ({answer.trouble}): {slower}")]
-    if answer.said["unsupported"]:
-        return [note(CHECK, f"ranks do not share memory, because {answer.said['unsupported']}: {slower}")]
-    if trouble := answer.said["trouble"]:
-        mend = "sudo mount -o remount,hidepid=0 /proc" if "Permission" in trouble or "No such file" in trouble else ""
-        return [warning(CHECK, f"two processes could not share memory ({trouble}): {slower}", mend)]
+    if answer.value is None:
+        return [warning(CHECK, f"two processes could not share memory ({answer.reason}): {slower}")]
+    if answer.value["unsupported"]:
+        return [note(CHECK, f"ranks do not share memory, because {answer.value['unsupported']}: {slower}")]
+    if trouble := answer.value["trouble"]:
+        fix = "sudo mount -o remount,hidepid=0 /proc" if "Permission" in trouble or "No such file" in trouble else ""
+        return [warning(CHECK, f"two processes could not share memory ({trouble}): {slower}", fix)]
     return [ok(CHECK, "ranks can share memory (memfd, mapped through /proc)")]
 
 
 def check() -> list[Finding]:
     """Looks and judges."""
     facts = look()
-    sharing = judge_sharing(ask("launcher.doctor.probes.segment", limit=_LIMIT))
-    return [*judge(facts), *sharing, *judge_leftovers(ask("launcher.doctor.probes.leftovers", limit=_LIMIT), facts.shm)]
+    sharing = judge_sharing(ask("launcher.doctor.probes", "shared_memory", limit=_LIMIT))
+    return [
+        *judge(facts),
+        *sharing,
+        *judge_leftovers(ask("launcher.doctor.probes", "leftovers", limit=_LIMIT), facts.shm),
+    ]
 
 
 def size(nbytes: int) -> str:

@@ -9,10 +9,9 @@ import shutil
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from collectives._gpu.probe import alone
 from launcher import engines
-from launcher.doctor.aside import Answer, ask
-from launcher.doctor.finding import Finding, error, install, note, ok, pip, warning
+from launcher.doctor.findings import Finding, error, install, note, ok, pip, warning
+from launcher.doctor.probe import Answer, ask, outside_a_job
 from launcher.doctor.python import version
 from launcher.engines.finding import INTEL, MPICH, OPENMPI, find, flavour
 from launcher.job import Job, UsageError
@@ -52,7 +51,7 @@ def look(environ: Mapping[str, str] = os.environ) -> Starters:
     except UsageError as refusal:
         trouble = str(refusal)
     try:
-        chosen = engines.choose(Job(module="launcher.doctor.pair", n=2), environ)
+        chosen = engines.choose(Job(module="launcher.doctor.trial", n=2), environ)
         srun = str(getattr(chosen, "srun", ""))
     except UsageError as refusal:
         trouble = trouble or str(refusal)
@@ -91,7 +90,7 @@ def check() -> list[Finding]:
 
 def ask_library(environ: Mapping[str, str]) -> Answer:
     """What `probes.mpi` says, in a world of one whatever has started this process."""
-    return ask("launcher.doctor.probes.mpi", limit=_LIMIT, environ=alone(environ))
+    return ask("launcher.doctor.probes", "mpi", limit=_LIMIT, environ=outside_a_job(environ))
 
 
 def _wheels(facts: Starters) -> list[Finding]:
@@ -118,9 +117,9 @@ def _starter(facts: Starters) -> list[Finding]:
     if facts.bare and os.path.realpath(facts.bare) != os.path.realpath(facts.mpiexec):
         whose = _NAMES.get(facts.bare_family, "an MPI that is not known")
         text = f"a plain `mpiexec` is {facts.bare} ({whose}), while ddp-launch takes the one beside this Python"
-        mend = f"export PATH={shlex.quote(os.path.dirname(facts.mpiexec))}:$PATH"
+        fix = f"export PATH={shlex.quote(os.path.dirname(facts.mpiexec))}:$PATH"
         different = _kin(facts.bare_family) != _kin(facts.family)
-        found.append((warning if different else note)(CHECK, text, mend))
+        found.append((warning if different else note)(CHECK, text, fix))
     return found
 
 
@@ -128,10 +127,10 @@ def _library(facts: Starters, answer: Answer) -> list[Finding]:
     wheel = next((name for name, family in _WHEELS.items() if family == facts.family), "mpich")
     if answer.missing:
         return []  # `python` has said so
-    if answer.said is None:
-        mend = install("--force-reinstall", wheel) if wheel in facts.wheels else install(wheel)
-        return [error(CHECK, f"mpi4py cannot load an MPI: {answer.trouble}", mend)]
-    library, path = str(answer.said["library"]), str(answer.said["path"])
+    if answer.value is None:
+        fix = install("--force-reinstall", wheel) if wheel in facts.wheels else install(wheel)
+        return [error(CHECK, f"mpi4py cannot load an MPI: {answer.reason}", fix)]
+    library, path = str(answer.value["library"]), str(answer.value["path"])
     family = family_of(library)
     found = []
     if facts.family and family and _kin(family) != _kin(facts.family):
@@ -143,7 +142,7 @@ def _library(facts: Starters, answer: Answer) -> list[Finding]:
     else:
         match = ", the same as mpiexec" if facts.family and family else ""
         found.append(ok(CHECK, f"mpi4py loads {title(library)} ({path}){match}"))
-    if not answer.said["threads"]:
+    if not answer.value["threads"]:
         text = "this MPI gives no MPI_THREAD_MULTIPLE, without which collectives.init() fails"
         found.append(error(CHECK, text, "unset MPI4PY_RC_THREAD_LEVEL MPI4PY_RC_THREADS MPICH_MAX_THREAD_SAFETY"))
     return found

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import NamedTuple
 
-from launcher.doctor.finding import Finding, error, install, note, ok, warning
+from launcher.doctor.findings import Finding, error, install, note, ok, warning
 
 CHECK = "python"
 _OLDEST, _NEWEST = (3, 10), (3, 14)
@@ -46,8 +46,8 @@ def judge(facts: Python) -> list[Finding]:
     found = []
     text = f"Python {'.'.join(map(str, facts.version))}, {facts.executable}"
     if facts.version[:2] < _OLDEST:
-        mend = "sudo apt install python3.12-venv && python3.12 -m venv .venv"
-        found.append(error(CHECK, f"{text}: 3.10 is the oldest that works", mend))
+        fix = "sudo apt install python3.12-venv && python3.12 -m venv .venv"
+        found.append(error(CHECK, f"{text}: 3.10 is the oldest that works", fix))
     elif facts.version[:2] > _NEWEST:
         found.append(note(CHECK, f"{text}: newer than the versions that are tested (3.10 to 3.14)"))
     else:

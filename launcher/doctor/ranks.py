@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
-from collectives._gpu.probe import alone
-from launcher.doctor.aside import Answer, ask
-from launcher.doctor.finding import Finding, error, ok, warning
-from launcher.doctor.trials import Trial
+from launcher.doctor.findings import Finding, error, ok, warning
+from launcher.doctor.probe import Answer, ask, outside_a_job
+from launcher.hosts import Host
 
 CHECK = "ranks"
 _LIMIT = 90.0  # s; a few seconds on an idle machine
+_NEEDED = {"python", "threads", "mpi", "limits"}  # checks without which no rank starts
 _SHOWN = 12  # lines of what went wrong
+
+
+class Trial(NamedTuple):
+    """`n` ranks.
+
+    through: "mpi", on this machine; "nccl", on its GPUs; "slurm", which starts them where the allocation is; "hosts"
+    hosts: one rank on each
+    """
+
+    n: int
+    through: str = "mpi"
+    hosts: tuple[Host, ...] = ()
+
+
+def trials(broken: Set[str], *, mpiexec: bool, tasks: int, gpus: int, hosts: tuple[Host, ...]) -> list[Trial]:
+    """What is to be tried.
+
+    broken: checks that found errors; mpiexec: there is one
+    tasks: that srun may start in this allocation, 0 outside of one
+    gpus: that could be spoken to through NCCL; hosts: that are to train together
+    """
+    if broken & _NEEDED:
+        return []
+    found = [Trial(2)] if mpiexec else []
+    if tasks > 1:
+        found.append(Trial(2, "slurm"))
+    if gpus and "gpu" not in broken and (mpiexec or gpus == 1):
+        found.append(Trial(min(2, gpus), "nccl"))
+    if len(hosts) > 1 and "hosts" not in broken:
+        found.append(Trial(len(hosts), "hosts", hosts))
+    return found
 
 
 def command(trial: Trial) -> list[str]:
     """What follows `python -m launcher`."""
     where = ["--hosts", ",".join(f"{_bracketed(host.name)}:1" for host in trial.hosts)] if trial.hosts else []
     backend = "nccl" if trial.through == "nccl" else "mpi"
-    return ["-n", str(trial.n), *where, "-m", "launcher.doctor.pair", backend, str(_LIMIT)]
+    return ["-n", str(trial.n), *where, "-m", "launcher.doctor.trial", backend, str(_LIMIT)]
 
 
 def check(trial: Trial) -> list[Finding]:
     """Starts them and judges."""
     # What a launcher says to this process is not for them, nor what Slurm does, unless it is to start them.
-    environ = os.environ if trial.through in ("slurm", "hosts") else alone(os.environ)
+    environ = os.environ if trial.through in ("slurm", "hosts") else outside_a_job(os.environ)
     return judge(ask("launcher", *command(trial), limit=_LIMIT + 10, environ=environ), trial)
 
 
@@ -42,16 +74,16 @@ def judge(answer: Answer, trial: Trial) -> list[Finding]:
         }[trial.through]
     )
     again = " ".join(["ddp-launch", *command(trial)])
-    if answer.said is None:
+    if answer.value is None:
         said = [line for line in answer.lines if line.startswith("ddp-launch: ")]
         # The launcher explains the failure in its last line; what came before it is the story.
-        reason = said[-1].partition(": ")[2] if said else answer.trouble
+        reason = said[-1].partition(": ")[2] if said else answer.reason
         story = "".join(f"\n{line}" for line in answer.lines[-_SHOWN:] if line not in said[-1:])
         level = (
             warning if trial.through == "nccl" else error
         )  # without NCCL, arrays of a GPU go through the host's memory
         return [level(CHECK, f"{who} could not try the collectives: {reason}{story}\nto see it again: {again}")]
-    seen = answer.said
+    seen = answer.value
     found = []
     if seen["wrong"]:
         for name, dtype, elements in seen["wrong"]:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.doctor.aside import Answer, ask
-from launcher.doctor.finding import Finding, error, install, note, ok, warning
+from launcher.doctor.findings import Finding, error, install, note, ok, warning
+from launcher.doctor.probe import Answer, ask
 
 CHECK = "threads"
 _LIMIT = 30.0  # s; NumPy from a busy network file system
@@ -86,10 +86,10 @@ def judge_blas(answer: Answer) -> list[Finding]:
     """What follows from NumPy's words about itself, or from its silence."""
     if answer.missing:
         return []  # `python` has said so
-    if answer.said is None:
-        mend = install("--force-reinstall", "numpy", "ml_dtypes")
-        return [error(CHECK, f"NumPy does not work here: {answer.trouble}", mend)]
-    said = answer.said
+    if answer.value is None:
+        fix = install("--force-reinstall", "numpy", "ml_dtypes")
+        return [error(CHECK, f"NumPy does not work here: {answer.reason}", fix)]
+    said = answer.value
     name = f"{said['name']} {said['version']}".strip()
     if not said["right"]:
         text = f"NumPy computes wrong numbers with its BLAS ({name or 'unknown'})"
@@ -105,7 +105,7 @@ def judge_blas(answer: Answer) -> list[Finding]:
 
 def check() -> list[Finding]:
     """Looks and judges."""
-    return [*judge(look()), *judge_blas(ask("launcher.doctor.probes.blas", limit=_LIMIT))]
+    return [*judge(look()), *judge_blas(ask("launcher.doctor.probes", "blas", limit=_LIMIT))]
 
 
 def _own_group() -> str:

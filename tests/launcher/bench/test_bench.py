@@ -20,13 +20,11 @@ import numpy as np
 import pytest
 
 from launcher.bench import __main__ as command
-from launcher.bench import contestants, plot, preflight, worker
-from launcher.bench.cli import parse
-from launcher.bench.contestants import Ours, OursShared
-from launcher.bench.device import OursOnDevice
-from launcher.bench.kinds import KINDS
-from launcher.bench.record import Outcome
-from launcher.bench.settings import OPS
+from launcher.bench import implementations, plot, report, settings, worker
+from launcher.bench.collective_table import KINDS
+from launcher.bench.implementations import Ours, OursOnDevice, OursShared
+from launcher.bench.report import Outcome
+from launcher.bench.settings import OPS, parse
 from launcher.job import UsageError
 
 BENCH = [sys.executable, "-m", "launcher.bench"]
@@ -101,11 +99,11 @@ def test_a_result_that_never_came_is_wrong(monkeypatch: Any) -> None:
     assert [row.cells["out"].wrong for row in outcome.rows] == [2 * 16, 2 * 128]
 
 
-def test_what_a_contestant_refuses_is_said_and_left_out(monkeypatch: Any, capsys: Any) -> None:
+def test_what_an_implementation_lacks_is_named_and_left_out(monkeypatch: Any, capsys: Any) -> None:
     bind = Ours.bind
 
-    class Rival(Ours):
-        refusals = (NotImplementedError,)
+    class Baseline(Ours):
+        unsupported = (NotImplementedError,)
 
         def bind(self, kind: Any, x: Any, out: Any, op: str) -> Any:
             if out is x:
@@ -113,20 +111,18 @@ def test_what_a_contestant_refuses_is_said_and_left_out(monkeypatch: Any, capsys
             return bind(self, kind, x, out, op)
 
     def both(comm: Any, settings: Any) -> Any:
-        rival = Rival(comm)
-        rival.name = "rival"
-        return meeting(comm, settings)[0], [Ours(comm), rival]
+        baseline = Baseline(comm)
+        baseline.name = "baseline"
+        return sync(comm, settings)[0], [Ours(comm), baseline]
 
-    from launcher.bench import rank
-
-    meeting = rank._contestants
-    monkeypatch.setattr(rank, "_contestants", both)
+    sync = worker._implementations
+    monkeypatch.setattr(worker, "_implementations", both)
     outcome = threads("all_reduce")
-    assert {tuple(row.cells) for row in outcome.rows if row.by == "rival"} == {("out",)}
+    assert {tuple(row.cells) for row in outcome.rows if row.by == "baseline"} == {("out",)}
     assert {tuple(row.cells) for row in outcome.rows if row.by == "ours threads"} == {("out", "in")}
-    assert all(row.cells["out"].ratio is not None for row in outcome.rows if row.by == "rival")
-    assert outcome.refusals == ("rival has no all_reduce of float32 in-place: not in place",)
-    assert f"# {outcome.refusals[0]}" in capsys.readouterr().out.splitlines()
+    assert all(row.cells["out"].ratio is not None for row in outcome.rows if row.by == "baseline")
+    assert outcome.unsupported == ("baseline has no all_reduce of float32 in-place: not in place",)
+    assert f"# {outcome.unsupported[0]}" in capsys.readouterr().out.splitlines()
 
 
 def test_shared_arrays_need_a_communicator_that_has_them() -> None:
@@ -163,7 +159,7 @@ def test_arrays_of_a_gpu_are_waited_for(monkeypatch: Any) -> None:
 )
 def test_ping_pong(rank: int, other: int | None, order: list[str]) -> None:
     done: list[str] = []
-    contestants.ping_pong(rank, other, lambda: done.append("send"), lambda: done.append("receive"))()
+    implementations.ping_pong(rank, other, lambda: done.append("send"), lambda: done.append("receive"))()
     assert done == order
 
 
@@ -173,8 +169,8 @@ def test_ping_pong(rank: int, other: int | None, order: list[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "missing", "says"),
     [
-        (["--vs", "torch-gloo"], "torch", "rival torch-gloo needs torch, which is not installed: pip install"),
-        (["--vs", "mpi4py"], "mpi4py", "rival mpi4py needs mpi4py, which is not installed"),
+        (["--vs", "torch-gloo"], "torch", "baseline torch-gloo needs torch, which is not installed: pip install"),
+        (["--vs", "mpi4py"], "mpi4py", "baseline mpi4py needs mpi4py, which is not installed"),
         (["--plot", "a.png"], "matplotlib", "--plot needs matplotlib, which is not installed"),
         (["--plot", "a.pdf"], "", "the plot is a PNG, so its name should end in .png: a.pdf"),
         (["--backend", "nccl"], "cupy", "backend nccl needs CuPy, which is not installed"),
@@ -193,8 +189,8 @@ def test_what_cannot_work_is_told_before_anything_starts(
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != "locked.json" and access(path, mode))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
-    monkeypatch.setattr(preflight, "gpus", lambda: 0)
-    monkeypatch.setattr(preflight, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(settings, "gpus", lambda: 0)
+    monkeypatch.setattr(command, "available_memory", lambda: 10**9)
     assert command.main(["all_reduce", *args]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
@@ -203,10 +199,10 @@ def test_what_cannot_work_is_told_before_anything_starts(
 
 
 def test_memory_is_known_here() -> None:
-    memory = preflight.available_memory()
+    memory = settings.available_memory()
     assert memory is not None
     assert memory > 1 << 20
-    assert preflight.footprint(parse(["all", "-e", "1M", "--vs", "mpi4py", "--empty"]), 4) == 4 * 3 * 2 << 20
+    assert settings.footprint(parse(["all", "-e", "1M", "--vs", "mpi4py", "--empty"]), 4) == 4 * 3 * 2 << 20
 
 
 @pytest.mark.parametrize(
@@ -326,9 +322,8 @@ def test_beside_gloo(run_job: Any, tmp_path: Path) -> None:
     assert outcome.wrong == 0
     gloo = [row for row in outcome.rows if row.by == "torch-gloo"]
     assert {row.collective for row in gloo if row.dtype != "bfloat16"} == set(collectives)
-    assert (
-        "torch-gloo has no all_reduce of float32 out-of-place: torch.distributed reduces in place" in outcome.refusals
-    )
+    reason = "torch-gloo has no all_reduce of float32 out-of-place: torch.distributed reduces in place"
+    assert reason in outcome.unsupported
     assert all(cell.ratio is not None for row in gloo for place, cell in row.cells.items())
 
 
@@ -412,3 +407,9 @@ def test_a_progress_bar_on_a_terminal_only(backend: str, start_job: Any) -> None
     left = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
     assert not any("%" in line for line in left)
     assert len(left) == 14
+
+
+def test_a_named_pipe_without_a_reader_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="cannot be written: No such device or address"):
+        report.save(str(tmp_path / "pipe"), {})

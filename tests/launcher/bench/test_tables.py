@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.bench import cli, expected, fit, kinds, plot, screen, table, timing
-from launcher.bench.kinds import KINDS
-from launcher.bench.record import Outcome
-from launcher.bench.settings import DTYPES, Settings, parse_size
+from launcher.bench import collective_table, expected, plot, report, timing
+from launcher.bench.collective_table import KINDS
+from launcher.bench.report import Outcome
+from launcher.bench.settings import DTYPES, Settings, parse, parse_size
 from launcher.job import UsageError
 
 
@@ -41,12 +41,12 @@ def test_no_size(text: str) -> None:
     ],
 )
 def test_sizes(args: str, sizes: list[int]) -> None:
-    assert cli.parse(["all_reduce", *args.split()]).sizes() == sizes
+    assert parse(["all_reduce", *args.split()]).sizes() == sizes
 
 
 def test_a_command_line() -> None:
     line = "reduce all_gather,reduce -n 4 -b 8 --maxbytes=1M -f4 -d float32,bfloat16 --vs mpi4py --check --iters 7"
-    assert cli.parse(line.split()) == Settings(
+    assert parse(line.split()) == Settings(
         collectives=("reduce", "all_gather"),
         ranks=4,
         minbytes=8,
@@ -57,25 +57,25 @@ def test_a_command_line() -> None:
         check=True,
         iters=7,
     )
-    assert cli.parse(["all"]).collectives == tuple(KINDS)
+    assert parse(["all"]).collectives == tuple(KINDS)
 
 
 def test_settings_survive_a_command_line() -> None:
-    settings = cli.parse(["all", "--empty", "--backend", "mpi,threads", "--plot", "é.png", "--vs", "mpi4py"])
+    settings = parse(["all", "--empty", "--backend", "mpi,threads", "--plot", "é.png", "--vs", "mpi4py"])
     assert Settings.decode(settings.encode()) == settings
 
 
 def test_a_config_file(tmp_path: Any) -> None:
     path = tmp_path / "bench.toml"
     path.write_text('collective = ["reduce", "barrier"]\nranks = 3\nmaxbytes = "1M"\nvs = ["mpi4py"]\ncheck = false\n')
-    settings = cli.parse(["--config", str(path), "-n", "2"])
+    settings = parse(["--config", str(path), "-n", "2"])
     assert settings == Settings(collectives=("reduce", "barrier"), ranks=2, maxbytes=1 << 20, vs=("mpi4py",))
-    assert cli.parse(["all_gather", "--config", str(path)]).collectives == ("all_gather",)
+    assert parse(["all_gather", "--config", str(path)]).collectives == ("all_gather",)
 
 
 @pytest.mark.parametrize("name", ["bench.toml", "bench_small.toml"])
 def test_our_config_files(name: str, request: Any) -> None:
-    assert cli.parse(["--config", str(request.config.rootpath / "configs" / name)]).check
+    assert parse(["--config", str(request.config.rootpath / "configs" / name)]).check
 
 
 @pytest.mark.parametrize(
@@ -83,29 +83,29 @@ def test_our_config_files(name: str, request: Any) -> None:
     [
         ("", "no collective to measure: ddp-bench all, or one of all_reduce, reduce"),
         ("all_reduc", "unknown collective all_reduc (did you mean all_reduce?)"),
-        ("all_reduce -b x", "-b should be a number of bytes, as 512, 64K, 128M or 1G, not 'x'"),
+        ("all_reduce -b x", "-b/--minbytes should be a number of bytes, as 512, 64K, 128M or 1G, not 'x'"),
         ("all_reduce -b 8 -e 4", "maxbytes (4) is smaller than minbytes (8)"),
         ("all_reduce -b 0", "minbytes should be at least 1, not 0"),
         ("all_reduce -f 1", "stepfactor should be at least 2, not 1"),
         ("all_reduce -i 0", "stepbytes should be at least 1, not 0"),
         ("all_reduce -f 2 -i 8", "by a factor (-f) or by an increment (-i), not by both"),
         ("all_reduce -n 0", "ranks should be at least 1, not 0"),
-        ("all_reduce -n two", "-n should be a whole number, not 'two'"),
+        ("all_reduce -n two", "-n/--ranks should be a whole number, not 'two'"),
         ("all_reduce --iters 0", "iters should be at least 1, not 0"),
         ("all_reduce --budget nan", "budget should be a number of seconds above 0, not nan"),
-        ("all_reduce -n", "option -n needs a value"),
+        ("all_reduce -n", "-n/--ranks expected one argument"),
         ("all_reduce --chekc", "unknown option --chekc (did you mean --check?)"),
-        ("all_reduce --check=1", "option --check takes no value"),
+        ("all_reduce --check=1", "--check ignored explicit argument '1'"),
         ("all_reduce --backend mpii", "unknown backend mpii (did you mean mpi?)"),
         ("all_reduce -d float23", "unknown dtype float23 (did you mean float32?)"),
-        ("all_reduce --vs nccl", "unknown rival nccl: one of mpi4py, torch-gloo"),
+        ("all_reduce --vs nccl", "unknown baseline nccl: one of mpi4py, torch-gloo"),
         ("all_reduce -o avg", "unknown op avg"),
         ("all_reduce --place up", "unknown place up"),
         ("all_reduce -d bool", "bool has max and min only, not sum"),
         ("all_reduce -d complex64 -o max", "complex64 has no max"),
         ("all_reduce -n 2 --backend single", "backend single is a world of one: -n 1, not 2"),
-        ("all_reduce --backend threads --vs mpi4py", "rival mpi4py needs ranks that are processes"),
-        ("all_reduce --backend nccl --vs mpi4py", "rival mpi4py needs arrays of the host"),
+        ("all_reduce --backend threads --vs mpi4py", "baseline mpi4py needs ranks that are processes"),
+        ("all_reduce --backend nccl --vs mpi4py", "baseline mpi4py needs arrays of the host"),
         ("all_reduce --backend nccl --empty", "--empty measures memory of the host"),
         ("all_reduce --backend nccl -d bfloat16", "CuPy has no bfloat16 arrays"),
         ("send_recv -n 1", "send_recv needs at least 2 ranks"),
@@ -115,7 +115,7 @@ def test_our_config_files(name: str, request: Any) -> None:
 def test_wrong_use(args: str, says: str, tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as caught:
-        cli.parse(args.split())
+        parse(args.split())
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -136,7 +136,7 @@ def test_a_wrong_config_file(text: str, says: str, tmp_path: Any) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        cli.parse(["all_reduce", "--config", str(path)])
+        parse(["all_reduce", "--config", str(path)])
     assert str(caught.value).startswith(f"{path}")
     assert says in str(caught.value)
 
@@ -183,9 +183,9 @@ def test_factors_and_sizes_of_four_ranks(name: str, factor: float, size: int) ->
         ("barrier", "out", None, None),
     ],
 )
-def test_buffers_of_the_second_of_three_ranks(name: str, place: kinds.Place, x: Any, out: Any) -> None:
+def test_buffers_of_the_second_of_three_ranks(name: str, place: collective_table.Place, x: Any, out: Any) -> None:
     buffers = {"a": np.arange(6), "b": np.arange(6)}
-    found = kinds.carve(KINDS[name], place, buffers["a"], buffers["b"], 1, 3, 2)
+    found = collective_table.carve(KINDS[name], place, buffers["a"], buffers["b"], 1, 3, 2)
     for array, where in zip(found, (x, out), strict=True):
         if where is None:
             assert array is None
@@ -195,12 +195,12 @@ def test_buffers_of_the_second_of_three_ranks(name: str, place: kinds.Place, x: 
 
 
 def test_partners() -> None:
-    assert [kinds.partner(rank, 5) for rank in range(5)] == [1, 0, 3, 2, None]
+    assert [collective_table.partner(rank, 5) for rank in range(5)] == [1, 0, 3, 2, None]
 
 
 def test_a_line_is_found_again() -> None:
     sizes = [8 * 4**i for i in range(12)]
-    line = fit.fit(sizes, [3e-6 + size / 5e9 for size in sizes])
+    line = report.fit(sizes, [3e-6 + size / 5e9 for size in sizes])
     assert line is not None
     assert line == pytest.approx((3e-6, 1 / 5e9), rel=1e-9)
 
@@ -217,12 +217,12 @@ def test_a_line_is_found_again() -> None:
     ],
 )
 def test_lines(sizes: list[int], times: list[float], line: tuple[float, float] | None) -> None:
-    assert fit.fit(sizes, times) == (None if line is None else pytest.approx(line, abs=1e-12))
+    assert report.fit(sizes, times) == (None if line is None else pytest.approx(line, abs=1e-12))
 
 
 def test_large_times_do_not_drown_small_ones() -> None:
     sizes = [8, 64, 512, 1 << 30]
-    line = fit.fit(sizes, [1e-6, 1e-6, 1e-6, 0.1])
+    line = report.fit(sizes, [1e-6, 1e-6, 1e-6, 0.1])
     assert line is not None
     assert line.latency == pytest.approx(1e-6, rel=0.03)
 
@@ -251,12 +251,12 @@ def test_a_ratio_compares_what_was_measured_side_by_side() -> None:
 
 
 class Clockless:
-    """A meeting of one rank that pretends to be the faster of two."""
+    """A sync of one rank that pretends to be the faster of two."""
 
     def __init__(self) -> None:
         self.met = 0
 
-    def sync(self) -> None:
+    def barrier(self) -> None:
         self.met += 1
 
     def slowest(self, seconds: Any) -> Any:
@@ -269,10 +269,10 @@ class Clockless:
 def test_contestants_alternate_and_the_slowest_rank_counts() -> None:
     calls: list[str] = []
     entries = [timing.Entry(call=lambda name=name: calls.append(name), settle=lambda: None) for name in "ab"]
-    meeting = Clockless()
-    found = timing.measure(entries, meeting, warmup=2, budget=1.0, iters=3)
+    sync = Clockless()
+    found = timing.measure(entries, sync, warmup=2, budget=1.0, iters=3)
     assert "".join(calls) == "aaabbb" + "ab" + "ba" + "ab"  # one to begin with and two to warm up; then three rounds
-    assert meeting.met == 2 + 6
+    assert sync.met == 2 + 6
     assert [timing.calls for timing in found] == [3, 3]
     assert all(1.0 < each < 2.0 for timing in found for each in timing.rounds)
 
@@ -282,8 +282,8 @@ def test_one_trip_of_a_round_trip() -> None:
     assert 0.5 < timing.measure([entry], Clockless(), warmup=1, budget=1.0, iters=1)[0].seconds < 1.0
 
 
-CELL = table.Cell(seconds=12.5e-6, algbw=5.243, busbw=7.8643, calls=20, rounds=(12e-6, 13e-6), wrong=0)
-ROW = table.Row(
+CELL = report.Cell(seconds=12.5e-6, algbw=5.243, busbw=7.8643, calls=20, rounds=(12e-6, 13e-6), wrong=0)
+ROW = report.Row(
     collective="all_reduce",
     by="ours mpi",
     size=65536,
@@ -296,7 +296,7 @@ ROW = table.Row(
 
 
 def test_a_table_of_one() -> None:
-    lines = [*table.heading(several=False), table.row_line(ROW, several=False)]
+    lines = [*report.heading(several=False), report.row_line(ROW, several=False)]
     assert [line.split() for line in lines] == [
         ["#", "out-of-place", "in-place"],
         ["#", "size", "count", "type", "redop", "root", *["time", "algbw", "busbw", "#wrong"] * 2],
@@ -310,9 +310,11 @@ def test_a_table_of_one() -> None:
 
 
 def test_a_table_of_many_names_them_and_their_ratio() -> None:
-    rival = table.Row(**{**vars(ROW), "by": "mpi4py", "cells": {"out": table.Cell(**{**vars(CELL), "ratio": 1.204})}})
-    heads = table.heading(several=True)
-    lines = [table.row_line(row, several=True) for row in (ROW, rival)]
+    baseline = report.Row(
+        **{**vars(ROW), "by": "mpi4py", "cells": {"out": report.Cell(**{**vars(CELL), "ratio": 1.204})}}
+    )
+    heads = report.heading(several=True)
+    lines = [report.row_line(row, several=True) for row in (ROW, baseline)]
     assert heads[1].split()[1:7] == ["size", "count", "type", "redop", "root", "by"]
     assert heads[1].split().count("ratio") == 2
     assert "   -1 ours mpi " in lines[0]
@@ -322,29 +324,31 @@ def test_a_table_of_many_names_them_and_their_ratio() -> None:
 
 def test_words_around_a_table() -> None:
     kind = KINDS["all_reduce"]
-    assert table.opening(kind, 4, table.place_text("mpi", 4, 1), several=True) == [
+    assert report.opening(kind, 4, report.place_text("mpi", 4, 1), several=True) == [
         "# all_reduce: 4 ranks on 1 node, backend mpi",
         "# time: median over rounds of the slowest rank's time of one call",
         "# algbw = size/time, busbw = algbw * 1.5; ratio: time / that of ours on ordinary arrays, median over rounds",
     ]
-    assert "half of a round trip" in table.opening(KINDS["send_recv"], 2, "here", several=False)[1]
-    assert len(table.opening(KINDS["barrier"], 2, "here", several=False)) == 2
-    assert table.closing([ROW]) == ["# wrong elements: 0"]
-    unchecked = table.Row(**{**vars(ROW), "cells": {"in": table.Cell(**{**vars(CELL), "wrong": None})}})
-    assert table.closing([unchecked]) == []
-    assert table.row_line(unchecked, several=False).endswith("N/A")
+    assert "half of a round trip" in report.opening(KINDS["send_recv"], 2, "here", several=False)[1]
+    assert len(report.opening(KINDS["barrier"], 2, "here", several=False)) == 2
+    assert report.closing([ROW]) == ["# wrong elements: 0"]
+    unchecked = report.Row(**{**vars(ROW), "cells": {"in": report.Cell(**{**vars(CELL), "wrong": None})}})
+    assert report.closing([unchecked]) == []
+    assert report.row_line(unchecked, several=False).endswith("N/A")
     fitted = {"collective": "all_reduce", "by": "mpi4py", "dtype": "int8", "place": "in"}
-    line = table.fit_lines([table.Fitted(**fitted, line=fit.Line(2.5e-6, 2e-10))])[1]
+    line = report.fit_lines([report.Fitted(**fitted, line=report.Line(2.5e-6, 2e-10))])[1]
     assert " ".join(line.split()) == "# int8 mpi4py in-place latency 2.500 us bandwidth 5.000 GB/s"
-    assert table.fit_lines([table.Fitted(**fitted, line=fit.Line(2.5e-6, 0.0))])[1].endswith("bandwidth no limit seen")
+    assert report.fit_lines([report.Fitted(**fitted, line=report.Line(2.5e-6, 0.0))])[1].endswith(
+        "bandwidth no limit seen"
+    )
 
 
 def test_an_outcome_survives_json() -> None:
-    fitted = table.Fitted(
-        collective="all_reduce", by="ours mpi", dtype="float32", place="in", line=fit.Line(1e-6, 2.5e-10)
+    fitted = report.Fitted(
+        collective="all_reduce", by="ours mpi", dtype="float32", place="in", line=report.Line(1e-6, 2.5e-10)
     )
     outcome = Outcome(
-        backend="mpi", ranks=2, nodes=1, versions={"numpy": "2"}, rows=(ROW,), fits=(fitted,), refusals=("no",)
+        backend="mpi", ranks=2, nodes=1, versions={"numpy": "2"}, rows=(ROW,), fits=(fitted,), unsupported=("no",)
     )
     document = json.loads(json.dumps(outcome.encode()))
     assert (document["fits"][0]["latency_us"], document["fits"][0]["bandwidth_gbs"]) == pytest.approx((1.0, 4.0))
@@ -352,8 +356,8 @@ def test_an_outcome_survives_json() -> None:
 
 
 def test_progress() -> None:
-    assert screen.progress(3, 12, 6.0, "reduce 1024 B") == "[=====               ]  25%  18 s left  reduce 1024 B"
-    assert screen.progress(0, 12, 6.0, "reduce 8 B") == "[                    ]   0%  starting  reduce 8 B"
+    assert report.progress(3, 12, 6.0, "reduce 1024 B") == "[=====               ]  25%  18 s left  reduce 1024 B"
+    assert report.progress(0, 12, 6.0, "reduce 8 B") == "[                    ]   0%  starting  reduce 8 B"
 
 
 @pytest.mark.parametrize(("value", "text"), [(8, "8"), (65536, "64K"), (3 << 19, "1.5M"), (1 << 30, "1G")])

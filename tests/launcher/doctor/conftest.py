@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.doctor.finding import Finding, Level
+from launcher.doctor.findings import Finding, Level
 
 Expected = tuple[Level, str, str]
 
 
 @pytest.fixture
 def assert_found() -> Callable[..., None]:
-    """Each finding has this level, and these words in its text and its mend; an empty mend is an empty mend."""
+    """Each finding has this level, and these words in its text and its fix; an empty fix is an empty fix."""
 
     def compare(findings: list[Finding], *expected: Expected) -> None:
         assert [each.level for each in findings] == [level for level, _, _ in expected], findings
-        for each, (_, text, mend) in zip(findings, expected, strict=True):
+        for each, (_, text, fix) in zip(findings, expected, strict=True):
             assert text in each.text
-            assert mend in each.mend
-            assert bool(mend) == bool(each.mend), each
+            assert fix in each.fix
+            assert bool(fix) == bool(each.fix), each
 
     return compare

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from launcher.doctor import checkup
-from launcher.doctor.finding import Finding, Level, error, note, ok, warning
-from launcher.doctor.trials import Trial, trials
+from launcher.doctor.findings import Finding, Level, error, note, ok, warning
+from launcher.doctor.ranks import Trial, trials
 from launcher.hosts import Host
 
 DOCTOR = [sys.executable, "-m", "launcher.doctor"]
@@ -56,20 +56,20 @@ def test_a_machine_that_is_broken(run_job: Any, broken: dict[str, str], mpiexec:
     assert told["can_train"] is False
     assert told["verdict"].startswith("training would fail: 2 errors, ")
     assert 0 < told["seconds"] < 90
-    errors = {each["text"]: each["mend"] for each in told["findings"] if each["level"] == "error"}
+    errors = {each["text"]: each["fix"] for each in told["findings"] if each["level"] == "error"}
     assert list(errors) == [
         "NumPy does not work here: ImportError: libgfortran.so.5 is missing",
         "mpi4py cannot load an MPI: the process that tried died of SIGABRT",
     ]
-    assert all("pip install" in mend for mend in errors.values())
+    assert all("pip install" in fix for fix in errors.values())
     assert {
         "check": "ranks",
         "level": "note",
-        "text": "none were started: mend the errors above first",
-        "mend": "",
+        "text": "none were started: fix the errors above first",
+        "fix": "",
     } in told["findings"]
     (threads,) = [each for each in told["findings"] if each["text"].startswith("OMP_NUM_THREADS=99999")]
-    assert (threads["level"], threads["mend"]) == ("warning", "unset OMP_NUM_THREADS")
+    assert (threads["level"], threads["fix"]) == ("warning", "unset OMP_NUM_THREADS")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -102,7 +102,7 @@ def test_when_ranks_are_started(
     monkeypatch: pytest.MonkeyPatch, found: list[Finding], tried: list[Finding], expected: list[str]
 ) -> None:
     monkeypatch.setattr("launcher.doctor.ranks.check", lambda trial: list(tried))
-    monkeypatch.setattr("launcher.doctor.trials.trials", lambda broken, **facts: [] if broken else [Trial(2)])
+    monkeypatch.setattr("launcher.doctor.ranks.trials", lambda broken, **facts: [] if broken else [Trial(2)])
     (levels,) = [[each.level.value for each in findings] for findings in checkup._ranks(found, 0, ())]
     assert levels == expected
 

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from launcher.doctor import show
-from launcher.doctor.aside import MARK, Answer, ask, run, understand
-from launcher.doctor.finding import Finding, Level, error, exit_code, install, note, ok, pip, verdict, warning
+from launcher.doctor import findings as report
+from launcher.doctor.findings import Finding, Level, error, exit_code, install, note, ok, pip, verdict, warning
+from launcher.doctor.probe import MARK, Answer, ask, run, understand
 
-GOOD, SLOW, BAD = ok("mpi", "a"), warning("gpu", "b", "mend it"), error("mpi", "c", "mend that")
+GOOD, SLOW, BAD = ok("mpi", "a"), warning("gpu", "b", "fix it"), error("mpi", "c", "fix that")
 
 
 @pytest.mark.parametrize(
@@ -35,34 +35,34 @@ def test_the_verdict_on_hosts() -> None:
 
 
 def test_lines_are_aligned_and_a_check_is_named_once() -> None:
-    assert show.lines([GOOD, error("mpi", "c\nits story", "mend that"), SLOW], colour=False) == [
+    assert report.lines([GOOD, error("mpi", "c\nits story", "fix that"), SLOW], colour=False) == [
         "mpi      ok       a",
         "         error    c",
         "                    its story",
-        "                  mend: mend that",
+        "                  fix: fix that",
         "gpu      warning  b",
-        "                  mend: mend it",
+        "                  fix: fix it",
     ]
-    assert show.lines([GOOD], colour=False, before="mpi") == ["         ok       a"]
+    assert report.lines([GOOD], colour=False, before="mpi") == ["         ok       a"]
 
 
 def test_colours_take_no_room() -> None:
-    plain, coloured = (show.lines([GOOD, SLOW, BAD], colour=colour) for colour in (False, True))
+    plain, coloured = (report.lines([GOOD, SLOW, BAD], colour=colour) for colour in (False, True))
     assert plain != coloured
     for level in Level:
-        coloured = [line.replace(f"\x1b[{show._COLOURS[level]}m", "").replace("\x1b[0m", "") for line in coloured]
+        coloured = [line.replace(f"\x1b[{report._COLOURS[level]}m", "").replace("\x1b[0m", "") for line in coloured]
     assert plain == coloured
 
 
 def test_json_says_the_same() -> None:
-    told = json.loads(json.dumps(show.document([GOOD, BAD], "training would fail: 1 error", 1.23456)))
+    told = json.loads(json.dumps(report.document([GOOD, BAD], "training would fail: 1 error", 1.23456)))
     assert told == {
         "can_train": False,
         "verdict": "training would fail: 1 error",
         "seconds": 1.235,
         "findings": [
-            {"check": "mpi", "level": "ok", "text": "a", "mend": ""},
-            {"check": "mpi", "level": "error", "text": "c", "mend": "mend that"},
+            {"check": "mpi", "level": "ok", "text": "a", "fix": ""},
+            {"check": "mpi", "level": "error", "text": "c", "fix": "fix that"},
         ],
     }
 
@@ -101,8 +101,8 @@ def test_a_process_that_hangs_is_ended_with_its_children() -> None:
 
 def test_asking_a_module_that_is_not_there() -> None:
     answer = ask("launcher.doctor.no_such_probe", limit=20)
-    assert answer.said is None
-    assert "No module named" in answer.trouble
+    assert answer.value is None
+    assert "No module named" in answer.reason
 
 
 def _commands() -> list[str]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.doctor import gpu
-from launcher.doctor.aside import Answer, ask
-from launcher.doctor.finding import Level, install, pip
+from launcher.doctor.findings import Level, install, pip
+from launcher.doctor.probe import Answer, ask
 
 OK, NOTE, WARNING, ERROR = Level
 
@@ -19,6 +19,7 @@ BOX = gpu.Gpus(
     library=True,
     cupys={"cupy-cuda12x": "14.2.0"},
     bindings={"pynccl": "0.1.2", "nvidia-nccl-cu12": "2.30.4"},
+    cudnn="1.26.0",
 )
 H100 = {"name": "NVIDIA H100", "memory": 80 << 30, "capability": "9.0", "mode": 0}
 
@@ -37,12 +38,10 @@ def nccl(**found: list[str]) -> Answer:
 
 
 WHEEL = ["2.30.4", "/v/nvidia/nccl/lib/libnccl.so.2"]
-AWARE, UNAWARE = Answer({"reason": ""}, ""), Answer({"reason": "its MPI says that it cannot read GPU memory"}, "")
 SERVES = (OK, "CUDA's driver serves CUDA 12.8 (kernel module 550.54.15)", "")
 ONE = (OK, "GPU 0: NVIDIA H100, 80.0 GiB, compute capability 9.0", "")
 COMPUTES = (OK, "cupy-cuda12x 14.2.0 (CUDA 12.9) computes on the GPU", "")
 HAS_NCCL = (OK, f"NCCL 2.30.4 ({WHEEL[1]}) by pynccl; installed: pynccl 0.1.2, nvidia-nccl-cu12 2.30.4", "")
-MOVES = (NOTE, "this MPI is not handed GPU memory (its MPI says that it cannot read GPU memory)", "")
 CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
 
 
@@ -87,31 +86,29 @@ CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
         # All as it should be.
         (
             BOX,
-            gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL), UNAWARE),
-            [SERVES, ONE, COMPUTES, HAS_NCCL, MOVES],
+            gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL)),
+            [SERVES, ONE, COMPUTES, HAS_NCCL],
         ),
         (
             BOX._replace(bindings={}),
-            gpu.Answers(driver(H100), cupy(), nccl(cupy=["2.20.5", "/usr/lib/libnccl.so.2"]), AWARE),
+            gpu.Answers(driver(H100), cupy(), nccl(cupy=["2.20.5", "/usr/lib/libnccl.so.2"])),
             [
                 SERVES,
                 ONE,
                 COMPUTES,
                 (OK, "NCCL 2.20.5 (/usr/lib/libnccl.so.2) by CuPy", ""),
-                (OK, "(tried)", ""),
             ],
         ),
         # Compute modes.
         (
             BOX,
-            gpu.Answers(driver({**H100, "mode": 3}, {**H100, "mode": 2}), cupy(), nccl(pynccl=WHEEL), AWARE),
+            gpu.Answers(driver({**H100, "mode": 3}, {**H100, "mode": 2}), cupy(), nccl(pynccl=WHEEL)),
             [
                 SERVES,
                 (NOTE, "one process at a time may use it, so --share-gpu fails", "sudo nvidia-smi -i 0 -c DEFAULT"),
                 (ERROR, "its compute mode forbids computing", "sudo nvidia-smi -i 1 -c DEFAULT"),
                 COMPUTES,
                 HAS_NCCL,
-                (OK, "moves GPU memory by itself", ""),
             ],
         ),
         # CuPy: none, several, one of another CUDA, one that computes wrong.
@@ -156,27 +153,31 @@ CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
             gpu.Answers(driver(H100), cupy("a sum on the GPU is 3 instead of 999000")),
             [SERVES, ONE, (ERROR, "a sum on the GPU is 3", install("--force-reinstall", "cupy-cuda12x"))],
         ),
+        (
+            BOX._replace(cudnn=""),
+            gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL)),
+            [SERVES, ONE, COMPUTES, (WARNING, "cuDNN is not installed", "nvidia-cudnn-cu12"), HAS_NCCL],
+        ),
         # NCCL: none, crashing, two.
         (
             BOX,
-            gpu.Answers(driver(H100), cupy(), nccl(), UNAWARE),
-            [SERVES, ONE, COMPUTES, (WARNING, "NCCL is not found", "nvidia-nccl-cu12 pynccl"), MOVES],
+            gpu.Answers(driver(H100), cupy(), nccl()),
+            [SERVES, ONE, COMPUTES, (WARNING, "NCCL is not found", "nvidia-nccl-cu12 pynccl")],
         ),
         (
             BOX,
-            gpu.Answers(driver(H100), cupy(), Answer(None, "died"), Answer(None, "died")),
+            gpu.Answers(driver(H100), cupy(), Answer(None, "died")),
             [
                 SERVES,
                 ONE,
                 COMPUTES,
                 (WARNING, "NCCL cannot be loaded (died)", "nvidia-nccl-cu12 pynccl"),
-                (NOTE, "could not be found out: died", ""),
             ],
         ),
         (
             BOX,
-            gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL, cupy=["2.20.5", "/x"], path=WHEEL), UNAWARE),
-            [SERVES, ONE, COMPUTES, HAS_NCCL, (NOTE, "2.20.5 (/x), 2.30.4 (/v/", ""), MOVES],
+            gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL, cupy=["2.20.5", "/x"], path=WHEEL)),
+            [SERVES, ONE, COMPUTES, HAS_NCCL, (NOTE, "2.20.5 (/x), 2.30.4 (/v/", "")],
         ),
     ],
 )
@@ -211,14 +212,14 @@ def test_nobody_is_asked_where_there_is_no_driver() -> None:
 
 
 def test_what_nccl_says_where_it_is_not_installed() -> None:
-    answer = ask("launcher.doctor.probes.nccl", limit=30)
-    assert answer.said is not None, answer
-    assert {*answer.said["found"], *answer.said["failed"]} == {"pynccl", "cupy", "path"}
-    assert all(answer.said["failed"].values())
+    answer = ask("launcher.doctor.probes", "nccl", limit=30)
+    assert answer.value is not None, answer
+    assert {*answer.value["found"], *answer.value["failed"]} == {"pynccl", "cupy", "path"}
+    assert all(answer.value["failed"].values())
 
 
 def test_a_library_that_is_no_driver(tmp_path: Any) -> None:
     (tmp_path / "libcuda.so.1").write_text("not a library")
-    answer = ask("launcher.doctor.probes.gpu", limit=30, environ={"LD_LIBRARY_PATH": str(tmp_path)})
-    assert answer.said is None
-    assert "libcuda.so.1" in answer.trouble
+    answer = ask("launcher.doctor.probes", "cuda", limit=30, environ={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert answer.value is None
+    assert "libcuda.so.1" in answer.reason

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher.doctor import hosts, reach
-from launcher.doctor.finding import Level
-from launcher.doctor.reach import NO_SSH, Reach
+from launcher.doctor import hosts
+from launcher.doctor.findings import Level
+from launcher.doctor.hosts import NO_SSH, Reach
 from launcher.engines.finding import INTEL, MPICH, OPENMPI
 from launcher.hosts import Host
 
@@ -29,7 +29,7 @@ SAYS: dict[str, object] = {
     "folder": True,
     "packages": PACKAGES,
 }
-GOOD = Reach("b", True, status=0, said=SAYS)
+GOOD = Reach("b", True, status=0, value=SAYS)
 REACHED, SAME = (
     (OK, "b is reached by ssh without a password (b, 8 cores)", ""),
     (OK, "b has the same Python 3.11.9", ""),
@@ -42,7 +42,7 @@ def failed(status: int | None, words: str = "", resolves: bool = True) -> Reach:
 
 
 def says(**change: object) -> Reach:
-    return GOOD._replace(said={**SAYS, **change})
+    return GOOD._replace(value={**SAYS, **change})
 
 
 @pytest.mark.parametrize(
@@ -100,18 +100,18 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_asking_hosts(ssh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "LIMIT", 5.0)
+    monkeypatch.setattr(hosts, "LIMIT", 5.0)
     start = time.monotonic()
     names = ("far.invalid", "denied.invalid", "silent.invalid", "localhost")
-    far, denied, silent, here = reach.look([Host(name, 1) for name in names], ["numpy", "no-such-package"])
+    far, denied, silent, here = hosts.look([Host(name, 1) for name in names], ["numpy", "no-such-package"])
     assert time.monotonic() - start < 20, "they are asked at the same time"
     assert (far.status, far.resolves, far.local) == (0, True, False)
-    assert far.said is not None
-    assert far.said["python"] == ".".join(map(str, sys.version_info[:3]))
-    packages: Any = far.said["packages"]
+    assert far.value is not None
+    assert far.value["python"] == ".".join(map(str, sys.version_info[:3]))
+    packages: Any = far.value["packages"]
     assert packages["numpy"]
     assert packages["no-such-package"] == ""
-    assert (far.said["back"], far.said["folder"]) == ("", True), "the other host has reached this one back"
+    assert (far.value["back"], far.value["folder"]) == ("", True), "the other host has reached this one back"
     assert abs(far.skew) < 5
     assert denied == Reach(
         "denied.invalid", False, status=255, words="me@denied.invalid: Permission denied (publickey)."
@@ -123,11 +123,11 @@ def test_asking_hosts(ssh: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_without_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("HYDRA_LAUNCHER_EXEC", raising=False)
-    (far,) = reach.look([Host("far.invalid", 1)], [])
+    (far,) = hosts.look([Host("far.invalid", 1)], [])
     assert far.words == NO_SSH
 
 
-SSH = reach.shell({}, None)
+SSH = hosts.shell({}, None)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,6 @@ SSH = reach.shell({}, None)
 def test_an_engine_may_have_been_told_another_way(
     family: str | None, environ: dict[str, str], words: list[str]
 ) -> None:
-    assert reach.shell(environ, family) == words
+    assert hosts.shell(environ, family) == words
     assert SSH[0] == "ssh"
     assert "BatchMode=yes" in SSH

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from launcher.doctor import leftovers, limits, memory, python, threads
-from launcher.doctor.aside import Answer
-from launcher.doctor.finding import Finding, Level, install
+from launcher.doctor.findings import Finding, Level, install
+from launcher.doctor.probe import Answer
 
 MIB, GIB = 1 << 20, 1 << 30
 Expected = tuple[Level, str, str]
 
 
 def assert_found(findings: list[Finding], *expected: Expected) -> None:
-    """Each has this level, and these words in its text and in its mend; an empty mend is an empty mend."""
+    """Each has this level, and these words in its text and in its fix; an empty fix is an empty fix."""
     assert [each.level for each in findings] == [level for level, _, _ in expected], findings
-    for each, (_, text, mend) in zip(findings, expected, strict=True):
+    for each, (_, text, fix) in zip(findings, expected, strict=True):
         assert text in each.text
-        assert mend in each.mend
-        assert bool(mend) == bool(each.mend)
+        assert fix in each.fix
+        assert bool(fix) == bool(each.fix)
 
 
 OK, NOTE, WARNING, ERROR = Level

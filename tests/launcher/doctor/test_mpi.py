@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.doctor import mpi
-from launcher.doctor.aside import Answer
-from launcher.doctor.finding import Level, install, pip
+from launcher.doctor.findings import Level, install, pip
+from launcher.doctor.probe import Answer
 
 OK, NOTE, WARNING, ERROR = Level
 

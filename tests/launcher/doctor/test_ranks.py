@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from launcher.doctor import ranks
-from launcher.doctor.aside import Answer
-from launcher.doctor.finding import Level
-from launcher.doctor.trials import Trial
+from launcher.doctor.findings import Level
+from launcher.doctor.probe import Answer
+from launcher.doctor.ranks import Trial
 from launcher.hosts import Host
 
 OK, NOTE, WARNING, ERROR = Level
@@ -31,7 +31,7 @@ SPEED = [
     (OK, "all_reduce (2 ranks)  25 MiB  5200.0 us  5.0 GB/s", ""),
 ]
 RIGHT = (OK, "2 ranks over MPI and shared memory: 10 collectives give the right numbers in 7 dtypes", "")
-AGAIN = "\nto see it again: ddp-launch -n 2 -m launcher.doctor.pair mpi 90.0"
+AGAIN = "\nto see it again: ddp-launch -n 2 -m launcher.doctor.trial mpi 90.0"
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives import Communicator, init
-from launcher.bench.kinds import KINDS
-from launcher.bench.rank import run
+from launcher.bench.collective_table import KINDS
 from launcher.bench.settings import Settings
-from launcher.doctor.aside import answer
+from launcher.bench.worker import run
+from launcher.doctor.probe import answer
 
 _HOST_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 _DEVICE_DTYPES = ("float32", "float16", "int32")
@@ -60,7 +60,7 @@ def look(comm: Communicator) -> dict[str, Any]:
         "wrong": wrong,
         "tried": len(names),
         "dtypes": len(dtypes),
-        "refused": list(outcome.refusals),
+        "refused": list(outcome.unsupported),
         "timed": timed,
         "backend": comm.backend,
         "ranks": comm.size,

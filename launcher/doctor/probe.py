@@ -1,4 +1,4 @@
-"""A question put to a process of its own: what it loads may crash it, hang it, or print whatever it likes."""
+"""Asks a question in a process of its own: what it loads may crash it, hang it, or print anything."""
 
 from __future__ import annotations
 
@@ -12,31 +12,38 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: In front of what is said by a process that was asked, in a line of its own among others.
+#: Begins the line with the answer among all that a process prints.
 MARK = "ddp-doctor-answer "
 
 
 _ENDING = 3.0  # s; a launcher that is asked to end takes its ranks with it
 
+_ENGINES = (
+    *("PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "ORTE_", "SLURM_", "HYDRA_", "HYDI_", "MPI_LOCAL"),
+    *("PALS_", "FLUX_", "MPIEXEC_", "MV2_COMM_", "LSB_", "PBS_"),
+)
+# Settings of the library, not of a job.
+_KEPT = tuple(f"OMPI_MCA_{name}" for name in ("pml", "btl", "mtl", "accelerator", "opal_cuda", "smcuda"))
+
 _running: set[subprocess.Popen[bytes]] = set()
 
 
 class Answer(NamedTuple):
-    """What a process said before it ended.
+    """What a process answered before it ended.
 
-    said: None if nothing; trouble: why, "" if it said something; lines: all else that it printed
+    value: None if nothing; reason: why, "" if there is a value; lines: all else that it printed
     status: its exit status, minus the signal that killed it, None if it had not ended in time
     """
 
-    said: Any
-    trouble: str
+    value: Any
+    reason: str
     lines: tuple[str, ...] = ()
     status: int | None = 0
 
     @property
     def missing(self) -> bool:
         """True if a package that it needs is not installed."""
-        return self.trouble.startswith("ModuleNotFoundError: ")
+        return self.reason.startswith("ModuleNotFoundError: ")
 
 
 def ask(module: str, *args: str, limit: float, environ: Mapping[str, str] | None = None) -> Answer:
@@ -51,6 +58,11 @@ def ask(module: str, *args: str, limit: float, environ: Mapping[str, str] | None
     except OSError as failure:
         return Answer(None, f"no process could be started: {failure.strerror}", (), None)
     return understand(lines, status, limit)
+
+
+def outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what launchers and engines told this process: in it an MPI is a world of one."""
+    return {name: value for name, value in environ.items() if name.startswith(_KEPT) or not name.startswith(_ENGINES)}
 
 
 def run(command: Sequence[str], limit: float, environ: Mapping[str, str]) -> tuple[int | None, list[str]]:
@@ -87,9 +99,8 @@ def end_all() -> None:
 
 
 def answer(look: Callable[[], object]) -> None:
-    """What a process that was asked does: it looks, and says what it has seen."""
-    seen = look()
-    print(f"\n{MARK}{json.dumps(seen)}", flush=True)
+    """In the process that was asked: prints what `look` returns, as JSON."""
+    print(f"\n{MARK}{json.dumps(look())}", flush=True)
 
 
 def understand(lines: Sequence[str], status: int | None, limit: float) -> Answer:
@@ -101,12 +112,12 @@ def understand(lines: Sequence[str], status: int | None, limit: float) -> Answer
             with contextlib.suppress(ValueError):  # cut off in the middle: as if there were none
                 return Answer(json.loads(text), "", printed, status)
     if status is None:
-        trouble = f"the process that tried had not ended after {limit:g} s"
+        reason = f"the process that tried had not ended after {limit:g} s"
     elif status < 0:
-        trouble = f"the process that tried died of {_name(-status)}"
+        reason = f"the process that tried died of {_name(-status)}"
     else:
-        trouble = printed[-1].strip() if printed else f"the process that tried said nothing, exit status {status}"
-    return Answer(None, trouble, printed, status)
+        reason = printed[-1].strip() if printed else f"the process that tried said nothing, exit status {status}"
+    return Answer(None, reason, printed, status)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

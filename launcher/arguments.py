@@ -1,0 +1,48 @@
+"""argparse for the three commands: what is wrong on a command line is a `UsageError` of one sentence."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from launcher.job import UsageError
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """`argparse.ArgumentParser` that raises instead of exiting, takes no abbreviations, and knows what was meant."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(
+            prog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            add_help=False,
+            allow_abbrev=False,
+            **settings,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raises: UsageError. `argument -n/--ranks: should be ...` becomes `-n/--ranks should be ...`."""
+        if message.startswith("argument "):
+            message = message.removeprefix("argument ").replace(": ", " ", 1)
+        raise UsageError(message)
+
+    def parse(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The options that were given, by name, positional ones among them wherever they stand.
+
+        Raises: UsageError, in one sentence.
+        """
+        known, unknown = self.parse_known_intermixed_args(list(argv))
+        if unknown:
+            options = [name for action in self._actions for name in action.option_strings]
+            raise UsageError(f"unknown option {unknown[0]}{nearest(unknown[0].partition('=')[0], options)}")
+        return vars(known)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean ...?)`, or nothing if `name` is like none of the known ones."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -1,0 +1,261 @@
+"""The implementations that are measured: ours on ordinary, shared or device arrays, mpi4py, and PyTorch's gloo.
+
+An implementation binds one collective to two buffers and returns a call without arguments, so that nothing but the
+collective itself is in what is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from collectives import Communicator, DtypeError
+from launcher.bench.collective_table import ROOT, Kind, partner
+from launcher.bench.expected import Array
+from launcher.bench.timing import MPISync
+from launcher.job import UsageError
+
+Call = Callable[[], Any]
+
+
+class Implementation(Protocol):
+    """One way to run collectives.
+
+    name: what tables and legends call it
+    unsupported: exceptions that mean that it cannot do what was asked
+    """
+
+    name: str
+    unsupported: tuple[type[Exception], ...]
+
+    def empty(self, nbytes: int) -> Any:
+        """A buffer of (nbytes,) uint8. Every rank asks for the same."""
+
+    def write(self, buffer: Any, values: Array) -> None:
+        """Fills a buffer with values of its dtype."""
+
+    def read(self, buffer: Any) -> Array:
+        """What a buffer holds."""
+
+    def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
+        """The collective on these buffers; out None: x is read and written.
+
+        Raises: one of `unsupported`, here or at the first call and on every rank, if it cannot do that.
+        """
+
+    def settle(self) -> None:
+        """Waits until calls that have returned are over."""
+
+    def close(self) -> None:
+        """The last call."""
+
+
+class OnHost:
+    """Buffers in the process's own memory, and calls that return when they are over."""
+
+    def empty(self, nbytes: int) -> Any:
+        return np.zeros(nbytes, np.uint8)
+
+    def write(self, buffer: Any, values: Array) -> None:
+        buffer[...] = values
+
+    def read(self, buffer: Any) -> Array:
+        return np.asarray(buffer)
+
+    def settle(self) -> None:
+        return
+
+
+class Ours(OnHost):
+    """`collectives` on ordinary arrays."""
+
+    unsupported: tuple[type[Exception], ...] = (DtypeError,)
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.name = f"ours {comm.backend}"
+
+    def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
+        comm = self.comm
+        # Like the baselines, every rank knows that all bring the same lengths.
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: comm.all_reduce(x, op, out=out),
+            "reduce": lambda: comm.reduce(x, op, ROOT, out=out),
+            "broadcast": lambda: comm.broadcast(x, ROOT),
+            "gather": lambda: comm.gather(x, ROOT, lengths="equal", out=out),
+            "scatter": lambda: comm.scatter(x, ROOT, out=out),
+            "all_gather": lambda: comm.all_gather(x, lengths="equal", out=out),
+            "reduce_scatter": lambda: comm.reduce_scatter(x, op, out=out),
+            "all_to_all": lambda: comm.all_to_all(x, lengths="equal", out=out),
+            "barrier": comm.barrier,
+        }
+        if kind.name != "send_recv":
+            return calls[kind.name]
+        other = partner(comm.rank, comm.size)
+        to = -1 if other is None else other
+        return ping_pong(comm.rank, other, lambda: comm.send(x, to), lambda: comm.recv(to, out=out))
+
+    def close(self) -> None:
+        return  # the world's communicator lives as long as the process
+
+
+class OursShared(Ours):
+    """`collectives` on arrays of `comm.empty`, which the ranks of a node share."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._empty: Any = getattr(comm, "empty", None)
+        if self._empty is None:
+            raise UsageError(f"--empty: the communicator of backend {comm.backend} has no empty()")
+        super().__init__(comm)
+        self.name = f"ours {comm.backend} empty"
+
+    def empty(self, nbytes: int) -> Any:
+        array = self._empty((nbytes,), np.uint8)
+        array[...] = 0  # every page is there before the first call
+        return array
+
+
+def ping_pong(rank: int, other: int | None, send: Call, receive: Call) -> Call:
+    """One round trip between two ranks, begun by the lower one. The last of an odd number of ranks does nothing."""
+    if other is None:
+        return lambda: None
+    first, second = (send, receive) if rank < other else (receive, send)
+
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+class OursOnDevice(Ours):
+    """`collectives` on CuPy arrays. A call returns when it is issued, so a batch ends with its stream."""
+
+    def __init__(self, comm: Communicator) -> None:
+        import cupy
+
+        super().__init__(comm)
+        self._cupy: Any = cupy
+
+    def empty(self, nbytes: int) -> Any:
+        return self._cupy.zeros(nbytes, np.uint8)
+
+    def write(self, buffer: Any, values: Array) -> None:
+        buffer[...] = self._cupy.asarray(values)
+
+    def read(self, buffer: Any) -> Array:
+        host: Array = self._cupy.asnumpy(buffer)
+        return host
+
+    def settle(self) -> None:
+        self._cupy.cuda.get_current_stream().synchronize()
+
+
+class RawMPI(OnHost):
+    """mpi4py's blocking calls."""
+
+    name = "mpi4py"
+
+    def __init__(self, sync: MPISync) -> None:
+        self._MPI = sync.MPI
+        self.unsupported: tuple[type[Exception], ...] = (NotImplementedError, KeyError, sync.MPI.Exception)
+        self._comm: Any = sync.MPI.COMM_WORLD
+
+    def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
+        MPI, comm = self._MPI, self._comm
+        if kind.reduces and op == "mean":
+            raise NotImplementedError("MPI has no mean")
+        in_place = x is not None and out is not None and np.shares_memory(x, out)
+        if kind.name == "reduce_scatter" and in_place:
+            raise NotImplementedError("MPI's result in place lies in front of the buffer, not in the rank's part")
+        operator = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}.get(op)
+        root = comm.rank == ROOT
+        # In place, MPI is told so instead of being given a part of the other buffer.
+        sent = MPI.IN_PLACE if in_place else x
+        into = MPI.IN_PLACE if in_place else out
+        whole = out if root else None
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: comm.Allreduce(sent, out, operator),
+            "reduce": lambda: comm.Reduce(sent if root else x, whole, operator, ROOT),
+            "broadcast": lambda: comm.Bcast(x, ROOT),
+            "gather": lambda: comm.Gather(sent if root else x, whole, ROOT),
+            "scatter": lambda: comm.Scatter(x if root else None, into if root else out, ROOT),
+            "all_gather": lambda: comm.Allgather(sent, out),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(x, out, operator),
+            "all_to_all": lambda: comm.Alltoall(x, out),
+            "barrier": comm.Barrier,
+        }
+        if kind.name != "send_recv":
+            return calls[kind.name]
+        other = partner(comm.rank, comm.size)
+        return ping_pong(comm.rank, other, lambda: comm.Send(x, other), lambda: comm.Recv(out, other))
+
+    def close(self) -> None:
+        return
+
+
+class Gloo(OnHost):
+    """torch.distributed with gloo, over a process group of its own."""
+
+    name = "torch-gloo"
+    unsupported: tuple[type[Exception], ...] = (NotImplementedError, RuntimeError, TypeError, ValueError)
+
+    def __init__(self, sync: MPISync, rank: int, size: int, one_node: bool) -> None:
+        import torch
+        import torch.distributed
+
+        self._torch: Any = torch
+        self._dist: Any = torch.distributed
+        dist = self._dist
+        self._rank, self._size = rank, size
+        if one_node:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        host = "127.0.0.1" if one_node else socket.gethostname()
+        store = dist.TCPStore(host, 0, size, True, wait_for_workers=False) if rank == 0 else None
+        host, _, port = sync.tell(f"{host} {store.port}" if store is not None else "").partition(" ")
+        if store is None:
+            store = dist.TCPStore(host, int(port), size, False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+    def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
+        dist = self._dist
+        if kind.reduces and op == "mean":
+            raise NotImplementedError("gloo has no mean")
+        in_place = out is None or (x is not None and np.shares_memory(x, out))
+        if kind.name in ("all_reduce", "reduce") and not in_place:
+            raise NotImplementedError("torch.distributed reduces in place")
+        ops = dist.ReduceOp
+        operator = {"sum": ops.SUM, "prod": ops.PRODUCT, "max": ops.MAX, "min": ops.MIN}.get(op)
+        sent, into = self._tensor(x), self._tensor(out)
+        root = self._rank == ROOT
+        size = self._size
+        parts = list(into.chunk(size)) if kind.out == "whole" else list(sent.chunk(size)) if kind.x == "whole" else []
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: dist.all_reduce(sent, operator),
+            "reduce": lambda: dist.reduce(sent, ROOT, operator),
+            "broadcast": lambda: dist.broadcast(sent, ROOT),
+            "gather": lambda: dist.gather(sent, parts if root else None, ROOT),
+            "scatter": lambda: dist.scatter(into, parts if root else None, ROOT),
+            "all_gather": lambda: dist.all_gather(parts, sent),
+            "reduce_scatter": lambda: dist.reduce_scatter(into, parts, operator),
+            "all_to_all": lambda: dist.all_to_all_single(into, sent),
+            "barrier": dist.barrier,
+        }
+        if kind.name != "send_recv":
+            return calls[kind.name]
+        other = partner(self._rank, size)
+        return ping_pong(self._rank, other, lambda: dist.send(sent, other), lambda: dist.recv(into, other))
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()
+
+    def _tensor(self, array: Any) -> Any:
+        if array is None:
+            return None
+        if array.dtype.name == "bfloat16":  # which torch.from_numpy does not know
+            return self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
+        return self._torch.from_numpy(array)

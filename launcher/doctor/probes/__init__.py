@@ -1,1 +1,0 @@
-"""What is asked in processes of their own, because the libraries that are loaded there may crash, hang or be broken."""
