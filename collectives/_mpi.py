@@ -10,7 +10,6 @@ import faulthandler
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,9 @@ import numpy as np
 
 from collectives import segment_files, world
 from collectives._mpi_transport import INT, MPITransport
-from collectives.account import Account, give_account, look_up
 from collectives.cores import cores_here
 from collectives.departure import LOST, Departure
-from collectives.errors import BackendError, RecordError, WorldError
-from collectives.flight.reader import Window
-from collectives.flight.recorder import of_this_process
-from collectives.inquiry import Inquiry
+from collectives.errors import BackendError, WorldError
 from collectives.reduction import COMBINE, ReduceOp
 from collectives.rendezvous import Rendezvous
 
@@ -40,7 +35,6 @@ _TCP = {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "128k"}
 # What keeps an MPI from listening on outside networks where all ranks are on one host: UCX, of MPICH's wheel, takes the
 # loopback, and Open MPI does without TCP, whose module listens on every network whatever it is told.
 _ONE_HOST = {"UCX_NET_DEVICES": "lo", "OMPI_MCA_btl": "^tcp"}
-_SILENT = "does not answer: it is stopped, or its Python holds the GIL"
 
 
 class MPIWorld:
@@ -90,9 +84,6 @@ class MPIWorld:
         self._lock = threading.Lock()
         self._left: dict[int, Departure] = {}
         self._sent: list[tuple[Any, bytes]] = []
-        # In this process itself there is a record even where the system refuses shared memory.
-        record = Window(of_this_process().peek)
-        self._inquiry = Inquiry(MPI, self._farewell, lambda key: give_account(record.read(), key, time.monotonic_ns()))
         world.report(joined=True)
 
     def transport(self) -> MPITransport:
@@ -148,30 +139,12 @@ class MPIWorld:
                 self._left.setdefault(rank, Departure(status=LOST, calls={}))
             return dict(self._left)
 
-    def accounts(self, ranks: Sequence[int], communicator: str) -> dict[int, Account]:
-        """What these ranks of the world did last: of those on this node by a look, of the others by asking them."""
-        known: dict[int, Account] = {}
-        unknown: dict[int, Account] = {}
-        for rank in ranks:
-            here = self._is_here(rank)
-            where = "" if here else f"on {self._hosts[rank].tobytes().rstrip(bytes(1)).decode(errors='replace')}"
-            unknown[rank] = Account(None, where, _SILENT)
-            if here:
-                try:
-                    known[rank] = look_up(self._pids[rank], rank, communicator)
-                except RecordError as error:
-                    unknown[rank] = Account(None, "", str(error))
-        asked = [rank for rank in ranks if rank not in known]
-        for rank, account in self._inquiry.ask(asked, communicator).items():
-            known[rank] = account._replace(who=f"{account.who} {unknown[rank].who}".rstrip())
-        return {rank: known.get(rank, unknown[rank]) for rank in ranks}
+    def pid(self, rank: int) -> int | None:
+        """The process that a rank is, None if it is on another node."""
+        return self._pids[rank] if self._is_here(rank) else None
 
     def _is_here(self, rank: int) -> bool:
         return self._hosts[rank].tobytes() == self._hosts[self.rank].tobytes()
-
-    def answer(self) -> None:
-        """Answers other ranks that ask what this one did last; to be called once a second."""
-        self._inquiry.answer()
 
     def said_goodbye(self) -> bool:
         """True once this rank's own departure has reached everybody."""
@@ -179,7 +152,6 @@ class MPIWorld:
 
     def finalize(self) -> None:
         """Ends MPI. Every rank must be there; an MPI that the user started is left to who started it."""
-        self._inquiry.close()
         if self._ours:
             # A collective that timed out and was forgiven may still be in flight: no MPI promises to end then.
             with _ended_by_a_timer(_FINALIZE):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from collectives.account import Account
 from collectives.departure import Departure, among
 from collectives.errors import TooManyCommunicators
 from collectives.lengths import even_lengths
@@ -89,13 +88,8 @@ class MPITransport:
     def late(self) -> Sequence[int]:
         return []
 
-    def accounts(self, ranks: Sequence[int]) -> Mapping[int, Account]:
-        members = [self._members[rank] for rank in ranks]
-        told = self._membership.accounts(members, self.key)
-        return {
-            rank: told[member] if member == rank else told[member].of_world(member)
-            for rank, member in zip(ranks, members, strict=True)
-        }
+    def pid(self, rank: int) -> int | None:
+        return self._membership.pid(self._members[rank])
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         return then(self._all_reduce(x, out, op), finish, out)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from collectives.account import Account
 from collectives.departure import Departure, among
 from collectives.errors import MismatchError
 from collectives.meeting import HASH, WORDS, Header, Headers
@@ -186,8 +185,8 @@ class ThreadTransport:
     def late(self) -> Sequence[int]:
         return self._board.missing(self._number - 1)
 
-    def accounts(self, ranks: Sequence[int]) -> Mapping[int, Account]:
-        return {}  # all threads share one flight record, which does not tell them apart
+    def pid(self, rank: int) -> int | None:
+        return None  # all threads share one flight record
 
     def _gather(self, part: Array, room: Array) -> Test:
         return self.all_gather(part.view(np.uint8), room.reshape(-1).view(np.uint8), [part.nbytes] * self.size)

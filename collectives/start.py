@@ -120,7 +120,7 @@ def _join(
     recorder.identify(membership.rank, membership.size)
     if membership.size > 1:
         _take_place(membership, promised.engine if promised else "")
-        Sampler(recorder, besides=membership.answer).start()
+        Sampler(recorder).start()
     below = membership.transport()
     comm = Communicator(complete("init", share(below), below, timeout), timeout, Family(wanted, nccl))
     family = comm.family

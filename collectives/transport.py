@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from collectives.account import Account
 from collectives.departure import Departure
 from collectives.meeting import Header, Headers
 from collectives.reduction import Array, ReduceOp
@@ -64,8 +63,8 @@ class Transport(Protocol):
     def late(self) -> Sequence[int]:
         """The ranks for which this one waits, as far as that is known."""
 
-    def accounts(self, ranks: Sequence[int]) -> Mapping[int, Account]:
-        """What these ranks did last, as far as that can be learned within some seconds."""
+    def pid(self, rank: int) -> int | None:
+        """The process that a rank is, if that is one of this machine, with a flight record of its own."""
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         """x, out: (n,), same dtype; `x is out` reduces in place."""

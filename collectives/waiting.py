@@ -10,12 +10,14 @@ import os
 import time
 from typing import Any, TypeVar
 
-from collectives import departure, lateness
+from collectives import departure
 from collectives.call import Call, Steps, Words
 from collectives.errors import (
     CollectiveTimeout,
     PeerLeft,
 )
+from collectives.flight.reader import describe_process
+from collectives.meeting import spans
 from collectives.pausing import Limit
 from collectives.site import user_site
 from collectives.transport import Test, Transport
@@ -38,6 +40,8 @@ PAUSE = 100e-6
 # test in turns meet.
 LONG_PAUSE = 250e-6
 _LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
+_SHOWN = 8  # late ranks of which a timeout says what they do
+_ORDER = "Every rank must make the same calls in the same order"
 
 _crowded_until = 0.0
 
@@ -120,7 +124,19 @@ class Watch:
             if gone and not self._test():
                 raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
         if self._limit.over():
-            missed = lateness.explain(transport, call)
-            raise CollectiveTimeout(
-                f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {missed}"
-            )
+            late = describe_late(call, transport)
+            raise CollectiveTimeout(f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {late}")
+
+
+def describe_late(call: Call[Any], transport: Transport) -> str:
+    """Says who has not come to a call whose time is over, as far as this rank knows, and what they do on this node."""
+    late = list(transport.late() if call.peers is None else call.peers)
+    if not late:
+        return f"{_ORDER}; one has not arrived, or hangs elsewhere"
+    missed = "arrived" if call.peers is None else "made the call that it answers"
+    head = f"{'Rank' if len(late) == 1 else 'Ranks'} {spans(late)} {'has' if len(late) == 1 else 'have'} not {missed}"
+    processes = {rank: pid for rank in late[:_SHOWN] if (pid := transport.pid(rank)) is not None}
+    if not processes:
+        return f"{head}. {_ORDER}"
+    lines = [f"\n  rank {rank} (pid {pid}): {describe_process(pid)}" for rank, pid in processes.items()]
+    return f"{head}:{''.join(lines)}\n  {_ORDER}."

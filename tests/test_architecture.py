@@ -63,7 +63,7 @@ LAUNCHER_SEES = (
     "collectives.flight.report",
 )
 HEAVY = {
-    "mpi4py": ("collectives._mpi", "collectives._gpu.trial", "launcher.bench.timing", "launcher.doctor.probes"),
+    "mpi4py": ("collectives._mpi", "launcher.bench.timing", "launcher.doctor.probes"),
     "cupy": (
         "ddp._device",
         "ddp._gpu",

@@ -6,8 +6,6 @@ Nothing here is loaded before a communicator first meets an array on a GPU, or i
     passage     the two edges that order a collective between streams, and what keeps its buffers alive
     by_nccl     the arrays move by NCCL, on a stream of their own
     staged      the arrays move through pinned host memory, in chunks that overlap
-    direct      the MPI reads device memory itself, where a probe has shown that it can
-    probe       whether it can, tried by another process: trial
     alone       a world of one: copies on the device
     vote        which of these it is: all ranks decide together
     cuda        the one module that speaks to CuPy

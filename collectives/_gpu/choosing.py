@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from collectives._gpu import direct, probe, vote
+from collectives._gpu import vote
 from collectives._gpu.alone import Alone
 from collectives._gpu.by_nccl import ByNccl
 from collectives._gpu.carrier import Carrier
@@ -56,28 +56,12 @@ def choose(
         if choice.backend == "mpi" and carrier is not None:
             carrier.close()
             carrier = None
-    mpi = None if choice.backend == "nccl" or wanted == "nccl" else direct.mpi_below(transport)
-    if mpi is not None:
-        reason = yield from _distrust(cuda, timeout)
-        choice = vote.directly(choice, (yield from vote.collect(transport, vote.Ballot(reason=reason))))
     vote.announce(choice, wanted, transport.rank)
     if carrier is None:
         if cuda is None:
             raise BackendError(f"rank {transport.rank} has no GPU whose arrays could be moved: {why_not}")
-        if mpi is not None and choice.backend == "direct":
-            return direct.Direct(cuda, mpi)
         carrier = Staged(cuda, transport)
     return carrier
-
-
-def _distrust(cuda: Cuda | None, timeout: float) -> Steps[str]:
-    """Why this rank's MPI is not handed GPU memory; "" if it may be."""
-    if cuda is None:
-        return "it has no GPU"
-    index = cuda.index
-    tried = aside(lambda: probe.verdict(index, min(probe.LIMIT, timeout / 2)), "collectives-choice")
-    yield tried.done
-    return tried.result()
 
 
 def _ballot(cuda: Cuda | None, node: int, why_not: str, config: str) -> tuple[Nccl | None, vote.Ballot]:

@@ -58,16 +58,13 @@ class Ballot:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """backend: "nccl", "mpi", or "direct" if that MPI is handed GPU memory; reason: why it is no better one
-
-    for NCCL, which one it is
-    """
+    """backend: "nccl" or "mpi"; reason: which NCCL it is, or why it is none"""
 
     backend: str
     reason: str
 
 
-_WAYS = {"nccl": "NCCL", "direct": "MPI, which reads GPU memory", "mpi": "host memory"}
+_WAYS = {"nccl": "NCCL", "mpi": "host memory"}
 
 
 def decide(ballots: Sequence[Ballot]) -> Choice:
@@ -94,14 +91,6 @@ def decide(ballots: Sequence[Ballot]) -> Choice:
                     f"{_dotted(versions[0])} refuses (from 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 allows it)",
                 )
     return Choice(backend="nccl", reason=f"NCCL {_dotted(versions[0])} on every rank")
-
-
-def directly(choice: Choice, ballots: Sequence[Ballot]) -> Choice:
-    """Whether the MPI that was chosen is handed GPU memory: if every rank's has been seen to move it."""
-    against = [f"rank {rank}: {ballot.reason}" for rank, ballot in enumerate(ballots) if ballot.reason]
-    if against:
-        return Choice(backend="mpi", reason=f"{choice.reason}; and not over MPI alone, as of {'; '.join(against)}")
-    return Choice(backend="direct", reason=choice.reason)
 
 
 def collect(transport: Transport, mine: Ballot) -> Steps[list[Ballot]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from collectives.account import Account
 from collectives.departure import Departure
 from collectives.reduction import Array
 from collectives.transport import Test, Transport
@@ -24,8 +23,8 @@ class Above:
         """What it was set up over."""
         return self._below
 
-    def accounts(self, ranks: Sequence[int]) -> Mapping[int, Account]:
-        return self._below.accounts(ranks)
+    def pid(self, rank: int) -> int | None:
+        return self._below.pid(rank)
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
         return self._below.send(x, dst, tag)

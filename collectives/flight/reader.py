@@ -7,8 +7,10 @@ a call of the ring points to is not overwritten.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
+from collectives.errors import RecordError
 from collectives.flight.layout import (
     CALL,
     CALL_SIZE,
@@ -17,8 +19,8 @@ from collectives.flight.layout import (
     STATE_BITS,
     STATES,
 )
-from collectives.flight.report import FlightRecord, Position, RecordedCall
-from collectives.flight.view import View
+from collectives.flight.report import FlightRecord, Position, RecordedCall, describe_last
+from collectives.flight.view import View, is_stopped
 
 _ATTEMPTS = 5
 _WORDS = CALL_SIZE // 8
@@ -91,6 +93,16 @@ class Window(View):
                 line=int(line),
             )
         return moved
+
+
+def describe_process(pid: int) -> str:
+    """What another process did last and where its Python stands, in words; else why that is not known."""
+    try:
+        record = read(pid)
+    except RecordError as error:
+        return str(error)
+    stopped = "stopped by a signal or a debugger; " if is_stopped(pid) else ""
+    return stopped + describe_last(record, time.monotonic_ns())
 
 
 def read(pid: int) -> FlightRecord:

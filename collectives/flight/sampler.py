@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -32,13 +32,11 @@ class Sampler:
     """A daemon thread that samples the main thread. It ends with the process, and no forked child has it.
 
     period: seconds between two samples
-    besides: called after each sample, for whatever else must be done though the main thread hangs
     """
 
-    def __init__(self, recorder: Recorder, period: float = PERIOD, besides: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, recorder: Recorder, period: float = PERIOD) -> None:
         self._recorder = recorder
         self._period = period
-        self._besides = besides
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         _samplers.add(self)
@@ -63,7 +61,6 @@ class Sampler:
             where = standing()
             if where is not None:
                 self._recorder.stand(*where)
-            self._besides()
             if over.wait(self._period):
                 return
 

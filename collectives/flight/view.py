@@ -178,6 +178,11 @@ def _refusal(pid: int, error: OSError, fd: int = -1) -> RecordError:
     return RecordError(f"process {pid} cannot be looked into: {error}")
 
 
+def is_stopped(pid: int) -> bool:
+    """True for a process that a signal or a debugger has stopped."""
+    return _stat(pid)[:1] in ([b"T"], [b"t"])
+
+
 def _is_zombie(pid: int) -> bool:
     return _stat(pid)[:1] == [b"Z"]
 

@@ -167,33 +167,18 @@ def test_a_rank_that_goes_ends_the_job_on_both_hosts(
     assert time.monotonic() - start < 10
 
 
-@pytest.mark.parametrize(
-    ("does", "says"),
-    [
-        (
-            "time.sleep(60)",
-            r"rank 1 \(pid \d+ on \S+\): last call barrier #0 .*, done .*; its Python stood at late.py:6 in load ",
-        ),
-        ("while True: os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 \(on \S+\): does not answer: it is stopped, or "),
-    ],
-)
-def test_a_rank_on_the_other_host_that_is_late_is_asked_what_it_does(
-    run: Run, tmp_path: Path, does: str, says: str
-) -> None:
+def test_a_rank_on_the_other_host_that_is_late_ends_the_call_by_its_limit(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(
-        "import os, signal, time\n"
+        "import time\n"
         "import collectives\n"
         "comm = collectives.init(timeout=30)\n"
         "comm.timeout = 2\n"
-        "def load():\n"
-        f"    {does}\n"
-        "\n"
         "comm.barrier()\n"
-        "if comm.rank == 1: load()\n"
+        "if comm.rank == 1: time.sleep(60)\n"
         "comm.barrier()\n"
     )
     done = run(str(script))
     assert done.returncode == 1
-    head = r"rank 0: barrier #1 \(late.py:10\) was not complete after 2 s. Rank 1 has not arrived:\n  "
-    assert re.search(head + says, done.stderr), done.stderr
+    says = r"rank 0: barrier #1 \(late.py:7\) was not complete after 2 s. .* one has not arrived, or hangs elsewhere"
+    assert re.search(says, done.stderr), done.stderr

@@ -161,22 +161,6 @@ def test_starting_twice_is_starting_once_and_stopping_ends_it() -> None:
     sampler.stop()
 
 
-def test_what_must_be_done_besides_is_done_each_period_though_the_main_thread_waits() -> None:
-    recorder, times, enough = Recorder(), [], threading.Event()
-
-    def besides() -> None:
-        times.append(time.monotonic())
-        if len(times) == 3:
-            enough.set()
-
-    sampler = Sampler(recorder, period=0.05, besides=besides)
-    sampler.start()
-    assert enough.wait(20)
-    sampler.stop()
-    assert times[2] - times[0] > 0.09
-    assert Window(recorder.peek).read().position is not None
-
-
 def test_it_delays_no_exit(run_job: Any) -> None:
     code = (
         "import time\n"

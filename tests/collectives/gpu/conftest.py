@@ -10,33 +10,13 @@ from typing import Any
 import pytest
 
 import collectives
-from collectives._gpu import choosing, cuda, direct, probe, vote
+from collectives._gpu import choosing, cuda, vote
 from collectives._nccl import issuer
 from tests.collectives.gpu.cupy_fake import FakeCupy
 from tests.collectives.gpu.machine import Machine
-from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl, Hub, at
+from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl, Hub
 
 TIMEOUT = 20.0  # s
-
-
-#: In NCCL's place: there is none, but an MPI that reads GPU memory.
-AWARE = object()
-
-
-class Aware:
-    """An MPI that reads and writes GPU memory at once, whatever the streams have still to do."""
-
-    name = "mpi"
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self.rank, self.size = transport.rank, transport.size
-
-    def send(self, x: Any, dst: int, tag: int) -> Any:
-        return self._transport.send(at(x.data.ptr, x.nbytes, x.dtype), dst, tag)
-
-    def recv(self, out: Any, src: int, tag: int) -> Any:
-        return self._transport.recv(at(out.data.ptr, out.nbytes, out.dtype), src, tag)
 
 
 class Rig:
@@ -53,7 +33,7 @@ class Rig:
         self.ends = self.hub.ends
 
         def load_library() -> Any:
-            if nccl is None or nccl is AWARE:
+            if nccl is None:
                 raise collectives.BackendError("there is no NCCL here")
             return nccl
 
@@ -70,9 +50,6 @@ class Rig:
         monkeypatch.setattr(choosing.NcclCommunicator, "connect", connect)
         monkeypatch.setattr(issuer, "_threads", {})
         monkeypatch.setattr(vote, "_told", set())
-        if nccl is AWARE:
-            monkeypatch.setattr(direct, "mpi_below", Aware)
-            monkeypatch.setattr(probe, "_known", dict.fromkeys(range(size), ""))
 
     def run(self, fn: Callable[[Any, Any], Any]) -> list[Any]:
         """Calls `fn(comm, cupy)` on every rank, on a stream of its own."""
@@ -109,7 +86,7 @@ def ending(make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
-    """`rig(size, nccl, seed)` makes ranks with GPUs; nccl: a `FakeLibrary`, AWARE, or None where there is none."""
+    """`rig(size, nccl, seed)` makes ranks with GPUs; nccl: a `FakeLibrary`, or None where there is none."""
     with ending(lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)) as make:
         yield make
 

@@ -15,11 +15,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 from collectives._gpu import staged
-from tests.collectives.gpu.conftest import AWARE, Rig
+from tests.collectives.gpu.conftest import Rig
 from tests.collectives.gpu.nccl_fake import FakeLibrary
 
 OLD = FakeLibrary((2, 8, 4), lacks=("mean", "ncclRedOpCreatePreMulSum"))
-CARRIERS = {"staged": None, "nccl": FakeLibrary(), "old nccl": OLD, "direct": AWARE}
+CARRIERS = {"staged": None, "nccl": FakeLibrary(), "old nccl": OLD}
 DTYPES = (
     *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64, np.complex128, np.bool_),
     *(np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64),

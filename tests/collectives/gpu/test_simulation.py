@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from collectives._gpu import cuda, passage, staged
-from tests.collectives.gpu.conftest import AWARE, Rig
+from tests.collectives.gpu.conftest import Rig
 from tests.collectives.gpu.machine import Machine
 from tests.collectives.gpu.nccl_fake import FakeLibrary
 
@@ -109,7 +109,7 @@ def simulate(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, nccl: Any
     rig(2 + seed % 2, nccl, seed).run(lambda comm, cupy: program(comm, cupy, seed))
 
 
-CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary(), AWARE], ids=["staged", "nccl", "direct"])
+CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 
 
 @pytest.mark.timeout(600)  # the full count takes minutes
@@ -127,7 +127,7 @@ def test_every_order_that_cuda_allows_gives_the_right_numbers(
 
 def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
     """Takes one edge out of the code under test."""
-    if edge in ("enter", "room", "_exchange"):  # compute before communication; for memory allocated later; for MPI
+    if edge in ("enter", "room"):  # compute before communication; for memory allocated later
         whole = cuda.Cuda.mark
 
         def mark(self: Any, stream: Any) -> Any:
@@ -161,9 +161,8 @@ passed = cuda.Cuda.passed
 @pytest.mark.parametrize(
     ("edge", "nccl"),
     [(edge, FakeLibrary()) for edge in ("enter", "leave", "room", "hold")]
-    + [(edge, None) for edge in ("enter", "leave", "room", "hold", "down", "up", "stream", "_down", "_up")]
-    + [(edge, AWARE) for edge in ("enter", "leave", "room", "_exchange")],
-    ids=lambda value: {None: "staged", AWARE: "direct"}.get(value, value if isinstance(value, str) else "nccl"),
+    + [(edge, None) for edge in ("enter", "leave", "room", "hold", "down", "up", "stream", "_down", "_up")],
+    ids=lambda value: value if isinstance(value, str) else "nccl" if value else "staged",
 )
 def test_a_missing_edge_is_found(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, edge: str, nccl: Any
