@@ -7,7 +7,8 @@ plain dict of tensors keeps its form as JSON in the header's metadata:
     "structure"   {"dict": [[key, value], ...]}, {"list": [...]}, {"tuple": [...]}, {"tensor": name},
                   {"array": name} of a NumPy array, or a JSON value;
                   {"module": ["package.module:Class", {"dict": its attributes}]}, and in there {"set": [...]},
-                  {"function": "package.module:name"}, {"parameters": [{"dict": ...}, {name: requires_grad}]}
+                  {"function": "package.module:name"}, {"parameters": [{"dict": ...}, {name: requires_grad}]};
+                  {"same_module": n} for one that appears again: the n-th module whose description ends before, from 0
     "tied"        {name: the name under which the same memory is written}
 
 Source: https://github.com/huggingface/safetensors#format

@@ -39,6 +39,7 @@ class Reader:
         self._name = name
         self._dtypes = dtypes
         self._parameters: dict[int, Parameter] = {}  # by memory
+        self._modules: list[Module] = []  # in the order in which they were made
         self._start = file.tell()
         self._size = file.seek(0, os.SEEK_END) - self._start
 
@@ -193,6 +194,8 @@ class Reader:
                 return self._global(inner, FunctionType)
             if kind == "module" and isinstance(inner, list) and len(inner) == 2 and isinstance(inner[0], str):
                 return self._module(self._global(inner[0], type), self._built(inner[1], tensors, arrays))
+            if kind == "same_module" and type(inner) is int and 0 <= inner < len(self._modules):
+                return self._modules[inner]
             if kind == "parameters" and isinstance(inner, list) and len(inner) == 2 and isinstance(inner[1], dict):
                 parts = self._built(inner[0], tensors, arrays)
                 if isinstance(parts, dict):
@@ -218,6 +221,7 @@ class Reader:
                 self._fail(f"a {kind.__name__}, whose {what}")
         module: Any = object.__new__(kind)
         module.__dict__.update(attributes)
+        self._modules.append(module)
         return module
 
     def _parameter(self, tensor: Any, requires_grad: Any) -> Parameter | None:

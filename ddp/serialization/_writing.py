@@ -24,6 +24,7 @@ class Writer:
         self._arrays: dict[str, Any] = {}
         self._tied: dict[str, str] = {}
         self._known: dict[Any, str] = {}  # the name of each stretch of memory
+        self._modules: dict[int, int] = {}  # the number of each module that has been described, by id
         self._held: list[Any] = []  # so that no address is used again meanwhile
         metadata = {}
         if isinstance(obj, dict) and METADATA not in obj and all(_is_named_tensor(item) for item in obj.items()):
@@ -68,7 +69,11 @@ class Writer:
             pairs = [[k, self._described(v, (*path, str(k)), f"{where}[{k!r}]")] for k, v in value.items()]
             return {"dict": pairs}
         if isinstance(value, Module):
-            return {"module": [reference(type(value)), self._described_parts(vars(value), path, where)]}
+            if id(value) in self._modules:
+                return {"same_module": self._modules[id(value)]}
+            described = {"module": [reference(type(value)), self._described_parts(vars(value), path, where)]}
+            self._modules[id(value)] = len(self._modules)  # the modules inside have come before
+            return described
         raise ArgumentError(
             f"save: {where} is of type {type(value).__name__}: expected tensors, arrays, modules, dicts, lists, "
             "tuples, str, int, float, bool and None"

@@ -396,19 +396,35 @@ def test_a_class_that_is_listed_for_good() -> None:
         ddp.load(saved(Net()))
 
 
+def test_a_module_under_two_names_stays_one() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    net.add_module("again", net[0])
+    found, other = ddp.load(saved((net, {"first": net[0]})))
+    assert found.again is found[0] is other["first"]
+    assert found[1] is not found[0]
+    assert len(list(found.modules())) == 3
+
+
+@pytest.mark.parametrize("listed", ["str", 3, ["Net"], nn.Linear(2, 2)])
+def test_what_is_no_class_cannot_be_listed(listed: Any) -> None:
+    with pytest.raises(ArgumentError, match="safe_globals: expected classes and functions themselves, got"):
+        ddp.serialization.add_safe_globals([listed])
+
+
 @pytest.mark.parametrize(
     ("structure", "message"),
     [
         ({"module": ["os:system", {"dict": []}]}, "'os:system', which is none of ddp.nn's"),
         ({"module": ["ddp.nn._module:registered", {"dict": []}]}, "none of ddp.nn's"),
-        ({"module": ["ddp.nn._linear:Linear", {"dict": []}]}, "a Linear, whose training is None, expected a bool"),
-        ({"module": ["ddp.nn._linear:Linear", 3]}, "the attributes of a Linear are 3"),
-        ({"module": "ddp.nn._linear:Linear"}, "structure holds"),
+        ({"module": ["ddp.nn:Linear", {"dict": []}]}, "a Linear, whose training is None, expected a bool"),
+        ({"module": ["ddp.nn:Linear", 3]}, "the attributes of a Linear are 3"),
+        ({"module": "ddp.nn:Linear"}, "structure holds"),
         ({"function": "builtins:exec"}, "'builtins:exec', which is none of ddp.nn's"),
         ({"function": "ddp.nn.functional._dropout:apply"}, "none of ddp.nn's"),
         ({"parameters": [{"dict": [["weight", 3]]}, {}]}, "a parameter is 3, expected a tensor"),
         ({"parameters": [3, {}]}, "structure holds"),
         ({"set": [[1]]}, "structure holds"),
+        ({"same_module": 0}, "structure holds"),
     ],
 )
 def test_what_no_module_is_made_of(structure: Any, message: str, tmp_path: Path) -> None:
