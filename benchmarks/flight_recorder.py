@@ -18,9 +18,10 @@ import timeit
 from collections.abc import Callable
 from pathlib import Path
 
-from collectives.flight.reader import Window
+from collectives.flight.reader import FlightReader
 from collectives.flight.recorder import Recorder
-from collectives.flight.sampler import PERIOD, standing
+from collectives.flight.report import read
+from collectives.flight.sampler import PERIOD, main_thread_position
 
 CALLS = 20_000  # entries a loop
 GOAL = 1_000.0  # ns for a call: its beginning and its end, the signature known
@@ -32,12 +33,12 @@ def entries(recorder: Recorder) -> dict[str, tuple[Callable[[], object], int]]:
     known = ("all_reduce", "float32", (512, 10), "sum", "/home/me/train.py", 88)
     signature = recorder.intern(*known)
     sizes = iter(range(10**9))
-    window = Window(recorder.peek)
+    reader = FlightReader(recorder.peek)
 
     def sample() -> None:
-        where = standing()
+        where = main_thread_position()
         assert where is not None
-        recorder.stand(*where)
+        recorder.record_position(*where)
 
     return {
         "begin + end": (lambda: recorder.end(recorder.begin(world, 417, signature)), CALLS),
@@ -45,7 +46,7 @@ def entries(recorder: Recorder) -> dict[str, tuple[Callable[[], object], int]]:
         "intern + begin + end": (lambda: recorder.end(recorder.begin(world, 417, recorder.intern(*known))), CALLS),
         "intern, new": (lambda: recorder.intern("gather", "float32", (next(sizes), 10), "", "/a/train.py", 88), CALLS),
         "sample of the Python position": (sample, 1_000),
-        "reading the record": (window.read, 20),
+        "reading the record": (lambda: read(reader), 20),
     }
 
 

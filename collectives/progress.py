@@ -28,7 +28,7 @@ from collectives.errors import (
     TooManyCommunicators,
     no_rank,
 )
-from collectives.flight.recorder import FAILED, QUEUED, STARTED, of_this_process
+from collectives.flight.recorder import FAILED, QUEUED, STARTED, process_recorder
 from collectives.pausing import Limit
 from collectives.site import Site
 from collectives.transport import Transport
@@ -67,7 +67,7 @@ class CallQueue:
         self._error: BaseException | None = None
         self._heard: Callable[[], None] = lambda: None  # called before it is raised
         self._broken_off = False
-        self.recorder = of_this_process()
+        self.recorder = process_recorder()
         self.communicator = self.recorder.communicator(transport.key)
         self.started = 0
         self.letters: Callable[[], dict[str, int]] = dict
@@ -89,7 +89,7 @@ class CallQueue:
         self._draining = 0  # how many wait until nothing is under way
         self._handed_over: _HandedOver | None = None
 
-    def _leave_parent(self) -> None:
+    def _detach_from_parent(self) -> None:
         """In a forked child: what is under way is the parent's, and so are the threads that see it through."""
         self._begin()
         if self._transport.name != "single":  # else there is nobody who would take it for the parent
@@ -393,7 +393,7 @@ _queues: weakref.WeakSet[CallQueue] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for queue in _queues:
-        queue._leave_parent()
+        queue._detach_from_parent()
 
 
 os.register_at_fork(after_in_child=_after_fork)

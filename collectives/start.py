@@ -16,7 +16,7 @@ from collectives._single import SingleTransport
 from collectives.communicator import Communicator
 from collectives.errors import ArgumentError, BackendError
 from collectives.family import Family
-from collectives.flight.recorder import of_this_process
+from collectives.flight.recorder import process_recorder
 from collectives.flight.sampler import Sampler
 from collectives.waiting import complete
 
@@ -116,7 +116,7 @@ def _join(
 
     promised = world.promised()
     membership = MPIWorld(promised, timeout, checks)
-    recorder = of_this_process()
+    recorder = process_recorder()
     recorder.identify(membership.rank, membership.size)
     if membership.size > 1:
         _take_place(membership, promised.engine if promised else "")

@@ -16,7 +16,7 @@ from collectives.errors import (
     CollectiveTimeout,
     PeerLeft,
 )
-from collectives.flight.reader import describe_process
+from collectives.flight.report import describe_process
 from collectives.meeting import spans
 from collectives.pausing import Limit
 from collectives.site import user_site

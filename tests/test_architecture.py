@@ -58,7 +58,6 @@ LAUNCHER_SEES = (
     "collectives.world",
     "collectives.version",
     "collectives.errors",
-    "collectives.flight.glance",
     "collectives.flight.reader",
     "collectives.flight.report",
 )

@@ -180,12 +180,12 @@ class _Prepared:
         return not self._writes or x.flags.writeable
 
     def _enlist(self) -> int:
-        if self._queue.recorder.given_up != self._given_up:
+        if self._queue.recorder.evictions != self._given_up:
             self._sign()
         return self._begin(self._queue.communicator, self._queue.started, self._signature)
 
     def _sign(self) -> None:
-        self._given_up, self._signature = self._queue.recorder.given_up, self._queue.intern(*self._call)
+        self._given_up, self._signature = self._queue.recorder.evictions, self._queue.intern(*self._call)
 
     def _all_agree(self, sequence: int) -> bool:
         """True if all ranks have come soon, and call what this one calls."""
@@ -234,7 +234,7 @@ class _Small(_Prepared):
             try:
                 # This is `_enlist`, written out here: a call in Python costs as much as a look at another rank.
                 board = self._board
-                if queue.recorder.given_up != self._given_up:
+                if queue.recorder.evictions != self._given_up:
                     self._sign()
                 index = self._begin(queue.communicator, queue.started, self._signature)
                 sequence = board.sequence + 1

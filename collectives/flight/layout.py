@@ -22,7 +22,7 @@ CALLS = 1_000
 SIGNATURES = 2_048
 COMMUNICATORS = 512
 #: The first communicators keep their place in the table for good; later ones share what is left.
-LASTING_COMMUNICATORS = 256
+PINNED_COMMUNICATORS = 256
 
 CALL_SIZE = 64  # bytes, here and below
 SIGNATURE_SIZE = 320
@@ -52,7 +52,7 @@ STATE_BITS = 3
 
 def communicator_at(number: int) -> int:
     """The offset of a communicator's slot. number: 1, 2, ... as they were made"""
-    lasting = LASTING_COMMUNICATORS
+    lasting = PINNED_COMMUNICATORS
     slot = number if number < lasting else lasting + number % (COMMUNICATORS - lasting)
     return COMMUNICATORS_AT + slot * COMMUNICATOR_SIZE
 
@@ -88,7 +88,7 @@ def unpack_text(slot: bytes, fields: int) -> tuple[int, list[str]] | None:
     return (number, found) if len(found) == fields else None
 
 
-def clip(text: str, limit: int, *, keep_end: bool = False) -> str:
+def truncate(text: str, limit: int, *, keep_end: bool = False) -> str:
     """`text` in at most `limit` bytes of UTF-8, without half a character; what is missing is marked by an ellipsis."""
     data = text.encode(errors="replace")
     if len(data) <= limit:

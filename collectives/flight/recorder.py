@@ -42,16 +42,16 @@ from collectives.flight.layout import (
     STATE_BITS,
     STEP_WORD,
     VERSION,
-    clip,
     communicator_at,
     pack_text,
     signature_at,
+    truncate,
 )
 from collectives.world import report
 
-__all__ = ["DONE", "FAILED", "QUEUED", "STARTED", "Recorder", "mark_step", "of_this_process"]
+__all__ = ["DONE", "FAILED", "QUEUED", "STARTED", "Recorder", "mark_step", "process_recorder"]
 
-Place = tuple[str, int, str]  # file, line, function
+Location = tuple[str, int, str]  # file, line, function
 
 _WORDS = CALL_SIZE // 8
 _FIRST_WORD = CALLS_AT // 8
@@ -73,7 +73,7 @@ class Recorder:
         self._keys: dict[int, tuple[Hashable, ...]] = {}  # the same, the other way round; in order of age
         self._serials = itertools.count(1)
         self._free = deque(range(SIGNATURES))
-        self.given_up = 0  # how often signatures have been: who keeps one looks here before using it
+        self.evictions = 0  # how often signatures have been: who keeps one looks here before using it
         self._communicators: dict[str, int] = {}
         self._communicator_numbers = itertools.count(1)
         clock = time.time_ns() - monotonic_ns()
@@ -89,7 +89,7 @@ class Recorder:
         """Says that the program has finished step `number`, or one more than before; the first is 1."""
         self._words[STEP_WORD] = number if number is not None else max(0, self._words[STEP_WORD]) + 1
 
-    def backwards(self, number: int) -> None:
+    def count_backwards(self, number: int) -> None:
         """Says how many synchronized backwards have ended; it counts as the step where the program counts none."""
         self._words[BACKWARDS_WORD] = number
 
@@ -152,18 +152,18 @@ class Recorder:
         if number is not None:
             return number
         fields = [
-            clip(name, 32),
-            clip("" if dtype is None else str(dtype), 24),
-            clip("" if shape is None else str(shape), 64),
-            clip(more, 48),
-            clip(file, 112, keep_end=True),
+            truncate(name, 32),
+            truncate("" if dtype is None else str(dtype), 24),
+            truncate("" if shape is None else str(shape), 64),
+            truncate(more, 48),
+            truncate(file, 112, keep_end=True),
             str(line),
         ]
         with self._changed:
             if key in self._signatures:  # another thread was faster
                 return self._signatures[key]
             if not self._free:
-                self._give_up_unused()
+                self._evict_unused()
             number = next(self._serials) * SIGNATURES + self._free.popleft()
             at = signature_at(number)
             self._bytes[at : at + SIGNATURE_SIZE] = pack_text(number, fields, SIGNATURE_SIZE)
@@ -178,36 +178,36 @@ class Recorder:
             if number is None:
                 number = self._communicators[key] = next(self._communicator_numbers)
                 at = communicator_at(number)
-                packed = pack_text(number, [clip(key, 112)], COMMUNICATOR_SIZE)
+                packed = pack_text(number, [truncate(key, 112)], COMMUNICATOR_SIZE)
                 self._bytes[at : at + COMMUNICATOR_SIZE] = packed
             return number
 
-    def stand(self, at: Place, within: Place | None = None) -> None:
+    def record_position(self, at: Location, within: Location | None = None) -> None:
         """Says where the Python code of this process stands now: in the user's file, and within whose function."""
         fields = []
         for file, line, function in (at, within or ("", 0, "")):
-            fields += [clip(file, 256, keep_end=True), str(line), clip(function, 112)]
+            fields += [truncate(file, 256, keep_end=True), str(line), truncate(function, 112)]
         packed = pack_text(monotonic_ns(), fields, POSITION_SIZE)
         self._bytes[POSITION_AT : POSITION_AT + POSITION_SIZE] = packed
 
     def peek(self, offset: int, length: int) -> bytes:
-        """A part of the record, for a reader in this process: `reader.Window(recorder.peek)`."""
+        """A part of the record, for a reader in this process: `FlightReader(recorder.peek)`."""
         return bytes(self._bytes[offset : offset + length])
 
     def _use(self, memory: mmap.mmap) -> None:
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("q")
 
-    def _give_up_unused(self) -> None:
+    def _evict_unused(self) -> None:
         """Frees the slots of all signatures to which no call of the ring points: at least half of them."""
         calls = self._words[_FIRST_WORD : _FIRST_WORD + CALLS * _WORDS].tolist()
         used = set(calls[3::_WORDS])
-        self.given_up += 1
+        self.evictions += 1
         for number in [number for number in self._keys if number not in used]:
             del self._signatures[self._keys.pop(number)]
             self._free.append(number % SIGNATURES)  # the oldest are overwritten first
 
-    def _leave_parent(self) -> None:
+    def _detach_from_parent(self) -> None:
         """In a forked child: the memory is the parent's, so this process goes on in a private copy."""
         memory = mmap.mmap(-1, SIZE)
         memory[:] = self._bytes
@@ -231,7 +231,7 @@ _made = threading.Lock()
 _mine: Recorder | None = None
 
 
-def of_this_process() -> Recorder:
+def process_recorder() -> Recorder:
     """This process's recorder; made at the first call."""
     global _mine
     with _made:
@@ -254,14 +254,14 @@ def mark_step(n: int | None = None) -> None:
     """
     if n is not None and (not isinstance(n, int) or not 0 <= n < 1 << 63):
         raise ArgumentError(f"n should be the number of a step, a whole number of 0 or more, is {n!r}")
-    of_this_process().step(n)
+    process_recorder().step(n)
 
 
 def _after_fork() -> None:
     global _made
     _made = threading.Lock()
     for recorder in _recorders:
-        recorder._leave_parent()
+        recorder._detach_from_parent()
 
 
 os.register_at_fork(after_in_child=_after_fork)

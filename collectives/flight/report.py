@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
-from collectives.flight.words import name_call, name_site
+from collectives.errors import RecordError
+from collectives.flight.reader import FlightReader, format_call, format_site, state_of
 
 
 class RecordedCall(NamedTuple):
@@ -13,7 +15,7 @@ class RecordedCall(NamedTuple):
     order: counts all calls of the process from 1; number: those of its communicator, from 0
     communicator: its key
     state: "queued", "started", "done" or "failed"
-    name, more, dtype, shape: all_reduce, sum, float32, (512, 10), as text
+    name, dtype, shape, more: all_reduce, float32, (512, 10), sum, as text
     file, line: of the user's code
     """
 
@@ -25,19 +27,19 @@ class RecordedCall(NamedTuple):
     started: int
     ended: int
     name: str
-    more: str
     dtype: str
     shape: str
+    more: str
     file: str
     line: int
 
     def __str__(self) -> str:
-        return name_call(self.name, self.number, self.file, self.line, self.more, self.dtype, self.shape)
+        return format_call(self.name, self.number, self.file, self.line, self.more, self.dtype, self.shape)
 
     @property
     def site(self) -> str:
         """`train.py:88`"""
-        return name_site(self.file, self.line)
+        return format_site(self.file, self.line)
 
 
 class Position(NamedTuple):
@@ -55,10 +57,10 @@ class Position(NamedTuple):
     within: tuple[str, int, str] | None
 
     def __str__(self) -> str:
-        text = f"{name_site(self.file, self.line)} in {self.function}"
+        text = f"{format_site(self.file, self.line)} in {self.function}"
         if self.within is not None:
             file, line, function = self.within
-            text += f", within {name_site(file, line)} in {function}"
+            text += f", within {format_site(file, line)} in {function}"
         return text
 
 
@@ -79,6 +81,31 @@ class FlightRecord(NamedTuple):
     calls: list[RecordedCall]
     position: Position | None
     step: int | None = None
+
+
+def read(source: int | FlightReader) -> FlightRecord:
+    """What a process has done so far, read from outside. source: its pid, or a reader of its record
+
+    Raises: RecordError if there is no such process, it keeps no record, or we may not read it.
+    """
+    if isinstance(source, int):
+        with FlightReader.of(source) as reader:
+            return read(reader)
+    pid, rank, size, clock, step = source.header()
+    calls = [RecordedCall(*call) for call in source.calls()]
+    sample = source.position()
+    position = None if sample is None else Position(sample[0], *sample[1], sample[2])
+    return FlightRecord(pid, rank, size, clock, calls, position, step)
+
+
+def describe_process(pid: int) -> str:
+    """What another process did last and where its Python stands, in words; else why that is not known."""
+    try:
+        record = read(pid)
+    except RecordError as error:
+        return str(error)
+    stopped = "stopped by a signal or a debugger; " if state_of(pid) in ("T", "t") else ""
+    return stopped + describe_last(record, time.monotonic_ns())
 
 
 def describe_last(record: FlightRecord, now: int) -> str:

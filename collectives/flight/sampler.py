@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from collectives.flight.recorder import Place, Recorder
+from collectives.flight.recorder import Location, Recorder
 
 PERIOD = 1.0  # s
 
@@ -58,9 +58,9 @@ class Sampler:
 
     def _run(self, over: threading.Event) -> None:
         while True:
-            where = standing()
+            where = main_thread_position()
             if where is not None:
-                self._recorder.stand(*where)
+                self._recorder.record_position(*where)
             if over.wait(self._period):
                 return
 
@@ -70,7 +70,7 @@ class Sampler:
         atexit.unregister(self.stop)
 
 
-def standing() -> tuple[Place, Place | None] | None:
+def main_thread_position() -> tuple[Location, Location | None] | None:
     """Where the main thread stands: the innermost frame of the user's code, and that of a library below it, if any.
 
     None if there is no main thread any more.
@@ -78,16 +78,16 @@ def standing() -> tuple[Place, Place | None] | None:
     frames = _stack(threading.main_thread().ident or 0)
     if not frames:
         return None
-    innermost = _place(frames[0])
-    outside: Place | None = None  # of our packages, but a library's
+    innermost = _location(frames[0])
+    outside: Location | None = None  # of our packages, but a library's
     for each in frames:
         file = each.f_code.co_filename
         if not file.startswith(_OURS):
             if not _is_library(file):
-                at = _place(each)
+                at = _location(each)
                 return at, None if each is frames[0] else innermost
             if outside is None:
-                outside = _place(each)
+                outside = _location(each)
     at = outside or innermost
     return at, None if at == innermost else innermost
 
@@ -108,7 +108,7 @@ def _stack(thread: int) -> list[FrameType]:
     return found[:-1]
 
 
-def _place(frame: FrameType) -> Place:
+def _location(frame: FrameType) -> Location:
     return frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, ReduceOp
-from collectives.flight.recorder import of_this_process
+from collectives.flight.recorder import process_recorder
 from ddp._device import capturing
 from ddp._engine import Leaf
 from ddp._tensor.core import Tensor
@@ -194,7 +194,7 @@ class Reducer:
             self._captured(capturing.now, weight)
             return
         self.steps += 1
-        of_this_process().backwards(self.steps)
+        process_recorder().count_backwards(self.steps)
         plan = self.planner.after(self._watch.seconds(), self._watch.backward(), used)
         if plan is not None:
             self._move(plan)

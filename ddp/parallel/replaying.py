@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from collectives import Communicator
-from collectives.flight.recorder import of_this_process
+from collectives.flight.recorder import process_recorder
 from ddp.errors import ParallelError
 from ddp.parallel.control import ControlMessage
 from ddp.parallel.naming import naming
@@ -53,7 +53,7 @@ class Replayed:
     def after(self) -> None:
         """After a launch."""
         self._step = self._counted()
-        of_this_process().backwards(self._step)
+        process_recorder().count_backwards(self._step)
         self._comm.watch_device("graph")
 
     def hear(self) -> None:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Sequence
 
 from collectives.errors import RecordError
-from collectives.flight.reader import read
-from collectives.flight.report import FlightRecord, table
+from collectives.flight.report import FlightRecord, read, table
 
 
 def calls(pids: Sequence[int], last: int, as_json: bool) -> int:

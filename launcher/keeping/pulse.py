@@ -14,7 +14,7 @@ from launcher.wire import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collectives.flight.glance import Glance
+    from collectives.flight.reader import FlightReader
 
 _NO_RECORD = {
     "step": None,
@@ -34,15 +34,15 @@ class Pulse:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._offspring = Offspring(pid)
-        self._record: Glance | None = None
+        self._record: FlightReader | None = None
 
     def found(self, fd: int) -> None:
         """The rank keeps a flight record, as its file descriptor `fd`."""
         from collectives.errors import RecordError
-        from collectives.flight.glance import Glance
+        from collectives.flight.reader import FlightReader
 
         try:
-            self._record = Glance.of_fd(self._pid, fd)
+            self._record = FlightReader.of_fd(self._pid, fd)
         except RecordError:
             self._record = None  # it has closed the file already, or hides itself from others
 
@@ -51,7 +51,7 @@ class Pulse:
         return stat_of(self._pid).state
 
     def take(self) -> Message:
-        """The beat: state, cpu (s since the start), below (the same of its descendants), rss (bytes), `Glance.read`."""
+        """The beat: state, cpu (s since the start), below (of its descendants), rss (bytes), `FlightReader.newest`."""
         stat = stat_of(self._pid)
         below = self._offspring.cpu()
         return {"state": stat.state, "cpu": stat.cpu, "below": below, "rss": stat.rss, **self._glance()}
@@ -68,7 +68,7 @@ class Pulse:
             from collectives.errors import RecordError
 
             try:
-                return self._record.read(time.monotonic_ns())
+                return self._record.newest(time.monotonic_ns())
             except RecordError:
                 self._record = None
         return _NO_RECORD

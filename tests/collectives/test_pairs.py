@@ -104,16 +104,16 @@ def test_a_rank_that_left_without_making_a_group_is_named() -> None:
 
 
 def test_a_group_that_not_all_members_make_ends_with_the_time_limit() -> None:
-    given_up = threading.Event()
+    evictions = threading.Event()
 
     def check(comm: Communicator) -> None:
         if comm.rank == 0:
             comm.timeout = 0.2
             with pytest.raises(collectives.CollectiveTimeout, match="Rank 1 has not made the call that it answers"):
                 comm.create_group([0, 1])
-            given_up.set()
+            evictions.set()
         else:
-            given_up.wait(20)
+            evictions.wait(20)
 
     collectives.run_threads(check, size=2)
 
@@ -130,16 +130,16 @@ def test_a_rank_of_a_split_that_left_is_named_by_its_number_there() -> None:
 
 
 def test_what_nobody_sends_ends_with_the_time_limit() -> None:
-    given_up = threading.Event()
+    evictions = threading.Event()
 
     def check(comm: Communicator) -> None:
         if comm.rank == 0:
             comm.timeout = 0.2
             with pytest.raises(collectives.CollectiveTimeout, match="Rank 1 has not made the call that it answers"):
                 comm.recv(1)
-            given_up.set()
+            evictions.set()
         else:
-            given_up.wait(20)
+            evictions.wait(20)
 
     collectives.run_threads(check, size=2)
 

@@ -164,8 +164,9 @@ def test_a_call_of_any_kind_says_where_the_late_rank_stands_and_is_recorded_as_f
 ) -> None:
     text = said(
         f"""
-        from collectives.flight.recorder import of_this_process
-        from collectives.flight.reader import Window
+        from collectives.flight.recorder import process_recorder
+        from collectives.flight.reader import FlightReader
+        from collectives.flight.report import read
         comm.timeout = 1
         if comm.rank == 1:
             time.sleep(60)
@@ -173,7 +174,7 @@ def test_a_call_of_any_kind_says_where_the_late_rank_stands_and_is_recorded_as_f
             {call}
         except collectives.CollectiveTimeout as error:
             print(error, flush=True)
-            print(Window(of_this_process().peek).read().calls[-1].state, flush=True)
+            print(read(FlightReader(process_recorder().peek)).calls[-1].state, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         """
     )

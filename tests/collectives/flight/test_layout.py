@@ -26,7 +26,7 @@ def test_the_layout_is_held() -> None:
     assert all(end <= at for end, (at, _) in zip(ends, regions[1:], strict=False)), "regions overlap"
 
 
-def test_the_first_communicators_keep_their_place() -> None:
+def test_the_first_communicators_keep_their_location() -> None:
     slots = [(layout.communicator_at(number) - layout.COMMUNICATORS_AT) // 128 for number in range(1, 1_000)]
     assert slots[:255] == list(range(1, 256))
     assert set(slots[255:]) == set(range(256, 512))
@@ -67,5 +67,5 @@ def test_text_that_no_slot_should_hold() -> None:
     ],
 )
 def test_clip(text: str, limit: int, keep_end: bool, clipped: str) -> None:
-    assert layout.clip(text, limit, keep_end=keep_end) == clipped
+    assert layout.truncate(text, limit, keep_end=keep_end) == clipped
     assert len(clipped.encode()) <= limit

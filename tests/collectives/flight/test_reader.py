@@ -18,9 +18,16 @@ import pytest
 
 from collectives.errors import RecordError
 from collectives.flight import layout
-from collectives.flight.reader import Window, read
+from collectives.flight.reader import FlightReader
 from collectives.flight.recorder import Recorder
-from tests.collectives.flight.reading import read_fd
+from collectives.flight.report import FlightRecord, read
+
+
+def read_fd(pid: int, fd: int) -> FlightRecord:
+    """What process `pid`, which has its record open as `fd`, has done so far."""
+    with FlightReader.of_fd(pid, fd) as reader:
+        return read(reader)
+
 
 # Everything that a call says follows from its number, so that a torn one would show.
 FULL_SPEED = """
@@ -44,9 +51,9 @@ def test_no_torn_call_is_believed_while_the_process_writes_at_full_speed(
     job = recorded(FULL_SPEED.replace("{kinds}", str(kinds)))
     seen, newest = 0, 0
     end = time.monotonic() + 0.1 * count(4, 200)
-    with Window.of(job.process.pid) as window:
+    with FlightReader.of(job.process.pid) as reader:
         while time.monotonic() < end or min(seen, newest) <= 10_000:
-            calls = window.read().calls
+            calls = read(reader).calls
             orders = [call.order for call in calls]
             assert orders == sorted(set(orders))
             assert not calls or calls[-1].order >= newest
@@ -86,7 +93,7 @@ def test_a_call_whose_two_ends_disagree_is_not_believed(word: int) -> None:
     data = bytearray(recorder.peek(0, layout.SIZE))
     second = layout.CALLS_AT + 2 * layout.CALL_SIZE
     data[second + 8 * word : second + 8 * word + 8] = struct.pack("q", 1002 if word == 0 else 1002 << 3 | 3)
-    calls = Window(lambda offset, length: bytes(data[offset : offset + length])).read().calls
+    calls = read(FlightReader(lambda offset, length: bytes(data[offset : offset + length]))).calls
     assert [call.number for call in calls] == [0, 2]
 
 
@@ -108,14 +115,14 @@ def test_a_process_that_never_lets_go_of_the_gil(recorded: Any) -> None:
 
 def test_what_a_dead_process_did_last(recorded: Any) -> None:
     job = recorded("recorder.end(call('gather'), FAILED); call(); ready(); time.sleep(60)")
-    with Window.of(job.process.pid) as window:
+    with FlightReader.of(job.process.pid) as reader:
         job.process.kill()
         job.process.wait()
-        assert [(call.name, call.state) for call in window.read().calls] == [
+        assert [(call.name, call.state) for call in read(reader).calls] == [
             ("gather", "failed"),
             ("all_reduce", "started"),
         ]
-        assert window.read() == window.read()
+        assert read(reader) == read(reader)
     with pytest.raises(RecordError, match=f"there is no process {job.process.pid}"):
         read(job.process.pid)
 
@@ -128,15 +135,15 @@ def test_by_file_descriptor(recorded: Any) -> None:
         read_fd(job.process.pid, 99)
 
 
-def test_a_window_closes_its_file_once() -> None:
+def test_a_reader_closes_its_file_once() -> None:
     recorder = Recorder()
     assert recorder.fd is not None
     gc.collect()
     held = len(os.listdir("/proc/self/fd"))
-    with Window.of_fd(os.getpid(), recorder.fd) as window:
+    with FlightReader.of_fd(os.getpid(), recorder.fd) as reader:
         assert len(os.listdir("/proc/self/fd")) == held + 1
     assert len(os.listdir("/proc/self/fd")) == held
-    window.close()
+    reader.close()
 
 
 def _file(content: bytes, name: str = "other") -> int:
@@ -184,11 +191,11 @@ def test_a_record_full_of_noise_holds_no_call() -> None:
 def test_a_record_that_shrinks_under_its_reader_is_an_error() -> None:
     fd = _file(_forged())
     try:
-        with Window.of_fd(os.getpid(), fd) as window:
-            assert window.read().calls == []
+        with FlightReader.of_fd(os.getpid(), fd) as reader:
+            assert read(reader).calls == []
             os.ftruncate(fd, 4096)
             with pytest.raises(RecordError, match="damaged"):
-                window.read()
+                read(reader)
     finally:
         os.close(fd)
 
@@ -251,7 +258,7 @@ def test_a_process_of_another_user(run_job: Any) -> None:
     code = (
         "import os\n"
         "from collectives.errors import RecordError\n"
-        "from collectives.flight.reader import read\n"
+        "from collectives.flight.report import read\n"
         "pid = os.getppid() if os.geteuid() == 0 else 1\n"
         "if os.geteuid() == 0:\n"  # then somebody else looks at us
         "    os.setgroups([]); os.setgid(65_534); os.setuid(65_534)\n"
@@ -265,11 +272,11 @@ def test_a_process_of_another_user(run_job: Any) -> None:
     assert words == f"{pid} process {pid} may not be looked into: it belongs to another user"
 
 
-def test_a_reader_costs_a_keeper_little() -> None:
+def test_a_reader_costs_an_agent_little() -> None:
     code = (
-        "import sys, collectives.flight.glance\n"
+        "import sys, collectives.flight.reader\n"
         "ours = {name for name in sys.modules if name.startswith(('collectives.', 'ddp', 'launcher'))}\n"
-        "flight = {f'collectives.flight.{each}' for each in ('glance', 'layout', 'view', 'words')}\n"
+        "flight = {f'collectives.flight.{each}' for each in ('layout', 'reader')}\n"
         "assert ours == flight | {'collectives.flight', 'collectives.errors'}, ours\n"
         "assert not {'numpy', 'mpi4py', 'dataclasses', 'threading', 'json', 'typing'} & set(sys.modules)\n"
     )

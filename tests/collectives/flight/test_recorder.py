@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from collectives.flight.reader import Window, read
-from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder, of_this_process
-from collectives.flight.report import RecordedCall
-from tests.collectives.flight.reading import read_fd
+from collectives.flight.reader import FlightReader
+from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder, process_recorder
+from collectives.flight.report import RecordedCall, read
+from tests.collectives.flight.test_reader import read_fd
 
 
 def signature(recorder: Recorder, name: str = "all_reduce") -> int:
@@ -21,7 +21,7 @@ def signature(recorder: Recorder, name: str = "all_reduce") -> int:
 
 
 def calls(recorder: Recorder) -> list[RecordedCall]:
-    return Window(recorder.peek).read().calls
+    return read(FlightReader(recorder.peek)).calls
 
 
 def test_a_call_through_its_states() -> None:
@@ -63,30 +63,30 @@ def test_who_writes() -> None:
 
 
 def test_a_process_has_one() -> None:
-    assert of_this_process() is of_this_process()
+    assert process_recorder() is process_recorder()
     assert read(os.getpid()).pid == os.getpid()
 
 
 def test_the_ring_goes_round_and_signatures_are_given_up_and_none_is_ever_wrong() -> None:
     recorder = Recorder()
     world, other = recorder.communicator("world"), recorder.communicator("world.1")
-    window = Window(recorder.peek)
+    reader = FlightReader(recorder.peek)
     for number in range(10_000):
         # Each second call has a new signature, 5,000 in all; the others share one, which must not be given up.
         name = f"gather_{number}" if number % 2 else "all_reduce"
         index = recorder.begin(other if number % 3 else world, number, signature(recorder, name))
         recorder.end(index, DONE if number % 5 else FAILED)
         if number % 500 == 499:
-            for call in window.read().calls:
+            for call in read(reader).calls:
                 assert call.name == (f"gather_{call.number}" if call.number % 2 else "all_reduce")
-    record = window.read()
+    record = read(reader)
     assert [call.order for call in record.calls] == list(range(9_001, 10_001))
     for call in record.calls:
         assert call.number == call.order - 1
         assert call.name == (f"gather_{call.number}" if call.number % 2 else "all_reduce")
         assert call.communicator == ("world.1" if call.number % 3 else "world")
         assert call.state == ("done" if call.number % 5 else "failed")
-    assert record.calls == Window(recorder.peek).read().calls
+    assert record.calls == read(FlightReader(recorder.peek)).calls
 
 
 def test_a_signature_that_was_given_up_is_entered_again() -> None:
@@ -176,15 +176,15 @@ def test_threads_write_side_by_side() -> None:
     for thread in threads:
         thread.start()
     seen = 0
-    window = Window(recorder.peek)
+    reader = FlightReader(recorder.peek)
     while any(thread.is_alive() for thread in threads) or not seen:
-        for call in window.read().calls:
+        for call in read(reader).calls:
             seen += 1
             # One that was given up between `intern` and `begin`, by another thread, is unknown but never wrong.
             assert call.name in (f"from_{call.communicator[6:]}_{call.number % 1_000}", "?")
     for thread in threads:
         thread.join()
-    record = window.read()
+    record = read(reader)
     # One thread may have lost the GIL between two words, until others had gone round the ring: such a call is missing.
     assert 990 <= len(record.calls) <= 1_000
     assert {call.state for call in record.calls} == {"done"}
@@ -194,9 +194,10 @@ def test_threads_write_side_by_side() -> None:
 def test_a_forked_child_writes_nothing_into_its_parents_record(recorded: Any) -> None:
     job = recorded(
         """
-        from collectives.flight.reader import Window
+        from collectives.flight.reader import FlightReader
+        from collectives.flight.report import read
         def show():
-            print([call.name for call in Window(recorder.peek).read().calls], recorder.fd, flush=True)
+            print([call.name for call in read(FlightReader(recorder.peek)).calls], recorder.fd, flush=True)
         ready()
         call("before")
         child = os.fork()

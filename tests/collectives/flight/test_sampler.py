@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from collectives.flight.reader import Window, read
+from collectives.flight.reader import FlightReader
 from collectives.flight.recorder import Recorder
-from collectives.flight.report import Position
-from collectives.flight.sampler import Sampler, standing
+from collectives.flight.report import Position, read
+from collectives.flight.sampler import Sampler, main_thread_position
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[3]
 def _await_position(pid: int, function: str, after: int = 0) -> Position:
     """The first sample in `function` that was taken later than `after` (monotonic ns)."""
     deadline = time.monotonic() + 20
-    with Window.of(pid) as window:
+    with FlightReader.of(pid) as reader:
         while True:
-            position = window.read().position
+            position = read(reader).position
             if position is not None and position.function == function and position.time > after:
                 return position
             assert time.monotonic() < deadline, position
@@ -96,9 +96,9 @@ def test_the_users_frame_is_told_and_that_of_a_library_beside_it(recorded: Any) 
 INNERMOST = ("sampler.py", "_stack")
 SHOW = """
 import os
-from collectives.flight.sampler import standing
+from collectives.flight.sampler import main_thread_position
 def show():
-    print([place and (os.path.basename(place[0]), place[2]) for place in standing()])
+    print([place and (os.path.basename(place[0]), place[2]) for place in main_thread_position()])
 def call(function):
     function()
 """
@@ -204,4 +204,4 @@ def test_no_forked_child_samples(recorded: Any) -> None:
 
 def test_without_a_main_thread_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "_current_frames", dict)
-    assert standing() is None
+    assert main_thread_position() is None

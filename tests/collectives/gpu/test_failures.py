@@ -12,7 +12,8 @@ import pytest
 
 import collectives
 from collectives._gpu import cuda
-from collectives.flight.reader import Window
+from collectives.flight.reader import FlightReader
+from collectives.flight.report import read
 from tests.collectives.gpu.conftest import Rig
 from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl
 
@@ -31,7 +32,7 @@ def end_of(made: Rig, rank: int) -> FakeNccl:
 
 def state_of(work: Any) -> str:
     """What the flight record says of a call."""
-    calls = Window(work._call.recorder.peek).read().calls
+    calls = read(FlightReader(work._call.recorder.peek)).calls
     return next(call.state for call in calls if call.order == work._call.record)
 
 

@@ -13,7 +13,7 @@ import collectives
 import ddp
 from collectives import Communicator
 from collectives.flight import layout
-from collectives.flight.recorder import of_this_process
+from collectives.flight.recorder import process_recorder
 from ddp import nn
 from ddp.parallel import DataParallel
 from ddp.parallel.wishes import KINDS
@@ -193,5 +193,5 @@ def test_a_step_is_marked_in_the_flight_record() -> None:
 
 
 def _backwards() -> int:
-    words = memoryview(of_this_process().peek(0, layout.HEADER.size)).cast("q")
+    words = memoryview(process_recorder().peek(0, layout.HEADER.size)).cast("q")
     return int(words[layout.BACKWARDS_WORD])

@@ -25,7 +25,7 @@ for number in range(20):
     index = recorder.begin(world, number, signature)
     if rank == 0 or number < 19:
         recorder.end(index)
-recorder.stand(("/home/me/data.py", 31, "load"))
+recorder.record_position(("/home/me/data.py", 31, "load"))
 print("ready", flush=True)
 time.sleep(60)
 """

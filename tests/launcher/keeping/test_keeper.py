@@ -319,7 +319,7 @@ def test_a_keeper_stays_tiny() -> None:
         "import sys\n"
         "import launcher.keeper\n"
         "rank = set(sys.modules)\n"
-        "import launcher.keeping.watching, collectives.flight.glance\n"
+        "import launcher.keeping.watching, collectives.flight.reader\n"
         "for name in ('typing', 'dataclasses', 'logging', 'inspect', 'threading', 'subprocess', 'numpy', 'tempfile'):\n"
         "    assert name not in sys.modules, name\n"
         "for name in ('json', 're', 'socket', 'select', 'hashlib', 'launcher.keeping', 'collectives.flight'):\n"

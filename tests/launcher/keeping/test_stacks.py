@@ -75,10 +75,10 @@ class TestOfARank:
 
     def test_a_stopped_rank_shows_its_last_sample(self, keep: Any, becomes: Callable[[int, str], None]) -> None:
         body = """
-        from collectives.flight.recorder import of_this_process
+        from collectives.flight.recorder import process_recorder
         from collectives.flight.sampler import Sampler
         def load():
-            Sampler(of_this_process(), period=0.05).start()
+            Sampler(process_recorder(), period=0.05).start()
             time.sleep(0.3)
             print("ready", flush=True)
             time.sleep(60)

@@ -1,4 +1,4 @@
-"""The newest call alone, and the step: what a keeper reads every second."""
+"""The newest call alone, and the step: what an agent reads every second."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import collectives
 from collectives.errors import ArgumentError, RecordError
-from collectives.flight.glance import Glance
-from collectives.flight.recorder import DONE, FAILED, QUEUED, STARTED, Recorder, of_this_process
+from collectives.flight.reader import FlightReader
+from collectives.flight.recorder import DONE, FAILED, QUEUED, STARTED, Recorder, process_recorder
 
 NOTHING = {
     "step": None,
@@ -30,12 +30,12 @@ def enter(recorder: Recorder, number: int, state: int, name: str = "all_reduce")
     return recorder.begin(recorder.communicator("world"), number, signature, state)
 
 
-def glance(recorder: Recorder, later: float = 0.0) -> dict[str, object]:
-    return Glance(recorder.peek).read(time.monotonic_ns() + round(later * 1e9))
+def newest(recorder: Recorder, later: float = 0.0) -> dict[str, object]:
+    return FlightReader(recorder.peek).newest(time.monotonic_ns() + round(later * 1e9))
 
 
 def test_a_new_record_says_nothing() -> None:
-    assert glance(Recorder()) == NOTHING
+    assert newest(Recorder()) == NOTHING
 
 
 @pytest.mark.parametrize(("state", "word"), [(DONE, "done"), (FAILED, "failed")])
@@ -43,7 +43,7 @@ def test_the_newest_call_and_how_long_ago_it_ended(state: int, word: str) -> Non
     recorder = Recorder()
     for number in range(1_500):  # once around the ring
         recorder.end(enter(recorder, number, STARTED), state)
-    found = glance(recorder, later=31.2)
+    found = newest(recorder, later=31.2)
     assert found["calls"] == 1_500
     assert found["call"] == "all_reduce #1499 (train.py:88) sum float32 (512, 10)"
     assert (found["call_on"], found["call_state"]) == ("world", word)
@@ -54,7 +54,7 @@ def test_a_queued_call_gives_way_to_the_one_for_which_it_waits() -> None:
     recorder = Recorder()
     enter(recorder, 0, STARTED, "gather")
     enter(recorder, 1, QUEUED)
-    found = glance(recorder)
+    found = newest(recorder)
     assert (found["calls"], found["call_state"]) == (2, "started")
     assert str(found["call"]).startswith("gather #0")
 
@@ -62,32 +62,32 @@ def test_a_queued_call_gives_way_to_the_one_for_which_it_waits() -> None:
 def test_queued_calls_alone() -> None:
     recorder = Recorder()
     enter(recorder, 0, QUEUED)
-    found = glance(recorder, later=2)
+    found = newest(recorder, later=2)
     assert (found["call_state"], found["call_age"]) == ("queued", pytest.approx(2, abs=0.5))
 
 
 def test_the_position_has_an_age() -> None:
     recorder = Recorder()
-    recorder.stand(("/home/me/data.py", 31, "load"), ("/lib/x.py", 5, "read"))
-    found = glance(recorder, later=7)
+    recorder.record_position(("/home/me/data.py", 31, "load"), ("/lib/x.py", 5, "read"))
+    found = newest(recorder, later=7)
     assert (found["where"], found["where_age"]) == ("data.py:31 in load", pytest.approx(7, abs=0.5))
 
 
 def test_the_programs_own_count_goes_before_that_of_backwards() -> None:
     recorder = Recorder()
-    recorder.backwards(3)
-    assert glance(recorder)["step"] == 3
+    recorder.count_backwards(3)
+    assert newest(recorder)["step"] == 3
     recorder.step(10_000)
-    recorder.backwards(4)
-    assert glance(recorder)["step"] == 10_000
+    recorder.count_backwards(4)
+    assert newest(recorder)["step"] == 10_000
     recorder.step()
-    assert glance(recorder)["step"] == 10_001
+    assert newest(recorder)["step"] == 10_001
     recorder.step(0)
-    assert glance(recorder)["step"] == 0
+    assert newest(recorder)["step"] == 0
 
 
 def test_marking_steps() -> None:
-    record = Glance(of_this_process().peek)
+    record = FlightReader(process_recorder().peek)
     collectives.mark_step()
     first = record.header()[4]
     assert first is not None
@@ -121,7 +121,7 @@ def test_no_torn_call_is_believed() -> None:
     try:
         believed = 0
         while believed < 300:
-            found = glance(recorder)
+            found = newest(recorder)
             if found["call"] is not None:
                 number = int(str(found["call"]).split("#")[1].split()[0])
                 assert found["call"] == f"call_{number % 5} #{number} (t.py:{number % 5})"
@@ -134,4 +134,4 @@ def test_no_torn_call_is_believed() -> None:
 
 def test_what_is_no_record_is_refused() -> None:
     with pytest.raises(RecordError, match="not a flight record"):
-        Glance(lambda offset, length: bytes(length)).read(0)
+        FlightReader(lambda offset, length: bytes(length)).newest(0)
