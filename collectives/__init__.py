@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from collectives._nccl.config import NcclConfig as NcclConfig
-    from collectives.call import Work as Work
     from collectives.communicator import Communicator as Communicator
+    from collectives.engine.call import Work as Work
     from collectives.errors import ArgumentError as ArgumentError
     from collectives.errors import BackendError as BackendError
     from collectives.errors import CollectiveInterrupted as CollectiveInterrupted
@@ -47,7 +47,7 @@ _HOMES = {
     "NcclError": "errors",
     "PeerLeft": "errors",
     "ReduceOp": "reduction",
-    "Work": "call",
+    "Work": "engine.call",
     "WorldError": "errors",
     "__version__": "version",
     "init": "start",

@@ -16,23 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from collectives._shared import takes
-from collectives._shared.quick import LEFT, Recipe
-from collectives._shared.setup import add_array, share, sharing
 from collectives.arrays import as_array, as_bytes, is_device_array
-from collectives.call import Call, Steps, Words
-from collectives.calls import whole
-from collectives.departure import Departure
+from collectives.backends.shm import takes
+from collectives.backends.shm.quick import LEFT, Recipe
+from collectives.backends.shm.setup import add_array, share, sharing
+from collectives.backends.transport import Transport
+from collectives.engine.call import Call, Steps, Words
+from collectives.engine.call_site import user_site
+from collectives.engine.registry import Family
+from collectives.engine.verify import Header, agreed, spans
 from collectives.errors import ArgumentError, DtypeError
-from collectives.family import Family
-from collectives.meeting import Header, agreed, spans
-from collectives.movements import Movements
-from collectives.objects import Objects
-from collectives.pairs import Pairs
+from collectives.exit_notice import Departure
+from collectives.ops.base import whole
+from collectives.ops.data_movement import Movements
+from collectives.ops.objects import Objects
+from collectives.ops.p2p import Pairs
+from collectives.ops.reductions import Reductions
 from collectives.reduction import Array
-from collectives.reductions import Reductions
-from collectives.site import user_site
-from collectives.transport import Transport
 
 
 class Communicator(Reductions, Movements, Objects, Pairs):

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from collectives._threads import Board, ThreadTransport
+from collectives.backends.threads import Board, ThreadTransport
 from collectives.communicator import Communicator
-from collectives.departure import Departure, in_order
+from collectives.engine.shutdown import exit_code
 from collectives.errors import ArgumentError, CollectiveTimeout, PeerLeft
-from collectives.farewell import exit_code
+from collectives.exit_notice import Departure, in_order
 from collectives.pausing import Limit
 
 T = TypeVar("T")

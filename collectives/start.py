@@ -8,21 +8,22 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from collectives import cores, farewell, simulation, world
-from collectives._apart import ApartTransport, passed_on, place
+from collectives import cores, simulation, world
 from collectives._gpu.local import take_local_gpu
-from collectives._shared.setup import share
-from collectives._single import SingleTransport
+from collectives.backends.detached import ApartTransport, passed_on, place
+from collectives.backends.shm.setup import share
+from collectives.backends.single import SingleTransport
 from collectives.communicator import Communicator
+from collectives.engine import shutdown as farewell
+from collectives.engine.progress import complete
+from collectives.engine.registry import Family
 from collectives.errors import ArgumentError, BackendError
-from collectives.family import Family
 from collectives.flight.recorder import process_recorder
 from collectives.flight.sampler import Sampler
-from collectives.waiting import complete
 
 if TYPE_CHECKING:
-    from collectives._mpi import MPIWorld
     from collectives._nccl.config import NcclConfig
+    from collectives.backends.mpi.mpi_world import MPIWorld
 
 _BACKENDS = ("auto", "single", "mpi", "nccl")
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes
@@ -112,7 +113,7 @@ def _join(
         comm = Communicator(SingleTransport(), timeout, Family(wanted, nccl))
         comm.enter()
         return comm
-    from collectives._mpi import MPIWorld  # here, so that a world of one never loads MPI
+    from collectives.backends.mpi.mpi_world import MPIWorld  # here, so that a world of one never loads MPI
 
     promised = world.promised()
     membership = MPIWorld(promised, timeout, checks)

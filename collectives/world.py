@@ -33,7 +33,7 @@ DEBUG_RANK = "DDP_DEBUG_RANK"
 #: Set by the keeper of that rank, if `ddp-launch` has a terminal: the file descriptor of one for its debugger.
 TERMINAL_FD = "DDP_TERMINAL_FD"
 
-#: Set in a process that works for a rank and is none, to the rank's place: see `collectives._apart`.
+#: Set in a process that works for a rank and is none, to the rank's place: see `collectives.backends.detached`.
 APART = "DDP_APART"
 
 #: The exit code of a rank that stopped as it was asked to, its state saved: start the same command to go on. It is
@@ -46,7 +46,7 @@ class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_
     """A rank's place in the world, as its engine promised it.
 
     engine: "mpich" (also Intel MPI and whatever speaks PMI-1), "openmpi" or "slurm"; "environment" where torchrun or
-        another launcher that is no MPI engine has set RANK and WORLD_SIZE: its ranks meet by `collectives.rendezvous`
+        another launcher that is no MPI engine has set RANK and WORLD_SIZE: see `rendezvous`
     rank, size: this rank and the number of ranks
     local_rank, local_size: the same among the ranks of this node; None where the engine does not say
     """

@@ -62,7 +62,7 @@ LAUNCHER_SEES = (
     "collectives.flight.report",
 )
 HEAVY = {
-    "mpi4py": ("collectives._mpi", "launcher.bench.timing", "launcher.doctor.probes"),
+    "mpi4py": ("collectives.backends.mpi.mpi_world", "launcher.bench.timing", "launcher.doctor.probes"),
     "cupy": (
         "ddp._device",
         "ddp._gpu",

@@ -7,7 +7,7 @@ from typing import Any
 
 from collectives._gpu.carrier import Rest
 from collectives._gpu.cuda import Cuda
-from collectives.call import Steps
+from collectives.engine.call import Steps
 from collectives.reduction import ReduceOp
 
 

@@ -26,11 +26,11 @@ from collectives._nccl.communicator import NcclCommunicator
 from collectives._nccl.issuer import Issuer
 from collectives._nccl.table import Nccl
 from collectives._nccl.watchdog import Watchdog
-from collectives.call import Call, Steps
+from collectives.backends.transport import Transport, offsets
+from collectives.engine.call import Call, Steps
 from collectives.errors import CollectivesError
 from collectives.flight.recorder import FAILED
 from collectives.reduction import ReduceOp, wire_op
-from collectives.transport import Transport, offsets
 
 _BYTE = np.dtype(np.uint8)
 _WIDER: dict[Any, np.dtype[Any]] = {np.dtype(np.int16): np.dtype(np.int32), np.dtype(np.uint16): np.dtype(np.uint32)}

@@ -1,6 +1,6 @@
 """What a way of moving device arrays must be able to do, whatever moves them.
 
-Where `collectives.transport` speaks of host arrays and tests, this speaks of device arrays and one stream: a carrier
+Where `Transport` speaks of host arrays and tests, this speaks of device arrays and one stream: a carrier
 puts the collective on its `stream`, after what is there already, and returns once it has been put there. All arrays are
 one-dimensional, contiguous, and stay alive until an event behind the collective has passed.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from collectives.call import Steps
+from collectives.backends.transport import offsets
+from collectives.engine.call import Steps
 from collectives.reduction import ReduceOp
-from collectives.transport import offsets
 
 
 class Rest(NamedTuple):

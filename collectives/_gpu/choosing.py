@@ -19,9 +19,9 @@ from collectives._nccl.communicator import NcclCommunicator, unique_id
 from collectives._nccl.config import NcclConfig
 from collectives._nccl.limit import aside
 from collectives._nccl.table import UNIQUE_ID_BYTES, Nccl
-from collectives.call import Steps
+from collectives.backends.transport import Transport
+from collectives.engine.call import Steps
 from collectives.errors import BackendError, CollectivesError
-from collectives.transport import Transport
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from collectives._gpu.by_nccl import ByNccl
 from collectives._gpu.letters import DeviceLetters
 from collectives._gpu.movements import DeviceMovements
 from collectives._gpu.reductions import DeviceReductions
-from collectives.call import Call, Steps, Words
-from collectives.calls import Calls
+from collectives.backends.transport import Transport
+from collectives.engine.call import Call, Steps, Words
+from collectives.engine.call_site import user_site
+from collectives.engine.verify import Header, agreed
 from collectives.errors import ArgumentError, BackendError, CollectivesError
-from collectives.meeting import Header, agreed
-from collectives.site import user_site
-from collectives.transport import Transport
+from collectives.ops.base import Calls
 
 
 class Door(DeviceReductions, DeviceMovements, DeviceLetters):

@@ -15,12 +15,12 @@ from collectives._gpu import choosing
 from collectives._gpu.carrier import Carrier
 from collectives._gpu.cuda import Cuda
 from collectives._gpu.passage import Custody, Passage
-from collectives.call import Call, Steps, Words, Work
-from collectives.calls import Calls
+from collectives.backends.transport import Transport
+from collectives.engine.call import Call, Steps, Words, Work
+from collectives.engine.call_site import user_site
+from collectives.engine.verify import Header, Headers, agreed
 from collectives.errors import ArgumentError, CollectivesError
-from collectives.meeting import Header, Headers, agreed
-from collectives.site import user_site
-from collectives.transport import Transport
+from collectives.ops.base import Calls
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from collectives._gpu.door import Desk
-from collectives.call import Work
+from collectives.engine.call import Work
+from collectives.engine.progress import PAUSE
 from collectives.errors import CollectiveTimeout
 from collectives.pausing import Limit
 from collectives.reduction import Array
-from collectives.waiting import PAUSE
 
 
 class DeviceLetters(Desk):

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from collectives import header
 from collectives._gpu.carrier import Carrier
 from collectives._gpu.door import Desk, overlap
 from collectives._gpu.passage import Passage
 from collectives.arrays import as_bytes, row_bytes, rows
-from collectives.call import Steps
+from collectives.engine.call import Steps
+from collectives.engine.verify import ROWS, Headers
 from collectives.errors import ArgumentError, MismatchError
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
-from collectives.meeting import ROWS, Headers
+from collectives.ops import array_header as header
 
 
 class DeviceMovements(Desk):

@@ -9,11 +9,11 @@ from collectives._gpu.carrier import Carrier, Rest
 from collectives._gpu.door import Desk, overlap
 from collectives._gpu.passage import Passage
 from collectives.arrays import flat
-from collectives.call import Steps
-from collectives.calls import Scale
+from collectives.engine.call import Steps
+from collectives.engine.verify import Headers
 from collectives.errors import ArgumentError
 from collectives.lengths import split_rows
-from collectives.meeting import Headers
+from collectives.ops.base import Scale
 from collectives.reduction import ReduceOp, check_scale, finish, wire_dtype
 
 

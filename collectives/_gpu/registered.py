@@ -17,9 +17,9 @@ import numpy as np
 from collectives._gpu.cuda import Cuda
 from collectives._nccl import communicator
 from collectives._nccl.communicator import NcclCommunicator, Registered
-from collectives.call import Steps
+from collectives.backends.transport import Transport
+from collectives.engine.call import Steps
 from collectives.errors import NcclError
-from collectives.transport import Transport
 
 _ALIGNMENT = 4096  # bytes: NCCL_WIN_REQUIRED_ALIGNMENT
 logger = logging.getLogger("collectives")

@@ -21,9 +21,9 @@ import numpy as np
 from collectives._gpu.carrier import Rest
 from collectives._gpu.cuda import Cuda
 from collectives._gpu.rounds import Span, lengths, part_spans, spans
-from collectives.call import Steps
+from collectives.backends.transport import Test, Transport, offsets
+from collectives.engine.call import Steps
 from collectives.reduction import Array, ReduceOp, wire_op
-from collectives.transport import Test, Transport, offsets
 
 CHUNK = 4 << 20  # bytes; a copy of this size takes long enough to hide its launch, and short enough to overlap
 _LEAST = 16 << 10  # bytes of one rank's part of a chunk, however many ranks there are

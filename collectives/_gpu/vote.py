@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from collectives.call import Steps
+from collectives.backends.transport import Transport
+from collectives.engine.call import Steps
 from collectives.errors import BackendError
 from collectives.reduction import Array
-from collectives.transport import Transport
 
 logger = logging.getLogger("collectives")
 

@@ -145,7 +145,7 @@ def shared_memory() -> dict[str, Any]:
 
     unsupported: why ranks do not share memory on such a machine; trouble: why it failed here; "" for neither
     """
-    from collectives._shared import segment
+    from collectives.backends.shm import segment
 
     unsupported = segment.supported()
     if unsupported:

@@ -14,7 +14,7 @@ import pytest
 
 import collectives
 from collectives import Communicator
-from collectives._apart import ApartTransport, Place, passed_on, place
+from collectives.backends.detached import ApartTransport, Place, passed_on, place
 from collectives.world import World
 from tests.conftest import ROOT
 

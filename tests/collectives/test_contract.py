@@ -29,7 +29,7 @@ class Contract(ReductionsContract, MovementsContract, PairsContract, ObjectsCont
 class TestSingle(Contract):
     @pytest.fixture
     def run(self) -> Run:
-        from collectives._single import SingleTransport
+        from collectives.backends.single import SingleTransport
 
         return lambda fn: [fn(Communicator(SingleTransport(), timeout=20))]
 
@@ -95,7 +95,7 @@ def _fill(comm: Any, full: type[Exception]) -> Iterator[Any]:
 
 @functools.cache
 def by_messages(limit: int) -> Communicator:
-    from collectives._mpi_transport import MPITransport
+    from collectives.backends.mpi.mpi_transport import MPITransport
 
     comm = collectives.init("mpi", timeout=20, check="always")
     twin: Any = comm.duplicate()._transport

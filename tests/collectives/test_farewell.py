@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collectives.departure import LOST
-from collectives.farewell import ExitStatus, exit_code, verdict
+from collectives.engine.shutdown import ExitStatus, exit_code, verdict
+from collectives.exit_notice import LOST
 from collectives.world import STOPPED
 
 SCRIPT = """

@@ -14,10 +14,11 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import Communicator, header
+from collectives import Communicator
+from collectives.backends.transport import LETTER
 from collectives.communicator import plan_split
-from collectives.departure import Departure, among
-from collectives.transport import LETTER
+from collectives.exit_notice import Departure, among
+from collectives.ops import array_header as header
 
 SIZES = [3, 40_000]  # one travels in its letter, one behind it
 

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import collectives
-from collectives import cores, segment_files
+from collectives import cores
 from collectives._gpu import cuda, local
+from collectives.backends.mpi import segment_files
+from collectives.backends.mpi.segment_files import SegmentFile, mapped, needless
 from collectives.cores import Cores, narrow_text, share, threads, too_narrow
-from collectives.segment_files import SegmentFile, mapped, needless
 from collectives.start import asked_for
 from tests.collectives.gpu.cupy_fake import FakeCupy
 from tests.collectives.gpu.machine import Machine

@@ -13,10 +13,10 @@ import pytest
 
 import collectives
 from collectives import Communicator
-from collectives._single import SingleTransport
-from collectives.call import Work
-from collectives.departure import Departure, describe, never_coming
-from collectives.transport import Test
+from collectives.backends.single import SingleTransport
+from collectives.backends.transport import Test
+from collectives.engine.call import Work
+from collectives.exit_notice import Departure, describe, never_coming
 from collectives.world import STOPPED
 
 

@@ -166,7 +166,7 @@ class Reductions:
 class TestSingle(Reductions):
     @pytest.fixture
     def run(self) -> Run:
-        from collectives._single import SingleTransport
+        from collectives.backends.single import SingleTransport
 
         return lambda fn: [fn(Communicator(SingleTransport(), timeout=20))]
 

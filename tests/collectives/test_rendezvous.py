@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from collectives import rendezvous
+from collectives.backends.mpi import rendezvous
+from collectives.backends.mpi.rendezvous import Rendezvous, places, secret
 from collectives.errors import WorldError
-from collectives.rendezvous import Rendezvous, places, secret
 from collectives.world import World
 
 HERE = "127.0.0.1"

@@ -14,7 +14,7 @@ import pytest
 
 import collectives
 from collectives import world
-from collectives._mpi import Seat, take_seat
+from collectives.backends.mpi.mpi_world import Seat, take_seat
 from collectives.start import choose
 from collectives.world import World
 from launcher.leftovers import remove_leftovers

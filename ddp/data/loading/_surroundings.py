@@ -9,7 +9,7 @@ import os
 import sys
 from typing import NamedTuple
 
-from collectives._apart import passed_on
+from collectives.backends.detached import passed_on
 from collectives.start import joined
 from collectives.world import promised
 

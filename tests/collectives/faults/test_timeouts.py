@@ -16,12 +16,12 @@ import pytest
 
 import collectives
 from collectives import Communicator
-from collectives._shared import segment
-from collectives._shared.board import Board, board_bytes
-from collectives._single import SingleTransport
-from collectives.call import Call, Words
-from collectives.site import user_site
-from collectives.waiting import describe_late
+from collectives.backends.shm import segment
+from collectives.backends.shm.control_block import Board, board_bytes
+from collectives.backends.single import SingleTransport
+from collectives.engine.call import Call, Words
+from collectives.engine.call_site import user_site
+from collectives.engine.progress import describe_late
 
 ORDER = "Every rank must make the same calls in the same order"
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import collectives
 from collectives import Communicator
-from collectives._mpi import take_seat
-from collectives._shared.setup import share
-from collectives._threads import ThreadTransport
-from collectives.waiting import complete
+from collectives.backends.mpi.mpi_world import take_seat
+from collectives.backends.shm.setup import share
+from collectives.backends.threads import ThreadTransport
+from collectives.engine.progress import complete
 
 T = TypeVar("T")
 

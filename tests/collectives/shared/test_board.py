@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from collectives._shared import segment
-from collectives._shared.board import SLOT, STAGE, Board, board_bytes
-from collectives._shared.rounds import combine_all, share, tiles
+from collectives.backends.shm import segment
+from collectives.backends.shm.algorithms import combine_all, share, tiles
+from collectives.backends.shm.control_block import SLOT, STAGE, Board, board_bytes
 
 
 def boards(size: int) -> list[Board]:

@@ -14,12 +14,12 @@ import pytest
 
 import collectives
 from collectives import Communicator, world
-from collectives._mpi import Seat, take_seat
-from collectives._mpi_transport import MPITransport
-from collectives._shared.hierarchy import HierarchicalTransport
-from collectives._shared.setup import share
-from collectives._shared.transport import SharedTransport
-from collectives.waiting import complete
+from collectives.backends.mpi.mpi_transport import MPITransport
+from collectives.backends.mpi.mpi_world import Seat, take_seat
+from collectives.backends.shm.hierarchy import HierarchicalTransport
+from collectives.backends.shm.setup import share
+from collectives.backends.shm.shm_transport import SharedTransport
+from collectives.engine.progress import complete
 from tests.collectives.contract.run import Run
 from tests.collectives.shared.ranks import run_sharing
 from tests.collectives.test_contract import Contract, by_messages

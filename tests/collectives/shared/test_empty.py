@@ -10,9 +10,9 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator
-from collectives._shared.arrays import NOWHERE, Place
-from collectives._shared.board import STAGE
-from collectives._shared.transport import SharedTransport
+from collectives.backends.shm.control_block import STAGE
+from collectives.backends.shm.shared_arrays import NOWHERE, Place
+from collectives.backends.shm.shm_transport import SharedTransport
 from tests.collectives.shared.ranks import run_sharing
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 5])

@@ -11,10 +11,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 from collectives import Communicator
-from collectives._shared.board import SLOT, STAGE
-from collectives._shared.hierarchy import HierarchicalTransport
-from collectives._shared.setup import sharing
-from collectives.transport import Test
+from collectives.backends.shm.control_block import SLOT, STAGE
+from collectives.backends.shm.hierarchy import HierarchicalTransport
+from collectives.backends.shm.setup import sharing
+from collectives.backends.transport import Test
 from tests.collectives.shared.ranks import run_sharing
 
 NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [1, 0, 0, 1, 2], [0, 1, 1, 2]]

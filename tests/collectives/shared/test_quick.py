@@ -14,10 +14,10 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator
-from collectives._shared import quick
-from collectives._shared.board import SLOT, Board
-from collectives._shared.quick import LEFT
-from collectives._shared.transport import SharedTransport
+from collectives.backends.shm import quick
+from collectives.backends.shm.control_block import SLOT, Board
+from collectives.backends.shm.quick import LEFT
+from collectives.backends.shm.shm_transport import SharedTransport
 from tests.collectives.shared.ranks import run_sharing
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 5])

@@ -16,7 +16,7 @@ import pytest
 
 import collectives
 from collectives import Communicator
-from collectives._shared.board import SLOT, STAGE, Board
+from collectives.backends.shm.control_block import SLOT, STAGE, Board
 from tests.collectives.shared.ranks import run_sharing
 
 pytestmark = pytest.mark.timeout(400)  # with --long

@@ -14,10 +14,11 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import Communicator, CommunicatorClosed, reductions
-from collectives._shared import quick, takes
+from collectives import Communicator, CommunicatorClosed
+from collectives.backends.shm import quick, takes
 from collectives.errors import ArgumentError, CollectiveInterrupted, CollectivesError, DtypeError, MismatchError
 from collectives.flight.recorder import DONE, FAILED, Recorder
+from collectives.ops import reductions
 from collectives.pausing import Limit
 from collectives.reduction import finish
 from tests.collectives.shared.ranks import run_sharing
@@ -178,7 +179,7 @@ def test_a_call_interrupted_on_its_way_from_quick_to_general_breaks_the_communic
                 assert left.wait(10)  # so that rank 0 leaves its prepared call half-way
                 return
             if last:
-                monkeypatch.setattr("collectives.reductions.is_device_array", interrupted)
+                monkeypatch.setattr("collectives.ops.reductions.is_device_array", interrupted)
             try:
                 comm.all_reduce(x)
                 assert not last

@@ -15,10 +15,10 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from collectives import Communicator
-from collectives._shared import segment
-from collectives._shared.hierarchy import HierarchicalTransport
-from collectives._shared.setup import sharing
-from collectives._shared.transport import SharedTransport
+from collectives.backends.shm import segment
+from collectives.backends.shm.hierarchy import HierarchicalTransport
+from collectives.backends.shm.setup import sharing
+from collectives.backends.shm.shm_transport import SharedTransport
 from tests.collectives.shared.ranks import run_sharing
 
 on_one_node_and_on_two = pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0, 1]], ids=str)

@@ -1,0 +1,1 @@
+"""What moves arrays between ranks; each backend is a `Transport`."""

@@ -1,0 +1,331 @@
+"""Collectives over MPI: nonblocking calls only, each tested until complete, so that every wait can end (decision 10).
+
+An MPI before 4.0 counts in C's int. What is longer goes in pieces there: reductions and broadcasts one piece after the
+other, everything else by sends and receives between the ranks. Source of the operations: MPI 4.1, chapters 3 and 6.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from collectives.backends.transport import LETTER, LETTERS, TAGS, Finish, Test, all_of, offsets, then
+from collectives.engine.verify import HASH, WORDS, Header, Headers
+from collectives.errors import TooManyCommunicators
+from collectives.exit_notice import Departure, among
+from collectives.lengths import even_lengths
+from collectives.reduction import Array, ReduceOp
+
+if TYPE_CHECKING:
+    from collectives.backends.mpi.mpi_world import MPIWorld
+
+T = TypeVar("T")
+
+#: MPI before 4.0 counts in C's int.
+INT = 2**31 - 1
+
+# Bytes from which every rank reduces a part and the root gathers these: MPICH's own way goes on by a short step a test.
+_TOGETHER = 8 << 20
+
+# Beyond the tags of `send` and `recv`, and beyond those that every MPI must have; the ones that need it have 2^31.
+_PIECES = 2 * TAGS
+
+# Letters that MPI was still writing when their communicator was closed.
+_unfinished: list[Any] = []
+
+
+class MPITransport:
+    """One MPI communicator of our own.
+
+    members: the ranks of the world that are in it; limit: the largest count and displacement that this MPI takes
+    """
+
+    name = "mpi"
+
+    def __init__(self, MPI: Any, comm: Any, membership: MPIWorld, members: Sequence[int], key: str, limit: int) -> None:
+        self._MPI = MPI
+        self._comm = comm
+        self._membership = membership
+        self._members = members
+        self.key = key
+        self._limit = limit
+        self._longest = max(limit, LETTER)  # letters go in one piece
+        seat = membership.seat(members, members.index(membership.rank))
+        self.rank, self.size = seat.rank, seat.size
+        self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
+        self._headers: Array | None = None
+        self._status = MPI.Status()
+        self._arriving: tuple[int, Array, Any] | None = None
+        # How many calls are still checked; None: all of them, which costs little where no wire is between the ranks.
+        self._checks = None if seat.local_size == seat.size else membership.checks
+
+    def meet(
+        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    ) -> Test:
+        self._headers = None
+        if self._checks == 0:
+            return _done
+        if self._checks is not None:
+            self._checks -= 1
+        self._headers = np.zeros((self.size, WORDS), np.int64)
+        shown = np.zeros(WORDS, np.int64)
+        shown[HASH : HASH + len(header)] = header
+        return self.all_told(shown.view(np.uint8), self._headers.view(np.uint8))
+
+    def headers(self) -> Headers | None:
+        return None if self._headers is None else self._headers.tolist()
+
+    def told(self, room: Array, root: int) -> Test:
+        return self.broadcast(room, root)
+
+    def all_told(self, prefix: Array, room: Array) -> Test:
+        return self.all_gather(prefix, room.reshape(-1), [prefix.nbytes] * self.size)
+
+    def late(self) -> Sequence[int]:
+        return []
+
+    def pid(self, rank: int) -> int | None:
+        return self._membership.pid(self._members[rank])
+
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
+        return then(self._all_reduce(x, out, op), finish, out)
+
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
+        return then(self._reduce(x, out, op, root), finish, out)
+
+    def reduce_scatter(
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+    ) -> Test:
+        return then(self._reduce_scatter(x, out, counts, op), finish, out)
+
+    def _all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
+        ours, in_place = self._membership.op(op, out.dtype), self._MPI.IN_PLACE
+        # In place on every rank: Open MPI crashes or hangs where only some say so. An MPI that is given two buffers
+        # begins by the same copy.
+        if x is not out:
+            np.copyto(out, x)
+        if len(out) <= self._limit:
+            return self._comm.Iallreduce(in_place, out, ours).Test
+        return _in_turn(
+            self._comm.Iallreduce(in_place, out[piece], ours).Test for piece in _pieces(0, len(out), self._limit)
+        )
+
+    def _reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
+        if x.nbytes >= _TOGETHER:
+            return _in_turn(self._reduce_together(x, out, op, root))
+        ours = self._membership.op(op, x.dtype)
+        if len(x) <= self._limit:
+            return self._comm.Ireduce(x, out, ours, root).Test
+        return _in_turn(
+            self._comm.Ireduce(x[piece], None if out is None else out[piece], ours, root).Test
+            for piece in _pieces(0, len(x), self._limit)
+        )
+
+    def _reduce_together(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Iterator[Test]:
+        counts = even_lengths(len(x), self.size)
+        part = np.empty(counts[self.rank], x.dtype)
+        yield self._reduce_scatter(x, part, counts, op)
+        room = None if out is None else out.view(np.uint8)
+        yield self.gather(part.view(np.uint8), room, [n * x.itemsize for n in counts], root)
+
+    def _reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
+        ours = self._membership.op(op, x.dtype)
+        if len(x) <= self._limit:
+            return self._comm.Ireduce_scatter(x, out, list(counts), ours).Test
+        return _in_turn(
+            self._comm.Ireduce(
+                x[piece], out[piece.start - start : piece.stop - start] if rank == self.rank else None, ours, rank
+            ).Test
+            for rank, (start, count) in enumerate(zip(offsets(counts), counts, strict=True))
+            for piece in _pieces(start, start + count, self._limit)
+        )
+
+    def broadcast(self, x: Array, root: int) -> Test:
+        if len(x) <= self._limit:
+            return self._comm.Ibcast([x, self._MPI.BYTE], root).Test
+        return _in_turn(
+            self._comm.Ibcast([x[piece], self._MPI.BYTE], root).Test for piece in _pieces(0, len(x), self._limit)
+        )
+
+    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
+        if sum(counts) <= self._limit:
+            return self._comm.Igatherv([x, self._MPI.BYTE], self._parts(out, counts), root).Test
+        return self._exchange([(root, x)], [] if out is None else _split(out, counts))
+
+    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
+        if sum(counts) <= self._limit:
+            return self._comm.Iscatterv(self._parts(x, counts), [out, self._MPI.BYTE], root).Test
+        return self._exchange([] if x is None else _split(x, counts), [(root, out)])
+
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
+        if sum(counts) <= self._limit:
+            return self._comm.Iallgatherv([x, self._MPI.BYTE], self._parts(out, counts)).Test
+        return self._exchange([(rank, x) for rank in range(self.size)], _split(out, counts))
+
+    def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
+        sends, receives = table[self.rank], [row[self.rank] for row in table]
+        # In pairs whatever the length: MPICH's own way takes one step a test, and waits here test with pauses between.
+        return self._exchange(_split(x, sends), _split(out, receives))
+
+    def send(self, x: Array, dst: int, tag: int) -> Test:
+        if len(x) <= self._longest:
+            return self._comm.Isend([x, self._MPI.BYTE], dst, tag).Test
+        return all_of(
+            [self._comm.Isend([x[piece], self._MPI.BYTE], dst, tag).Test for piece in _pieces(0, len(x), self._longest)]
+        )
+
+    def recv(self, out: Array, src: int, tag: int) -> Test:
+        if len(out) <= self._longest:
+            return self._comm.Irecv([out, self._MPI.BYTE], src, tag).Test
+        return all_of(
+            [
+                self._comm.Irecv([out[piece], self._MPI.BYTE], src, tag).Test
+                for piece in _pieces(0, len(out), self._longest)
+            ]
+        )
+
+    def arrived(self) -> tuple[int, Array] | None:
+        if self._arriving is None:
+            MPI, status = self._MPI, self._status
+            message = self._comm.Improbe(MPI.ANY_SOURCE, LETTERS, status)
+            if message is None:
+                return None
+            room = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._arriving = status.Get_source(), room, message.Irecv([room, MPI.BYTE])
+        source, room, request = self._arriving
+        if not request.Test():
+            return None
+        self._arriving = None
+        return source, room
+
+    def barrier(self) -> Test:
+        return self._comm.Ibarrier().Test
+
+    def duplicate(self, key: str) -> tuple[MPITransport, Test]:
+        twin = self._another(None, self._members, key)
+        return twin, self._make(self._comm.Dup, twin)
+
+    def split(self, members: Sequence[int] | None, key: str) -> tuple[MPITransport | None, Test]:
+        if members is None:
+            return None, self._make(lambda: self._comm.Split(self._MPI.UNDEFINED), None)
+        part = self._another(None, [self._members[rank] for rank in members], key)
+        return part, self._make(lambda: self._comm.Split(members[0], members.index(self.rank)), part)
+
+    def group(self, members: Sequence[int], key: str) -> tuple[MPITransport, Test]:
+        group = self._comm.Get_group().Incl(list(members))
+        tag = zlib.crc32(key.encode()) & 0x7FFF  # keeps groups apart that several threads make at once
+        made, errors = _in_a_thread(lambda: self._comm.Create_group(group, tag))
+        part = self._another(None, [self._members[rank] for rank in members], key)
+
+        def test() -> bool:
+            if errors:
+                raise self._no_room(errors)
+            if made:
+                part._comm = made[0]
+            return bool(made)
+
+        return part, test
+
+    def _make(self, make: Callable[[], Any], part: MPITransport | None) -> Test:
+        """Gives `part` the communicator that `make` returns. Raises: TooManyCommunicators on all ranks, or on none."""
+
+        def steps() -> Iterator[Test]:
+            yield self.barrier()
+            # MPI has no nonblocking split, and an error of its Idup may come to another call. All ranks are here, so
+            # it takes microseconds; but one that is stopped in these must not take the others' time limit away, so a
+            # thread of its own waits for it.
+            made, errors = _in_a_thread(make)
+            yield lambda: bool(made or errors)
+            failed = np.array([len(errors)], np.int64)
+            yield self._comm.Iallreduce(self._MPI.IN_PLACE, failed, self._MPI.SUM).Test
+            if not failed[0]:
+                if part is not None:
+                    part._comm = made[0]
+                return
+            if made and part is not None:
+                made[0].Free()
+            raise self._no_room(errors)
+
+        return _in_turn(steps())
+
+    def _no_room(self, errors: Sequence[BaseException]) -> TooManyCommunicators:
+        reason = str(errors[0]).strip().rpartition("\n")[2] if errors else "on another rank"
+        return TooManyCommunicators(
+            f"rank {self.rank}: MPI cannot make another communicator ({reason}). It has room for some 2,000, and a "
+            "duplicate or split takes one or two: close those that are not needed any more (comm.close())"
+        )
+
+    def close(self) -> None:
+        if self._arriving is not None:
+            _unfinished.append(self._arriving)
+        if self.key != "world":
+            # Collective by the standard, local in MPICH and Open MPI; an MPI has about 2,000 of these in all.
+            self._comm.Free()
+
+    def departures(self) -> Mapping[int, Departure]:
+        return among(self._members, self._membership.departures())
+
+    def _another(self, comm: Any, members: Sequence[int], key: str) -> MPITransport:
+        return MPITransport(self._MPI, comm, self._membership, members, key, self._limit)
+
+    def _parts(self, whole: Array | None, counts: Sequence[int]) -> Any:
+        return None if whole is None else [whole, (list(counts), offsets(counts)), self._MPI.BYTE]
+
+    def _exchange(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Test:
+        """Pairs of a rank and what goes to it, or comes from it; nothing is sent where there is nothing."""
+        mine = [part for rank, part in sends if rank == self.rank]
+        for part, (_, room) in zip(mine, [each for each in receives if each[0] == self.rank], strict=True):
+            np.copyto(room, part)
+        tests = [self.recv(part, rank, _PIECES) for rank, part in receives if len(part) and rank != self.rank]
+        tests += [self.send(part, rank, _PIECES) for rank, part in sends if len(part) and rank != self.rank]
+        return all_of(tests)
+
+
+def _split(whole: Array, counts: Sequence[int]) -> list[tuple[int, Array]]:
+    return [
+        (rank, whole[start : start + n]) for rank, (start, n) in enumerate(zip(offsets(counts), counts, strict=True))
+    ]
+
+
+def _pieces(start: int, stop: int, limit: int) -> list[slice]:
+    """`_pieces(3, 10, 4) == [slice(3, 7), slice(7, 10)]`"""
+    return [slice(at, min(at + limit, stop)) for at in range(start, stop, limit)]
+
+
+def _in_turn(started: Iterator[Test]) -> Test:
+    """Each is started when its predecessor is complete, which bounds what the MPI must keep for them."""
+    now = next(started)
+
+    def test() -> bool:
+        nonlocal now
+        while now():
+            following = next(started, None)
+            if following is None:
+                return True
+            now = following
+        return False
+
+    return test
+
+
+def _in_a_thread(fn: Callable[[], T]) -> tuple[list[T], list[BaseException]]:
+    """Starts fn in a thread of its own. Returns: where its result will be, and where an exception would be."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(fn())
+        except BaseException as error:  # told by who looks there
+            errors.append(error)
+
+    threading.Thread(target=work, name="collectives-split", daemon=True).start()
+    return results, errors
+
+
+def _done() -> bool:
+    return True

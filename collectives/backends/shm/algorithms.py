@@ -1,0 +1,246 @@
+"""How data moves between the ranks of a node: read where it lies if all can see it, else in tiles over the stages.
+
+A rank's contribution is *visible* to the others if it fits into its slot, or lies in memory that they share. Otherwise
+it goes through the stages: in round k every rank copies its k-th tile into one of its two stages, says so, waits until
+all have, and takes what it needs from the others' while these are still in a cache.
+
+Reductions combine the ranks' values in rank order, whichever way the data came and whoever does it: the same inputs
+give the same bits on every rank and in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from collectives.backends.shm.control_block import STAGE, Board
+
+Array = np.ndarray[Any, Any]
+#: Yields what to wait for.
+Moves = Generator[Callable[[], bool], None, None]
+#: Turns a part of a reduction's total into the answer, in place.
+Finish = Callable[[Array], None]
+
+# Up to this many ranks each one sums whole tiles for itself: fewer phases, and nothing to copy back.
+_SUM_ALONE = 3
+_ALIGN = 64  # bytes: no two ranks write into the same cache line
+
+
+def combine_all(sources: Sequence[Array], out: Array, ufunc: np.ufunc, scratch: Array | None = None) -> None:
+    """out = sources[0] ∘ sources[1] ∘ …, in this order.
+
+    scratch: like out; for what lies between, where out is the memory of one of three or more sources
+    """
+    if len(sources) == 1:
+        if out is not sources[0]:
+            np.copyto(out, sources[0])
+        return
+    between = out if scratch is None else scratch
+    left = sources[0]
+    for right in sources[1:-1]:
+        ufunc(left, right, out=between)
+        left = between
+    ufunc(left, sources[-1], out=out)
+
+
+def tiles(length: int, step: int) -> list[tuple[int, int]]:
+    """`tiles(5, 2) == [(0, 2), (2, 4), (4, 5)]`"""
+    return [(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def share(length: int, itemsize: int, size: int, rank: int) -> tuple[int, int]:
+    """The part of `length` items that a rank reduces for all; parts begin on cache lines."""
+    line = max(1, _ALIGN // itemsize)
+    lines = -(-length // line)
+    return min(length, lines * rank // size * line), min(length, lines * (rank + 1) // size * line)
+
+
+# Visible contributions -----------------------------------------------------------------------------------------------
+
+
+def reduce_visible(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
+    """out = the reduction of the sources, tile by tile. All: (n,) of one dtype; out overlaps none of them."""
+    for start, stop in tiles(len(out), STAGE // out.itemsize):
+        part = out[start:stop]
+        combine_all([source[start:stop] for source in sources], part, ufunc)
+        if finish is not None:
+            finish(part)
+
+
+def reduce_into_all(
+    sources: Sequence[Array], outs: Sequence[Array], me: int, ufunc: np.ufunc, finish: Finish | None
+) -> None:
+    """This rank's share of the reduction, into every rank's out; `outs[rank]` may be `sources[rank]`."""
+    length, itemsize = len(outs[me]), outs[me].itemsize
+    first, last = share(length, itemsize, len(sources), me)
+    step = STAGE // itemsize
+    scratch = np.empty(min(step, last - first), outs[me].dtype) if len(sources) > 2 else None
+    others = [out for rank, out in enumerate(outs) if rank != me]
+    for start, stop in tiles(last - first, step):
+        start, stop = first + start, first + stop
+        part = outs[me][start:stop]
+        between = None if scratch is None else scratch[: stop - start]
+        combine_all([source[start:stop] for source in sources], part, ufunc, between)
+        if finish is not None:
+            finish(part)
+        for out in others:
+            np.copyto(out[start:stop], part)
+
+
+# Through the stages --------------------------------------------------------------------------------------------------
+
+
+def all_reduce(board: Board, x: Array, out: Array, ufunc: np.ufunc, finish: Finish | None) -> Moves:
+    """x, out: (n,); out may be x."""
+    alone = board.size <= _SUM_ALONE
+    scratch = None if alone else np.empty(STAGE // x.itemsize // board.size + _ALIGN, x.dtype)
+    for start, stop in tiles(len(x), STAGE // x.itemsize):
+        staged = _staged(board, x.dtype, stop - start)
+        np.copyto(staged[board.me], x[start:stop])
+        board.advance()
+        yield board.advanced
+        part = out[start:stop]
+        if alone:
+            combine_all(staged, part, ufunc)
+            if finish is not None:
+                finish(part)
+            continue
+        a, b = share(stop - start, x.itemsize, board.size, board.me)
+        # Nobody else reads this part of this rank's stage, so the total can take its place.
+        assert scratch is not None
+        total = staged[board.me][a:b]
+        combine_all([source[a:b] for source in staged], total, ufunc, scratch[: b - a])
+        if finish is not None:
+            finish(total)
+        board.advance()
+        yield board.advanced
+        for rank, source in enumerate(staged):
+            a, b = share(stop - start, x.itemsize, board.size, rank)
+            np.copyto(part[a:b], source[a:b])
+
+
+def reduce(board: Board, x: Array, out: Array | None, ufunc: np.ufunc, finish: Finish | None) -> Moves:
+    """x: (n,); out: (n,) on the root, None elsewhere."""
+    for start, stop in tiles(len(x), STAGE // x.itemsize):
+        staged = _staged(board, x.dtype, stop - start)
+        np.copyto(staged[board.me], x[start:stop])
+        board.advance()
+        yield board.advanced
+        if out is not None:
+            part = out[start:stop]
+            combine_all(staged, part, ufunc)
+            if finish is not None:
+                finish(part)
+
+
+def reduce_scatter(
+    board: Board, x: Array, out: Array, counts: Sequence[int], ufunc: np.ufunc, finish: Finish | None
+) -> Moves:
+    """x: (sum(counts),); out: (counts[me],)."""
+    step = STAGE // x.itemsize // board.size
+    for start, stop in tiles(max(counts), step):
+        staged = _staged(board, x.dtype, step * board.size)
+        at = 0
+        for rank, count in enumerate(counts):
+            source = x[at + start : at + min(stop, count)] if start < count else x[:0]
+            np.copyto(staged[board.me][rank * step :][: len(source)], source)
+            at += count
+        board.advance()
+        yield board.advanced
+        part = out[start:stop]
+        if len(part):
+            combine_all([source[board.me * step :][: len(part)] for source in staged], part, ufunc)
+            if finish is not None:
+                finish(part)
+
+
+def broadcast(board: Board, x: Array, root: int) -> Moves:
+    """x: (n,) uint8, read on the root, written elsewhere."""
+    for start, stop in tiles(len(x), STAGE):
+        staged = board.turn()[root][: stop - start]
+        if board.me == root:
+            np.copyto(staged, x[start:stop])
+        board.advance()
+        yield board.advanced
+        if board.me != root:
+            np.copyto(x[start:stop], staged)
+
+
+def gather(board: Board, x: Array, out: Array | None, counts: Sequence[int]) -> Moves:
+    """x: (counts[me],) uint8; out: (sum(counts),) uint8 where the whole is wanted, None elsewhere."""
+    for start, stop in tiles(max(counts), STAGE):
+        stages = board.turn()
+        mine = x[start:stop]
+        np.copyto(stages[board.me][: len(mine)], mine)
+        board.advance()
+        if out is not None:  # what needs nobody fills the time until the others are there
+            np.copyto(out[sum(counts[: board.me]) + start :][: len(mine)], mine)
+        yield board.advanced
+        at = 0
+        for rank, count in enumerate(counts):
+            if out is not None and rank != board.me and start < count:
+                length = min(stop, count) - start
+                np.copyto(out[at + start :][:length], stages[rank][:length])
+            at += count
+
+
+def scatter(board: Board, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Moves:
+    """x: (sum(counts),) uint8 on the root, None elsewhere; out: (counts[me],) uint8."""
+    step = _step(board)
+    for start, stop in tiles(max(counts), step):
+        staged = board.turn()[root]
+        if x is not None:
+            _stage(staged, x, counts, root, start, stop, step)
+        board.advance()
+        part = out[start:stop]
+        if x is not None:
+            np.copyto(part, x[sum(counts[:root]) + start :][: len(part)])
+        yield board.advanced
+        if x is None:
+            np.copyto(part, staged[_berth(board.me, root) * step :][: len(part)])
+
+
+def all_to_all(board: Board, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Moves:
+    """x: (sum(table[me]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
+    me, step = board.me, _step(board)
+    sends, receives = table[me], [row[me] for row in table]
+    own_from, own_to = sum(sends[:me]), sum(receives[:me])
+    for start, stop in tiles(max(max(row) for row in table), step):
+        stages = board.turn()
+        _stage(stages[me], x, sends, me, start, stop, step)
+        board.advance()
+        own = x[own_from + start : own_from + min(stop, sends[me])] if start < sends[me] else x[:0]
+        np.copyto(out[own_to + start :][: len(own)], own)
+        yield board.advanced
+        at = 0
+        for rank, count in enumerate(receives):
+            if rank != me and start < count:
+                length = min(stop, count) - start
+                np.copyto(out[at + start :][:length], stages[rank][_berth(me, rank) * step :][:length])
+            at += count
+
+
+def _step(board: Board) -> int:
+    """Bytes of a stage for each other rank, in whole cache lines."""
+    return STAGE // (board.size - 1) // _ALIGN * _ALIGN
+
+
+def _berth(rank: int, of: int) -> int:
+    """Which part of another rank's stage is for `rank`: that one needs none of its own."""
+    return rank if rank < of else rank - 1
+
+
+def _stage(staged: Array, x: Array, counts: Sequence[int], me: int, start: int, stop: int, step: int) -> None:
+    """Copies bytes `start` to `stop` of what each other rank shall get into that rank's part of the stage."""
+    at = 0
+    for rank, count in enumerate(counts):
+        if rank != me and start < count:
+            length = min(stop, count) - start
+            np.copyto(staged[_berth(rank, me) * step :][:length], x[at + start :][:length])
+        at += count
+
+
+def _staged(board: Board, dtype: np.dtype[Any], length: int) -> list[Array]:
+    return [stage[: length * dtype.itemsize].view(dtype) for stage in board.turn()]

@@ -1,0 +1,108 @@
+"""A world of one: every collective is a copy, and nothing is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from collectives.backends.transport import Finish, Test, then
+from collectives.engine.verify import Header, Headers
+from collectives.exit_notice import Departure
+from collectives.reduction import Array, ReduceOp
+
+
+def _done() -> bool:
+    return True
+
+
+class SingleTransport:
+    """The transport of a rank that has no peers."""
+
+    name = "single"
+    rank = local_rank = node = 0
+    size = local_size = 1
+
+    def __init__(self, key: str = "world") -> None:
+        self.key = key
+
+    def meet(
+        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    ) -> Test:
+        return _done
+
+    def headers(self) -> Headers | None:
+        return None
+
+    def told(self, room: Array, root: int) -> Test:
+        return _done
+
+    def all_told(self, prefix: Array, room: Array) -> Test:
+        return _copy(prefix, room[0])
+
+    def late(self) -> Sequence[int]:
+        return []
+
+    def pid(self, rank: int) -> int | None:
+        return None
+
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
+        return then(_copy(x, out), finish, out)
+
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
+        return then(_copy(x, out), finish, out)
+
+    def broadcast(self, x: Array, root: int) -> Test:
+        return _done
+
+    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
+        return _copy(x, out)
+
+    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
+        assert x is not None
+        return _copy(x, out)
+
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
+        return _copy(x, out)
+
+    def reduce_scatter(
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+    ) -> Test:
+        return then(_copy(x, out), finish, out)
+
+    def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
+        return _copy(x, out)
+
+    def send(self, x: Array, dst: int, tag: int) -> Test:
+        raise AssertionError("a world of one has no other rank")
+
+    def recv(self, out: Array, src: int, tag: int) -> Test:
+        raise AssertionError("a world of one has no other rank")
+
+    def arrived(self) -> tuple[int, Array] | None:
+        return None
+
+    def barrier(self) -> Test:
+        return _done
+
+    def duplicate(self, key: str) -> tuple[SingleTransport, Test]:
+        return SingleTransport(key), _done
+
+    def split(self, members: Sequence[int] | None, key: str) -> tuple[SingleTransport | None, Test]:
+        return None if members is None else SingleTransport(key), _done
+
+    def group(self, members: Sequence[int], key: str) -> tuple[SingleTransport, Test]:
+        return SingleTransport(key), _done
+
+    def close(self) -> None:
+        return
+
+    def departures(self) -> Mapping[int, Departure]:
+        return {}
+
+
+def _copy(x: Array, out: Array | None) -> Test:
+    assert out is not None
+    if out is not x:
+        np.copyto(out, x)
+    return _done

@@ -1,0 +1,300 @@
+"""Sends and receives under way: beside the line of collectives, and each on its own.
+
+In one line, two ranks that both send first would wait for each other for ever. So a send or receive is posted at once,
+in the caller, which keeps those of one rank in their order of calls. What is left to do is driven by a thread that
+waits for it, first by repeated tests without a pause and then with pauses; what no thread waits for, by one helper
+thread for all of a communicator's asynchronous sends and receives.
+
+Letters of all ranks and tags arrive in one stream, and are matched with receives here, as MPI does it (MPI 4.1, §3.5):
+in the order in which they were sent and posted. So a receive may name any source, and a tag any number.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from collectives.backends.transport import Transport
+from collectives.engine.call import Call
+from collectives.engine.progress import PAUSE, Watch, spin
+from collectives.engine.queue import CallQueue
+from collectives.errors import CollectivesError
+from collectives.exit_notice import Departure, never_coming
+from collectives.ops.array_header import Letter, decode_letter
+from collectives.pausing import Limit
+
+T = TypeVar("T")
+
+# s; between two looks of the helper thread while it finds only calls that were not there at the look before, or that a
+# thread waits for. Each look may take the GIL from a thread that exchanges short messages, for longer than one takes.
+_LONG_PAUSE = 1e-3
+# Looks without any call after which it sleeps until it is woken, which costs as much as a short message.
+_IDLE_LOOKS = 10
+
+
+class Receive:
+    """A posted receive. src: a rank, None: any; letter: once it is matched"""
+
+    __slots__ = ("letter", "src", "tag")
+
+    def __init__(self, src: int | None, tag: int) -> None:
+        self.src = src
+        self.tag = tag
+        self.letter: Letter | None = None
+
+    def takes(self, letter: Letter) -> bool:
+        """True if it may be matched with that letter."""
+        return self.tag == letter.tag and (self.src is None or self.src == letter.src)
+
+
+class Mail:
+    """The point-to-point calls of one communicator on one rank."""
+
+    def __init__(self, queue: CallQueue, transport: Transport) -> None:
+        self._queue = queue
+        self._transport = transport
+        self._matching = threading.Lock()
+        self._posted: list[Receive] = []
+        self._unexpected: list[Letter] = []
+        # Of each rank: letters sent to it, and arrived from it; large arrays received from it, and received by it.
+        self._sent, self._arrived, self._received, self._fetched = ([0] * transport.size for _ in range(4))
+        queue.letters = self.counts
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._under_way: list[_Posted] = []
+        self._helper: threading.Thread | None = None
+        self._helper_waits = False
+        self._ended = False
+
+    # Matching --------------------------------------------------------------------------------------------------------
+
+    def post(self, src: int | None, tag: int) -> Receive:
+        """Posts a receive; `matched` is its test."""
+        receive = Receive(src, tag)
+        with self._matching:
+            for index, letter in enumerate(self._unexpected):
+                if receive.takes(letter):
+                    del self._unexpected[index]
+                    self._match(receive, letter)
+                    return receive
+            self._posted.append(receive)
+        return receive
+
+    def matched(self, receive: Receive) -> bool:
+        """Looks for letters that have arrived, for all receives; True if this one has got its own."""
+        if receive.letter is None:
+            with self._matching:
+                while (arrived := self._transport.arrived()) is not None:
+                    self._deliver(decode_letter(*arrived))
+                    if receive.letter is not None:
+                        break
+        return receive.letter is not None
+
+    def deliver(self, letter: Letter) -> None:
+        """Takes in a letter that this rank sends to itself."""
+        with self._matching:
+            self._deliver(letter)
+
+    def _deliver(self, letter: Letter) -> None:
+        self._arrived[letter.src] += 1
+        for index, receive in enumerate(self._posted):
+            if receive.takes(letter):
+                del self._posted[index]
+                self._match(receive, letter)
+                return
+        self._unexpected.append(letter)
+
+    def _match(self, receive: Receive, letter: Letter) -> None:
+        receive.letter = letter
+        if letter.apart:
+            self._received[letter.src] += 1
+
+    # Ranks that have left --------------------------------------------------------------------------------------------
+
+    def sent(self, dst: int) -> None:
+        """A letter to that rank has been posted."""
+        with self._matching:
+            self._sent[dst] += 1
+
+    def fetched(self, dst: int) -> None:
+        """A large array has been received by that rank."""
+        with self._matching:
+            self._fetched[dst] += 1
+
+    def never_sent(self, src: int | None, departures: Mapping[int, Departure]) -> list[int]:
+        """The ranks whose leaving ends an unmatched receive: all that they sent has arrived, and no other can send."""
+        me = self._transport.rank
+        gone = [
+            rank
+            for rank, left in departures.items()
+            if src in (None, rank) and never_coming({rank: left}, self._line(rank, me, "sent"), self._arrived[rank])
+        ]
+        others_left = len(gone) == self._transport.size - 1
+        return gone if src is not None or others_left else [rank for rank in gone if departures[rank].failed]
+
+    def never_received(self, dst: int, departures: Mapping[int, Departure]) -> list[int]:
+        """That rank, if it has left without receiving the large array that a send offers."""
+        left = {dst: departures[dst]} if dst in departures else {}
+        return never_coming(left, self._line(self._transport.rank, dst, "received"), self._fetched[dst])
+
+    def counts(self) -> dict[str, int]:
+        """What the others need to know when this rank leaves: how many letters it sent and large arrays it received."""
+        me = self._transport.rank
+        sent = {self._line(me, dst, "sent"): n for dst, n in enumerate(self._sent) if n}
+        return sent | {self._line(src, me, "received"): n for src, n in enumerate(self._received) if n}
+
+    def _line(self, src: int, dst: int, what: str) -> str:
+        return f"{self._transport.key} {src}>{dst} {what}"
+
+    # Driving ---------------------------------------------------------------------------------------------------------
+
+    def run(self, call: Call[T]) -> T:
+        """Runs `call` now, and returns its result."""
+        self._not_in_helper(call)
+        self._queue.enter_beside(call)
+        try:
+            return self._queue.drive(call)
+        finally:
+            self._queue.leave_beside()
+
+    def submit(self, call: Call[Any]) -> None:
+        """Posts `call` now, and has the threads that wait for it and the helper thread see it through."""
+        self._queue.enter_beside(call)
+        posted = _Posted(call, self._queue, self._transport)
+        if posted.advance():
+            return
+
+        def drive(timeout: float | None) -> bool:
+            self._not_in_helper(call)
+            return posted.drive(timeout)
+
+        call.drive = drive
+        with self._lock:
+            self._under_way.append(posted)
+            if self._helper is None:
+                name = f"collectives-{self._transport.key}-mail"
+                self._helper = threading.Thread(target=self._help, name=name, daemon=True)
+                self._helper.start()
+            elif self._helper_waits:
+                self._changed.notify()
+
+    def end(self) -> None:
+        """Lets the helper thread end; nothing is under way."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def _not_in_helper(self, call: Call[Any]) -> None:
+        if self._helper is not None and threading.current_thread() is self._helper:
+            raise CollectivesError(
+                f"rank {self._transport.rank}: {call.name} ({call.site}) is waited for in a done callback, which runs "
+                "in the thread that drives it: give it async_op=True, and wait for it elsewhere"
+            )
+
+    def _help(self) -> None:
+        before: list[_Posted] = []
+        idle = 0
+        while True:
+            time.sleep(PAUSE if before else _LONG_PAUSE)
+            with self._changed:
+                if not self._under_way:
+                    idle += 1
+                    if idle > _IDLE_LOOKS and not self._ended:
+                        self._helper_waits = True
+                        self._changed.wait_for(lambda: self._under_way or self._ended)
+                        self._helper_waits = False
+                        idle = 0
+                        continue
+                    if self._ended:
+                        return
+                now = [posted for posted in self._under_way if not posted.waited_for]
+            for posted in before:
+                posted.look()
+            with self._changed:
+                self._under_way = [posted for posted in self._under_way if not posted.finished()]
+            # What is finished is let go of: its arrays belong to whoever waits, not to an idle thread.
+            before = [posted for posted in now if not posted.finished()]
+            del now
+
+
+class _Posted:
+    """A call whose steps are taken as they become possible, by one thread at a time, never waiting."""
+
+    def __init__(self, call: Call[Any], queue: CallQueue, transport: Transport) -> None:
+        self._call = call
+        self._queue = queue
+        self._transport = transport
+        self._lock = threading.Lock()
+        self.waited_for = False  # by a thread, which drives it
+        self._watch: Watch | None = None
+        self._watched: object = None  # the test that the watch was made for
+
+    def advance(self) -> bool:
+        """Takes what steps can be taken; True once the call is finished, well or not."""
+        if not self._lock.acquire(blocking=False):
+            return self._call.finished()
+        try:
+            return self._call.finished() or self._advance()
+        finally:
+            self._lock.release()
+
+    def finished(self) -> bool:
+        """True once the outcome is known."""
+        return self._call.finished()
+
+    def drive(self, timeout: float | None) -> bool:
+        """Advances the call until it is finished, in a thread that waits for it; False after `timeout` seconds."""
+        limit = None if timeout is None else Limit(timeout)
+        self.waited_for = True
+        try:
+            if spin(self.advance):
+                return True
+            while not (limit is not None and limit.over()):
+                time.sleep(PAUSE)
+                if self.look():
+                    return True
+            return False
+        finally:
+            self.waited_for = False
+
+    def look(self) -> bool:
+        """`advance`, and ends the call when its time is over or the rank that it needs has left."""
+        if not self._lock.acquire(blocking=False):
+            return self._call.finished()
+        try:
+            return self._call.finished() or self._advance() or self._watch_over()
+        finally:
+            self._lock.release()
+
+    def _advance(self) -> bool:
+        call = self._call
+        try:
+            while call.test is None or call.test():
+                call.test = next(call.steps)
+        except StopIteration as end:
+            call.finish(end.value, None)
+        except Exception as error:
+            self._queue.fail(call, error)
+        except BaseException:  # Ctrl-C: how far it came, nobody knows
+            self._queue.fail(call, KeyboardInterrupt())
+            self._queue.leave_beside()
+            raise
+        else:
+            return False
+        self._queue.leave_beside()
+        return True
+
+    def _watch_over(self) -> bool:
+        call = self._call
+        assert call.test is not None
+        if self._watch is None or self._watched is not call.test:
+            self._watch, self._watched = Watch(call.test, call, self._transport), call.test
+        try:
+            self._watch.look_around()
+        except Exception as error:
+            self._queue.fail(call, error)
+            self._queue.leave_beside()
+            return True
+        return False

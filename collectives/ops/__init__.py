@@ -1,0 +1,1 @@
+"""The collectives: each one described once, as steps over a transport."""

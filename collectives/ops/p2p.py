@@ -1,0 +1,138 @@
+"""Point to point: send and recv, for what only two ranks have to do with.
+
+A letter goes first: dtype and shape, and the array itself if it is small. A large array follows under a tag that the
+letter names, so that it can go straight into its place whatever else is under way between the two ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any, TypeGuard, TypeVar
+
+import numpy as np
+
+from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array
+from collectives.backends.transport import LETTERS, TAGS, Transport
+from collectives.engine.call import Call, Steps, Words, Work
+from collectives.engine.call_site import user_site
+from collectives.engine.p2p_queue import Mail
+from collectives.engine.registry import Family
+from collectives.ops import array_header as header
+from collectives.ops.base import Calls, whole
+from collectives.reduction import Array
+
+T = TypeVar("T")
+
+_LARGEST_TAG = 2**31 - 1  # as in mpi4py and torch.distributed
+
+
+class Pairs(Calls):
+    """The point-to-point calls of a communicator."""
+
+    def __init__(self, transport: Transport, timeout: float, family: Family | None = None) -> None:
+        super().__init__(transport, timeout, family)
+        self._mail = Mail(self.queue, transport)
+        self._apart = itertools.count()
+        self._others = [rank for rank in range(self.size) if rank != self.rank]
+
+    def send(self, x: Any, dst: int, *, tag: int = 0, async_op: bool = False) -> Any:
+        """Sends x to rank dst, which receives it by `recv`.
+
+        x: (...), of any dtype; dst: a rank; tag: 0 to 2,147,483,647, letters of different tags do not mix
+        What is sent to one rank under one tag arrives in order. An array of up to about 4,000 bytes is on its way when
+        this returns; a larger one is complete only when dst receives it, so two ranks that exchange large arrays must
+        send with `async_op=True`, or one of them receive first. What a rank sends to itself is copied.
+
+        Returns: None
+        Raises: ArgumentError if there is no such rank or tag; PeerLeft if dst leaves without receiving it.
+        """
+        dst, tag = whole(dst, 0, self.size - 1, "dst should be a rank"), _check_tag(tag)
+        source = self._device(x).letter(x) if is_device_array(x) else as_array(x)
+        moved = contiguous(source)
+
+        def steps(call: Call[None]) -> Steps[None]:
+            if dst == self.rank:
+                copy = moved.copy()
+                self._mail.deliver(header.Letter(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
+                return
+            letter, apart = header.encode_letter(moved, tag, TAGS + next(self._apart) % TAGS)
+            first = self._transport.send(letter, dst, LETTERS)
+            second = self._transport.send(as_bytes(moved), dst, apart) if apart else None
+            self._mail.sent(dst)
+            yield first
+            if second is not None:
+                yield second
+                self._mail.fetched(dst)
+
+        call: Call[None] = Call("send", Words(source, f"to {dst} tag {tag}"), user_site(), self.timeout)
+        call.steps = steps(call)
+        call.peers, call.gone = (dst,), partial(self._mail.never_received, dst)
+        return self._post(call, async_op)
+
+    def recv(self, src: int | None, *, tag: int = 0, out: Any = None, async_op: bool = False) -> Any:
+        """What rank src sends to this one; None: what any rank sends, together with that rank's number.
+
+        src, tag: as in `send`; out: (...) of the sender's shape and dtype
+        Returns: a new array of the sender's shape and dtype, or out; for src None a pair of that and the sender's rank
+        Raises: ArgumentError if there is no such rank or tag, or out does not fit, in which case the letter is lost;
+        PeerLeft if src leaves without sending it, and for src None if every other rank does, or one has failed.
+        """
+        if src is not None:
+            src = whole(src, 0, self.size - 1, "src should be None, for any, or a rank")
+        tag = _check_tag(tag)
+        if is_device_array(out):
+            door = self._device(out)
+            if async_op:
+                return door.delivered(self.recv(src, tag=tag, async_op=True), out)
+            return door.deliver(self.recv(src, tag=tag), out)
+        target = None if out is None else as_array(out, "out")
+
+        def steps(call: Call[Any]) -> Steps[Any]:
+            receive = self._mail.post(src, tag)
+            yield lambda: self._mail.matched(receive)
+            letter = receive.letter
+            assert letter is not None
+            came = target if _takes(target, letter.shape, letter.dtype) else np.empty(letter.shape, letter.dtype)
+            if letter.apart:
+                yield self._transport.recv(as_bytes(came), letter.src, letter.apart)
+            else:
+                as_bytes(came)[:] = letter.body
+            result = _hand_over(came, target, out)
+            return result if src is not None else (result, letter.src)
+
+        what = f"from {'any rank' if src is None else src} tag {tag}"
+        call: Call[Any] = Call("recv", Words(target, what), user_site(), self.timeout)
+        call.steps = steps(call)
+        call.peers, call.gone = self._others if src is None else (src,), partial(self._mail.never_sent, src)
+        return self._post(call, async_op)
+
+    def _post(self, call: Call[T], async_op: bool) -> T | Work[T]:
+        if not async_op:
+            return self._mail.run(call)
+        self._mail.submit(call)
+        return Work(call)
+
+    def _ended(self) -> None:
+        self._mail.end()
+        super()._ended()
+
+
+def _check_tag(tag: Any) -> int:
+    return whole(tag, 0, _LARGEST_TAG, "tag should be a number")
+
+
+def _takes(target: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> TypeGuard[Array]:
+    """True if an array of that shape and dtype can arrive in `target` itself."""
+    if target is None or target.shape != shape or target.dtype != dtype:
+        return False
+    return target.flags.c_contiguous and target.flags.writeable
+
+
+def _hand_over(came: Array, target: Array | None, out: Any) -> Any:
+    """The result: what came, or `out` as the caller gave it, whose array is `target`."""
+    if target is None:
+        return came
+    if target is not came:
+        np.copyto(check_out(target, came.shape, came.dtype), came)
+    return out
