@@ -21,21 +21,21 @@ from collectives.backends.shm import takes
 from collectives.backends.shm.quick import LEFT, Recipe
 from collectives.backends.shm.setup import add_array, share, sharing
 from collectives.backends.transport import Transport
-from collectives.engine.call import Call, Steps, Words
+from collectives.engine.call import CallArguments, CollectiveOp, Steps
 from collectives.engine.call_site import user_site
-from collectives.engine.registry import Family
-from collectives.engine.verify import Header, agreed, spans
+from collectives.engine.registry import CommunicatorRegistry
+from collectives.engine.verify import Signature, signature_hash, spans
 from collectives.errors import ArgumentError, DtypeError
-from collectives.exit_notice import Departure
+from collectives.exit_notice import ExitNotice
 from collectives.ops.base import whole
-from collectives.ops.data_movement import Movements
+from collectives.ops.data_movement import DataMovement
 from collectives.ops.objects import Objects
-from collectives.ops.p2p import Pairs
+from collectives.ops.p2p import PointToPoint
 from collectives.ops.reductions import Reductions
 from collectives.reduction import Array
 
 
-class Communicator(Reductions, Movements, Objects, Pairs):
+class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     """A group of ranks that call the same collectives in the same order.
 
     rank, size: this rank and how many there are
@@ -56,8 +56,8 @@ class Communicator(Reductions, Movements, Objects, Pairs):
     same error for ever; CommunicatorClosed after `close`.
     """
 
-    def __init__(self, transport: Transport, timeout: float, family: Family | None = None) -> None:
-        super().__init__(transport, timeout, family)
+    def __init__(self, transport: Transport, timeout: float, registry: CommunicatorRegistry | None = None) -> None:
+        super().__init__(transport, timeout, registry)
         self._descendants = itertools.count()
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._groups_lock = threading.Lock()
@@ -70,12 +70,12 @@ class Communicator(Reductions, Movements, Objects, Pairs):
         if self._quick is not None and not async_op and self._quick.run("barrier", None, None, None, None) is not LEFT:
             return None
 
-        def steps(call: Call[None]) -> Steps[None]:
-            headers = yield from self._meet(call, Header(agreed("barrier", "", None, None)))
-            if headers is None:  # else the ranks have met just now
+        def steps(call: CollectiveOp[None]) -> Steps[None]:
+            signatures = yield from self._verify(call, Signature(signature_hash("barrier", "", None, None)))
+            if signatures is None:  # else the ranks have met just now
                 yield self._transport.barrier()
 
-        recipe = Recipe(None, None, lambda board, headers: takes.nothing())
+        recipe = Recipe(None, None, lambda control, signatures: takes.nothing())
         return self._run("barrier", None, steps, async_op, recipe=recipe)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:
@@ -107,8 +107,8 @@ class Communicator(Reductions, Movements, Objects, Pairs):
             return self._device(like).empty(lengths, kind)
         nbytes = math.prod(lengths) * kind.itemsize
 
-        def steps(call: Call[Array]) -> Steps[Array]:
-            yield from self._meet(call, Header(agreed("empty", "", kind, lengths)))
+        def steps(call: CollectiveOp[Array]) -> Steps[Array]:
+            yield from self._verify(call, Signature(signature_hash("empty", "", kind, lengths)))
             memory, near = None, sharing(self._transport)
             if nbytes > 0 and near is not None:
                 memory = yield from add_array(near, nbytes)
@@ -122,12 +122,12 @@ class Communicator(Reductions, Movements, Objects, Pairs):
     def duplicate(self) -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective."""
 
-        def steps(call: Call[Communicator]) -> Steps[Communicator]:
-            yield from self._meet(call, Header(agreed("duplicate", "", None, None)))
+        def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
+            yield from self._verify(call, Signature(signature_hash("duplicate", "", None, None)))
             transport, test = self._transport.duplicate(self._descendant())
             yield test
             transport = yield from share(transport, self._transport)
-            twin = Communicator(transport, self.timeout, self.family)
+            twin = Communicator(transport, self.timeout, self.registry)
             yield from self._hand_down(twin, 0, self.rank)
             return twin
 
@@ -149,8 +149,8 @@ class Communicator(Reductions, Movements, Objects, Pairs):
                 raise ArgumentError(f"{what} should be a whole number of 64 bits or None, is {number!r}")
         mine = np.array([color is not None, color or 0, self.rank if key is None else key], np.int64)
 
-        def steps(call: Call[Communicator | None]) -> Steps[Communicator | None]:
-            yield from self._meet(call, Header(agreed("split", "", None, None)))
+        def steps(call: CollectiveOp[Communicator | None]) -> Steps[Communicator | None]:
+            yield from self._verify(call, Signature(signature_hash("split", "", None, None)))
             told = np.empty((self.size, 3), np.int64)
             yield self._transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
             members = None if color is None else plan_split(told.tolist(), int(color))
@@ -160,7 +160,7 @@ class Communicator(Reductions, Movements, Objects, Pairs):
             part = None
             if transport is not None:
                 transport = yield from share(transport)
-                part = Communicator(transport, limit, self.family)
+                part = Communicator(transport, limit, self.registry)
             color_there, key_there = (None, 0) if members is None else (min(members), members.index(self.rank))
             yield from self._hand_down(part, color_there, key_there)
             return part
@@ -189,22 +189,22 @@ class Communicator(Reductions, Movements, Objects, Pairs):
         digest = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()
         key = f"{self._transport.key}.group {digest}.{number}"
 
-        def steps(call: Call[Communicator]) -> Steps[Communicator]:
+        def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
             transport, test = self._transport.group(members, key)
             yield test
             transport = yield from share(transport)
-            return Communicator(transport, limit, self.family)
+            return Communicator(transport, limit, self.registry)
 
-        def gone(departures: Mapping[int, Departure]) -> list[int]:
-            left = {rank: each for rank, each in departures.items() if rank in members}
+        def gone(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
+            left = {rank: each for rank, each in exit_notices.items() if rank in members}
             return [rank for rank, each in sorted(left.items()) if each.failed or key not in each.calls]
 
-        call: Call[Communicator] = Call(
-            "create_group", Words(None, f"ranks {spans(sorted(members))}"), user_site(), self.timeout
+        call: CollectiveOp[Communicator] = CollectiveOp(
+            "create_group", CallArguments(None, f"ranks {spans(sorted(members))}"), user_site(), self.timeout
         )
         call.steps, call.gone = steps(call), gone
         call.peers = [rank for rank in members if rank != self.rank]
-        made = self._mail.run(call)
+        made = self._p2p.run(call)
         made.enter()
         return made
 

@@ -18,7 +18,7 @@ LOST = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Departure:
+class ExitNotice:
     """What a rank says when it leaves. status: its exit status; calls: communicator → number of calls it made."""
 
     status: int
@@ -27,20 +27,20 @@ class Departure:
     @property
     def failed(self) -> bool:
         """True if this rank did not leave in order."""
-        return not in_order(self.status)
+        return not is_clean(self.status)
 
     def encode(self) -> bytes:
         """This departure as JSON."""
         return json.dumps({"status": self.status, "calls": dict(self.calls)}).encode()
 
     @staticmethod
-    def decode(message: bytes) -> Departure:
+    def decode(message: bytes) -> ExitNotice:
         """The departure that `encode` wrote."""
         read = json.loads(message)
-        return Departure(status=read["status"], calls=read["calls"])
+        return ExitNotice(status=read["status"], calls=read["calls"])
 
 
-def in_order(status: int) -> bool:
+def is_clean(status: int) -> bool:
     """True for the exit status of a rank that has done its work, or has stopped as it was asked to.
 
     >>> [in_order(status) for status in (0, STOPPED, 1, 143)]
@@ -49,22 +49,24 @@ def in_order(status: int) -> bool:
     return status in (0, STOPPED)
 
 
-def never_coming(departures: Mapping[int, Departure], communicator: str, number: int) -> list[int]:
+def left_before(exit_notices: Mapping[int, ExitNotice], communicator: str, number: int) -> list[int]:
     """The ranks that left before making call `number` (counted from 0) on that communicator, in rank order.
 
     A rank that failed counts whatever it made: it may have died with calls queued, and the job is lost anyway.
     """
-    return sorted(rank for rank, left in departures.items() if left.failed or left.calls.get(communicator, 0) <= number)
+    return sorted(
+        rank for rank, left in exit_notices.items() if left.failed or left.calls.get(communicator, 0) <= number
+    )
 
 
-def among(members: Sequence[int], departures: Mapping[int, Departure]) -> dict[int, Departure]:
+def among(members: Sequence[int], exit_notices: Mapping[int, ExitNotice]) -> dict[int, ExitNotice]:
     """The world's departures by rank in a communicator. members: the ranks of the world that are in it, in its order"""
-    return {rank: departures[member] for rank, member in enumerate(members) if member in departures}
+    return {rank: exit_notices[member] for rank, member in enumerate(members) if member in exit_notices}
 
 
-def describe(departures: Mapping[int, Departure], ranks: list[int]) -> str:
+def describe(exit_notices: Mapping[int, ExitNotice], ranks: list[int]) -> str:
     """`rank 1 has left (exit status 0)`, for one rank or several."""
-    said = [f"rank {rank} has {_how(departures[rank].status)}" for rank in ranks]
+    said = [f"rank {rank} has {_how(exit_notices[rank].status)}" for rank in ranks]
     return said[0] if len(said) == 1 else ", ".join(said[:-1]) + " and " + said[-1]
 
 

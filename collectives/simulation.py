@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from collectives.backends.threads import Board, ThreadTransport
+from collectives.backends.threads import ThreadGroup, ThreadTransport
 from collectives.communicator import Communicator
 from collectives.engine.shutdown import exit_code
 from collectives.errors import ArgumentError, CollectiveTimeout, PeerLeft
-from collectives.exit_notice import Departure, in_order
+from collectives.exit_notice import ExitNotice, is_clean
 from collectives.pausing import Limit
 
 T = TypeVar("T")
@@ -37,8 +37,8 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
     """
     if not isinstance(size, int) or size < 1:
         raise ArgumentError(f"size should be at least 1, is {size!r}")
-    board = Board(size)
-    left: dict[int, Departure] = {}
+    board = ThreadGroup(size)
+    left: dict[int, ExitNotice] = {}
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
@@ -55,9 +55,9 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
         except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
         finally:
-            comm.family.drain(Limit(timeout if in_order(status) else 0.0))
-            left[rank] = Departure(status=status, calls=comm.family.calls())
-            comm.family.close()
+            comm.registry.drain(Limit(timeout if is_clean(status) else 0.0))
+            left[rank] = ExitNotice(status=status, calls=comm.registry.calls())
+            comm.registry.close()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     for thread in threads:

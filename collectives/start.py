@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from collectives import cores, simulation, world
 from collectives._gpu.local import take_local_gpu
-from collectives.backends.detached import ApartTransport, passed_on, place
+from collectives.backends.detached import DetachedTransport, passed_on, place
 from collectives.backends.shm.setup import share
 from collectives.backends.single import SingleTransport
 from collectives.communicator import Communicator
 from collectives.engine import shutdown as farewell
 from collectives.engine.progress import complete
-from collectives.engine.registry import Family
+from collectives.engine.registry import CommunicatorRegistry
 from collectives.errors import ArgumentError, BackendError
 from collectives.flight.recorder import process_recorder
 from collectives.flight.sampler import Sampler
@@ -69,7 +69,9 @@ def init(
         if _world is None:
             where = place(os.environ)
             if where is not None:
-                _world = Communicator(ApartTransport(where), timeout, Family(None if backend == "auto" else backend))
+                _world = Communicator(
+                    DetachedTransport(where), timeout, CommunicatorRegistry(None if backend == "auto" else backend)
+                )
                 return _world
             wanted = "nccl" if backend == "nccl" else None
             _world = _join(choose(backend, world.promised()), timeout, _CHECKS[check], wanted, nccl)
@@ -110,7 +112,7 @@ def _join(
     backend: str, timeout: float, checks: int | None, wanted: str | None, nccl: NcclConfig | None
 ) -> Communicator:
     if backend == "single":
-        comm = Communicator(SingleTransport(), timeout, Family(wanted, nccl))
+        comm = Communicator(SingleTransport(), timeout, CommunicatorRegistry(wanted, nccl))
         comm.enter()
         return comm
     from collectives.backends.mpi.mpi_world import MPIWorld  # here, so that a world of one never loads MPI
@@ -123,15 +125,15 @@ def _join(
         _take_place(membership, promised.engine if promised else "")
         Sampler(recorder).start()
     below = membership.transport()
-    comm = Communicator(complete("init", share(below), below, timeout), timeout, Family(wanted, nccl))
-    family = comm.family
-    status = farewell.ExitStatus(lambda: sum(family.calls().values()))
+    comm = Communicator(complete("init", share(below), below, timeout), timeout, CommunicatorRegistry(wanted, nccl))
+    registry = comm.registry
+    status = farewell.ExitStatus(lambda: sum(registry.calls().values()))
     status.watch()
     me = os.getpid()
 
     def leave() -> None:
         if os.getpid() == me:  # the exit of a forked child is not this rank's
-            farewell.depart(membership, family, status.status(), timeout, world.supervised())
+            farewell.depart(membership, registry, status.status(), timeout, world.supervised())
 
     atexit.register(leave)
     os.environ.update(passed_on(comm, None, me))

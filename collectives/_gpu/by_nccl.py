@@ -27,7 +27,7 @@ from collectives._nccl.issuer import Issuer
 from collectives._nccl.table import Nccl
 from collectives._nccl.watchdog import Watchdog
 from collectives.backends.transport import Transport, offsets
-from collectives.engine.call import Call, Steps
+from collectives.engine.call import CollectiveOp, Steps
 from collectives.errors import CollectivesError
 from collectives.flight.recorder import FAILED
 from collectives.reduction import ReduceOp, wire_op
@@ -268,7 +268,7 @@ class ByNccl:
     def _record(self) -> None:
         """Corrects the flight record: what was called done, since it was on its stream, has come to nothing."""
         for call in self._watchdog.unfinished():
-            if isinstance(call, Call) and call.recorder is not None:
+            if isinstance(call, CollectiveOp) and call.recorder is not None:
                 call.recorder.end(call.record, FAILED)
 
     # Shared parts ----------------------------------------------------------------------------------------------------

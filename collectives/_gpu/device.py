@@ -11,11 +11,11 @@ from collectives._gpu.letters import DeviceLetters
 from collectives._gpu.movements import DeviceMovements
 from collectives._gpu.reductions import DeviceReductions
 from collectives.backends.transport import Transport
-from collectives.engine.call import Call, Steps, Words
+from collectives.engine.call import CallArguments, CollectiveOp, Steps
 from collectives.engine.call_site import user_site
-from collectives.engine.verify import Header, agreed
+from collectives.engine.verify import Signature, signature_hash
 from collectives.errors import ArgumentError, BackendError, CollectivesError
-from collectives.ops.base import Calls
+from collectives.ops.base import CommunicatorBase
 
 
 class Door(DeviceReductions, DeviceMovements, DeviceLetters):
@@ -23,7 +23,7 @@ class Door(DeviceReductions, DeviceMovements, DeviceLetters):
 
     def ready(self) -> Door:
         """This door, with what carries its arrays. Collective."""
-        call: Call[Door] = Call("init", Words(None, "nccl"), user_site(), self._calls.timeout)
+        call: CollectiveOp[Door] = CollectiveOp("init", CallArguments(None, "nccl"), user_site(), self._calls.timeout)
 
         def steps() -> Steps[Door]:
             yield from self.carrier()
@@ -41,11 +41,13 @@ class Door(DeviceReductions, DeviceMovements, DeviceLetters):
         if self._cuda.capturing(origin):
             raise ArgumentError("empty: memory that ranks share cannot be made while a graph is captured")
         nbytes = math.prod(shape) * dtype.itemsize
-        header = Header(agreed("empty", "on GPU", dtype, shape))
-        call: Call[Any] = Call("empty", Words(None, f"{dtype} {shape} on GPU"), user_site(), self._calls.timeout)
+        header = Signature(signature_hash("empty", "on GPU", dtype, shape))
+        call: CollectiveOp[Any] = CollectiveOp(
+            "empty", CallArguments(None, f"{dtype} {shape} on GPU"), user_site(), self._calls.timeout
+        )
 
         def steps() -> Steps[Any]:
-            yield from self._calls._meet(call, header)
+            yield from self._calls._verify(call, header)
             carrier = yield from self.carrier()
             if not nbytes or not isinstance(carrier, ByNccl):
                 return None
@@ -60,7 +62,7 @@ class Door(DeviceReductions, DeviceMovements, DeviceLetters):
         return array
 
     def split(
-        self, calls: Calls | None, transport: Transport | None, color: int | None, key: int
+        self, calls: CommunicatorBase | None, transport: Transport | None, color: int | None, key: int
     ) -> Steps[Door | None]:
         """The door of a communicator made of this one's ranks, whose NCCL is split from this one's. Collective.
 
@@ -70,7 +72,7 @@ class Door(DeviceReductions, DeviceMovements, DeviceLetters):
         carrier = self._carrier
         if not isinstance(carrier, ByNccl) or not carrier.nccl.has("ncclCommSplit"):
             return None
-        if calls is not None and calls.size == 1 and calls.family.wanted != "nccl":
+        if calls is not None and calls.size == 1 and calls.registry.wanted != "nccl":
             color = None  # it copies
         made = yield from carrier.split(color, key)
         if made is None:
@@ -82,7 +84,7 @@ class Door(DeviceReductions, DeviceMovements, DeviceLetters):
         return door
 
 
-def open_door(calls: Calls, transport: Transport, x: Any) -> Door:
+def open_door(calls: CommunicatorBase, transport: Transport, x: Any) -> Door:
     """The door of one communicator, for arrays on the GPU that x is on.
 
     Raises: BackendError if this process cannot use it.
@@ -97,7 +99,7 @@ def open_door(calls: Calls, transport: Transport, x: Any) -> Door:
         raise BackendError(f"rank {calls.rank}: {type(x).__name__} x is on a GPU, but {error}") from error
 
 
-def enter_nccl(calls: Calls, transport: Transport) -> Door:
+def enter_nccl(calls: CommunicatorBase, transport: Transport) -> Door:
     """The door of a communicator for which NCCL was asked by name. Collective.
 
     Ranks of one node that all stand at its first GPU take one each.

@@ -16,16 +16,16 @@ from collectives._gpu.carrier import Carrier
 from collectives._gpu.cuda import Cuda
 from collectives._gpu.passage import Custody, Passage
 from collectives.backends.transport import Transport
-from collectives.engine.call import Call, Steps, Words, Work
+from collectives.engine.call import CallArguments, CollectiveOp, Steps, Work
 from collectives.engine.call_site import user_site
-from collectives.engine.verify import Header, Headers, agreed
+from collectives.engine.verify import Signature, Signatures, signature_hash
 from collectives.errors import ArgumentError, CollectivesError
-from collectives.ops.base import Calls
+from collectives.ops.base import CommunicatorBase
 
 T = TypeVar("T")
 
 #: Puts a collective on the carrier's stream; gets the headers of all ranks, None if they were not exchanged.
-Body = Callable[[Carrier, Headers | None], Steps[T]]
+Body = Callable[[Carrier, Signatures | None], Steps[T]]
 
 
 class DeviceWork(Work[T]):
@@ -37,7 +37,7 @@ class DeviceWork(Work[T]):
 
     __slots__ = ("_door", "_passage")
 
-    def __init__(self, call: Call[T], passage: Passage, door: Desk) -> None:
+    def __init__(self, call: CollectiveOp[T], passage: Passage, door: Desk) -> None:
         super().__init__(call)
         self._passage = passage
         self._door = door
@@ -56,7 +56,7 @@ class DeviceWork(Work[T]):
 class Desk:
     """What all device calls of one communicator share. Its collectives are in `reductions` and `movements`."""
 
-    def __init__(self, calls: Calls, transport: Transport, cuda: Cuda | None, why_not: str = "") -> None:
+    def __init__(self, calls: CommunicatorBase, transport: Transport, cuda: Cuda | None, why_not: str = "") -> None:
         self._calls = calls
         self._transport = transport
         self._found = cuda
@@ -78,10 +78,10 @@ class Desk:
                 self._found,
                 self._transport,
                 self._calls.timeout,
-                self._calls.family.wanted,
+                self._calls.registry.wanted,
                 self._failed,
                 self._why_not,
-                self._calls.family.nccl,
+                self._calls.registry.nccl,
             )
         return self._carrier
 
@@ -101,7 +101,7 @@ class Desk:
         if self._carrier is None:
             return
         self.check()
-        call: Call[None] = Call(name, Words(None, "on GPU"), user_site(), self._calls.timeout)
+        call: CollectiveOp[None] = CollectiveOp(name, CallArguments(None, "on GPU"), user_site(), self._calls.timeout)
         self._calls.queue.note(call)
         # Recorded outside of any capture, so that the watchdog may ask it.
         self._carrier.watch(self._cuda.mark(self._cuda.current_stream()), call)
@@ -134,11 +134,11 @@ class Desk:
         passage.enter()
         more = f"{more} on GPU".lstrip()
         dtype = None if shape is None else x.dtype
-        header = Header(agreed(name, more, dtype, shape), 0 if x is None or not x.ndim else len(x))
-        call: Call[T] = Call(name, Words(x, more), user_site(), self._calls.timeout)
+        header = Signature(signature_hash(name, more, dtype, shape), 0 if x is None or not x.ndim else len(x))
+        call: CollectiveOp[T] = CollectiveOp(name, CallArguments(x, more), user_site(), self._calls.timeout)
 
         def steps() -> Steps[T]:
-            headers = yield from self._calls._meet(call, header)
+            signatures = yield from self._calls._verify(call, header)
             carrier = yield from self.carrier()
             if passage.captured and not carrier.capturable:
                 raise ArgumentError(
@@ -147,7 +147,7 @@ class Desk:
                 )
             passage.begin(carrier.stream)
             try:
-                result = yield from body(carrier, headers)
+                result = yield from body(carrier, signatures)
             finally:
                 event = passage.end()
             if not passage.captured:

@@ -12,7 +12,7 @@ from collectives._gpu.door import Desk, overlap
 from collectives._gpu.passage import Passage
 from collectives.arrays import as_bytes, row_bytes, rows
 from collectives.engine.call import Steps
-from collectives.engine.verify import ROWS, Headers
+from collectives.engine.verify import ROWS, Signatures
 from collectives.errors import ArgumentError, MismatchError
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
 from collectives.ops import array_header as header
@@ -25,7 +25,7 @@ class DeviceMovements(Desk):
         array = self._array(x)
         passage = self._passage(array)
 
-        def body(carrier: Carrier, headers: Headers | None) -> Steps[Any]:
+        def body(carrier: Carrier, signatures: Signatures | None) -> Steps[Any]:
             moved = array
             if not array.flags.c_contiguous:
                 moved = self._scratch(array.shape, array.dtype, carrier, passage)
@@ -55,8 +55,8 @@ class DeviceMovements(Desk):
         if mine and known is not None:
             early = self._room(target, (sum(known), *part.shape[1:]), part, passage)
 
-        def body(carrier: Carrier, headers: Headers | None) -> Steps[Any]:
-            counts = known if known is not None else (yield from self._lengths(part, headers))
+        def body(carrier: Carrier, signatures: Signatures | None) -> Steps[Any]:
+            counts = known if known is not None else (yield from self._lengths(part, signatures))
             whole: Any = early
             if mine and whole is None:
                 whole = self._room(target, (sum(counts), *part.shape[1:]), part, passage)
@@ -82,7 +82,7 @@ class DeviceMovements(Desk):
         target = None if out is None else self._array(out, "out")
         passage = self._passage(whole)
 
-        def body(carrier: Carrier, headers: Headers | None) -> Steps[Any]:
+        def body(carrier: Carrier, signatures: Signatures | None) -> Steps[Any]:
             yield self._transport.broadcast(told, root)
             dtype, row_shape, parts = header.decode(told)
             like = np.empty((0, *row_shape), dtype)
@@ -100,7 +100,7 @@ class DeviceMovements(Desk):
         target = None if out is None else self._array(out, "out")
         passage = self._passage(whole)
 
-        def body(carrier: Carrier, headers: Headers | None) -> Steps[Any]:
+        def body(carrier: Carrier, signatures: Signatures | None) -> Steps[Any]:
             table = known if known is not None else (yield from self._exchange_table(whole, sends))
             received = sum(row[self.rank] for row in table)
             room = self._room(target, (received, *whole.shape[1:]), whole, passage)
@@ -114,10 +114,10 @@ class DeviceMovements(Desk):
 
     # Lengths ---------------------------------------------------------------------------------------------------------
 
-    def _lengths(self, part: Any, headers: Headers | None) -> Steps[list[int]]:
+    def _lengths(self, part: Any, signatures: Signatures | None) -> Steps[list[int]]:
         """Every rank's number of rows: out of the headers, or exchanged where they were not."""
-        if headers is not None:
-            return [each[ROWS] for each in headers]
+        if signatures is not None:
+            return [each[ROWS] for each in signatures]
         table = yield from self._exchange_table(part, [len(part)])
         return [row[0] for row in table]
 

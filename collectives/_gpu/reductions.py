@@ -10,7 +10,7 @@ from collectives._gpu.door import Desk, overlap
 from collectives._gpu.passage import Passage
 from collectives.arrays import flat
 from collectives.engine.call import Steps
-from collectives.engine.verify import Headers
+from collectives.engine.verify import Signatures
 from collectives.errors import ArgumentError
 from collectives.lengths import split_rows
 from collectives.ops.base import Scale
@@ -28,7 +28,7 @@ class DeviceReductions(Desk):
         passage = self._passage(source)
         result = self._result(out, x, source, source.shape, passage)
 
-        def body(carrier: Carrier, _: Headers | None) -> Steps[Any]:
+        def body(carrier: Carrier, _: Signatures | None) -> Steps[Any]:
             factor = self._factor(scale, carrier)
             sent = self._to_wire(source, wire, carrier, passage)
             # In place, or in a private copy, which can take the result as well; else apart.
@@ -46,7 +46,7 @@ class DeviceReductions(Desk):
         passage = self._passage(source)
         result = self._result(out, x, source, source.shape, passage) if self.rank == root else None
 
-        def body(carrier: Carrier, _: Headers | None) -> Steps[Any]:
+        def body(carrier: Carrier, _: Signatures | None) -> Steps[Any]:
             factor = self._factor(scale, carrier)
             sent = self._to_wire(source, wire, carrier, passage)
             total = None if result is None else self._total(result, sent, carrier, passage)
@@ -74,7 +74,7 @@ class DeviceReductions(Desk):
         result = self._result(out, None, source, (parts[self.rank], *source.shape[1:]), passage)
         width = source.size // max(len(source), 1)
 
-        def body(carrier: Carrier, _: Headers | None) -> Steps[Any]:
+        def body(carrier: Carrier, _: Signatures | None) -> Steps[Any]:
             factor = self._factor(scale, carrier)
             sent = self._to_wire(source, wire, carrier, passage)
             total = self._total(result, sent, carrier, passage)

@@ -23,7 +23,7 @@ from collectives._nccl.limit import within
 from collectives.errors import CollectivesError, CollectiveTimeout, NcclError
 
 _POLL = 0.01  # s; between looks at unfinished events
-_LOOK_AROUND = 0.1  # s; between looks for asynchronous errors
+_POLL_INTERVAL = 0.1  # s; between looks for asynchronous errors
 _SILENCE = 5.0  # s; until a program that has not heard of a failure is ended
 _EXIT_STATUS = 1
 
@@ -153,14 +153,14 @@ class Watchdog:
         while True:
             with self._changed:
                 if self._failure is None and not self._closed:
-                    self._changed.wait(_POLL if self._watched else _LOOK_AROUND)
+                    self._changed.wait(_POLL if self._watched else _POLL_INTERVAL)
                 if self._closed and self._failure is None:
                     return
             if self._failure is None:
                 try:
                     error = self._overdue()
                     if error is None and time.monotonic() >= look:
-                        look = time.monotonic() + _LOOK_AROUND
+                        look = time.monotonic() + _POLL_INTERVAL
                         error = self._communicator.async_error()
                 except Exception as trouble:  # a broken device fails every question
                     rank = self._communicator.rank

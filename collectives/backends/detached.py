@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 from collectives.backends.single import SingleTransport
 from collectives.backends.transport import Test
 from collectives.communicator import Communicator
-from collectives.engine.verify import Header
+from collectives.engine.verify import Signature
 from collectives.errors import no_rank
 from collectives.reduction import Array
 from collectives.world import APART, World, promised
@@ -76,15 +76,15 @@ def _works_for(pid: int) -> bool:
     return above == pid
 
 
-class ApartTransport(SingleTransport):
+class DetachedTransport(SingleTransport):
     """Knows its place; whatever is to be done together raises WorldError."""
 
     def __init__(self, where: Place) -> None:
         super().__init__()
         self.rank, self.size, self.local_rank, self.local_size, self.node = where
 
-    def meet(
-        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    def exchange_signatures(
+        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
         self._refuse()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from collectives.backends.transport import Test, Transport
-from collectives.exit_notice import Departure
+from collectives.exit_notice import ExitNotice
 from collectives.reduction import Array
 
 
-class Above:
+class LayeredTransport:
     """Point to point, duplicates, departures and the end of a transport, by the one of the same ranks below it."""
 
     def __init__(self, below: Transport) -> None:
@@ -44,8 +44,8 @@ class Above:
     def group(self, members: Sequence[int], key: str) -> tuple[Transport, Test]:
         return self._below.group(members, key)
 
-    def departures(self) -> Mapping[int, Departure]:
-        return self._below.departures()
+    def exit_notices(self) -> Mapping[int, ExitNotice]:
+        return self._below.exit_notices()
 
     def close(self) -> None:
         self._below.close()

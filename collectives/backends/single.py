@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from collectives.backends.transport import Finish, Test, then
-from collectives.engine.verify import Header, Headers
-from collectives.exit_notice import Departure
+from collectives.engine.verify import Signature, Signatures
+from collectives.exit_notice import ExitNotice
 from collectives.reduction import Array, ReduceOp
 
 
@@ -26,18 +26,18 @@ class SingleTransport:
     def __init__(self, key: str = "world") -> None:
         self.key = key
 
-    def meet(
-        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    def exchange_signatures(
+        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
         return _done
 
-    def headers(self) -> Headers | None:
+    def signatures(self) -> Signatures | None:
         return None
 
-    def told(self, room: Array, root: int) -> Test:
+    def root_prefix(self, room: Array, root: int) -> Test:
         return _done
 
-    def all_told(self, prefix: Array, room: Array) -> Test:
+    def all_prefixes(self, prefix: Array, room: Array) -> Test:
         return _copy(prefix, room[0])
 
     def late(self) -> Sequence[int]:
@@ -97,7 +97,7 @@ class SingleTransport:
     def close(self) -> None:
         return
 
-    def departures(self) -> Mapping[int, Departure]:
+    def exit_notices(self) -> Mapping[int, ExitNotice]:
         return {}
 
 

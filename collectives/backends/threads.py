@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from collectives.backends.transport import LETTERS, Finish, Test, offsets, then
-from collectives.engine.verify import HASH, WORDS, Header, Headers
+from collectives.backends.transport import EAGER_TAG, Finish, Test, offsets, then
+from collectives.engine.verify import HASH, WORDS, Signature, Signatures
 from collectives.errors import MismatchError
-from collectives.exit_notice import Departure, among
+from collectives.exit_notice import ExitNotice, among
 from collectives.reduction import COMBINE, Array, ReduceOp
 
 
@@ -40,7 +40,7 @@ class _Row:
 
 
 @dataclass(kw_only=True)
-class _Letter:
+class _Message:
     """What one rank sends to another. taken: received"""
 
     x: Array
@@ -51,15 +51,15 @@ def _done() -> bool:
     return True
 
 
-class Board:
+class ThreadGroup:
     """What the ranks of one communicator share."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.Lock()
         self._rows: dict[int, _Row] = {}
-        self._boards: dict[str, tuple[Board, int]] = {}
-        self._letters: dict[tuple[int, int, int, int], _Letter] = {}
+        self._boards: dict[str, tuple[ThreadGroup, int]] = {}
+        self._messages: dict[tuple[int, int, int, int], _Message] = {}
         self.mailboxes: list[deque[tuple[int, Array]]] = [deque() for _ in range(size)]
 
     def post(self, rank: int, number: int, part: _Part, work: Callable[[list[_Part]], None]) -> Test:
@@ -100,12 +100,12 @@ class Board:
 
     def send(self, src: int, dst: int, tag: int, number: int, x: Array) -> Test:
         """Posts array `number` of those that src sends to dst under that tag."""
-        if tag == LETTERS:
+        if tag == EAGER_TAG:
             self.mailboxes[dst].append((src, x.copy()))
             return _done
-        letter = _Letter(x=x)
+        letter = _Message(x=x)
         with self.lock:
-            self._letters[src, dst, tag, number] = letter
+            self._messages[src, dst, tag, number] = letter
         return lambda: letter.taken
 
     def recv(self, src: int, dst: int, tag: int, number: int, out: Array) -> Test:
@@ -116,7 +116,7 @@ class Board:
             nonlocal done
             if not done:
                 with self.lock:
-                    letter = self._letters.pop((src, dst, tag, number), None)
+                    letter = self._messages.pop((src, dst, tag, number), None)
                 if letter is not None:
                     np.copyto(out, letter.x)
                     letter.taken = done = True
@@ -124,10 +124,10 @@ class Board:
 
         return test
 
-    def part(self, key: str, size: int) -> Board:
+    def part(self, key: str, size: int) -> ThreadGroup:
         """The board of the communicator of `size` of these ranks called `key`: the first rank to ask makes it."""
         with self.lock:
-            board, ranks = self._boards.pop(key, (Board(size), 0))
+            board, ranks = self._boards.pop(key, (ThreadGroup(size), 0))
             if ranks + 1 < size:  # kept until every rank has it
                 self._boards[key] = board, ranks + 1
             return board
@@ -144,9 +144,9 @@ class ThreadTransport:
 
     def __init__(
         self,
-        board: Board,
+        board: ThreadGroup,
         rank: int,
-        left: Mapping[int, Departure],
+        left: Mapping[int, ExitNotice],
         key: str = "world",
         members: Sequence[int] | None = None,
     ) -> None:
@@ -165,21 +165,21 @@ class ThreadTransport:
         number, self._number = self._number, self._number + 1
         return self._board.post(self.rank, number, _Part(what=what, x=x, out=out), work)
 
-    def meet(
-        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    def exchange_signatures(
+        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
         self._headers = np.zeros((self.size, WORDS), np.int64)
         shown = np.zeros(WORDS, np.int64)
         shown[HASH : HASH + len(header)] = header
         return self._gather(shown, self._headers)
 
-    def headers(self) -> Headers | None:
+    def signatures(self) -> Signatures | None:
         return None if self._headers is None else self._headers.tolist()
 
-    def told(self, room: Array, root: int) -> Test:
+    def root_prefix(self, room: Array, root: int) -> Test:
         return self.broadcast(room, root)
 
-    def all_told(self, prefix: Array, room: Array) -> Test:
+    def all_prefixes(self, prefix: Array, room: Array) -> Test:
         return self._gather(prefix, room)
 
     def late(self) -> Sequence[int]:
@@ -269,7 +269,7 @@ class ThreadTransport:
     def close(self) -> None:
         return  # the board goes with its last user
 
-    def departures(self) -> Mapping[int, Departure]:
+    def exit_notices(self) -> Mapping[int, ExitNotice]:
         return among(self._members, self._left)
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from collectives.engine.verify import Header, Headers
-from collectives.exit_notice import Departure
+from collectives.engine.verify import Signature, Signatures
+from collectives.exit_notice import ExitNotice
 from collectives.reduction import Array, ReduceOp
 
 #: Makes progress; True once the collective is complete on this rank; raises if it failed.
@@ -21,11 +21,11 @@ Test = Callable[[], bool]
 Finish = Callable[[Array], None]
 
 #: Bytes of the longest letter, which is on its way at once; longer messages may wait until they are received.
-LETTER = 4096
+EAGER_LIMIT = 4096
 #: The tag of letters, which `arrived` hands out; the tag that a user gave stands in them.
-LETTERS = 0
+EAGER_TAG = 0
 #: Tags of the arrays that follow a letter are from it up to twice it.
-TAGS = 2**14
+RENDEZVOUS_TAG = 2**14
 
 
 class Transport(Protocol):
@@ -42,22 +42,22 @@ class Transport(Protocol):
     local_size: int
     node: int
 
-    def meet(
-        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    def exchange_signatures(
+        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
         """Shows the others this rank's header of the collective that comes next; complete when all have shown theirs.
 
         payload, out: what the next operation of this transport reads and writes, if anything, as it will be given there
-        prefix: (n,) uint8, n the same on all ranks that give one: what `told` and `all_told` hand out
+        prefix: (n,) uint8, n the same on all ranks that give one: what `root_prefix` and `all_prefixes` hand out
         """
 
-    def headers(self) -> Headers | None:
+    def signatures(self) -> Signatures | None:
         """The headers of the ranks that have met; None if this call's were not exchanged."""
 
-    def told(self, room: Array, root: int) -> Test:
+    def root_prefix(self, room: Array, root: int) -> Test:
         """room: (n,) uint8, written off the root with the root's prefix; on the root it is that prefix."""
 
-    def all_told(self, prefix: Array, room: Array) -> Test:
+    def all_prefixes(self, prefix: Array, room: Array) -> Test:
         """prefix: this rank's; room: (size, n) uint8, written with all ranks' prefixes."""
 
     def late(self) -> Sequence[int]:
@@ -122,7 +122,7 @@ class Transport(Protocol):
     def close(self) -> None:
         """Frees what the backend holds for it; nothing is in flight, and other ranks may still use theirs."""
 
-    def departures(self) -> Mapping[int, Departure]:
+    def exit_notices(self) -> Mapping[int, ExitNotice]:
         """The ranks of this communicator that are known to have left."""
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from collectives.backends.transport import Test
-from collectives.engine.call_site import Site
-from collectives.engine.verify import Headers
+from collectives.engine.call_site import CallSite
+from collectives.engine.verify import Signatures
 from collectives.errors import ArgumentError, CollectiveTimeout, WorldError
-from collectives.exit_notice import Departure
+from collectives.exit_notice import ExitNotice
 from collectives.flight.recorder import DONE, FAILED, Recorder
 from collectives.pausing import Limit
 from collectives.reduction import Array
@@ -29,7 +29,7 @@ _log = logging.getLogger("collectives")
 _event_lock = threading.Lock()
 
 
-class Words:
+class CallArguments:
     """A call's dtype, shape and options, put into words only when an error needs them."""
 
     __slots__ = ("dtype", "more", "shape")
@@ -44,7 +44,7 @@ class Words:
         return " ".join(part for part in (self.more, array) if part)
 
 
-class Call(Generic[T]):
+class CollectiveOp(Generic[T]):
     """One collective on one rank: what it is called, its steps, and its outcome."""
 
     __slots__ = (
@@ -54,7 +54,6 @@ class Call(Generic[T]):
         "drive",
         "error",
         "gone",
-        "headers",
         "look",
         "name",
         "number",
@@ -64,6 +63,7 @@ class Call(Generic[T]):
         "record",
         "recorder",
         "result",
+        "signatures",
         "site",
         "steps",
         "test",
@@ -71,23 +71,25 @@ class Call(Generic[T]):
         "what",
     )
 
-    def __init__(self, name: str, what: Words, site: Site, timeout: float) -> None:
+    def __init__(self, name: str, what: CallArguments, site: CallSite, timeout: float) -> None:
         self.name = name
         self.peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it
-        self.gone: Callable[[Mapping[int, Departure]], list[int]] | None = None  # and those whose leaving ends it
+        self.gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None  # and those whose leaving ends it
         self.pause: Callable[[], float] | None = None  # s; between two tests of a wait that lasts
         # Waits in the thread that asks for the outcome, up to so many seconds; None: that thread blocks.
         self.drive: Callable[[float | None], bool] | None = None
         self.what = what
         self.site = site
         self.steps: Steps[T]
-        self.look: Callable[[Call[Any]], None] | None = None  # raises what has broken the communicator from elsewhere
+        self.look: Callable[[CollectiveOp[Any]], None] | None = (
+            None  # raises what has broken the communicator from elsewhere
+        )
         self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
         self.timeout = timeout
         self.number = -1
         self.record = -1  # its index in the flight record
         self.recorder: Recorder | None = None
-        self.headers: Headers | None = None  # of all ranks, once they have met
+        self.signatures: Signatures | None = None  # of all ranks, once they have met
         self.result: T | None = None
         self.error: BaseException | None = None
         self.pid = os.getpid()
@@ -159,7 +161,7 @@ class Call(Generic[T]):
         if not self._done:
             raise WorldError(f"{self} goes on in process {self.pid}, of which this one was forked: wait for it there")
         if self.error is not None:
-            raise again(self.error)
+            raise copy_error(self.error)
         return self.result  # type: ignore[return-value]  # a finished call without an error has its result
 
 
@@ -171,7 +173,7 @@ class Work(Generic[T]):
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: Call[T]) -> None:
+    def __init__(self, call: CollectiveOp[T]) -> None:
         self._call = call
 
     def done(self) -> bool:
@@ -215,7 +217,7 @@ class Work(Generic[T]):
         return f"<Work {self._call}: {'done' if self.done() else 'under way'}>"
 
 
-def again(error: BaseException) -> BaseException:
+def copy_error(error: BaseException) -> BaseException:
     # A fresh exception: one instance raised at several places would collect all their tracebacks.
     fresh = type(error)(*error.args)
     fresh.__cause__ = error.__cause__

@@ -11,7 +11,7 @@ _OURS = tuple(os.path.join(_ROOT, package) + os.sep for package in ("collectives
 _PASSED = (*_OURS, contextlib.__file__)  # `with model.join():` calls from its end, through there
 
 
-class Site:
+class CallSite:
     """A file and a line, put into words only when asked."""
 
     __slots__ = ("file", "line")
@@ -24,9 +24,9 @@ class Site:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
-def user_site() -> Site:
+def user_site() -> CallSite:
     """The innermost caller outside our own packages, and not in a context manager of theirs."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame = frame.f_back
-    return Site(frame.f_code.co_filename, frame.f_lineno)
+    return CallSite(frame.f_code.co_filename, frame.f_lineno)

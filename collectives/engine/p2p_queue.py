@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from collectives.backends.transport import Transport
-from collectives.engine.call import Call
-from collectives.engine.progress import PAUSE, Watch, spin
+from collectives.engine.call import CollectiveOp
+from collectives.engine.progress import PAUSE, WaitMonitor, spin
 from collectives.engine.queue import CallQueue
 from collectives.errors import CollectivesError
-from collectives.exit_notice import Departure, never_coming
-from collectives.ops.array_header import Letter, decode_letter
+from collectives.exit_notice import ExitNotice, left_before
+from collectives.ops.array_header import EagerMessage, decode_eager
 from collectives.pausing import Limit
 
 T = TypeVar("T")
@@ -42,14 +42,14 @@ class Receive:
     def __init__(self, src: int | None, tag: int) -> None:
         self.src = src
         self.tag = tag
-        self.letter: Letter | None = None
+        self.letter: EagerMessage | None = None
 
-    def takes(self, letter: Letter) -> bool:
+    def takes(self, letter: EagerMessage) -> bool:
         """True if it may be matched with that letter."""
         return self.tag == letter.tag and (self.src is None or self.src == letter.src)
 
 
-class Mail:
+class P2PQueue:
     """The point-to-point calls of one communicator on one rank."""
 
     def __init__(self, queue: CallQueue, transport: Transport) -> None:
@@ -57,7 +57,7 @@ class Mail:
         self._transport = transport
         self._matching = threading.Lock()
         self._posted: list[Receive] = []
-        self._unexpected: list[Letter] = []
+        self._unexpected: list[EagerMessage] = []
         # Of each rank: letters sent to it, and arrived from it; large arrays received from it, and received by it.
         self._sent, self._arrived, self._received, self._fetched = ([0] * transport.size for _ in range(4))
         queue.letters = self.counts
@@ -87,17 +87,17 @@ class Mail:
         if receive.letter is None:
             with self._matching:
                 while (arrived := self._transport.arrived()) is not None:
-                    self._deliver(decode_letter(*arrived))
+                    self._deliver(decode_eager(*arrived))
                     if receive.letter is not None:
                         break
         return receive.letter is not None
 
-    def deliver(self, letter: Letter) -> None:
+    def deliver(self, letter: EagerMessage) -> None:
         """Takes in a letter that this rank sends to itself."""
         with self._matching:
             self._deliver(letter)
 
-    def _deliver(self, letter: Letter) -> None:
+    def _deliver(self, letter: EagerMessage) -> None:
         self._arrived[letter.src] += 1
         for index, receive in enumerate(self._posted):
             if receive.takes(letter):
@@ -106,7 +106,7 @@ class Mail:
                 return
         self._unexpected.append(letter)
 
-    def _match(self, receive: Receive, letter: Letter) -> None:
+    def _match(self, receive: Receive, letter: EagerMessage) -> None:
         receive.letter = letter
         if letter.apart:
             self._received[letter.src] += 1
@@ -123,21 +123,21 @@ class Mail:
         with self._matching:
             self._fetched[dst] += 1
 
-    def never_sent(self, src: int | None, departures: Mapping[int, Departure]) -> list[int]:
+    def never_sent(self, src: int | None, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
         """The ranks whose leaving ends an unmatched receive: all that they sent has arrived, and no other can send."""
         me = self._transport.rank
         gone = [
             rank
-            for rank, left in departures.items()
-            if src in (None, rank) and never_coming({rank: left}, self._line(rank, me, "sent"), self._arrived[rank])
+            for rank, left in exit_notices.items()
+            if src in (None, rank) and left_before({rank: left}, self._line(rank, me, "sent"), self._arrived[rank])
         ]
         others_left = len(gone) == self._transport.size - 1
-        return gone if src is not None or others_left else [rank for rank in gone if departures[rank].failed]
+        return gone if src is not None or others_left else [rank for rank in gone if exit_notices[rank].failed]
 
-    def never_received(self, dst: int, departures: Mapping[int, Departure]) -> list[int]:
+    def never_received(self, dst: int, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
         """That rank, if it has left without receiving the large array that a send offers."""
-        left = {dst: departures[dst]} if dst in departures else {}
-        return never_coming(left, self._line(self._transport.rank, dst, "received"), self._fetched[dst])
+        left = {dst: exit_notices[dst]} if dst in exit_notices else {}
+        return left_before(left, self._line(self._transport.rank, dst, "received"), self._fetched[dst])
 
     def counts(self) -> dict[str, int]:
         """What the others need to know when this rank leaves: how many letters it sent and large arrays it received."""
@@ -150,7 +150,7 @@ class Mail:
 
     # Driving ---------------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call[T]) -> T:
+    def run(self, call: CollectiveOp[T]) -> T:
         """Runs `call` now, and returns its result."""
         self._not_in_helper(call)
         self._queue.enter_beside(call)
@@ -159,7 +159,7 @@ class Mail:
         finally:
             self._queue.leave_beside()
 
-    def submit(self, call: Call[Any]) -> None:
+    def submit(self, call: CollectiveOp[Any]) -> None:
         """Posts `call` now, and has the threads that wait for it and the helper thread see it through."""
         self._queue.enter_beside(call)
         posted = _Posted(call, self._queue, self._transport)
@@ -186,7 +186,7 @@ class Mail:
             self._ended = True
             self._changed.notify()
 
-    def _not_in_helper(self, call: Call[Any]) -> None:
+    def _not_in_helper(self, call: CollectiveOp[Any]) -> None:
         if self._helper is not None and threading.current_thread() is self._helper:
             raise CollectivesError(
                 f"rank {self._transport.rank}: {call.name} ({call.site}) is waited for in a done callback, which runs "
@@ -222,13 +222,13 @@ class Mail:
 class _Posted:
     """A call whose steps are taken as they become possible, by one thread at a time, never waiting."""
 
-    def __init__(self, call: Call[Any], queue: CallQueue, transport: Transport) -> None:
+    def __init__(self, call: CollectiveOp[Any], queue: CallQueue, transport: Transport) -> None:
         self._call = call
         self._queue = queue
         self._transport = transport
         self._lock = threading.Lock()
         self.waited_for = False  # by a thread, which drives it
-        self._watch: Watch | None = None
+        self._watch: WaitMonitor | None = None
         self._watched: object = None  # the test that the watch was made for
 
     def advance(self) -> bool:
@@ -290,9 +290,9 @@ class _Posted:
         call = self._call
         assert call.test is not None
         if self._watch is None or self._watched is not call.test:
-            self._watch, self._watched = Watch(call.test, call, self._transport), call.test
+            self._watch, self._watched = WaitMonitor(call.test, call, self._transport), call.test
         try:
-            self._watch.look_around()
+            self._watch.poll()
         except Exception as error:
             self._queue.fail(call, error)
             self._queue.leave_beside()

@@ -10,9 +10,9 @@ import os
 import time
 from typing import Any, TypeVar
 
-from collectives import exit_notice as departure
+from collectives import exit_notice as exit_notice
 from collectives.backends.transport import Test, Transport
-from collectives.engine.call import Call, Steps, Words
+from collectives.engine.call import CallArguments, CollectiveOp, Steps
 from collectives.engine.call_site import user_site
 from collectives.engine.verify import spans
 from collectives.errors import (
@@ -39,7 +39,7 @@ PAUSE = 100e-6
 # at the end of the wait some bandwidth is lost that computing hides. Shorter than _YIELD, so that ranks of a node that
 # test in turns meet.
 LONG_PAUSE = 250e-6
-_LOOK_AROUND = 0.05  # s; how often a waiting rank looks who has left
+_POLL_INTERVAL = 0.05  # s; how often a waiting rank looks who has left
 _SHOWN = 8  # late ranks of which a timeout says what they do
 _ORDER = "Every rank must make the same calls in the same order"
 
@@ -48,12 +48,12 @@ _crowded_until = 0.0
 
 def complete(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
     """Takes steps that belong to no communicator yet to their end. Raises: CollectiveTimeout, PeerLeft."""
-    call: Call[T] = Call(name, Words(None, ""), user_site(), timeout)
+    call: CollectiveOp[T] = CollectiveOp(name, CallArguments(None, ""), user_site(), timeout)
     call.steps, call.number = steps, 0
     return walk(call, transport)
 
 
-def walk(call: Call[T], transport: Transport) -> T:
+def walk(call: CollectiveOp[T], transport: Transport) -> T:
     try:
         while True:
             call.test = test = next(call.steps)
@@ -82,28 +82,28 @@ def spin(test: Test) -> bool:
     return False
 
 
-def _wait(test: Test, call: Call[Any], transport: Transport) -> None:
+def _wait(test: Test, call: CollectiveOp[Any], transport: Transport) -> None:
     if spin(test):
         return
-    watch = Watch(test, call, transport)
+    watch = WaitMonitor(test, call, transport)
     while not test():
         time.sleep(PAUSE if call.pause is None else call.pause())
-        watch.look_around()
+        watch.poll()
 
 
-class Watch:
+class WaitMonitor:
     """Ends one wait, by an error, when its time is over or the rank it waits for has left."""
 
     __slots__ = ("_call", "_limit", "_look", "_test", "_transport")
 
-    def __init__(self, test: Test, call: Call[Any], transport: Transport) -> None:
+    def __init__(self, test: Test, call: CollectiveOp[Any], transport: Transport) -> None:
         self._test = test
         self._call = call
         self._transport = transport
         self._limit = Limit(call.timeout)
-        self._look = time.monotonic() + _LOOK_AROUND
+        self._look = time.monotonic() + _POLL_INTERVAL
 
-    def look_around(self) -> None:
+    def poll(self) -> None:
         """Now and then looks who has left, what has broken, and at the time.
 
         Raises: PeerLeft, CollectiveTimeout; what `break_off` was given.
@@ -111,24 +111,26 @@ class Watch:
         now = time.monotonic()
         if now < self._look:
             return
-        self._look = now + _LOOK_AROUND
+        self._look = now + _POLL_INTERVAL
         call, transport = self._call, self._transport
         if call.look is not None:
             call.look(call)
-        departures = transport.departures()
-        if departures:
+        exit_notices = transport.exit_notices()
+        if exit_notices:
             if call.gone is not None:
-                gone = call.gone(departures)
+                gone = call.gone(exit_notices)
             else:
-                gone = departure.never_coming(departures, transport.key, call.number)
+                gone = exit_notice.left_before(exit_notices, transport.key, call.number)
             if gone and not self._test():
-                raise PeerLeft(f"{departure.describe(departures, gone)} while rank {transport.rank} waits in {call}")
+                raise PeerLeft(
+                    f"{exit_notice.describe(exit_notices, gone)} while rank {transport.rank} waits in {call}"
+                )
         if self._limit.over():
             late = describe_late(call, transport)
             raise CollectiveTimeout(f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {late}")
 
 
-def describe_late(call: Call[Any], transport: Transport) -> str:
+def describe_late(call: CollectiveOp[Any], transport: Transport) -> str:
     """Says who has not come to a call whose time is over, as far as this rank knows, and what they do on this node."""
     late = list(transport.late() if call.peers is None else call.peers)
     if not late:

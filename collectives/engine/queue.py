@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from collectives.backends.transport import Transport
-from collectives.engine.call import Call, Words, again
-from collectives.engine.call_site import Site
+from collectives.engine.call import CallArguments, CollectiveOp, copy_error
+from collectives.engine.call_site import CallSite
 from collectives.engine.progress import LONG_PAUSE, PAUSE, walk
 from collectives.errors import (
     ArgumentError,
@@ -81,7 +81,7 @@ class CallQueue:
         self.inside = False  # a prepared call is under way, in the thread that holds the lock
         self._postponed = False  # close was called in the middle of one
         self._changed = threading.Condition(self.lock)
-        self._queue: deque[Call[Any]] = deque()
+        self._queue: deque[CollectiveOp[Any]] = deque()
         self._busy = False  # a call is being driven, by whichever thread
         self._helper: threading.Thread | None = None
         self._beside = 0
@@ -96,7 +96,7 @@ class CallQueue:
             self._error, self._heard = no_rank(self._transport.rank, self._transport.size), lambda: None
             self._closed = self._given_back = True  # all that it holds is the parent's
 
-    def run(self, call: Call[T]) -> T:
+    def run(self, call: CollectiveOp[T]) -> T:
         """Runs `call` after all that were submitted before it, and returns its result."""
         inline = False
         try:
@@ -124,7 +124,7 @@ class CallQueue:
         call.join(None)
         return call.outcome()
 
-    def submit(self, call: Call[Any]) -> None:
+    def submit(self, call: CollectiveOp[Any]) -> None:
         """Has the helper thread run `call` after all that were submitted before it."""
         call.drive, call.pause = partial(self._join, call), self._pause
         with self._changed:
@@ -132,7 +132,7 @@ class CallQueue:
             self._enlist(call, QUEUED)
             self._enqueue(call)
 
-    def _join(self, call: Call[Any], timeout: float | None) -> bool:
+    def _join(self, call: CollectiveOp[Any], timeout: float | None) -> bool:
         self._not_in_helper(call)
         with self.lock:
             self._waiting += 1
@@ -145,7 +145,7 @@ class CallQueue:
     def _pause(self) -> float:
         return PAUSE if self._waiting else LONG_PAUSE
 
-    def _not_in_helper(self, call: Call[Any]) -> None:
+    def _not_in_helper(self, call: CollectiveOp[Any]) -> None:
         if threading.current_thread() is self._helper:
             raise CollectivesError(
                 f"rank {self._transport.rank}: {call.name} ({call.site}) is waited for in a done callback, which runs "
@@ -186,7 +186,7 @@ class CallQueue:
             finally:
                 self._draining -= 1
 
-    def enter_beside(self, call: Call[Any]) -> None:
+    def enter_beside(self, call: CollectiveOp[Any]) -> None:
         """Counts a send, a receive or another call of a few ranks, which is no part of the collectives' order.
 
         `leave_beside` ends it.
@@ -199,7 +199,7 @@ class CallQueue:
             self._beside_number[call.name] += 1
             self._beside += 1
 
-    def note(self, call: Call[Any]) -> None:
+    def note(self, call: CollectiveOp[Any]) -> None:
         """Enters a call that is on a device already, beside the collectives' order."""
         with self._changed:
             self._admit(call)
@@ -214,13 +214,13 @@ class CallQueue:
             if self._closed or self._draining:
                 self._changed.notify_all()
 
-    def drive(self, call: Call[T]) -> T:
+    def drive(self, call: CollectiveOp[T]) -> T:
         """Runs an entered call to its end in this thread, and returns its result."""
         call.look = self._look
         self.recorder.start(call.record)
         try:
             if self._error is not None:
-                raise again(self._error)
+                raise copy_error(self._error)
             # Infinities and NaN are values here: a rank on which they are errors would leave the others waiting.
             with np.errstate(all="ignore"):
                 result = walk(call, self._transport)
@@ -238,7 +238,7 @@ class CallQueue:
         call.finish(result, None)
         return result
 
-    def fail(self, call: Call[Any], error: BaseException) -> None:
+    def fail(self, call: CollectiveOp[Any], error: BaseException) -> None:
         """Publishes that `error` ended an entered call; unless ranks still agree, it breaks the communicator."""
         if isinstance(error, _IN_ORDER):
             call.finish(None, error)
@@ -274,25 +274,25 @@ class CallQueue:
             if self._error is None:
                 self._error, self._heard, self._broken_off = error, heard, True
 
-    def _look(self, call: Call[Any]) -> None:
+    def _look(self, call: CollectiveOp[Any]) -> None:
         """Raises: what broke the communicator from elsewhere, while `call` waits."""
         if self._broken_off:
             _never_freed.append(call)
             self._heard()
             assert self._error is not None
-            raise again(self._error)
+            raise copy_error(self._error)
 
     @property
     def broken(self) -> bool:
         """True once a call ended half-way: no further call on this communicator can be trusted."""
         return self._error is not None
 
-    def _enter(self, call: Call[Any]) -> None:
+    def _enter(self, call: CollectiveOp[Any]) -> None:
         self._admit(call)
         call.number = self.started
         self.started += 1
 
-    def _taken_over(self, call: Call[Any]) -> bool:
+    def _taken_over(self, call: CollectiveOp[Any]) -> bool:
         given = self._handed_over
         if given is None or given.thread != threading.get_ident() or self._dropped():
             return False
@@ -314,19 +314,19 @@ class CallQueue:
         self._changed.notify_all()
         return True
 
-    def _enlist(self, call: Call[Any], state: int) -> None:
+    def _enlist(self, call: CollectiveOp[Any], state: int) -> None:
         signature = self.intern(call.name, call.what, call.site)
         call.record = self.recorder.begin(self.communicator, call.number, signature, state)
         call.recorder = self.recorder
 
-    def intern(self, name: str, what: Words, site: Site) -> int:
+    def intern(self, name: str, what: CallArguments, site: CallSite) -> int:
         """The flight record's number for such a call."""
         return self.recorder.intern(name, what.dtype, what.shape, what.more, site.file, site.line)
 
-    def _admit(self, call: Call[Any]) -> None:
+    def _admit(self, call: CollectiveOp[Any]) -> None:
         if self._error is not None:
             self._heard()
-            raise again(self._error)
+            raise copy_error(self._error)
         if self.inside:
             raise CollectivesError(
                 f"rank {self._transport.rank}: {call.name} ({call.site}) was called in the middle of another call of "
@@ -335,7 +335,7 @@ class CallQueue:
         if self._closed or self._postponed:
             raise CommunicatorClosed(f"rank {self._transport.rank}: {call.name} ({call.site}) on a closed communicator")
 
-    def _enqueue(self, call: Call[Any]) -> None:
+    def _enqueue(self, call: CollectiveOp[Any]) -> None:
         self._queue.append(call)
         if self._helper is None:
             self._start_helper()
@@ -374,7 +374,7 @@ class CallQueue:
             del call  # its arrays belong to whoever waits, not to an idle thread
         self._end()
 
-    def _break(self, call: Call[Any], error: BaseException) -> BaseException:
+    def _break(self, call: CollectiveOp[Any], error: BaseException) -> BaseException:
         if self._error is None:
             if isinstance(error, Exception):
                 if not isinstance(error, CollectivesError):

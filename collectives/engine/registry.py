@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collectives._nccl.config import NcclConfig
 
 
-class Family:
+class CommunicatorRegistry:
     """The calls of all communicators of one world on one rank. A closed one is remembered by its number of calls.
 
     wanted: the backend for arrays on GPUs that was asked for by name, if any; nccl: how its communicators are made

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from collectives.engine.registry import Family
-from collectives.exit_notice import LOST, Departure, in_order
+from collectives.engine.registry import CommunicatorRegistry
+from collectives.exit_notice import LOST, ExitNotice, is_clean
 from collectives.pausing import Limit
 from collectives.world import STOPPED
 
@@ -36,9 +36,9 @@ class Membership(Protocol):
     def size(self) -> int: ...
     @property
     def aborts_all(self) -> bool: ...
-    def leave(self, departure: Departure) -> None: ...
-    def departures(self) -> Mapping[int, Departure]: ...
-    def said_goodbye(self) -> bool: ...
+    def leave(self, exit_notice: ExitNotice) -> None: ...
+    def exit_notices(self) -> Mapping[int, ExitNotice]: ...
+    def notices_sent(self) -> bool: ...
     def finalize(self) -> None: ...
     def abort(self, status: int) -> None: ...
 
@@ -92,31 +92,33 @@ def verdict(mine: int, before: Sequence[int], after: Sequence[int]) -> int:
     before: the others' statuses that had arrived when this rank left, in order; after: those that arrived later
     """
     known = [*before, mine, *after]
-    first = next((status for status in known if not in_order(status)), STOPPED if STOPPED in known else 0)
+    first = next((status for status in known if not is_clean(status)), STOPPED if STOPPED in known else 0)
     return 1 if first == LOST else first
 
 
-def depart(membership: Membership, family: Family, status: int, timeout: float, supervised: bool) -> None:
+def depart(
+    membership: Membership, registry: CommunicatorRegistry, status: int, timeout: float, supervised: bool
+) -> None:
     """Leaves the world together with the others, or ends the job; returns only where Python may go on exiting.
 
     status: this process's exit status; timeout: seconds to wait for the others; supervised: a launcher ends the others
     """
     limit = Limit(timeout)
-    before = [left.status for left in membership.departures().values()]
-    if in_order(status):
-        family.drain(limit)
-    membership.leave(Departure(status=status, calls=family.calls()))
-    if supervised and not in_order(status):
+    before = [left.status for left in membership.exit_notices().values()]
+    if is_clean(status):
+        registry.drain(limit)
+    membership.leave(ExitNotice(status=status, calls=registry.calls()))
+    if supervised and not is_clean(status):
         _flush()
         os._exit(status)  # the launcher knows already, and ends the others
     failed = _gather(membership, status, limit)
-    broken = family.broken()
-    departures = membership.departures()
-    missing = [rank for rank in range(membership.size) if rank != membership.rank and rank not in departures]
+    broken = registry.broken()
+    exit_notices = membership.exit_notices()
+    missing = [rank for rank in range(membership.size) if rank != membership.rank and rank not in exit_notices]
     if not missing and not (failed and (broken or not membership.aborts_all)):
         membership.finalize()
         return
-    code = verdict(status, before, [left.status for left in departures.values()])
+    code = verdict(status, before, [left.status for left in exit_notices.values()])
     if not failed and missing:
         names = ", ".join(map(str, missing))
         _say(
@@ -127,7 +129,7 @@ def depart(membership: Membership, family: Family, status: int, timeout: float, 
     _flush()
     if supervised:
         os._exit(code)
-    if in_order(status):
+    if is_clean(status):
         time.sleep(_GRACE)  # the rank that failed ends the job, and has something to say first
     time.sleep(_READ)
     membership.abort(code)
@@ -137,11 +139,11 @@ def _gather(membership: Membership, status: int, limit: Limit) -> bool:
     """Waits for all others' departures; for a short grace only once a failure is known. True if one is."""
     failed_at: float | None = None
     while True:
-        departures = membership.departures()
+        exit_notices = membership.exit_notices()
         now = time.monotonic()
-        if failed_at is None and (not in_order(status) or any(left.failed for left in departures.values())):
+        if failed_at is None and (not is_clean(status) or any(left.failed for left in exit_notices.values())):
             failed_at = now
-        everyone = len(departures) == membership.size - 1 and membership.said_goodbye()
+        everyone = len(exit_notices) == membership.size - 1 and membership.notices_sent()
         enough = failed_at is not None and now > failed_at + _GRACE
         if everyone or enough or limit.over():
             return failed_at is not None

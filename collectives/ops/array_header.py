@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.arrays import dtype_name, dtype_of
-from collectives.backends.transport import LETTER
+from collectives.backends.transport import EAGER_LIMIT
 from collectives.errors import ArgumentError
 from collectives.reduction import Array
 
@@ -52,7 +52,7 @@ def fingerprint(part: Array) -> int:
     return zlib.crc32(repr((dtype_name(part.dtype), part.shape[1:])).encode())
 
 
-class Letter(NamedTuple):
+class EagerMessage(NamedTuple):
     """What `send` sends first.
 
     src: the rank that sent it; tag: as its user gave it
@@ -67,26 +67,26 @@ class Letter(NamedTuple):
     body: Array
 
 
-def encode_letter(array: Array, tag: int, apart: int) -> tuple[Array, int]:
+def encode_eager(array: Array, tag: int, apart: int) -> tuple[Array, int]:
     """The letter of a C-contiguous array, (n,) uint8, and `apart`, or 0 if the array itself fits in.
 
     apart: the tag under which the array follows if it does not
     """
     form = _form(array.dtype, array.shape)
     head = _HEAD.size + len(form)
-    if head + array.nbytes <= LETTER:
+    if head + array.nbytes <= EAGER_LIMIT:
         apart = 0
     parts = (_HEAD.pack(tag, apart), form) if apart else (_HEAD.pack(tag, apart), form, array.tobytes())
     return np.frombuffer(b"".join(parts), np.uint8), apart
 
 
-def decode_letter(src: int, letter: Array) -> Letter:
-    """What `encode_letter` wrote on rank src."""
+def decode_eager(src: int, letter: Array) -> EagerMessage:
+    """What `encode_eager` wrote on rank src."""
     data = letter.data
     tag, apart, ndim = _START.unpack_from(data)
     head = _HEAD.size + _FORM.size + 8 * ndim
     dtype, shape = _unform(bytes(data[_HEAD.size : head]))
-    return Letter(src, tag, apart, dtype, shape, letter[head:])
+    return EagerMessage(src, tag, apart, dtype, shape, letter[head:])
 
 
 @functools.lru_cache(maxsize=1024)

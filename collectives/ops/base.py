@@ -10,13 +10,13 @@ import numpy as np
 
 from collectives.backends.shm.hierarchy import HierarchicalTransport
 from collectives.backends.shm.quick import Quick, Recipe
-from collectives.backends.shm.shm_transport import SharedTransport
+from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.backends.transport import Transport
-from collectives.engine.call import Call, Steps, Words, Work
+from collectives.engine.call import CallArguments, CollectiveOp, Steps, Work
 from collectives.engine.call_site import user_site
 from collectives.engine.queue import CallQueue
-from collectives.engine.registry import Family
-from collectives.engine.verify import TEXT, Header, Headers, differ, table, to_text
+from collectives.engine.registry import CommunicatorRegistry
+from collectives.engine.verify import TEXT, Signature, Signatures, differ, table, to_text
 from collectives.errors import ArgumentError, MismatchError
 from collectives.reduction import Array
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Scale = float | Callable[[], float] | None
 #: What a call does, step by step.
-Describe = Callable[[Call[T]], Steps[T]]
+Describe = Callable[[CollectiveOp[T]], Steps[T]]
 
 
-class Calls:
+class CommunicatorBase:
     """One rank's end of a communicator, without any collective: each family of them inherits this."""
 
-    def __init__(self, transport: Transport, timeout: float, family: Family | None = None) -> None:
+    def __init__(self, transport: Transport, timeout: float, registry: CommunicatorRegistry | None = None) -> None:
         self._transport = transport
-        self.family = Family() if family is None else family
+        self.registry = CommunicatorRegistry() if registry is None else registry
         self.queue = CallQueue(transport, self._ended)
-        self.family.join(transport.key, self.queue)
-        self._quick = Quick(transport, self.queue) if isinstance(transport, SharedTransport) else None
+        self.registry.join(transport.key, self.queue)
+        self._quick = Quick(transport, self.queue) if isinstance(transport, ShmTransport) else None
         self.timeout = timeout
         self.rank = transport.rank
         self.size = transport.size
         self.local_rank = transport.local_rank
         self.local_size = transport.local_size
         self.node = transport.node
-        self.backend = self.family.wanted or transport.name
+        self.backend = self.registry.wanted or transport.name
         self._door: Door | None = None
 
     def _device(self, x: Any) -> Door:
@@ -69,12 +69,12 @@ class Calls:
 
         Raises: BackendError on every rank if one of them cannot use it.
         """
-        if self.family.wanted == "nccl":
+        if self.registry.wanted == "nccl":
             from collectives._gpu.device import enter_nccl
 
             self._door = enter_nccl(self, self._transport)
 
-    def _hand_down(self, child: Calls | None, color: int | None, key: int) -> Steps[None]:
+    def _hand_down(self, child: CommunicatorBase | None, color: int | None, key: int) -> Steps[None]:
         """Gives a communicator made of this one its part of the NCCL communicator that this one has. Collective.
 
         child: None on a rank that is in none; color, key: not negative, the same and the order within a new one
@@ -88,7 +88,7 @@ class Calls:
     def _ended(self) -> None:
         if self._door is not None:
             self._door.close()
-        self.family.leave(self._transport.key)
+        self.registry.leave(self._transport.key)
 
     @overload
     def _run(
@@ -120,43 +120,43 @@ class Calls:
         recipe: Recipe | None = None,
     ) -> T | Work[T]:
         """Hands a call to the line. recipe: how the next one like it can be made quickly."""
-        call: Call[T] = Call(name, Words(x, more), user_site(), self.timeout)
+        call: CollectiveOp[T] = CollectiveOp(name, CallArguments(x, more), user_site(), self.timeout)
         call.steps = steps(call)
         if async_op:
             self.queue.submit(call)
             return Work(call)
         result = self.queue.run(call)
-        if recipe is not None and self._quick is not None and call.headers is not None:
+        if recipe is not None and self._quick is not None and call.signatures is not None:
             self._quick.learn(call, x, recipe)
         return result
 
-    def _meet(
+    def _verify(
         self,
-        call: Call[Any],
-        header: Header,
+        call: CollectiveOp[Any],
+        header: Signature,
         payload: Array | None = None,
         out: Array | None = None,
         prefix: Array | None = None,
-    ) -> Steps[Headers | None]:
+    ) -> Steps[Signatures | None]:
         """The first step of every collective: shows the others what is called here, and looks at what they call.
 
         Returns: the headers of all ranks, None if they were not exchanged
         Raises: MismatchError on every rank if they differ; on the ranks of one node, and the communicator is of no use
         any more, if those of other nodes were not compared with them.
         """
-        yield self._transport.meet(header, payload, out, prefix)
-        call.headers = headers = self._transport.headers()
-        if headers is not None and differ(headers):
+        yield self._transport.exchange_signatures(header, payload, out, prefix)
+        call.signatures = signatures = self._transport.signatures()
+        if signatures is not None and differ(signatures):
             raise (yield from self._told_apart(call, self._transport, range(self.size)))
-        if headers is None and isinstance(self._transport, HierarchicalTransport):
-            near = self._transport.near.headers()
+        if signatures is None and isinstance(self._transport, HierarchicalTransport):
+            near = self._transport.near.signatures()
             if near is not None and differ(near):
                 error = yield from self._told_apart(call, self._transport.near, self._transport.neighbours)
                 self.queue.break_off(error, _unheard)  # other nodes know nothing of it, and go on
                 raise error
-        return headers
+        return signatures
 
-    def _told_apart(self, call: Call[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
+    def _told_apart(self, call: CollectiveOp[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
         """What these ranks raise, whose transport it is: they have made different calls, and tell each other which."""
         texts = np.empty((transport.size, TEXT), np.uint8)
         what = call.what

@@ -20,19 +20,19 @@ from collectives.arrays import (
     writable,
 )
 from collectives.backends.shm import takes
-from collectives.backends.shm.control_block import Board
+from collectives.backends.shm.control_block import ControlBlock
 from collectives.backends.shm.quick import LEFT, Recipe
 from collectives.backends.transport import Test
-from collectives.engine.call import Call, Steps
-from collectives.engine.verify import ROWS, Header, Headers, agreed
+from collectives.engine.call import CollectiveOp, Steps
+from collectives.engine.verify import ROWS, Signature, Signatures, signature_hash
 from collectives.errors import ArgumentError, MismatchError
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
 from collectives.ops import array_header as header
-from collectives.ops.base import Calls
+from collectives.ops.base import CommunicatorBase
 from collectives.reduction import Array
 
 
-class Movements(Calls):
+class DataMovement(CommunicatorBase):
     """The movements of a communicator."""
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
@@ -52,12 +52,12 @@ class Movements(Calls):
         array = as_array(x)
         if self.rank != root:
             writable(array, "x")
-        shown = Header(agreed("broadcast", f"root {root}", array.dtype, array.shape))
+        shown = Signature(signature_hash("broadcast", f"root {root}", array.dtype, array.shape))
 
-        def steps(call: Call[Any]) -> Steps[Any]:
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             moved = contiguous(array)
             sent = as_bytes(moved)
-            yield from self._meet(call, shown, sent if self.rank == root else None)
+            yield from self._verify(call, shown, sent if self.rank == root else None)
             yield self._transport.broadcast(sent, root)
             if moved is not array and self.rank != root:
                 np.copyto(array, moved)
@@ -71,7 +71,7 @@ class Movements(Calls):
                 return self._transport.broadcast(as_bytes(x), root), x
 
             wire = array.dtype if brings else None
-            recipe = Recipe(root, wire, lambda board, headers: result(board), move, writes=not brings)
+            recipe = Recipe(root, wire, lambda control, signatures: result(control), move, writes=not brings)
         return self._run("broadcast", array, steps, async_op, f"root {root}", recipe)
 
     def gather(self, x: Any, root: int = 0, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
@@ -94,12 +94,12 @@ class Movements(Calls):
         known = joined_rows(len(part), lengths, self.rank, self.size)
         target = None if out is None or self.rank != root else as_array(out, "out")
         more = f"root {root}{in_words(lengths, known)}"
-        shown = Header(agreed("gather", more, part.dtype, part.shape[1:]), len(part))
+        shown = Signature(signature_hash("gather", more, part.dtype, part.shape[1:]), len(part))
 
-        def steps(call: Call[Any]) -> Steps[Any]:
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = as_bytes(contiguous(part))
-            headers = yield from self._meet(call, shown, sent)
-            counts = yield from self._lengths(part, known, headers)
+            signatures = yield from self._verify(call, shown, sent)
+            counts = yield from self._lengths(part, known, signatures)
             whole = _room((sum(counts), *part.shape[1:]), part, target) if self.rank == root else None
             width = row_bytes(part)
             room = None if whole is None else as_bytes(whole)
@@ -126,12 +126,12 @@ class Movements(Calls):
         known = joined_rows(len(part), lengths, self.rank, self.size)
         target = None if out is None else as_array(out, "out")
         more = in_words(lengths, known).strip()
-        shown = Header(agreed("all_gather", more, part.dtype, part.shape[1:]), len(part))
+        shown = Signature(signature_hash("all_gather", more, part.dtype, part.shape[1:]), len(part))
 
-        def steps(call: Call[Any]) -> Steps[Any]:
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = as_bytes(contiguous(part))
-            headers = yield from self._meet(call, shown, sent)
-            counts = yield from self._lengths(part, known, headers)
+            signatures = yield from self._verify(call, shown, sent)
+            counts = yield from self._lengths(part, known, signatures)
             whole = _room((sum(counts), *part.shape[1:]), part, target)
             width = row_bytes(part)
             yield self._transport.all_gather(sent, as_bytes(whole), [n * width for n in counts])
@@ -170,23 +170,23 @@ class Movements(Calls):
         # What the other ranks cannot know is dtype, shape and lengths: they stand at the head of what the root brings.
         prefix = told if whole is not None else None
         mark = 0 if prefix is None else zlib.crc32(prefix.tobytes())
-        shown = Header(agreed("scatter", f"root {root}", None, None), mark)
+        shown = Signature(signature_hash("scatter", f"root {root}", None, None), mark)
 
-        def steps(call: Call[Any]) -> Steps[Any]:
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = None if whole is None else as_bytes(contiguous(whole))
-            yield from self._meet(call, shown, sent, prefix=prefix)
-            yield self._transport.told(told, root)
+            yield from self._verify(call, shown, sent, prefix=prefix)
+            yield self._transport.root_prefix(told, root)
             dtype, row_shape, parts = header.decode(told)
             room = _room((parts[self.rank], *row_shape), np.empty(0, dtype) if whole is None else whole, target)
             width = row_bytes(room)
             yield self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
             return _hand_out(room, target, out)
 
-        def result(board: Board, headers: Headers) -> takes.Result:
+        def result(control: ControlBlock, signatures: Signatures) -> takes.Result:
             dtype, row_shape, parts = header.decode(told)
             first = sum(parts[: self.rank])
             mine = takes.Piece(root, (sum(parts), *row_shape), first, first + parts[self.rank], len(told))
-            return takes.joined(board, dtype, [mine])
+            return takes.joined(control, dtype, [mine])
 
         def move(x: Array | None, out: Array | None, scale: Any) -> tuple[Test, Array]:
             dtype, row_shape, parts = header.decode(told)
@@ -231,16 +231,16 @@ class Movements(Calls):
         more = "" if known is None else in_words(lengths, known).strip()
         row = np.array(sends, np.int64)
         tables: list[list[list[int]]] = []  # once the ranks have told each other
-        shown = Header(agreed("all_to_all", more, whole.dtype, whole.shape[1:]), zlib.crc32(row.tobytes()))
+        shown = Signature(signature_hash("all_to_all", more, whole.dtype, whole.shape[1:]), zlib.crc32(row.tobytes()))
 
-        def steps(call: Call[Any]) -> Steps[Any]:
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent, told = as_bytes(contiguous(whole)), as_bytes(row)
-            headers = yield from self._meet(call, shown, sent, prefix=told)
+            signatures = yield from self._verify(call, shown, sent, prefix=told)
             table = known
             if table is None:
                 rows_sent = np.empty((self.size, self.size), np.int64)
-                yield self._transport.all_told(told, rows_sent.view(np.uint8))
-                if headers is None:
+                yield self._transport.all_prefixes(told, rows_sent.view(np.uint8))
+                if signatures is None:
                     yield from self._check_rows(whole)
                 table = rows_sent.tolist()
             tables.append(table)
@@ -249,14 +249,14 @@ class Movements(Calls):
             yield self._transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
             return _hand_out(room, target, out)
 
-        def result(board: Board, headers: Headers) -> takes.Result:
+        def result(control: ControlBlock, signatures: Signatures) -> takes.Result:
             # A slot holds the rows that its rank sends to each, then x.
             pieces = []
             for rank, theirs in enumerate(tables[0]):
                 first = sum(theirs[: self.rank])
                 shape = (sum(theirs), *whole.shape[1:])
                 pieces.append(takes.Piece(rank, shape, first, first + theirs[self.rank], row.nbytes))
-            return takes.joined(board, whole.dtype, pieces)
+            return takes.joined(control, whole.dtype, pieces)
 
         def move(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array]:
             room = out
@@ -278,14 +278,14 @@ class Movements(Calls):
         here = root is None or root == self.rank
         counts: list[int] = []
 
-        def result(board: Board, headers: Headers) -> takes.Result:
-            rows_of = [each[ROWS] for each in headers]
+        def result(control: ControlBlock, signatures: Signatures) -> takes.Result:
+            rows_of = [each[ROWS] for each in signatures]
             counts[:] = [n * row_bytes(part) for n in rows_of]
             if not here:
                 return takes.nothing()
             shapes = [(n, *part.shape[1:]) for n in rows_of]
             pieces = [takes.Piece(rank, shape, 0, shape[0]) for rank, shape in enumerate(shapes)]
-            return takes.joined(board, part.dtype, pieces)
+            return takes.joined(control, part.dtype, pieces)
 
         def move(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array | None]:
             whole = None
@@ -300,9 +300,9 @@ class Movements(Calls):
 
         return Recipe(option, part.dtype, result, move)
 
-    def _lengths(self, part: Array, known: list[int] | None, headers: Headers | None) -> Steps[list[int]]:
-        if headers is not None:
-            shown = [each[ROWS] for each in headers]
+    def _lengths(self, part: Array, known: list[int] | None, signatures: Signatures | None) -> Steps[list[int]]:
+        if signatures is not None:
+            shown = [each[ROWS] for each in signatures]
             if known is not None and known != shown:
                 raise MismatchError(f"lengths are given as {known}, but the ranks bring {shown} rows")
             return shown

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import as_bytes
-from collectives.engine.call import Call, Steps
-from collectives.engine.verify import Header, agreed
+from collectives.engine.call import CollectiveOp, Steps
+from collectives.engine.verify import Signature, signature_hash
 from collectives.errors import ArgumentError
-from collectives.ops.base import Calls
+from collectives.ops.base import CommunicatorBase
 from collectives.reduction import Array
 
 _PROTOCOL = 5
 
 
-class Objects(Calls):
+class Objects(CommunicatorBase):
     """The object forms of a communicator's collectives."""
 
     def broadcast_object(self, o: Any, root: int = 0, *, async_op: bool = False) -> Any:
@@ -38,10 +38,10 @@ class Objects(Calls):
         root = self._check_root(root)
         length, mine = _pickled(o) if self.rank == root else (0, _NOTHING)
 
-        header = Header(agreed("broadcast_object", f"root {root}", None, None))
+        header = Signature(signature_hash("broadcast_object", f"root {root}", None, None))
 
-        def steps(call: Call[Any]) -> Steps[Any]:
-            yield from self._meet(call, header)
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
+            yield from self._verify(call, header)
             told = np.array([length], np.int64)
             yield self._transport.broadcast(as_bytes(told), root)
             whole = mine if self.rank == root else np.empty(abs(int(told[0])), np.uint8)
@@ -61,10 +61,10 @@ class Objects(Calls):
         root = self._check_root(root)
         length, mine = _pickled(o)
 
-        header = Header(agreed("gather_object", f"root {root}", None, None))
+        header = Signature(signature_hash("gather_object", f"root {root}", None, None))
 
-        def steps(call: Call[list[Any] | None]) -> Steps[list[Any] | None]:
-            yield from self._meet(call, header)
+        def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
+            yield from self._verify(call, header)
             told = yield from self._tell_all(length)
             counts = [abs(n) for n in told]
             if min(told) < 0:  # for everybody, since the root alone could not tell the others
@@ -84,10 +84,10 @@ class Objects(Calls):
         """
         length, mine = _pickled(o)
 
-        header = Header(agreed("all_gather_object", "", None, None))
+        header = Signature(signature_hash("all_gather_object", "", None, None))
 
-        def steps(call: Call[list[Any]]) -> Steps[list[Any]]:
-            yield from self._meet(call, header)
+        def steps(call: CollectiveOp[list[Any]]) -> Steps[list[Any]]:
+            yield from self._verify(call, header)
             told = yield from self._tell_all(length)
             return (yield from self._all_objects(mine, told))
 
@@ -111,10 +111,10 @@ class Objects(Calls):
             if failed:
                 each = [failed[0]] * self.size
 
-        header = Header(agreed("scatter_object", f"root {root}", None, None))
+        header = Signature(signature_hash("scatter_object", f"root {root}", None, None))
 
-        def steps(call: Call[Any]) -> Steps[Any]:
-            yield from self._meet(call, header)
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
+            yield from self._verify(call, header)
             told = np.array([length for length, _ in each], np.int64)
             yield self._transport.broadcast(as_bytes(told), root)
             counts = [abs(int(n)) for n in told]

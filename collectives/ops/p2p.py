@@ -13,13 +13,13 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 
 from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array
-from collectives.backends.transport import LETTERS, TAGS, Transport
-from collectives.engine.call import Call, Steps, Words, Work
+from collectives.backends.transport import EAGER_TAG, RENDEZVOUS_TAG, Transport
+from collectives.engine.call import CallArguments, CollectiveOp, Steps, Work
 from collectives.engine.call_site import user_site
-from collectives.engine.p2p_queue import Mail
-from collectives.engine.registry import Family
+from collectives.engine.p2p_queue import P2PQueue
+from collectives.engine.registry import CommunicatorRegistry
 from collectives.ops import array_header as header
-from collectives.ops.base import Calls, whole
+from collectives.ops.base import CommunicatorBase, whole
 from collectives.reduction import Array
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ T = TypeVar("T")
 _LARGEST_TAG = 2**31 - 1  # as in mpi4py and torch.distributed
 
 
-class Pairs(Calls):
+class PointToPoint(CommunicatorBase):
     """The point-to-point calls of a communicator."""
 
-    def __init__(self, transport: Transport, timeout: float, family: Family | None = None) -> None:
-        super().__init__(transport, timeout, family)
-        self._mail = Mail(self.queue, transport)
+    def __init__(self, transport: Transport, timeout: float, registry: CommunicatorRegistry | None = None) -> None:
+        super().__init__(transport, timeout, registry)
+        self._p2p = P2PQueue(self.queue, transport)
         self._apart = itertools.count()
         self._others = [rank for rank in range(self.size) if rank != self.rank]
 
@@ -51,23 +51,25 @@ class Pairs(Calls):
         source = self._device(x).letter(x) if is_device_array(x) else as_array(x)
         moved = contiguous(source)
 
-        def steps(call: Call[None]) -> Steps[None]:
+        def steps(call: CollectiveOp[None]) -> Steps[None]:
             if dst == self.rank:
                 copy = moved.copy()
-                self._mail.deliver(header.Letter(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
+                self._p2p.deliver(header.EagerMessage(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
                 return
-            letter, apart = header.encode_letter(moved, tag, TAGS + next(self._apart) % TAGS)
-            first = self._transport.send(letter, dst, LETTERS)
+            letter, apart = header.encode_eager(moved, tag, RENDEZVOUS_TAG + next(self._apart) % RENDEZVOUS_TAG)
+            first = self._transport.send(letter, dst, EAGER_TAG)
             second = self._transport.send(as_bytes(moved), dst, apart) if apart else None
-            self._mail.sent(dst)
+            self._p2p.sent(dst)
             yield first
             if second is not None:
                 yield second
-                self._mail.fetched(dst)
+                self._p2p.fetched(dst)
 
-        call: Call[None] = Call("send", Words(source, f"to {dst} tag {tag}"), user_site(), self.timeout)
+        call: CollectiveOp[None] = CollectiveOp(
+            "send", CallArguments(source, f"to {dst} tag {tag}"), user_site(), self.timeout
+        )
         call.steps = steps(call)
-        call.peers, call.gone = (dst,), partial(self._mail.never_received, dst)
+        call.peers, call.gone = (dst,), partial(self._p2p.never_received, dst)
         return self._post(call, async_op)
 
     def recv(self, src: int | None, *, tag: int = 0, out: Any = None, async_op: bool = False) -> Any:
@@ -88,9 +90,9 @@ class Pairs(Calls):
             return door.deliver(self.recv(src, tag=tag), out)
         target = None if out is None else as_array(out, "out")
 
-        def steps(call: Call[Any]) -> Steps[Any]:
-            receive = self._mail.post(src, tag)
-            yield lambda: self._mail.matched(receive)
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
+            receive = self._p2p.post(src, tag)
+            yield lambda: self._p2p.matched(receive)
             letter = receive.letter
             assert letter is not None
             came = target if _takes(target, letter.shape, letter.dtype) else np.empty(letter.shape, letter.dtype)
@@ -102,19 +104,19 @@ class Pairs(Calls):
             return result if src is not None else (result, letter.src)
 
         what = f"from {'any rank' if src is None else src} tag {tag}"
-        call: Call[Any] = Call("recv", Words(target, what), user_site(), self.timeout)
+        call: CollectiveOp[Any] = CollectiveOp("recv", CallArguments(target, what), user_site(), self.timeout)
         call.steps = steps(call)
-        call.peers, call.gone = self._others if src is None else (src,), partial(self._mail.never_sent, src)
+        call.peers, call.gone = self._others if src is None else (src,), partial(self._p2p.never_sent, src)
         return self._post(call, async_op)
 
-    def _post(self, call: Call[T], async_op: bool) -> T | Work[T]:
+    def _post(self, call: CollectiveOp[T], async_op: bool) -> T | Work[T]:
         if not async_op:
-            return self._mail.run(call)
-        self._mail.submit(call)
+            return self._p2p.run(call)
+        self._p2p.submit(call)
         return Work(call)
 
     def _ended(self) -> None:
-        self._mail.end()
+        self._p2p.end()
         super()._ended()
 
 

@@ -21,15 +21,15 @@ from collectives.arrays import (
 from collectives.backends.shm import takes
 from collectives.backends.shm.quick import LEFT, Move, Recipe
 from collectives.backends.transport import Finish, Test, then
-from collectives.engine.call import Call, Steps
-from collectives.engine.verify import Header, agreed
+from collectives.engine.call import CollectiveOp, Steps
+from collectives.engine.verify import Signature, signature_hash
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.lengths import split_rows
-from collectives.ops.base import Calls, Scale
+from collectives.ops.base import CommunicatorBase, Scale
 from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
 
 
-class Reductions(Calls):
+class Reductions(CommunicatorBase):
     """The reductions of a communicator."""
 
     def all_reduce(
@@ -56,13 +56,13 @@ class Reductions(Calls):
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
         target = _target(out, x, source)
-        header = Header(agreed("all_reduce", op.value, source.dtype, source.shape))
+        header = Signature(signature_hash("all_reduce", op.value, source.dtype, source.shape))
 
-        def steps(call: Call[Any]) -> Steps[Any]:
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent, total = _buffers(source, target, wire)
             wire_in = flat(sent)
             wire_out = wire_in if total is sent else flat(total)
-            yield from self._meet(call, header, wire_in, wire_out)
+            yield from self._verify(call, header, wire_in, wire_out)
             yield self._transport.all_reduce(wire_in, wire_out, wire_op(op), _finisher(op, self.size, scale))
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
@@ -109,15 +109,15 @@ class Reductions(Calls):
         here = self.rank == root
         target = _target(out, x, source) if here else None
         more = f"{op.value} root {root}"
-        header = Header(agreed("reduce", more, source.dtype, source.shape))
+        header = Signature(signature_hash("reduce", more, source.dtype, source.shape))
 
-        def steps(call: Call[Any]) -> Steps[Any]:
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = _to_wire(source, wire)
             total = None
             if here:
                 total = target if target is not None and _takes(target, wire, sent) else np.empty(source.shape, wire)
             finish = _finisher(op, self.size, scale)
-            yield from self._meet(call, header, flat(sent))
+            yield from self._verify(call, header, flat(sent))
             yield self._transport.reduce(flat(sent), None if total is None else flat(total), wire_op(op), root, finish)
             if total is None:
                 return None
@@ -176,14 +176,14 @@ class Reductions(Calls):
         shape = (parts[self.rank], *source.shape[1:])
         target = None if out is None else check_out(out, shape, source.dtype)
         more = op.value if lengths is None else f"{op.value} lengths {parts}"
-        header = Header(agreed("reduce_scatter", more, source.dtype, source.shape))
+        header = Signature(signature_hash("reduce_scatter", more, source.dtype, source.shape))
 
-        def steps(call: Call[Any]) -> Steps[Any]:
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = _to_wire(source, wire)
             total = target if target is not None and _takes(target, wire, sent) else np.empty(shape, wire)
             width = int(np.prod(source.shape[1:], dtype=np.int64))
             counts = [n * width for n in parts]
-            yield from self._meet(call, header, flat(sent))
+            yield from self._verify(call, header, flat(sent))
             finish = _finisher(op, self.size, scale)
             yield self._transport.reduce_scatter(flat(sent), flat(total), counts, wire_op(op), finish)
             total = _deliver(total, target, source.dtype)
@@ -222,8 +222,8 @@ def _recipe(
     dtype, shape = source.dtype, source.shape
     moves = move if wire == dtype else None  # else the way to the wire's dtype and back is what takes time
     if result is None:
-        return Recipe(option, wire, lambda board, headers: takes.nothing(), moves)
-    return Recipe(option, wire, lambda board, headers: result(board, dtype=dtype, shape=shape), moves)
+        return Recipe(option, wire, lambda control, signatures: takes.nothing(), moves)
+    return Recipe(option, wire, lambda control, signatures: result(control, dtype=dtype, shape=shape), moves)
 
 
 def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:

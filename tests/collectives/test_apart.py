@@ -14,7 +14,7 @@ import pytest
 
 import collectives
 from collectives import Communicator
-from collectives.backends.detached import ApartTransport, Place, passed_on, place
+from collectives.backends.detached import DetachedTransport, Place, passed_on, place
 from collectives.world import World
 from tests.conftest import ROOT
 
@@ -46,13 +46,13 @@ CALLS: dict[str, Callable[[Communicator], Any]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_it_makes_no_calls(name: str) -> None:
-    comm = Communicator(ApartTransport(WHERE), timeout=5.0)
+    comm = Communicator(DetachedTransport(WHERE), timeout=5.0)
     with pytest.raises(collectives.WorldError, match="works for rank 3 of 8 and is no rank"):
         CALLS[name](comm)
 
 
 def test_it_knows_its_place() -> None:
-    comm = Communicator(ApartTransport(WHERE), timeout=5.0)
+    comm = Communicator(DetachedTransport(WHERE), timeout=5.0)
     assert place(passed_on(comm, None)) == WHERE
     assert (comm.rank, comm.size, comm.local_rank, comm.local_size, comm.node) == WHERE
     assert passed_on(None, None) == {}
@@ -66,7 +66,7 @@ def test_before_it_has_joined_the_others_it_knows_what_was_promised() -> None:
 
 def test_init_gives_it_that() -> None:
     code = "import collectives; comm = collectives.init(); print(comm.rank, comm.size, comm.backend)"
-    environ = passed_on(Communicator(ApartTransport(WHERE), timeout=5.0), None)
+    environ = passed_on(Communicator(DetachedTransport(WHERE), timeout=5.0), None)
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**environ, "PYTHONPATH": str(ROOT)},
@@ -78,7 +78,7 @@ def test_init_gives_it_that() -> None:
 
 
 def test_a_ranks_own_pid_makes_it_hold_for_what_that_rank_starts() -> None:
-    comm, engine = Communicator(ApartTransport(WHERE), timeout=5.0), {"PMI_RANK": "3", "PMI_SIZE": "8"}
+    comm, engine = Communicator(DetachedTransport(WHERE), timeout=5.0), {"PMI_RANK": "3", "PMI_SIZE": "8"}
     for pid, environ, expected in (
         (os.getppid(), engine, WHERE),
         (os.getppid(), {}, None),  # without the engine's variables it is a world of its own

@@ -273,8 +273,8 @@ def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
         assert came[0, 0] != 0
         work.wait()
         comm.send(x, comm.rank)
-        again = comm.recv(comm.rank, out=came, async_op=True)
-        assert again.wait() is came
+        copy_error = comm.recv(comm.rank, out=came, async_op=True)
+        assert copy_error.wait() is came
         mine = torch.full((), comm.rank).to(x.dtype)
         comm.broadcast(mine, root=comm.size - 1)
         assert mine.item() == comm.size - 1

@@ -54,7 +54,7 @@ if world.promised() is not None:  # inside the job that the last test starts
             def check(comm: Communicator) -> None:
                 if "MPICH" not in MPI.Get_library_version():
                     pytest.skip("other MPIs have room for too many to fill it")
-                comm.family.drain(Limit(20))  # what other tests have closed is given back
+                comm.registry.drain(Limit(20))  # what other tests have closed is given back
                 taken = list(_fill(MPI.COMM_SELF, MPI.Exception)) if comm.rank == 0 else []
                 color = None if comm.rank == 1 else 0  # a rank in none raises as well
                 said = r"cannot make another .*: close .*\(comm\.close\(\)\)"
@@ -101,7 +101,7 @@ def by_messages(limit: int) -> Communicator:
     twin: Any = comm.duplicate()._transport
     below = getattr(twin, "_below", twin)
     messages = MPITransport(below._MPI, below._comm, below._membership, below._members, f"limit {limit}", limit)
-    return Communicator(messages, 20, comm.family)
+    return Communicator(messages, 20, comm.registry)
 
 
 @pytest.mark.mpi

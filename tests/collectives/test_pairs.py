@@ -15,9 +15,9 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator
-from collectives.backends.transport import LETTER
+from collectives.backends.transport import EAGER_LIMIT
 from collectives.communicator import plan_split
-from collectives.exit_notice import Departure, among
+from collectives.exit_notice import ExitNotice, among
 from collectives.ops import array_header as header
 
 SIZES = [3, 40_000]  # one travels in its letter, one behind it
@@ -161,13 +161,13 @@ def test_the_helper_thread_ends_with_its_communicator() -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (1,) * 32, (LETTER // 8 - 8,), (LETTER // 8 - 7,)])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (1,) * 32, (EAGER_LIMIT // 8 - 8,), (EAGER_LIMIT // 8 - 7,)])
 def test_a_letter_says_what_follows(shape: tuple[int, ...]) -> None:
     array = np.full(shape, 2.5)
-    encoded, apart = header.encode_letter(array, 2**31 - 1, 99)
-    letter = header.decode_letter(3, encoded)
+    encoded, apart = header.encode_eager(array, 2**31 - 1, 99)
+    letter = header.decode_eager(3, encoded)
     assert letter[:5] == (3, 2**31 - 1, apart, array.dtype, shape)
-    assert apart == (99 if array.nbytes > LETTER - 64 else 0)
+    assert apart == (99 if array.nbytes > EAGER_LIMIT - 64 else 0)
     if not apart:
         assert_array_equal(letter.body.view(np.float64).reshape(shape), array)
 
@@ -180,7 +180,7 @@ def test_a_split_is_planned_by_color_then_key_then_rank() -> None:
 
 
 def test_departures_are_known_by_the_ranks_numbers_in_a_communicator() -> None:
-    left = {2: Departure(status=0, calls={}), 5: Departure(status=1, calls={})}
+    left = {2: ExitNotice(status=0, calls={}), 5: ExitNotice(status=1, calls={})}
     assert among([5, 0, 2], left) == {0: left[5], 2: left[2]}
 
 

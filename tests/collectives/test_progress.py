@@ -16,7 +16,7 @@ from collectives import Communicator
 from collectives.backends.single import SingleTransport
 from collectives.backends.transport import Test
 from collectives.engine.call import Work
-from collectives.exit_notice import Departure, describe, never_coming
+from collectives.exit_notice import ExitNotice, describe, left_before
 from collectives.world import STOPPED
 
 
@@ -28,7 +28,7 @@ class NeverTransport(SingleTransport):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
-        self.left: dict[int, Departure] = {}
+        self.left: dict[int, ExitNotice] = {}
 
     def all_reduce(self, x: object, out: object, op: object, finish: object = None) -> Test:
         self.calls.append("all_reduce")
@@ -38,7 +38,7 @@ class NeverTransport(SingleTransport):
         self.calls.append("barrier")
         return lambda: True
 
-    def departures(self) -> dict[int, Departure]:
+    def exit_notices(self) -> dict[int, ExitNotice]:
         return self.left
 
 
@@ -125,7 +125,7 @@ def test_ctrl_c_reaches_a_waiting_rank_at_once() -> None:
 def test_a_rank_that_left_before_the_call_is_named() -> None:
     transport = NeverTransport()
     comm = Communicator(transport, timeout=30)
-    transport.left = {1: Departure(status=0, calls={"world": 0})}
+    transport.left = {1: ExitNotice(status=0, calls={"world": 0})}
     with pytest.raises(
         collectives.PeerLeft, match=r"rank 1 has left \(exit status 0\) while rank 0 waits in all_reduce #0"
     ):
@@ -135,20 +135,20 @@ def test_a_rank_that_left_before_the_call_is_named() -> None:
 def test_a_rank_that_took_part_and_left_is_no_reason_to_give_up() -> None:
     transport = NeverTransport()
     comm = Communicator(transport, timeout=0.3)
-    transport.left = {1: Departure(status=0, calls={"world": 1})}
+    transport.left = {1: ExitNotice(status=0, calls={"world": 1})}
     with pytest.raises(collectives.CollectiveTimeout):
         comm.all_reduce(np.ones(1))
 
 
 def test_never_coming_is_a_table() -> None:
-    left = {2: Departure(status=0, calls={"world": 3}), 1: Departure(status=3, calls={"world": 9})}
-    assert never_coming(left, "world", 2) == [1]
-    assert never_coming(left, "world", 3) == [1, 2]
-    assert never_coming({2: left[2]}, "other", 0) == [2]
+    left = {2: ExitNotice(status=0, calls={"world": 3}), 1: ExitNotice(status=3, calls={"world": 9})}
+    assert left_before(left, "world", 2) == [1]
+    assert left_before(left, "world", 3) == [1, 2]
+    assert left_before({2: left[2]}, "other", 0) == [2]
     assert describe(left, [1, 2]) == "rank 1 has failed (exit status 3) and rank 2 has left (exit status 0)"
-    assert Departure.decode(left[1].encode()) == left[1]
-    left[1] = Departure(status=STOPPED, calls={"world": 3})  # in order: it took part in what it called
-    assert never_coming(left, "world", 2) == []
+    assert ExitNotice.decode(left[1].encode()) == left[1]
+    left[1] = ExitNotice(status=STOPPED, calls={"world": 3})  # in order: it took part in what it called
+    assert left_before(left, "world", 2) == []
     assert describe(left, [1]) == "rank 1 has stopped as asked (exit status 75)"
 
 

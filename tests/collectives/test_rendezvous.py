@@ -198,8 +198,8 @@ def test_all_that_wait_learn_who_is_missing(environ: dict[str, str]) -> None:
 
 
 def test_a_new_start_of_the_job_does_not_meet_the_server_of_the_old_one(environ: dict[str, str]) -> None:
-    again = {**environ, "TORCHELASTIC_RESTART_COUNT": "1"}
-    with joined(environ) as old, joined(again) as new:
+    copy_error = {**environ, "TORCHELASTIC_RESTART_COUNT": "1"}
+    with joined(environ) as old, joined(copy_error) as new:
         assert old[0]._places != new[0]._places
         # MPICH names a file after it, which ranks of two jobs must not share.
         assert (

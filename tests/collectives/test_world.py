@@ -14,7 +14,7 @@ import pytest
 
 import collectives
 from collectives import world
-from collectives.backends.mpi.mpi_world import Seat, take_seat
+from collectives.backends.mpi.mpi_world import Placement, place_rank
 from collectives.start import choose
 from collectives.world import World
 from launcher.leftovers import remove_leftovers
@@ -71,7 +71,7 @@ def test_only_the_keepers_own_child_is_supervised() -> None:
 
 def test_seats_are_counted_by_host_name() -> None:
     hosts = [b"a", b"b", b"a", b"b", b"b"]
-    seats = [take_seat(hosts, rank) for rank in range(5)]
+    seats = [place_rank(hosts, rank) for rank in range(5)]
     assert [(seat.local_rank, seat.local_size, seat.node) for seat in seats] == [
         (0, 2, 0),
         (0, 3, 1),
@@ -79,7 +79,7 @@ def test_seats_are_counted_by_host_name() -> None:
         (1, 3, 1),
         (2, 3, 1),
     ]
-    assert seats[4] == Seat(rank=4, size=5, local_rank=2, local_size=3, node=1)
+    assert seats[4] == Placement(rank=4, size=5, local_rank=2, local_size=3, node=1)
 
 
 @pytest.mark.parametrize(

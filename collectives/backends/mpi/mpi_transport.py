@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from collectives.backends.transport import LETTER, LETTERS, TAGS, Finish, Test, all_of, offsets, then
-from collectives.engine.verify import HASH, WORDS, Header, Headers
+from collectives.backends.transport import EAGER_LIMIT, EAGER_TAG, RENDEZVOUS_TAG, Finish, Test, all_of, offsets, then
+from collectives.engine.verify import HASH, WORDS, Signature, Signatures
 from collectives.errors import TooManyCommunicators
-from collectives.exit_notice import Departure, among
+from collectives.exit_notice import ExitNotice, among
 from collectives.lengths import even_lengths
 from collectives.reduction import Array, ReduceOp
 
@@ -32,7 +32,7 @@ INT = 2**31 - 1
 _TOGETHER = 8 << 20
 
 # Beyond the tags of `send` and `recv`, and beyond those that every MPI must have; the ones that need it have 2^31.
-_PIECES = 2 * TAGS
+_PIECES = 2 * RENDEZVOUS_TAG
 
 # Letters that MPI was still writing when their communicator was closed.
 _unfinished: list[Any] = []
@@ -53,7 +53,7 @@ class MPITransport:
         self._members = members
         self.key = key
         self._limit = limit
-        self._longest = max(limit, LETTER)  # letters go in one piece
+        self._longest = max(limit, EAGER_LIMIT)  # letters go in one piece
         seat = membership.seat(members, members.index(membership.rank))
         self.rank, self.size = seat.rank, seat.size
         self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
@@ -63,8 +63,8 @@ class MPITransport:
         # How many calls are still checked; None: all of them, which costs little where no wire is between the ranks.
         self._checks = None if seat.local_size == seat.size else membership.checks
 
-    def meet(
-        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    def exchange_signatures(
+        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
         self._headers = None
         if self._checks == 0:
@@ -74,15 +74,15 @@ class MPITransport:
         self._headers = np.zeros((self.size, WORDS), np.int64)
         shown = np.zeros(WORDS, np.int64)
         shown[HASH : HASH + len(header)] = header
-        return self.all_told(shown.view(np.uint8), self._headers.view(np.uint8))
+        return self.all_prefixes(shown.view(np.uint8), self._headers.view(np.uint8))
 
-    def headers(self) -> Headers | None:
+    def signatures(self) -> Signatures | None:
         return None if self._headers is None else self._headers.tolist()
 
-    def told(self, room: Array, root: int) -> Test:
+    def root_prefix(self, room: Array, root: int) -> Test:
         return self.broadcast(room, root)
 
-    def all_told(self, prefix: Array, room: Array) -> Test:
+    def all_prefixes(self, prefix: Array, room: Array) -> Test:
         return self.all_gather(prefix, room.reshape(-1), [prefix.nbytes] * self.size)
 
     def late(self) -> Sequence[int]:
@@ -191,7 +191,7 @@ class MPITransport:
     def arrived(self) -> tuple[int, Array] | None:
         if self._arriving is None:
             MPI, status = self._MPI, self._status
-            message = self._comm.Improbe(MPI.ANY_SOURCE, LETTERS, status)
+            message = self._comm.Improbe(MPI.ANY_SOURCE, EAGER_TAG, status)
             if message is None:
                 return None
             room = np.empty(status.Get_count(MPI.BYTE), np.uint8)
@@ -266,8 +266,8 @@ class MPITransport:
             # Collective by the standard, local in MPICH and Open MPI; an MPI has about 2,000 of these in all.
             self._comm.Free()
 
-    def departures(self) -> Mapping[int, Departure]:
-        return among(self._members, self._membership.departures())
+    def exit_notices(self) -> Mapping[int, ExitNotice]:
+        return among(self._members, self._membership.exit_notices())
 
     def _another(self, comm: Any, members: Sequence[int], key: str) -> MPITransport:
         return MPITransport(self._MPI, comm, self._membership, members, key, self._limit)

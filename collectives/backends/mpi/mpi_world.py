@@ -23,7 +23,7 @@ from collectives.backends.mpi.mpi_transport import INT, MPITransport
 from collectives.backends.mpi.rendezvous import Rendezvous
 from collectives.cores import cores_here
 from collectives.errors import BackendError, WorldError
-from collectives.exit_notice import LOST, Departure
+from collectives.exit_notice import LOST, ExitNotice
 from collectives.reduction import COMBINE, ReduceOp
 
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
@@ -83,7 +83,7 @@ class MPIWorld:
             segment_files.unlink(segment_files.needless([around[rank][2] for rank in self.node]))
         self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
-        self._left: dict[int, Departure] = {}
+        self._left: dict[int, ExitNotice] = {}
         self._sent: list[tuple[Any, bytes]] = []
         world.report(joined=True)
 
@@ -92,9 +92,9 @@ class MPIWorld:
         limit = sys.maxsize if self._MPI.Get_version() >= (4, 0) else INT
         return MPITransport(self._MPI, self._comm, self, range(self.size), "world", limit)
 
-    def seat(self, members: Sequence[int], rank: int) -> Seat:
+    def seat(self, members: Sequence[int], rank: int) -> Placement:
         """Where rank `rank` stands in a communicator of these ranks of the world."""
-        return take_seat([self._hosts[member].tobytes() for member in members], rank)
+        return place_rank([self._hosts[member].tobytes() for member in members], rank)
 
     def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:
         """MPI's op for arrays of that dtype."""
@@ -121,23 +121,23 @@ class MPIWorld:
         """True if `abort` ends all ranks. Without mpiexec it ends this one: each rank must end itself."""
         return self._rendezvous is None
 
-    def leave(self, departure: Departure) -> None:
+    def leave(self, exit_notice: ExitNotice) -> None:
         """Tells every other rank that this one is leaving; the messages go out as tests make progress."""
-        message = departure.encode()
+        message = exit_notice.encode()
         for rank in range(self.size):
             if rank != self.rank:
                 self._sent.append((self._farewell.Isend([message, self._MPI.BYTE], rank, _FAREWELL), message))
 
-    def departures(self) -> Mapping[int, Departure]:
+    def exit_notices(self) -> Mapping[int, ExitNotice]:
         """The ranks that have said that they leave, as far as their messages have arrived."""
         with self._lock:  # many threads may be waiting, one of them reads
             status = self._MPI.Status()
             while (message := self._farewell.Improbe(tag=_FAREWELL, status=status)) is not None:
                 text = bytearray(status.Get_count(self._MPI.BYTE))
                 message.Recv([text, self._MPI.BYTE])  # matched and small: it has arrived
-                self._left[status.Get_source()] = Departure.decode(bytes(text))
+                self._left[status.Get_source()] = ExitNotice.decode(bytes(text))
             for rank in self._rendezvous.died() if self._rendezvous is not None else ():
-                self._left.setdefault(rank, Departure(status=LOST, calls={}))
+                self._left.setdefault(rank, ExitNotice(status=LOST, calls={}))
             return dict(self._left)
 
     def pid(self, rank: int) -> int | None:
@@ -147,7 +147,7 @@ class MPIWorld:
     def _is_here(self, rank: int) -> bool:
         return self._hosts[rank].tobytes() == self._hosts[self.rank].tobytes()
 
-    def said_goodbye(self) -> bool:
+    def notices_sent(self) -> bool:
         """True once this rank's own departure has reached everybody."""
         return all(request.Test() for request, _ in self._sent)
 
@@ -263,7 +263,7 @@ def _mismatch(promised: world.World, size: int, library: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class Placement:
     """Where a rank stands: in the world, among the ranks of its node, and which node that is."""
 
     rank: int
@@ -273,10 +273,10 @@ class Seat:
     node: int
 
 
-def take_seat(hosts: Sequence[bytes], rank: int) -> Seat:
+def place_rank(hosts: Sequence[bytes], rank: int) -> Placement:
     """A rank's seat by all ranks' host names; nodes are counted in the order of their first rank."""
     mine = hosts[rank]
-    return Seat(
+    return Placement(
         rank=rank,
         size=len(hosts),
         local_rank=hosts[:rank].count(mine),

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from collectives.backends.shm.control_block import STAGE, Board
+from collectives.backends.shm.control_block import STAGING_BYTES, ControlBlock
 
 Array = np.ndarray[Any, Any]
 #: Yields what to wait for.
-Moves = Generator[Callable[[], bool], None, None]
+Waits = Generator[Callable[[], bool], None, None]
 #: Turns a part of a reduction's total into the answer, in place.
 Finish = Callable[[Array], None]
 
@@ -62,7 +62,7 @@ def share(length: int, itemsize: int, size: int, rank: int) -> tuple[int, int]:
 
 def reduce_visible(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
     """out = the reduction of the sources, tile by tile. All: (n,) of one dtype; out overlaps none of them."""
-    for start, stop in tiles(len(out), STAGE // out.itemsize):
+    for start, stop in tiles(len(out), STAGING_BYTES // out.itemsize):
         part = out[start:stop]
         combine_all([source[start:stop] for source in sources], part, ufunc)
         if finish is not None:
@@ -75,7 +75,7 @@ def reduce_into_all(
     """This rank's share of the reduction, into every rank's out; `outs[rank]` may be `sources[rank]`."""
     length, itemsize = len(outs[me]), outs[me].itemsize
     first, last = share(length, itemsize, len(sources), me)
-    step = STAGE // itemsize
+    step = STAGING_BYTES // itemsize
     scratch = np.empty(min(step, last - first), outs[me].dtype) if len(sources) > 2 else None
     others = [out for rank, out in enumerate(outs) if rank != me]
     for start, stop in tiles(last - first, step):
@@ -92,42 +92,42 @@ def reduce_into_all(
 # Through the stages --------------------------------------------------------------------------------------------------
 
 
-def all_reduce(board: Board, x: Array, out: Array, ufunc: np.ufunc, finish: Finish | None) -> Moves:
+def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, finish: Finish | None) -> Waits:
     """x, out: (n,); out may be x."""
-    alone = board.size <= _SUM_ALONE
-    scratch = None if alone else np.empty(STAGE // x.itemsize // board.size + _ALIGN, x.dtype)
-    for start, stop in tiles(len(x), STAGE // x.itemsize):
-        staged = _staged(board, x.dtype, stop - start)
-        np.copyto(staged[board.me], x[start:stop])
-        board.advance()
-        yield board.advanced
+    alone = control.size <= _SUM_ALONE
+    scratch = None if alone else np.empty(STAGING_BYTES // x.itemsize // control.size + _ALIGN, x.dtype)
+    for start, stop in tiles(len(x), STAGING_BYTES // x.itemsize):
+        staged = _staged(control, x.dtype, stop - start)
+        np.copyto(staged[control.me], x[start:stop])
+        control.advance()
+        yield control.advanced
         part = out[start:stop]
         if alone:
             combine_all(staged, part, ufunc)
             if finish is not None:
                 finish(part)
             continue
-        a, b = share(stop - start, x.itemsize, board.size, board.me)
+        a, b = share(stop - start, x.itemsize, control.size, control.me)
         # Nobody else reads this part of this rank's stage, so the total can take its place.
         assert scratch is not None
-        total = staged[board.me][a:b]
+        total = staged[control.me][a:b]
         combine_all([source[a:b] for source in staged], total, ufunc, scratch[: b - a])
         if finish is not None:
             finish(total)
-        board.advance()
-        yield board.advanced
+        control.advance()
+        yield control.advanced
         for rank, source in enumerate(staged):
-            a, b = share(stop - start, x.itemsize, board.size, rank)
+            a, b = share(stop - start, x.itemsize, control.size, rank)
             np.copyto(part[a:b], source[a:b])
 
 
-def reduce(board: Board, x: Array, out: Array | None, ufunc: np.ufunc, finish: Finish | None) -> Moves:
+def reduce(control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, finish: Finish | None) -> Waits:
     """x: (n,); out: (n,) on the root, None elsewhere."""
-    for start, stop in tiles(len(x), STAGE // x.itemsize):
-        staged = _staged(board, x.dtype, stop - start)
-        np.copyto(staged[board.me], x[start:stop])
-        board.advance()
-        yield board.advanced
+    for start, stop in tiles(len(x), STAGING_BYTES // x.itemsize):
+        staged = _staged(control, x.dtype, stop - start)
+        np.copyto(staged[control.me], x[start:stop])
+        control.advance()
+        yield control.advanced
         if out is not None:
             part = out[start:stop]
             combine_all(staged, part, ufunc)
@@ -136,95 +136,95 @@ def reduce(board: Board, x: Array, out: Array | None, ufunc: np.ufunc, finish: F
 
 
 def reduce_scatter(
-    board: Board, x: Array, out: Array, counts: Sequence[int], ufunc: np.ufunc, finish: Finish | None
-) -> Moves:
+    control: ControlBlock, x: Array, out: Array, counts: Sequence[int], ufunc: np.ufunc, finish: Finish | None
+) -> Waits:
     """x: (sum(counts),); out: (counts[me],)."""
-    step = STAGE // x.itemsize // board.size
+    step = STAGING_BYTES // x.itemsize // control.size
     for start, stop in tiles(max(counts), step):
-        staged = _staged(board, x.dtype, step * board.size)
+        staged = _staged(control, x.dtype, step * control.size)
         at = 0
         for rank, count in enumerate(counts):
             source = x[at + start : at + min(stop, count)] if start < count else x[:0]
-            np.copyto(staged[board.me][rank * step :][: len(source)], source)
+            np.copyto(staged[control.me][rank * step :][: len(source)], source)
             at += count
-        board.advance()
-        yield board.advanced
+        control.advance()
+        yield control.advanced
         part = out[start:stop]
         if len(part):
-            combine_all([source[board.me * step :][: len(part)] for source in staged], part, ufunc)
+            combine_all([source[control.me * step :][: len(part)] for source in staged], part, ufunc)
             if finish is not None:
                 finish(part)
 
 
-def broadcast(board: Board, x: Array, root: int) -> Moves:
+def broadcast(control: ControlBlock, x: Array, root: int) -> Waits:
     """x: (n,) uint8, read on the root, written elsewhere."""
-    for start, stop in tiles(len(x), STAGE):
-        staged = board.turn()[root][: stop - start]
-        if board.me == root:
+    for start, stop in tiles(len(x), STAGING_BYTES):
+        staged = control.turn()[root][: stop - start]
+        if control.me == root:
             np.copyto(staged, x[start:stop])
-        board.advance()
-        yield board.advanced
-        if board.me != root:
+        control.advance()
+        yield control.advanced
+        if control.me != root:
             np.copyto(x[start:stop], staged)
 
 
-def gather(board: Board, x: Array, out: Array | None, counts: Sequence[int]) -> Moves:
+def gather(control: ControlBlock, x: Array, out: Array | None, counts: Sequence[int]) -> Waits:
     """x: (counts[me],) uint8; out: (sum(counts),) uint8 where the whole is wanted, None elsewhere."""
-    for start, stop in tiles(max(counts), STAGE):
-        stages = board.turn()
+    for start, stop in tiles(max(counts), STAGING_BYTES):
+        staging = control.turn()
         mine = x[start:stop]
-        np.copyto(stages[board.me][: len(mine)], mine)
-        board.advance()
+        np.copyto(staging[control.me][: len(mine)], mine)
+        control.advance()
         if out is not None:  # what needs nobody fills the time until the others are there
-            np.copyto(out[sum(counts[: board.me]) + start :][: len(mine)], mine)
-        yield board.advanced
+            np.copyto(out[sum(counts[: control.me]) + start :][: len(mine)], mine)
+        yield control.advanced
         at = 0
         for rank, count in enumerate(counts):
-            if out is not None and rank != board.me and start < count:
+            if out is not None and rank != control.me and start < count:
                 length = min(stop, count) - start
-                np.copyto(out[at + start :][:length], stages[rank][:length])
+                np.copyto(out[at + start :][:length], staging[rank][:length])
             at += count
 
 
-def scatter(board: Board, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Moves:
+def scatter(control: ControlBlock, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Waits:
     """x: (sum(counts),) uint8 on the root, None elsewhere; out: (counts[me],) uint8."""
-    step = _step(board)
+    step = _step(control)
     for start, stop in tiles(max(counts), step):
-        staged = board.turn()[root]
+        staged = control.turn()[root]
         if x is not None:
             _stage(staged, x, counts, root, start, stop, step)
-        board.advance()
+        control.advance()
         part = out[start:stop]
         if x is not None:
             np.copyto(part, x[sum(counts[:root]) + start :][: len(part)])
-        yield board.advanced
+        yield control.advanced
         if x is None:
-            np.copyto(part, staged[_berth(board.me, root) * step :][: len(part)])
+            np.copyto(part, staged[_berth(control.me, root) * step :][: len(part)])
 
 
-def all_to_all(board: Board, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Moves:
+def all_to_all(control: ControlBlock, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Waits:
     """x: (sum(table[me]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
-    me, step = board.me, _step(board)
+    me, step = control.me, _step(control)
     sends, receives = table[me], [row[me] for row in table]
     own_from, own_to = sum(sends[:me]), sum(receives[:me])
     for start, stop in tiles(max(max(row) for row in table), step):
-        stages = board.turn()
-        _stage(stages[me], x, sends, me, start, stop, step)
-        board.advance()
+        staging = control.turn()
+        _stage(staging[me], x, sends, me, start, stop, step)
+        control.advance()
         own = x[own_from + start : own_from + min(stop, sends[me])] if start < sends[me] else x[:0]
         np.copyto(out[own_to + start :][: len(own)], own)
-        yield board.advanced
+        yield control.advanced
         at = 0
         for rank, count in enumerate(receives):
             if rank != me and start < count:
                 length = min(stop, count) - start
-                np.copyto(out[at + start :][:length], stages[rank][_berth(me, rank) * step :][:length])
+                np.copyto(out[at + start :][:length], staging[rank][_berth(me, rank) * step :][:length])
             at += count
 
 
-def _step(board: Board) -> int:
+def _step(control: ControlBlock) -> int:
     """Bytes of a stage for each other rank, in whole cache lines."""
-    return STAGE // (board.size - 1) // _ALIGN * _ALIGN
+    return STAGING_BYTES // (control.size - 1) // _ALIGN * _ALIGN
 
 
 def _berth(rank: int, of: int) -> int:
@@ -242,5 +242,5 @@ def _stage(staged: Array, x: Array, counts: Sequence[int], me: int, start: int, 
         at += count
 
 
-def _staged(board: Board, dtype: np.dtype[Any], length: int) -> list[Array]:
-    return [stage[: length * dtype.itemsize].view(dtype) for stage in board.turn()]
+def _staged(control: ControlBlock, dtype: np.dtype[Any], length: int) -> list[Array]:
+    return [stage[: length * dtype.itemsize].view(dtype) for stage in control.turn()]

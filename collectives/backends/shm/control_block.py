@@ -22,15 +22,15 @@ Array = np.ndarray[Any, Any]
 
 
 #: Bytes of a slot: an array up to this size travels with its header.
-SLOT = 64 << 10
+INLINE_BYTES = 64 << 10
 #: Bytes of a stage: tiles of it stay in a core's second-level cache.
-STAGE = 256 << 10
+STAGING_BYTES = 256 << 10
 _LINE = 8  # int64 words of a cache line, so that no two ranks write into the same one
 
 
-def board_bytes(size: int) -> int:
+def control_bytes(size: int) -> int:
     """The size of a segment that holds a board of `size` ranks."""
-    return _control_bytes(size) + 2 * size * (SLOT + STAGE)
+    return _control_bytes(size) + 2 * size * (INLINE_BYTES + STAGING_BYTES)
 
 
 def _control_bytes(size: int) -> int:
@@ -38,7 +38,7 @@ def _control_bytes(size: int) -> int:
     return -(-words * 8 // PAGE) * PAGE
 
 
-class Board:
+class ControlBlock:
     """One rank's view of the board.
 
     words, bytes: the control part, as memoryviews, since their items are read twenty times as fast as an array's
@@ -52,10 +52,12 @@ class Board:
         memory = segment.memory
         self.bytes = memory[:control].data
         self.words = memory[:control].view(np.int64).data
-        slots = memory[control : control + 2 * size * SLOT].reshape(2, size, SLOT)
-        stages = memory[control + 2 * size * SLOT : control + 2 * size * (SLOT + STAGE)].reshape(2, size, STAGE)
-        self.slots = [[slots[parity, rank] for rank in range(size)] for parity in (0, 1)]
-        self.stages = [[stages[parity, rank] for rank in range(size)] for parity in (0, 1)]
+        inline = memory[control : control + 2 * size * INLINE_BYTES].reshape(2, size, INLINE_BYTES)
+        staging = memory[
+            control + 2 * size * INLINE_BYTES : control + 2 * size * (INLINE_BYTES + STAGING_BYTES)
+        ].reshape(2, size, STAGING_BYTES)
+        self.inline = [[inline[parity, rank] for rank in range(size)] for parity in (0, 1)]
+        self.staging = [[staging[parity, rank] for rank in range(size)] for parity in (0, 1)]
         self.sequence = 0
         self.published = False
         self.phase = 0
@@ -70,9 +72,9 @@ class Board:
         """The index of that rank's header in `words`."""
         return (parity * self.size + rank) * WORDS
 
-    def slot(self) -> Array:
+    def inline_buffer(self) -> Array:
         """(SLOT,) uint8: where this rank puts what travels with the header of its next call."""
-        return self.slots[(self.sequence + 1) & 1][self.me]
+        return self.inline[(self.sequence + 1) & 1][self.me]
 
     def publish(self, words: Sequence[int]) -> None:
         """This rank's header of its next call, whose words after the sequence number these are."""
@@ -93,7 +95,7 @@ class Board:
         words, sequence, parity = self.words, self.sequence, self.sequence & 1
         return all(words[(parity * self.size + rank) * WORDS] >= sequence for rank in self.others)
 
-    def headers(self) -> list[list[int]]:
+    def signatures(self) -> list[list[int]]:
         """The headers of this call, a list of words a rank."""
         first = self.header(self.sequence & 1, 0)
         flat = self.words[first : first + self.size * WORDS].tolist()
@@ -104,7 +106,7 @@ class Board:
     def turn(self) -> list[Array]:
         """Every rank's stage for the next tile: those of the tile before it may still be read."""
         self._turn ^= 1
-        return self.stages[self._turn]
+        return self.staging[self._turn]
 
     def advance(self) -> None:
         """This rank has done its part of a phase."""

@@ -15,17 +15,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.backends.layered import Above
-from collectives.backends.shm.algorithms import Moves
-from collectives.backends.shm.shm_transport import Advance
+from collectives.backends.layered import LayeredTransport
+from collectives.backends.shm.algorithms import Waits
+from collectives.backends.shm.shm_transport import StepTest
 from collectives.backends.transport import Finish, Test, Transport, all_of, offsets
-from collectives.engine.verify import Header, Headers
+from collectives.engine.verify import Signature, Signatures
 from collectives.reduction import Array, ReduceOp
 
 _NOTHING: Array = np.empty(0, np.uint8)
 
 
-class HierarchicalTransport(Above):
+class HierarchicalTransport(LayeredTransport):
     """The transport of ranks on several nodes, at least one of which has several.
 
     below: of all ranks; near: of the ranks of this node, in their order; leaders: of the nodes' first ranks, in the
@@ -44,20 +44,20 @@ class HierarchicalTransport(Above):
 
     # Meeting ---------------------------------------------------------------------------------------------------------
 
-    def meet(
-        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    def exchange_signatures(
+        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        near = self.near.meet(header, payload, out)
-        return all_of([near, self._below.meet(header)])
+        near = self.near.exchange_signatures(header, payload, out)
+        return all_of([near, self._below.exchange_signatures(header)])
 
-    def headers(self) -> Headers | None:
-        return self._below.headers()
+    def signatures(self) -> Signatures | None:
+        return self._below.signatures()
 
-    def told(self, room: Array, root: int) -> Test:
-        return self._below.told(room, root)
+    def root_prefix(self, room: Array, root: int) -> Test:
+        return self._below.root_prefix(room, root)
 
-    def all_told(self, prefix: Array, room: Array) -> Test:
-        return self._below.all_told(prefix, room)
+    def all_prefixes(self, prefix: Array, room: Array) -> Test:
+        return self._below.all_prefixes(prefix, room)
 
     def late(self) -> list[int]:
         return sorted({*self._below.late(), *(self.neighbours[rank] for rank in self.near.late())})
@@ -65,18 +65,18 @@ class HierarchicalTransport(Above):
     # In steps --------------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        return Advance(self._all_reduce(x, out, op, finish))
+        return StepTest(self._all_reduce(x, out, op, finish))
 
-    def _all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None) -> Moves:
+    def _all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None) -> Waits:
         yield self.near.reduce(x, None if self.leaders is None else out, op, 0)
         if self.leaders is not None:
             yield self.leaders.all_reduce(out, out, op, finish)
         yield self.near.broadcast(out.view(np.uint8), 0)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
-        return Advance(self._reduce(x, out, op, root, finish))
+        return StepTest(self._reduce(x, out, op, root, finish))
 
-    def _reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None) -> Moves:
+    def _reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None) -> Waits:
         home, place = self._nodes[root], self._place[root]
         total = out
         if self.leaders is None:
@@ -95,11 +95,11 @@ class HierarchicalTransport(Above):
     def reduce_scatter(
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
     ) -> Test:
-        return Advance(self._reduce_scatter(x, out, counts, op, finish))
+        return StepTest(self._reduce_scatter(x, out, counts, op, finish))
 
     def _reduce_scatter(
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None
-    ) -> Moves:
+    ) -> Waits:
         part: Array | None = None
         if self.leaders is None:
             yield self.near.reduce(x, None, op, 0)
@@ -118,9 +118,9 @@ class HierarchicalTransport(Above):
         yield self.near.scatter(None if part is None else part.view(np.uint8), out.view(np.uint8), nbytes, 0)
 
     def broadcast(self, x: Array, root: int) -> Test:
-        return Advance(self._broadcast(x, root))
+        return StepTest(self._broadcast(x, root))
 
-    def _broadcast(self, x: Array, root: int) -> Moves:
+    def _broadcast(self, x: Array, root: int) -> Waits:
         home = self._nodes[root]
         if self.node == home:
             yield self.near.broadcast(x, self._place[root])
@@ -130,9 +130,9 @@ class HierarchicalTransport(Above):
             yield self.near.broadcast(x, 0)
 
     def barrier(self) -> Test:
-        return Advance(self._barrier())
+        return StepTest(self._barrier())
 
-    def _barrier(self) -> Moves:
+    def _barrier(self) -> Waits:
         yield self.near.barrier()
         if self.leaders is not None:
             yield self.leaders.barrier()

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.arrays import flat, is_plain
-from collectives.backends.shm.control_block import SLOT, Board
-from collectives.backends.shm.shm_transport import SharedTransport
-from collectives.backends.shm.takes import Result, slot_arrays
+from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
+from collectives.backends.shm.shm_transport import ShmTransport
+from collectives.backends.shm.takes import Result, inline_arrays
 from collectives.backends.transport import Test
-from collectives.engine.call import Call, Steps
+from collectives.engine.call import CollectiveOp, Steps
 from collectives.engine.progress import spin
 from collectives.engine.queue import CallQueue
-from collectives.engine.verify import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Header, Headers
+from collectives.engine.verify import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Signature, Signatures
 from collectives.flight.recorder import FAILED
 from collectives.reduction import Array
 
@@ -58,7 +58,7 @@ class Recipe(NamedTuple):
 
     option: Hashable
     wire: np.dtype[Any] | None
-    result: Callable[[Board, Headers], Result]
+    result: Callable[[ControlBlock, Signatures], Result]
     move: Move | None = None
     prefix: Array | None = None
     writes: bool = False
@@ -67,7 +67,7 @@ class Recipe(NamedTuple):
 class Quick:
     """The prepared calls of one communicator."""
 
-    def __init__(self, transport: SharedTransport, queue: CallQueue) -> None:
+    def __init__(self, transport: ShmTransport, queue: CallQueue) -> None:
         self._transport = transport
         self._queue = queue
         self._prepared: dict[Hashable, _Prepared] = {}
@@ -87,15 +87,15 @@ class Quick:
             return LEFT
         return prepared.run(x, out, scale)
 
-    def learn(self, call: Call[Any], x: Array | None, recipe: Recipe) -> None:
+    def learn(self, call: CollectiveOp[Any], x: Array | None, recipe: Recipe) -> None:
         """Prepares the call that has just been carried out, for the caller of the caller's caller."""
         frame = sys._getframe(3)
         if frame.f_code.co_filename != call.site.file or frame.f_lineno != call.site.line:
             return  # called from our own code, on behalf of more than one place
-        headers = call.headers
-        assert headers is not None
-        small = max(header[NBYTES] + header[PREFIX] for header in headers) <= SLOT
-        if not small and (recipe.move is None or max(header[NBYTES] for header in headers) > _LARGEST):
+        signatures = call.signatures
+        assert signatures is not None
+        small = max(header[NBYTES] + header[PREFIX] for header in signatures) <= INLINE_BYTES
+        if not small and (recipe.move is None or max(header[NBYTES] for header in signatures) > _LARGEST):
             return
         while len(self._prepared) >= _KEPT:
             self._prepared.pop(next(iter(self._prepared)), None)  # another thread may have been faster
@@ -113,8 +113,8 @@ class _Prepared:
 
     __slots__ = (
         "_begin",
-        "_board",
         "_call",
+        "_control",
         "_dtype",
         "_expected",
         "_given_up",
@@ -132,24 +132,24 @@ class _Prepared:
 
     def __init__(
         self,
-        transport: SharedTransport,
+        transport: ShmTransport,
         queue: CallQueue,
-        call: Call[Any],
+        call: CollectiveOp[Any],
         code: CodeType,
         x: Array | None,
         recipe: Recipe,
     ) -> None:
-        assert call.headers is not None
-        board = transport.board
+        assert call.signatures is not None
+        control = transport.control
         self.code = code
-        self._transport, self._board, self._queue = transport, board, queue
+        self._transport, self._control, self._queue = transport, control, queue
         self._call, self._timeout = (call.name, call.what, call.site), call.timeout
-        self._header = tuple(call.headers[board.me][word] for word in (HASH, ROWS, NBYTES, PREFIX))
+        self._header = tuple(call.signatures[control.me][word] for word in (HASH, ROWS, NBYTES, PREFIX))
         # Where each other rank's header is, and what it should say.
         self._expected = [
             [
-                (board.header(parity, rank), call.headers[rank][ROWS], call.headers[rank][NBYTES])
-                for rank in board.others
+                (control.header(parity, rank), call.signatures[rank][ROWS], call.signatures[rank][NBYTES])
+                for rank in control.others
             ]
             for parity in (0, 1)
         ]
@@ -157,7 +157,7 @@ class _Prepared:
         self._scalable = recipe.wire is not None and recipe.wire.kind in "fc"
         self._begin = queue.recorder.begin
         self._given_up = self._signature = -1
-        result = recipe.result(board, call.headers)
+        result = recipe.result(control, call.signatures)
         self._shape, self._dtype = result.shape, result.dtype
         self._prepare(x, recipe, result)
 
@@ -189,20 +189,20 @@ class _Prepared:
 
     def _all_agree(self, sequence: int) -> bool:
         """True if all ranks have come soon, and call what this one calls."""
-        words, agreed = self._board.words, self._header[0]
+        words, signature_hash = self._control.words, self._header[0]
         for other, rows, nbytes in self._expected[sequence & 1]:
             looks = _LOOKS
             while words[other] < sequence:
                 looks -= 1
                 # The general way takes so long that the others would wait for this rank next, and so on for ever.
-                if not looks and not spin(self._board.met):
+                if not looks and not spin(self._control.met):
                     return False
-            if words[other + HASH] != agreed or words[other + ROWS] != rows or words[other + NBYTES] != nbytes:
+            if words[other + HASH] != signature_hash or words[other + ROWS] != rows or words[other + NBYTES] != nbytes:
                 return False
         return True
 
     def _hand_over(self, index: int) -> Any:
-        self._board.published = True
+        self._control.published = True
         self._queue.hand_over(index, _collective())
         return LEFT
 
@@ -219,7 +219,7 @@ class _Small(_Prepared):
     def _prepare(self, x: Array | None, recipe: Recipe, result: Result) -> None:
         self._mine: Sequence[Array] | None = None
         if recipe.wire is not None and x is not None:
-            self._mine = slot_arrays(self._board, self._board.me, recipe.wire, x.shape, self._header[3])
+            self._mine = inline_arrays(self._control, self._control.me, recipe.wire, x.shape, self._header[3])
         self._take = result.make()
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
@@ -233,20 +233,20 @@ class _Small(_Prepared):
             queue.inside = True
             try:
                 # This is `_enlist`, written out here: a call in Python costs as much as a look at another rank.
-                board = self._board
+                control = self._control
                 if queue.recorder.evictions != self._given_up:
                     self._sign()
                 index = self._begin(queue.communicator, queue.started, self._signature)
-                sequence = board.sequence + 1
+                sequence = control.sequence + 1
                 parity = sequence & 1
                 if self._mine is not None:
                     self._mine[parity][...] = x
                 if self._prefix is not None:
-                    board.slots[parity][board.me][: len(self._prefix)] = self._prefix
-                at = board.header(parity, board.me)
-                _WORDS(board.bytes, (at + HASH) * 8, *self._header)
+                    control.inline[parity][control.me][: len(self._prefix)] = self._prefix
+                at = control.header(parity, control.me)
+                _WORDS(control.bytes, (at + HASH) * 8, *self._header)
                 half_way = True
-                board.sequence = board.words[at + SEQUENCE] = sequence
+                control.sequence = control.words[at + SEQUENCE] = sequence
                 if not self._all_agree(sequence):
                     return self._hand_over(index)
                 queue.started += 1
@@ -272,7 +272,7 @@ class _Large(_Prepared):
     def _prepare(self, x: Array | None, recipe: Recipe, result: Result) -> None:
         assert recipe.move is not None
         self._move = recipe.move
-        self._shown = Header(self._header[0], self._header[1])
+        self._shown = Signature(self._header[0], self._header[1])
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
         if not self._suits(x, out, scale) or (x is not None and not is_plain(x)):
@@ -290,8 +290,8 @@ class _Large(_Prepared):
                 brought = None if self._header[2] < 0 else flat(x)
                 given = None if out is None else brought if out is x else flat(out)
                 half_way = True
-                met = transport.meet(self._shown, brought, given, self._prefix)
-                if not self._all_agree(self._board.sequence):
+                met = transport.exchange_signatures(self._shown, brought, given, self._prefix)
+                if not self._all_agree(self._control.sequence):
                     return self._hand_over(index)
                 met()
                 with np.errstate(all="ignore"):  # as in `CallQueue.drive`
@@ -312,7 +312,7 @@ class _Large(_Prepared):
             finally:
                 queue.inside = False
         name, what, site = self._call
-        rest: Call[Any] = Call(name, what, site, self._timeout)
+        rest: CollectiveOp[Any] = CollectiveOp(name, what, site, self._timeout)
         rest.steps = _rest(test, result)
         return queue.run(rest)
 

@@ -12,10 +12,10 @@ from collections.abc import Generator
 import numpy as np
 
 from collectives.backends.shm import segment
-from collectives.backends.shm.control_block import Board, board_bytes
+from collectives.backends.shm.control_block import ControlBlock, control_bytes
 from collectives.backends.shm.hierarchy import HierarchicalTransport
 from collectives.backends.shm.shared_arrays import SharedArrays, segment_bytes
-from collectives.backends.shm.shm_transport import SharedTransport
+from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.backends.single import SingleTransport
 from collectives.backends.transport import Test, Transport
 from collectives.engine.call import Steps
@@ -31,21 +31,21 @@ def share(below: Transport, like: Transport | None = None) -> Steps[Transport]:
     Where the ranks of any node may not share memory, all go through `below`, and the log says why.
     like: what this function made of the transport whose duplicate `below` is: its arrays are this one's too
     """
-    if below.size == 1 or not (like is None or isinstance(like, SharedTransport | HierarchicalTransport)):
+    if below.size == 1 or not (like is None or isinstance(like, ShmTransport | HierarchicalTransport)):
         return below
-    nodes, made, reason = yield from _segments(below, board_bytes(below.local_size))
+    nodes, made, reason = yield from _segments(below, control_bytes(below.local_size))
     if reason:
         if below.rank == 0:
             _log.warning("ranks of a node go through %s and not through shared memory: %s", below.name, reason)
         return below
     if len(set(nodes)) == below.size:
         return below
-    near: SharedTransport | SingleTransport = SingleTransport()
+    near: ShmTransport | SingleTransport = SingleTransport()
     if made is not None:
         known = None if like is None else sharing(like)
         shared = SharedArrays(below.local_rank, below.local_size) if known is None else known.shared
         seat = below if below.local_size == below.size else _seat(below)
-        near = SharedTransport(seat, Board(made, below.local_rank, below.local_size), shared)
+        near = ShmTransport(seat, ControlBlock(made, below.local_rank, below.local_size), shared)
     if below.local_size == below.size:
         return near
     first = [nodes.index(node) for node in range(len(set(nodes)))]
@@ -54,13 +54,13 @@ def share(below: Transport, like: Transport | None = None) -> Steps[Transport]:
     return HierarchicalTransport(below, near, leaders, nodes)
 
 
-def sharing(transport: Transport) -> SharedTransport | None:
+def sharing(transport: Transport) -> ShmTransport | None:
     """The transport whose ranks share memory with this one; None if there are none."""
     near = transport.near if isinstance(transport, HierarchicalTransport) else transport
-    return near if isinstance(near, SharedTransport) else None
+    return near if isinstance(near, ShmTransport) else None
 
 
-def add_array(transport: SharedTransport, nbytes: int) -> Generator[Test, None, Array | None]:
+def add_array(transport: ShmTransport, nbytes: int) -> Generator[Test, None, Array | None]:
     """A new array on every rank, (nbytes,) uint8, in memory that all share; None if that is refused."""
     _, made, reason = yield from _segments(transport, segment_bytes(nbytes, transport.size))
     if made is None or reason:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from collectives.backends.layered import Above
+from collectives.backends.layered import LayeredTransport
 from collectives.backends.shm import algorithms as rounds
-from collectives.backends.shm.control_block import SLOT, Board
+from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
 from collectives.backends.shm.shared_arrays import NOWHERE, Place, SharedArrays
 from collectives.backends.transport import Finish, Test, Transport
 from collectives.engine.progress import spin
-from collectives.engine.verify import IN, NBYTES, OUT, PREFIX, Header, Headers, differ
+from collectives.engine.verify import IN, NBYTES, OUT, PREFIX, Signature, Signatures, differ
 from collectives.reduction import COMBINE, Array, ReduceOp
 
 
@@ -23,7 +23,7 @@ def _done() -> bool:
     return True
 
 
-class Advance:
+class StepTest:
     """A generator of waits as a test: each call goes on as far as it can.
 
     The ranks move their tiles side by side, so a wait that has just begun is over in a moment: whoever only came back
@@ -32,7 +32,7 @@ class Advance:
 
     __slots__ = ("_moves", "_wait")
 
-    def __init__(self, moves: rounds.Moves) -> None:
+    def __init__(self, moves: rounds.Waits) -> None:
         self._moves = moves
         self._wait: Callable[[], bool] = _done
 
@@ -47,98 +47,98 @@ class Advance:
         return True
 
 
-class SharedTransport(Above):
+class ShmTransport(LayeredTransport):
     """The transport of ranks that all stand on one node.
 
     below: the transport of the same ranks that set this one up; board, shared: what the ranks of the node share
     """
 
-    def __init__(self, below: Transport, board: Board, shared: SharedArrays) -> None:
+    def __init__(self, below: Transport, control: ControlBlock, shared: SharedArrays) -> None:
         super().__init__(below)
-        self.board = board
+        self.control = control
         self.shared = shared
-        self._headers: Headers | None = None
+        self._headers: Signatures | None = None
         self._announced = False  # the headers say what the next operation moves
         self._direct = False  # and it is read straight from the others' arrays
 
     # Meeting ---------------------------------------------------------------------------------------------------------
 
-    def meet(
-        self, header: Header, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    def exchange_signatures(
+        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        board, nbytes, before, come, go = self.board, -1, 0, NOWHERE, NOWHERE
+        control, nbytes, before, come, go = self.control, -1, 0, NOWHERE, NOWHERE
         self._announced = False
-        if board.published:  # a prepared call has begun this one
-            board.published = False
+        if control.published:  # a prepared call has begun this one
+            control.published = False
             return self._met
-        slot = board.slot()
+        inline_buffer = control.inline_buffer()
         if prefix is not None:
             before = len(prefix)
-            slot[:before] = prefix
+            inline_buffer[:before] = prefix
         if payload is not None:
             nbytes = payload.nbytes
-            if before + nbytes <= SLOT:
-                slot[before : before + nbytes] = payload.view(np.uint8)
+            if before + nbytes <= INLINE_BYTES:
+                inline_buffer[before : before + nbytes] = payload.view(np.uint8)
             else:
                 come = self.shared.find(payload)
                 if out is not None and come is not NOWHERE:
                     go = come if out is payload else self.shared.find(out)
-        board.publish([header.agreed, header.rows, nbytes, before, *come, *go])
+        control.publish([header.signature_hash, header.rows, nbytes, before, *come, *go])
         return self._met
 
     def _met(self) -> bool:
-        if not self.board.met():
+        if not self.control.met():
             return False
-        self._headers = self.board.headers()
+        self._headers = self.control.signatures()
         self._announced = not differ(self._headers)
         return True
 
-    def headers(self) -> Headers | None:
+    def signatures(self) -> Signatures | None:
         return self._headers
 
-    def all_told(self, prefix: Array, room: Array) -> Test:
+    def all_prefixes(self, prefix: Array, room: Array) -> Test:
         if not self._announced:
             return self.all_gather(prefix, room.reshape(-1), [prefix.nbytes] * self.size)
-        parity = self.board.sequence & 1
+        parity = self.control.sequence & 1
         for rank, row in enumerate(room):
-            row[:] = self.board.slots[parity][rank][: len(row)]
+            row[:] = self.control.inline[parity][rank][: len(row)]
         return _done
 
     def late(self) -> list[int]:
-        return self.board.missing()
+        return self.control.missing()
 
-    def told(self, room: Array, root: int) -> Test:
+    def root_prefix(self, room: Array, root: int) -> Test:
         if self.rank != root:
-            room[:] = self.board.slots[self.board.sequence & 1][root][: len(room)]
+            room[:] = self.control.inline[self.control.sequence & 1][root][: len(room)]
         return _done
 
     # Reductions ------------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        headers, sources = self._visible(range(self.size))
+        signatures, sources = self._visible(range(self.size))
         ufunc = COMBINE[op]
         if sources is None:
-            return Advance(rounds.all_reduce(self.board, x, out, ufunc, finish))
+            return StepTest(rounds.all_reduce(self.control, x, out, ufunc, finish))
         typed = [source.view(x.dtype) for source in sources]
         if not self._direct:
             rounds.reduce_visible(typed, out, ufunc, finish)
             return _done
-        assert headers is not None
-        segments = [header[OUT] for header in headers]
+        assert signatures is not None
+        segments = [header[OUT] for header in signatures]
         if all(segments):
             nbytes = out.nbytes
-            outs = [self._there(rank, headers[rank], OUT, nbytes).view(out.dtype) for rank in range(self.size)]
+            outs = [self._there(rank, signatures[rank], OUT, nbytes).view(out.dtype) for rank in range(self.size)]
             rounds.reduce_into_all(typed, outs, self.rank, ufunc, finish)
         elif not any(segments):
             rounds.reduce_visible(typed, out, ufunc, finish)
         else:  # somebody's total would overwrite what others still read
-            return Advance(rounds.all_reduce(self.board, x, out, ufunc, finish))
+            return StepTest(rounds.all_reduce(self.control, x, out, ufunc, finish))
         return self._leave()
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
         _, sources = self._visible(range(self.size))
         if sources is None:
-            return Advance(rounds.reduce(self.board, x, out, COMBINE[op], finish))
+            return StepTest(rounds.reduce(self.control, x, out, COMBINE[op], finish))
         if out is not None:
             rounds.reduce_visible([source.view(x.dtype) for source in sources], out, COMBINE[op], finish)
         return self._leave()
@@ -148,7 +148,7 @@ class SharedTransport(Above):
     ) -> Test:
         _, sources = self._visible(range(self.size))
         if sources is None:
-            return Advance(rounds.reduce_scatter(self.board, x, out, counts, COMBINE[op], finish))
+            return StepTest(rounds.reduce_scatter(self.control, x, out, counts, COMBINE[op], finish))
         first = sum(counts[: self.rank])
         parts = [source.view(x.dtype)[first : first + counts[self.rank]] for source in sources]
         rounds.reduce_visible(parts, out, COMBINE[op], finish)
@@ -159,7 +159,7 @@ class SharedTransport(Above):
     def broadcast(self, x: Array, root: int) -> Test:
         _, sources = self._visible([root])
         if sources is None:
-            return Advance(rounds.broadcast(self.board, x, root))
+            return StepTest(rounds.broadcast(self.control, x, root))
         if self.rank != root:
             np.copyto(x, sources[0])
         return self._leave()
@@ -173,7 +173,7 @@ class SharedTransport(Above):
     def _gather(self, x: Array, out: Array | None, counts: Sequence[int]) -> Test:
         _, sources = self._visible(range(self.size))
         if sources is None:
-            return Advance(rounds.gather(self.board, x, out, counts))
+            return StepTest(rounds.gather(self.control, x, out, counts))
         if out is not None:
             at = 0
             for source in sources:
@@ -184,7 +184,7 @@ class SharedTransport(Above):
     def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
         _, sources = self._visible([root])
         if sources is None:
-            return Advance(rounds.scatter(self.board, x, out, counts, root))
+            return StepTest(rounds.scatter(self.control, x, out, counts, root))
         first = sum(counts[: self.rank])
         np.copyto(out, sources[0][first : first + len(out)])
         return self._leave()
@@ -192,7 +192,7 @@ class SharedTransport(Above):
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
         _, sources = self._visible(range(self.size))
         if sources is None:
-            return Advance(rounds.all_to_all(self.board, x, out, table))
+            return StepTest(rounds.all_to_all(self.control, x, out, table))
         at = 0
         for source, sends in zip(sources, table, strict=True):
             first, count = sum(sends[: self.rank]), sends[self.rank]
@@ -201,34 +201,34 @@ class SharedTransport(Above):
         return self._leave()
 
     def barrier(self) -> Test:
-        self.board.advance()
-        return self.board.advanced
+        self.control.advance()
+        return self.control.advanced
 
     # Shared parts ----------------------------------------------------------------------------------------------------
 
-    def _visible(self, ranks: Sequence[int]) -> tuple[Headers | None, list[Array] | None]:
+    def _visible(self, ranks: Sequence[int]) -> tuple[Signatures | None, list[Array] | None]:
         """The headers, and what these ranks bring where all can see it: None if any of it must go through the stages.
 
         Only the first movement of a call has been announced by the headers.
         """
-        headers, announced, self._announced, self._direct = self._headers, self._announced, False, False
-        if headers is None or not announced:
+        signatures, announced, self._announced, self._direct = self._headers, self._announced, False, False
+        if signatures is None or not announced:
             return None, None
         sources = []
-        parity = self.board.sequence & 1
+        parity = self.control.sequence & 1
         for rank in ranks:
-            header = headers[rank]
+            header = signatures[rank]
             nbytes, before = header[NBYTES], header[PREFIX]
             if nbytes < 0:
-                return headers, None
-            if before + nbytes <= SLOT:
-                sources.append(self.board.slots[parity][rank][before : before + nbytes])
+                return signatures, None
+            if before + nbytes <= INLINE_BYTES:
+                sources.append(self.control.inline[parity][rank][before : before + nbytes])
             elif header[IN]:
                 sources.append(self._there(rank, header, IN, nbytes))
                 self._direct = True
             else:
-                return headers, None
-        return headers, sources
+                return signatures, None
+        return signatures, sources
 
     def _there(self, rank: int, header: Sequence[int], word: int, nbytes: int) -> Array:
         return self.shared.view(rank, Place(header[word], header[word + 1]), nbytes)
@@ -237,5 +237,5 @@ class SharedTransport(Above):
         """What was read straight from the others' arrays must not change before all have read it."""
         if not self._direct:
             return _done
-        self.board.advance()
-        return self.board.advanced
+        self.control.advance()
+        return self.control.advanced

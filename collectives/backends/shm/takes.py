@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.backends.shm.control_block import Board
+from collectives.backends.shm.control_block import ControlBlock
 from collectives.reduction import COMBINE, Array, ReduceOp, finish, wire_dtype, wire_op
 
 Take = Callable[[int, Any, Any, "float | None"], Any]
@@ -30,22 +30,22 @@ class Result(NamedTuple):
     dtype: np.dtype[Any] | None = None
 
 
-def slot_arrays(board: Board, rank: int, dtype: np.dtype[Any], shape: Shape, start: int = 0) -> list[Array]:
+def inline_arrays(control: ControlBlock, rank: int, dtype: np.dtype[Any], shape: Shape, start: int = 0) -> list[Array]:
     """A rank's two slots, seen from byte `start` on as arrays of this dtype and shape."""
     nbytes = math.prod(shape) * dtype.itemsize
-    return [board.slots[parity][rank][start : start + nbytes].view(dtype).reshape(shape) for parity in (0, 1)]
+    return [control.inline[parity][rank][start : start + nbytes].view(dtype).reshape(shape) for parity in (0, 1)]
 
 
 def total(
-    board: Board, *, op: ReduceOp, dtype: np.dtype[Any], shape: Shape, rows: tuple[int, int] | None = None
+    control: ControlBlock, *, op: ReduceOp, dtype: np.dtype[Any], shape: Shape, rows: tuple[int, int] | None = None
 ) -> Result:
     """The reduction of all slots; rows: from where to where along axis 0 this rank wants it."""
-    wire, size, ufunc = wire_dtype(dtype, op), board.size, COMBINE[wire_op(op)]
+    wire, size, ufunc = wire_dtype(dtype, op), control.size, COMBINE[wire_op(op)]
     mean, same = op is ReduceOp.MEAN, wire == dtype
     wanted = shape if rows is None else (rows[1] - rows[0], *shape[1:])
 
     def make() -> Take:
-        each = [slot_arrays(board, rank, wire, shape) for rank in range(size)]
+        each = [inline_arrays(control, rank, wire, shape) for rank in range(size)]
         where = ... if rows is None else slice(*rows)
         parts = [[each[rank][parity][where] for rank in range(size)] for parity in (0, 1)]
 
@@ -77,13 +77,13 @@ def nothing() -> Result:
     return Result(lambda: lambda parity, x, out, scale: None)
 
 
-def filled(board: Board, root: int, dtype: np.dtype[Any], shape: Shape) -> Result:
+def filled(control: ControlBlock, root: int, dtype: np.dtype[Any], shape: Shape) -> Result:
     """x, filled with the root's; on the root itself it stays as it is."""
-    if board.me == root:
+    if control.me == root:
         return Result(lambda: lambda parity, x, out, scale: x)
 
     def make() -> Take:
-        sources = slot_arrays(board, root, dtype, shape)
+        sources = inline_arrays(control, root, dtype, shape)
 
         def take(parity: int, x: Any, out: Any, scale: float | None) -> Any:
             x[...] = sources[parity]
@@ -104,12 +104,12 @@ class Piece(NamedTuple):
     start: int = 0
 
 
-def joined(board: Board, dtype: np.dtype[Any], pieces: Sequence[Piece]) -> Result:
+def joined(control: ControlBlock, dtype: np.dtype[Any], pieces: Sequence[Piece]) -> Result:
     """Pieces of slots, joined along axis 0."""
     whole = (sum(piece.last - piece.first for piece in pieces), *pieces[0].shape[1:])
 
     def make() -> Take:
-        each = [slot_arrays(board, piece.rank, dtype, piece.shape, piece.start) for piece in pieces]
+        each = [inline_arrays(control, piece.rank, dtype, piece.shape, piece.start) for piece in pieces]
         parts = [
             [arrays[parity][piece.first : piece.last] for arrays, piece in zip(each, pieces, strict=True)]
             for parity in (0, 1)

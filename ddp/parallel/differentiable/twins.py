@@ -36,5 +36,5 @@ def twin_of(comm: Communicator | None) -> Communicator:
     with place.lock:
         if place.twin is None:
             place.twin = comm.duplicate()
-            comm.family.close_with(comm.key, place.twin.queue)
+            comm.registry.close_with(comm.key, place.twin.queue)
         return place.twin

@@ -127,7 +127,7 @@ class LifeContract:
                 assert part is not None
                 assert (part.size, part.rank) == (len(order), order.index(comm.rank))
                 assert part.all_gather_object(comm.rank) == order
-                assert (part.timeout, part.backend, part.family) == (comm.timeout, comm.backend, comm.family)
+                assert (part.timeout, part.backend, part.registry) == (comm.timeout, comm.backend, comm.registry)
                 if comm.local_size == comm.size:
                     assert (part.local_rank, part.local_size, part.node) == (part.rank, part.size, 0)
                 seats = part.all_gather_object((part.node, part.local_rank, part.local_size))

@@ -17,9 +17,9 @@ import pytest
 import collectives
 from collectives import Communicator
 from collectives.backends.shm import segment
-from collectives.backends.shm.control_block import Board, board_bytes
+from collectives.backends.shm.control_block import ControlBlock, control_bytes
 from collectives.backends.single import SingleTransport
-from collectives.engine.call import Call, Words
+from collectives.engine.call import CallArguments, CollectiveOp
 from collectives.engine.call_site import user_site
 from collectives.engine.progress import describe_late
 
@@ -55,8 +55,8 @@ def test_who_is_late(missing: list[int], peers: list[int] | None, says: str) -> 
     assert describe_late(call_of(peers), Waiting(missing, {})) == says
 
 
-def call_of(peers: list[int] | None = None) -> Call[Any]:
-    call: Call[Any] = Call("barrier", Words(None, ""), user_site(), 1.0)
+def call_of(peers: list[int] | None = None) -> CollectiveOp[Any]:
+    call: CollectiveOp[Any] = CollectiveOp("barrier", CallArguments(None, ""), user_site(), 1.0)
     call.peers = peers
     return call
 
@@ -77,8 +77,8 @@ def test_a_process_without_a_record_is_named_all_the_same() -> None:
 
 
 def test_who_is_behind_in_a_phase_is_missing_though_its_header_is_there() -> None:
-    shared = segment.create(board_bytes(3))
-    boards = [Board(shared, rank, 3) for rank in range(3)]
+    shared = segment.create(control_bytes(3))
+    boards = [ControlBlock(shared, rank, 3) for rank in range(3)]
     shared.release()
     for board in boards[:2]:
         board.publish([1, 0, 0, 0])

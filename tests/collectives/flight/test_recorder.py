@@ -96,9 +96,9 @@ def test_a_signature_that_was_given_up_is_entered_again() -> None:
     assert signature(recorder, "first") == first
     for number in range(5_000):
         recorder.begin(world, number, signature(recorder, f"gather_{number}"))
-    again = signature(recorder, "first")
-    assert again != first
-    recorder.begin(world, 5_000, again)
+    copy_error = signature(recorder, "first")
+    assert copy_error != first
+    recorder.begin(world, 5_000, copy_error)
     recorder.begin(world, 5_001, first)  # kept for too long
     assert [call.name for call in calls(recorder)[-2:]] == ["first", "?"]
 

@@ -48,9 +48,9 @@ def test_a_process_that_sleeps_and_one_that_computes(recorded: Any, body: str) -
     assert os.path.basename(position.file) == "recorded.py"
     assert position.within is None
     assert Path(position.file).read_text().splitlines()[position.line - 1].strip() in ("while True:", body)
-    again = _await_position(pid, "work", after=position.time)
-    assert again.time - position.time > 0.04e9
-    assert again.time <= time.monotonic_ns()
+    copy_error = _await_position(pid, "work", after=position.time)
+    assert copy_error.time - position.time > 0.04e9
+    assert copy_error.time <= time.monotonic_ns()
 
 
 def test_a_process_that_holds_the_gil_shows_an_old_sample(recorded: Any) -> None:

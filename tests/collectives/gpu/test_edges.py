@@ -159,7 +159,7 @@ def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[.
     asked: list[Any] = []
 
     def rank(comm: Any, cupy: Any) -> None:
-        comm.family.wanted = "nccl"  # a world of one copies otherwise
+        comm.registry.wanted = "nccl"  # a world of one copies otherwise
         x = cupy.asarray(np.ones(4, np.float32))
         comm.all_reduce(x)
         made.machine.settle()

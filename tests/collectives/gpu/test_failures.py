@@ -63,7 +63,7 @@ def test_hearing_of_it_in_any_call_keeps_the_process_alive(rig: Callable[..., Ri
     made = rig(1, FakeLibrary())
 
     def rank(comm: Any, cupy: Any) -> None:
-        comm.family.wanted = "nccl"
+        comm.registry.wanted = "nccl"
         x = cupy.asarray(np.ones(4))
         comm.all_reduce(x)
         made.ends[0].trouble = collectives.NcclError("gone")
@@ -130,7 +130,7 @@ def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., 
     made = rig(size, nccl)
 
     def rank(comm: Any, cupy: Any) -> None:
-        comm.family.wanted = None if nccl is None else "nccl"
+        comm.registry.wanted = None if nccl is None else "nccl"
         x = cupy.asarray(np.ones(4))
         comm.all_reduce(x)
         comm.barrier()
@@ -212,7 +212,7 @@ def test_a_failure_on_the_device_ends_the_wait_for_a_letter(rig: Callable[..., R
     made = rig(1, FakeLibrary())
 
     def rank(comm: Any, cupy: Any) -> None:
-        comm.family.wanted = "nccl"
+        comm.registry.wanted = "nccl"
         comm.all_reduce(cupy.asarray(np.ones(4)))
         work = comm.recv(0, async_op=True)
         made.ends[0].trouble = collectives.NcclError("gone")

@@ -108,7 +108,7 @@ def test_ranks_that_cannot_meet_in_nccl_fall_back_together(
 
 def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: Callable[..., Rig]) -> None:
     def rank(comm: Any, cupy: Any) -> None:
-        comm.family.wanted = "nccl"
+        comm.registry.wanted = "nccl"
         words = f'rank {comm.rank}: backend "nccl" was asked for, but cannot be used: .*rank 0: there is no NCCL here'
         with pytest.raises(collectives.BackendError, match=words):
             comm.enter()
@@ -118,7 +118,7 @@ def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: Callable[..
 
 def test_nccl_by_name_meets_at_once_and_a_world_of_one_uses_it_too(rig: Callable[..., Rig]) -> None:
     def rank(comm: Any, cupy: Any) -> str:
-        comm.family.wanted = "nccl"
+        comm.registry.wanted = "nccl"
         comm.enter()
         assert comm._door._carrier is not None
         assert comm.duplicate().backend == "nccl"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import collectives
 from collectives import Communicator
-from collectives.backends.mpi.mpi_world import take_seat
+from collectives.backends.mpi.mpi_world import place_rank
 from collectives.backends.shm.setup import share
 from collectives.backends.threads import ThreadTransport
 from collectives.engine.progress import complete
@@ -24,20 +24,20 @@ class Seated(ThreadTransport):
     def __init__(self, nodes: Sequence[int], *args: Any) -> None:
         super().__init__(*args)
         self._nodes = nodes
-        seat = take_seat([b"node %d" % nodes[member] for member in self._members], self.rank)
+        seat = place_rank([b"node %d" % nodes[member] for member in self._members], self.rank)
         self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
 
     def _part(self, members: Sequence[int], key: str) -> Seated:
         part = super()._part(members, key)
-        return Seated(self._nodes, part._board, part.rank, part._left, part.key, part._members)
+        return Seated(self._nodes, part._control, part.rank, part._left, part.key, part._members)
 
 
 def sharing(world: Communicator, nodes: Sequence[int]) -> Communicator:
     """A communicator of the ranks of a simulated world, through the memory of those nodes."""
     whole: Any = world._transport
     plain = whole._part(range(world.size), "beside")
-    below = Seated(nodes, plain._board, plain.rank, plain._left, plain.key, plain._members)
-    return Communicator(complete("share", share(below), below, world.timeout), world.timeout, world.family)
+    below = Seated(nodes, plain._control, plain.rank, plain._left, plain.key, plain._members)
+    return Communicator(complete("share", share(below), below, world.timeout), world.timeout, world.registry)
 
 
 def run_sharing(fn: Callable[[Communicator], T], nodes: Sequence[int], timeout: float = 20.0) -> list[T]:

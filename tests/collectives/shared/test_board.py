@@ -9,12 +9,12 @@ import pytest
 
 from collectives.backends.shm import segment
 from collectives.backends.shm.algorithms import combine_all, share, tiles
-from collectives.backends.shm.control_block import SLOT, STAGE, Board, board_bytes
+from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES, ControlBlock, control_bytes
 
 
-def boards(size: int) -> list[Board]:
-    one = segment.create(board_bytes(size))
-    return [Board(one, me, size) for me in range(size)]
+def boards(size: int) -> list[ControlBlock]:
+    one = segment.create(control_bytes(size))
+    return [ControlBlock(one, me, size) for me in range(size)]
 
 
 def test_no_two_places_overlap_and_all_lie_on_the_board() -> None:
@@ -22,27 +22,27 @@ def test_no_two_places_overlap_and_all_lie_on_the_board() -> None:
         first, *_ = boards(size)
         memory = first.segment.memory
         first.bytes[:] = bytes([1]) * len(first.bytes)
-        for places in (*first.slots, *first.stages):
+        for places in (*first.inline, *first.staging):
             for place in places:
                 assert not place.any()
                 place[:] = 1
-        assert memory.sum() == len(first.bytes) + 2 * size * (SLOT + STAGE)
-        assert len(memory) == board_bytes(size)
-        assert first.stages[0][0].__array_interface__["data"][0] % 4096 == 0
+        assert memory.sum() == len(first.bytes) + 2 * size * (INLINE_BYTES + STAGING_BYTES)
+        assert len(memory) == control_bytes(size)
+        assert first.staging[0][0].__array_interface__["data"][0] % 4096 == 0
 
 
 def test_a_slot_and_a_header_alternate_and_are_free_again_two_calls_later() -> None:
     first, second = boards(2)
     for call in range(1, 7):
         parity = call & 1
-        assert first.slot() is first.slots[parity][0]
+        assert first.inline_buffer() is first.inline[parity][0]
         first.publish([call * 10, 7])
         assert not first.met()
         assert first.missing() == [1]
         second.publish([call * 10, 8])
         assert first.met()
         assert second.met()
-        assert [list(header[:3]) for header in first.headers()] == [[call, call * 10, 7], [call, call * 10, 8]]
+        assert [list(header[:3]) for header in first.signatures()] == [[call, call * 10, 7], [call, call * 10, 8]]
         assert first.missing() == []
         # The header of the call before is still there, for a rank that has not read it yet.
         assert call == 1 or first.words[first.header(1 - parity, 1)] == call - 1
@@ -60,14 +60,14 @@ def test_a_rank_that_is_a_call_ahead_has_met_and_the_other_has_not() -> None:
 def test_a_phase_is_over_when_every_rank_has_done_its_part() -> None:
     one, two, three = all_of_them = boards(3)
     for _ in range(3):
-        turns = [board.turn() for board in all_of_them]
+        turns = [control.turn() for control in all_of_them]
         assert turns[0][2].__array_interface__["data"] == turns[2][2].__array_interface__["data"]
         one.advance()
         two.advance()
         assert not one.advanced()
         assert one.missing() == [2]
         three.advance()
-        assert all(board.advanced() for board in all_of_them)
+        assert all(control.advanced() for control in all_of_them)
         one.advance()  # and may be one ahead
         assert three.advanced()
         two.advance()

@@ -15,10 +15,10 @@ import pytest
 import collectives
 from collectives import Communicator, world
 from collectives.backends.mpi.mpi_transport import MPITransport
-from collectives.backends.mpi.mpi_world import Seat, take_seat
+from collectives.backends.mpi.mpi_world import Placement, place_rank
 from collectives.backends.shm.hierarchy import HierarchicalTransport
 from collectives.backends.shm.setup import share
-from collectives.backends.shm.shm_transport import SharedTransport
+from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.engine.progress import complete
 from tests.collectives.contract.run import Run
 from tests.collectives.shared.ranks import run_sharing
@@ -35,7 +35,7 @@ class TestShared(Contract):
     def run(self, request: pytest.FixtureRequest) -> Run:
         def run(fn: Callable[[Communicator], Any]) -> list[Any]:
             def on_one_node(comm: Communicator) -> Any:
-                assert isinstance(comm._transport, SharedTransport)
+                assert isinstance(comm._transport, ShmTransport)
                 return fn(comm)
 
             return run_sharing(on_one_node, [0] * request.param)
@@ -65,8 +65,8 @@ class SeatedElsewhere:
         self._membership = membership
         self._nodes = nodes
 
-    def seat(self, members: Sequence[int], rank: int) -> Seat:
-        return take_seat([b"node %d" % self._nodes[member] for member in members], rank)
+    def seat(self, members: Sequence[int], rank: int) -> Placement:
+        return place_rank([b"node %d" % self._nodes[member] for member in members], rank)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._membership, name)
@@ -79,7 +79,7 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     below = getattr(twin, "_below", twin)
     elsewhere: Any = SeatedElsewhere(below._membership, nodes)
     seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._limit)
-    return Communicator(complete("share", share(seated), seated, 20), 20, comm.family)
+    return Communicator(complete("share", share(seated), seated, 20), 20, comm.registry)
 
 
 if (started := world.promised()) is not None:  # inside the job that the last test starts

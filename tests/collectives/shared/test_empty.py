@@ -10,17 +10,17 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator
-from collectives.backends.shm.control_block import STAGE
+from collectives.backends.shm.control_block import STAGING_BYTES
 from collectives.backends.shm.shared_arrays import NOWHERE, Place
-from collectives.backends.shm.shm_transport import SharedTransport
+from collectives.backends.shm.shm_transport import ShmTransport
 from tests.collectives.shared.ranks import run_sharing
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 5])
-N = STAGE  # items: more than one tile of any dtype
+N = STAGING_BYTES  # items: more than one tile of any dtype
 
 
 def shared(comm: Communicator) -> Any:
-    assert isinstance(comm._transport, SharedTransport)
+    assert isinstance(comm._transport, ShmTransport)
     return comm._transport.shared
 
 

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 from collectives import Communicator
-from collectives.backends.shm.control_block import SLOT, STAGE
+from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES
 from collectives.backends.shm.hierarchy import HierarchicalTransport
 from collectives.backends.shm.setup import sharing
 from collectives.backends.transport import Test
@@ -20,7 +20,15 @@ from tests.collectives.shared.ranks import run_sharing
 NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [1, 0, 0, 1, 2], [0, 1, 1, 2]]
 on_all_nodes = pytest.mark.parametrize("nodes", NODES, ids=str)
 # float32: nothing, a slot to the last byte and beyond, a tile to the last byte and beyond, and many
-LENGTHS = [0, 1, SLOT // 4, SLOT // 4 + 1, STAGE // 4, STAGE // 4 + 1, STAGE + 3]
+LENGTHS = [
+    0,
+    1,
+    INLINE_BYTES // 4,
+    INLINE_BYTES // 4 + 1,
+    STAGING_BYTES // 4,
+    STAGING_BYTES // 4 + 1,
+    STAGING_BYTES + 3,
+]
 
 
 @on_all_nodes
@@ -75,9 +83,9 @@ def test_one_rank_a_node_speaks_to_the_others(monkeypatch: pytest.MonkeyPatch) -
             for where, of in (("below", transport._below), ("leaders", transport.leaders)):
                 if of is not None:
                     setattr(of, name, counting(f"{where} {name}", getattr(of, name)))
-        transport.meet = lambda *args, **kwargs: lambda: True
-        transport.headers = lambda: None
-        transport.near.headers = lambda: None
+        transport.exchange_signatures = lambda *args, **kwargs: lambda: True
+        transport.signatures = lambda: None
+        transport.near.signatures = lambda: None
         x = np.ones(8)
         assert_array_equal(comm.all_reduce(x), np.full(8, comm.size))
         comm.reduce(x, root=3)
@@ -94,20 +102,20 @@ def test_one_rank_a_node_speaks_to_the_others(monkeypatch: pytest.MonkeyPatch) -
 def test_arrays_of_comm_empty_are_shared_within_each_node(nodes: list[int]) -> None:
     def check(comm: Communicator) -> None:
         twin = comm.duplicate()
-        x = comm.empty(STAGE)
+        x = comm.empty(STAGING_BYTES)
         near = sharing(comm._transport)
         assert (near is None) == (nodes.count(nodes[comm.rank]) == 1)
         if near is not None:
             assert near.shared.find(x).segment != 0
         for each in (comm, twin):  # a duplicate knows the arrays of its communicator
-            x[:] = np.arange(STAGE) % 1000 + comm.rank
+            x[:] = np.arange(STAGING_BYTES) % 1000 + comm.rank
             assert each.all_reduce(x, out=x) is x
-            assert_array_equal(x, np.arange(STAGE) % 1000 * comm.size + sum(range(comm.size)))
+            assert_array_equal(x, np.arange(STAGING_BYTES) % 1000 * comm.size + sum(range(comm.size)))
             x[:] = comm.rank
             for root in range(comm.size):
                 got = each.reduce(x, root=root)
                 assert got is None or (got == sum(range(comm.size))).all()
-            assert_array_equal(each.broadcast(x, root=2), np.full(STAGE, 2))
+            assert_array_equal(each.broadcast(x, root=2), np.full(STAGING_BYTES, 2))
 
     run_sharing(check, nodes)
 
@@ -123,7 +131,7 @@ def test_splits_of_ranks_on_nodes_find_their_own_nodes(nodes: list[int]) -> None
             assert part.local_size == stand.count(nodes[comm.rank])
             several = 1 < len(set(stand)) < len(stand)
             assert isinstance(part._transport, HierarchicalTransport) == several
-            x = np.full(STAGE, float(comm.rank))
+            x = np.full(STAGING_BYTES, float(comm.rank))
             assert (part.all_reduce(x) == sum(ranks)).all()
             assert (part.duplicate().all_reduce(x) == sum(ranks)).all()
 
@@ -146,16 +154,16 @@ def test_every_rank_is_told_while_calls_are_compared_between_nodes() -> None:
 def test_what_only_a_node_finds_out_is_told_there_and_the_communicator_is_of_no_use_any_more() -> None:
     def check(comm: Communicator) -> str:
         below: Any = comm._transport._below  # type: ignore[attr-defined]  # a hierarchy has one
-        below.meet = lambda header: lambda: True  # as after the calls that are compared between nodes
-        below.headers = lambda: None
+        below.exchange_signatures = lambda header: lambda: True  # as after the calls that are compared between nodes
+        below.signatures = lambda: None
         comm.barrier()
         assert_array_equal(comm.all_gather(np.arange(comm.rank)), [0, 0, 1, 0, 1, 2])
         comm.timeout = 0.5
         with pytest.raises(collectives.CollectivesError) as caught:
             comm.all_reduce(np.ones(3 if comm.rank == 2 else 2))
-        with pytest.raises(type(caught.value)) as again:
+        with pytest.raises(type(caught.value)) as copy_error:
             comm.barrier()
-        assert str(again.value) == str(caught.value)
+        assert str(copy_error.value) == str(caught.value)
         return f"{type(caught.value).__name__}: {caught.value}"
 
     told = run_sharing(check, [0, 1, 1, 0])

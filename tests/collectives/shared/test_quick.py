@@ -15,13 +15,13 @@ from numpy.testing import assert_array_equal
 import collectives
 from collectives import Communicator
 from collectives.backends.shm import quick
-from collectives.backends.shm.control_block import SLOT, Board
+from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
 from collectives.backends.shm.quick import LEFT
-from collectives.backends.shm.shm_transport import SharedTransport
+from collectives.backends.shm.shm_transport import ShmTransport
 from tests.collectives.shared.ranks import run_sharing
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 5])
-LENGTHS = [1, SLOT // 8, SLOT // 8 + 1, 40_000]
+LENGTHS = [1, INLINE_BYTES // 8, INLINE_BYTES // 8 + 1, 40_000]
 
 
 @pytest.fixture
@@ -69,10 +69,10 @@ def test_the_same_bits_as_the_general_way(taken: Counter[str], size: int, dtype:
         results = []
         for length in LENGTHS:
             x = np.random.default_rng([length, comm.rank]).normal(size=length).astype(dtype)
-            first, *again = [
+            first, *copy_error = [
                 all_calls(comm, x, comm.size - 1) for _ in range(3)
             ]  # the first prepares, the others use it
-            assert again == [first] * 2
+            assert copy_error == [first] * 2
             results.append(first)
         return results
 
@@ -203,15 +203,19 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
 
     def striking(wait: Callable[..., bool]) -> Callable[..., bool]:
         def look(self: Any, *args: Any) -> bool:
-            board = getattr(self, "_board", self)
-            if threading.get_ident() in strikes and board.me == 0:
+            control = getattr(self, "_board", self)
+            if threading.get_ident() in strikes and control.me == 0:
                 strikes.clear()
                 raise KeyboardInterrupt
             return wait(self, *args)
 
         return look
 
-    waits = {"met": (Board, "met"), "looks": (quick._Prepared, "_all_agree"), "stages": (Board, "advanced")}
+    waits = {
+        "met": (ControlBlock, "met"),
+        "looks": (quick._Prepared, "_all_agree"),
+        "stages": (ControlBlock, "advanced"),
+    }
     owner, name = waits[where]
     monkeypatch.setattr(owner, name, striking(getattr(owner, name)))
     x = np.ones(100_000 if where == "stages" else 100)
@@ -267,7 +271,7 @@ def test_threads_with_communicators_of_their_own_at_once(taken: Counter[str]) ->
         for thread in threads:
             thread.join(30)
         assert not failed
-        assert isinstance(comm._transport, SharedTransport)
+        assert isinstance(comm._transport, ShmTransport)
 
     run_sharing(check, [0, 0, 0])
     assert taken["taken"] > 0

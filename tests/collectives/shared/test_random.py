@@ -16,7 +16,7 @@ import pytest
 
 import collectives
 from collectives import Communicator
-from collectives.backends.shm.control_block import SLOT, STAGE, Board
+from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES, ControlBlock
 from tests.collectives.shared.ranks import run_sharing
 
 pytestmark = pytest.mark.timeout(400)  # with --long
@@ -31,7 +31,15 @@ NAMES += ["barrier", "all_gather_object"]
 def draw(rng: np.random.Generator, size: int) -> dict[str, Any]:
     """One call and what each rank does for it; all ranks draw the same."""
     dtype = np.dtype(str(rng.choice(DTYPES)))
-    borders = [0, SLOT, STAGE, STAGE // size, 2 * STAGE, SLOT - 8 * size, 3 * STAGE // 2]
+    borders = [
+        0,
+        INLINE_BYTES,
+        STAGING_BYTES,
+        STAGING_BYTES // size,
+        2 * STAGING_BYTES,
+        INLINE_BYTES - 8 * size,
+        3 * STAGING_BYTES // 2,
+    ]
     name = str(rng.choice(NAMES))
     uneven = name in ("gather", "all_gather", "all_to_all")
 
@@ -106,11 +114,11 @@ def call(comm: Communicator, drawn: dict[str, Any], pools: list[Array]) -> list[
     return results
 
 
-def late(method: Callable[[Board], Any]) -> Callable[[Board], Any]:
-    def act(board: Board, *args: Any) -> Any:
+def late(method: Callable[[ControlBlock], Any]) -> Callable[[ControlBlock], Any]:
+    def act(control: ControlBlock, *args: Any) -> Any:
         if random.random() < 0.1:
             time.sleep(random.random() * 3e-4)
-        result = method(board, *args)
+        result = method(control, *args)
         if random.random() < 0.1:
             time.sleep(random.random() * 3e-4)
         return result
@@ -122,7 +130,7 @@ def late(method: Callable[[Board], Any]) -> Callable[[Board], Any]:
 def lateness(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "late":
         for name in ("publish", "met", "advance", "advanced", "turn"):
-            monkeypatch.setattr(Board, name, late(getattr(Board, name)))
+            monkeypatch.setattr(ControlBlock, name, late(getattr(ControlBlock, name)))
 
 
 def run_plan(plan: list[dict[str, Any]]) -> Callable[[Communicator], list[list[bytes]]]:

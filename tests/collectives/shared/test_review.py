@@ -271,7 +271,7 @@ def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeyp
     agree = quick._Prepared._all_agree
 
     def interrupted(self: Any, sequence: int) -> bool:  # where a signal's handler would run
-        handler.pop(self._board.me, lambda: None)()
+        handler.pop(self._control.me, lambda: None)()
         return agree(self, sequence)
 
     monkeypatch.setattr(quick._Prepared, "_all_agree", interrupted)

@@ -18,7 +18,7 @@ from collectives import Communicator
 from collectives.backends.shm import segment
 from collectives.backends.shm.hierarchy import HierarchicalTransport
 from collectives.backends.shm.setup import sharing
-from collectives.backends.shm.shm_transport import SharedTransport
+from collectives.backends.shm.shm_transport import ShmTransport
 from tests.collectives.shared.ranks import run_sharing
 
 on_one_node_and_on_two = pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0, 1]], ids=str)
@@ -83,7 +83,7 @@ def test_without_shared_memory_everything_still_works_and_the_log_says_so_once(
     reason = refuse(monkeypatch)
 
     def check(comm: Communicator) -> None:
-        assert not isinstance(comm._transport, SharedTransport | HierarchicalTransport)
+        assert not isinstance(comm._transport, ShmTransport | HierarchicalTransport)
         use(comm)
         use(comm.duplicate())  # which says nothing again
 
