@@ -20,12 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from benchmarks.chaos_trainee import Strike
+from benchmarks.chaos_worker import Strike
 from benchmarks.startup import MARK, kill, processes
 from collectives.world import STOPPED
 
-TRAINEE = Path(__file__).resolve().parent / "chaos_trainee.py"
-ROOT = TRAINEE.parent.parent
+WORKER = Path(__file__).resolve().parent / "chaos_worker.py"
+ROOT = WORKER.parent.parent
 LIMIT = 60.0  # s a start
 GONE = 5.0  # s until nothing is left of a job that has ended
 PAUSE = 0.02  # s a step, so that there is time to be struck in
@@ -152,7 +152,7 @@ def run(folder: Path, plan: Plan, disk: Disk | None = None) -> Ended:
 
 
 class _Job:
-    """A job on its way. paths: what the trainee is told, after `work`"""
+    """A job on its way. paths: what the worker is told, after `work`"""
 
     def __init__(self, plan: Plan, work: Path, paths: Sequence[Path], said: IO[str], disk: Disk | None) -> None:
         self.plan, self.work, self.paths, self.said, self.disk = plan, work, paths, said, disk
@@ -186,7 +186,7 @@ class _Job:
         launch = [sys.executable, "-m", "launcher", "-n", str(ranks), f"--max-restarts={self.plan.restarts}"]
         told = [f"--run={number}", f"--pause={PAUSE}", f"--strikes={json.dumps(self.plan.strikes)}"]
         told += ["--async-save"] if self.plan.beside else []
-        script = [str(TRAINEE), str(self.work), *map(str, self.paths), *told]
+        script = [str(WORKER), str(self.work), *map(str, self.paths), *told]
         self.said.write(f"--- start {number}, on {ranks} ranks\n")
         self.said.flush()
         mark = uuid.uuid4().hex

@@ -2,7 +2,7 @@
 
     python benchmarks/chaos_train.py [--kills 100] [--moves 20] [--only rank,save] [--seed 0] [--json FILE]
 
-A small CNN learns digits on two ranks, in a few steps, with a checkpoint every few of them (`chaos_trainee.py`). It
+A small CNN learns digits on two ranks, in a few steps, with a checkpoint every few of them (`chaos_worker.py`). It
 runs once undisturbed. Then it runs again and again, each time from nothing, and each time something befalls it:
 
 rank      one of the two is killed, at any moment from the start on
@@ -26,11 +26,6 @@ Whatever hangs ends after a minute, and what a job leaves behind counts as a fai
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import os
-import platform
 import random
 import sys
 import tempfile
@@ -43,8 +38,9 @@ HERE = Path(__file__).resolve().parent
 # A script's folder comes first on its path, where `collectives.py` hides the package of that name.
 sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
 
+from benchmarks import harness  # noqa: E402
 from benchmarks.chaos_jobs import Disk, Ended, Plan, Victim, alone, run, write_digits  # noqa: E402
-from benchmarks.chaos_trainee import EVERY, SAMPLES, Strike  # noqa: E402
+from benchmarks.chaos_worker import EVERY, SAMPLES, Strike  # noqa: E402
 
 KINDS = ("save", "rank", "launcher", "load", "all", "stop", "full", "asked")
 OUTSIDE = ("rank", "launcher", "all", "stop", "full", "asked")  # struck by the drill, at a moment
@@ -267,16 +263,13 @@ def table(results: Mapping[str, Sequence[Result]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--kills", type=int, default=100, help="jobs that are struck (default: 100)")
     parser.add_argument("--moves", type=int, default=20, help="jobs that move from 2 to 1 to 4 ranks (default: 20)")
-    parser.add_argument("--only", default=",".join(KINDS), help="what befalls them (default: all that is above)")
+    parser.add_argument("--only", type=harness.listed(KINDS), default=[*KINDS], help="of the above (default: all)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    kinds = args.only.split(",")
-    if unknown := {*kinds} - {*KINDS}:
-        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}")
+    kinds = args.only
     alone()
     chance = random.Random(args.seed)
     results: dict[str, list[Result]] = {kind: [] for kind in (*kinds, "2 -> 1 -> 4")}
@@ -300,17 +293,9 @@ def main() -> None:
         on = "a tmpfs" if disk.real else "a limit on the size of files, as no tmpfs could be mounted"
     print(f"\n{table(results)}\nseed {args.seed}; a full disk is {on}")
     wrong = sum(bool(one.wrong) for each in results.values() for one in each)
-    if args.json:
-        found = {
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-            "python": platform.python_version(),
-            "seed": args.seed,
-            "full disk": on,
-            "sha256": reference.sha256,
-            "results": {kind: [one._asdict() for one in each] for kind, each in results.items()},
-        }
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    found = {kind: [one._asdict() for one in each] for kind, each in results.items()}
+    about = {"seed": args.seed, "full disk": on, "sha256": reference.sha256}
+    harness.write(args.json, "chaos_train", **about, results=found)
     sys.exit(wrong > 0)
 
 

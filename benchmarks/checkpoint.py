@@ -10,35 +10,35 @@ write     MB/s from memory to the disk, fsync and all, of a model with AdamW's s
 hold-up   s by which a save makes a stretch of training longer: of the same steps with a save at their beginning, waited
           for (sync) or in the background (async), minus without one; training leaves one core free
 
-Contestants take turns in each round, so that all of them see the same disk; ratios are medians over rounds. What was
-written is removed before the next turn, outside the time. Goals: ours at least 0.8 of dd's speed; async below 0.1 of
-sync.
+Implementations take turns in each round, so that all of them see the same disk; ratios are medians over rounds. What
+was written is removed before the next turn, outside the time. Goals: ours at least 0.8 of dd's speed; async below 0.1
+of sync.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import os
-import platform
-import random
 import shutil
-import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import threadpoolctl
+HERE = Path(__file__).resolve().parent
+# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
+sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
 
-import collectives
-import ddp
-from ddp import nn
-from ddp.checkpoint import Checkpointer, Store
+import numpy as np  # noqa: E402
+import threadpoolctl  # noqa: E402
+
+import collectives  # noqa: E402
+import ddp  # noqa: E402
+from benchmarks import harness  # noqa: E402
+from ddp import nn  # noqa: E402
+from ddp.checkpoint import Checkpointer, Store  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 MB = 1_000_000
@@ -46,42 +46,31 @@ GOALS = {"write": (">=", 0.8), "hold-up": ("<", 0.1)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, rounds=7)
     parser.add_argument("--mb", type=float, default=500, help="of state (default: 500)")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: that of temporary files)")
-    parser.add_argument("--only", default=",".join(GOALS), help=f"of {', '.join(GOALS)}")
-    parser.add_argument("--json", type=Path, help="where the results go")
+    parser.add_argument("--only", type=harness.listed(GOALS), default=[*GOALS], help=f"of {', '.join(GOALS)}")
     args = parser.parse_args()
-    found: dict[str, Any] = {"when": datetime.datetime.now().isoformat(timespec="seconds"), "machine": machine()}
-    found["mb"] = args.mb
+    found: dict[str, Any] = {"mb": args.mb, "load": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=args.folder) as name:
         folder = Path(name)
-        if "write" in args.only.split(","):
-            found["write"] = rows = in_turns(writers(args.mb, folder), args.rounds)
+        if "write" in args.only:
+            calls = {
+                name: lambda prepare=prepare: flushed(prepare) for name, prepare in writers(args.mb, folder).items()
+            }
+            found["write"] = rows = harness.take_turns(calls, args.rounds, warmup=1)  # makes the files' room
             show("write: MB/s", {key: [args.mb / each for each in times] for key, times in rows.items()}, "dd")
-        if "hold-up" in args.only.split(","):
+        if "hold-up" in args.only:
             found["hold-up"] = rows = hold_up(args.mb, folder, args.rounds)
             show("hold-up: s", rows, "sync")
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    harness.write(args.json, "checkpoint", **found)
 
 
-def in_turns(contestants: dict[str, Callable[[], Callable[[], object]]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each turn, by contestant. Each prepares its turn, and returns what is timed."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    order = random.Random(0)
-    for number in range(rounds + 1):  # the first makes the files' room, and is not counted
-        # Who comes after whom changes: a disk may still be busy with what it took before.
-        for name in order.sample(list(contestants), len(contestants)):
-            turn = contestants[name]()
-            os.sync()
-            start = time.perf_counter()
-            turn()
-            passed = time.perf_counter() - start
-            if number > 0:
-                times[name].append(passed)
-    return times
+def flushed(prepare: Callable[[], Callable[[], object]]) -> float:
+    """Seconds of what `prepare` returns, with nothing of before left to be written."""
+    turn = prepare()
+    os.sync()
+    return harness.seconds(turn)
 
 
 # -- write
@@ -233,14 +222,8 @@ def show(title: str, rows: dict[str, list[float]], base: str) -> None:
     sign, goal = GOALS[title.partition(":")[0]]
     print(f"\n{title:<12} {'median':>8} {'least':>8} {'most':>8}  to {base}")
     for name, values in rows.items():
-        ratio = statistics.median(mine / theirs for mine, theirs in zip(values, rows[base], strict=True))
         judged = f"  goal {sign} {goal}" if name in ("ours", "ours, 2", "async") else ""
-        low, high, middle = min(values), max(values), statistics.median(values)
-        print(f"{name:<12} {middle:8.3g} {low:8.3g} {high:8.3g}  {ratio:.2f}{judged}")
-
-
-def machine() -> dict[str, Any]:
-    return {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}
+        print(f"{name:<12} {harness.spread(values, 8)}  {harness.over(values, rows[base]):.2f}{judged}")
 
 
 if __name__ == "__main__":

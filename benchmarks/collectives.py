@@ -2,20 +2,18 @@
 
     python benchmarks/collectives.py [-n 2] [--only all_reduce] [--rounds 11] [--apart] [--busy 1] [--json FILE]
 
-Rounds alternate between the contestants, so that all of them see the same machine. Times are medians of the rounds;
-ratios and differences are taken in each round, and their medians shown. How one turn is timed is told in `rounds.py`,
-what exactly is called in `contestants.py`: "ours" and "comm.empty" are the same calls, on ordinary arrays and on
-arrays of `comm.empty`. All write into an `out` that is there already: all_reduce in place, or (", out") into another
-array. With `--busy` so many other processes compute all the while, each on whatever core the system gives it. Needs
-PyTorch for its rival (`pip install '.[bench]'`); without it the column is left out. Goals are printed,
-never asserted: they are for two ranks with a core each.
+Rounds alternate between the implementations, so that all of them see the same machine. Times are medians of the rounds;
+ratios and differences are taken in each round, and their medians shown. How one turn is timed is told in
+`collectives_worker.py`, what exactly is called in `implementations.py`: "ours" and "comm.empty" are the same calls, on
+ordinary arrays and on arrays of `comm.empty`. All write into an `out` that is there already: all_reduce in place, or
+(", out") into another array. With `--busy` so many other processes compute all the while, each on whatever core the
+system gives it. Needs PyTorch for the comparison (`pip install '.[bench]'`); without it the column is left out. Goals
+are printed, never asserted: they are for two ranks with a core each.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime
 import importlib
 import json
 import os
@@ -23,8 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +32,9 @@ if __name__ == "collectives":
     del sys.modules[__name__]
     sys.modules[__name__] = importlib.import_module(__name__)
 
-from benchmarks.contestants import TO_AND_FRO  # noqa: E402
+from benchmarks import harness  # noqa: E402
+from benchmarks.harness import Goal, Rounds, at_least, at_most, over  # noqa: E402
+from benchmarks.implementations import TO_AND_FRO  # noqa: E402
 
 KIB, MIB = 1 << 10, 1 << 20
 SMALL = (8, KIB)
@@ -49,22 +48,6 @@ ROWS = [
 ]
 LIMIT = 600.0  # s
 BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"  # ends with the benchmark
-Rounds = dict[str, list[float]]  # contestant → µs of a call, one number a round
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """What is promised of one row: `measured` is a difference in µs, or a ratio; None if somebody was not there."""
-
-    what: str
-    wanted: str
-    measured: float | None
-    met: bool | None
-
-
-def over(us: Rounds, a: str, b: str) -> float:
-    """How many times longer a takes than b."""
-    return statistics.median(x / y for x, y in zip(us[a], us[b], strict=True))
 
 
 def more(us: Rounds, a: str, b: str) -> float:
@@ -75,42 +58,43 @@ def more(us: Rounds, a: str, b: str) -> float:
 def goals(name: str, nbytes: int, us: Rounds, busy: int = 0) -> Iterator[Goal]:
     """What is promised of this row. busy: how many other processes compute"""
 
-    def at_most(a: str, b: str, how: Callable[[Rounds, str, str], float], wanted: float) -> Goal:
-        return goal(
-            f"{a} {'/' if how is over else '-'} {b}", "<=", wanted, how(us, a, b) if {a, b} <= set(us) else None
-        )
+    label = f"{name} {size(nbytes)}".rstrip()
 
-    def at_least(a: str, b: str, wanted: float) -> Goal:
-        return goal(f"{a} / {b}", ">=", wanted, over(us, a, b) if {a, b} <= set(us) else None)
+    def ratio(a: str, b: str) -> float | None:
+        return over(us[a], us[b]) if {a, b} <= set(us) else None
 
-    def goal(what: str, sign: str, wanted: float, measured: float | None) -> Goal:
-        met = None if measured is None else measured <= wanted if sign == "<=" else measured >= wanted
-        label = f"{name} {size(nbytes)}".rstrip()
-        return Goal(what=f"{label}: {what}", wanted=f"{sign} {wanted:g}", measured=measured, met=met)
+    def longer(a: str, b: str, limit: float) -> Goal:
+        return at_most(f"{label}: {a} - {b}", limit, more(us, a, b) if {a, b} <= set(us) else None)
+
+    def slower(a: str, b: str, limit: float) -> Goal:
+        return at_most(f"{label}: {a} / {b}", limit, ratio(a, b))
+
+    def faster(a: str, b: str, limit: float) -> Goal:
+        return at_least(f"{label}: {a} / {b}", limit, ratio(a, b))
 
     if busy:
         if (name, nbytes) == ("all_reduce", MIB):
-            yield at_least("gloo", "ours", 2.5)
+            yield faster("gloo", "ours", 2.5)
     elif name in TO_AND_FRO and nbytes <= KIB:
-        yield goal("ours, us", "<=", 20, statistics.median(us["ours"]))
+        yield at_most(f"{label}: ours, us", 20, statistics.median(us["ours"]))
     elif name != "all_reduce":
         if nbytes <= KIB:
-            yield at_most("ours", "raw", more, 3)
+            yield longer("ours", "raw", 3)
         else:
-            yield at_most("ours", "raw", over, 1.1)
-            yield at_least("gloo", "ours", 1)
+            yield slower("ours", "raw", 1.1)
+            yield faster("gloo", "ours", 1)
     elif nbytes in SMALL:
-        yield at_most("ours", "raw", more, 3)
-        yield at_most("ours, out", "raw, out", more, 3)
-        yield at_least("gloo", "ours", 30)
+        yield longer("ours", "raw", 3)
+        yield longer("ours, out", "raw, out", 3)
+        yield faster("gloo", "ours", 30)
     elif nbytes in MIDDLE:
-        yield at_least("gloo", "comm.empty", 15)
-        yield at_least("gloo", "ours", 4)
+        yield faster("gloo", "comm.empty", 15)
+        yield faster("gloo", "ours", 4)
     else:
-        yield at_least("gloo", "comm.empty", 8)
-        yield at_least("raw", "comm.empty", 4)
-        yield at_least("gloo", "ours", 3.5)
-        yield at_least("raw", "ours", 1 if nbytes < 100 * MIB else 2)
+        yield faster("gloo", "comm.empty", 8)
+        yield faster("raw", "comm.empty", 4)
+        yield faster("gloo", "ours", 3.5)
+        yield faster("raw", "ours", 1 if nbytes < 100 * MIB else 2)
 
 
 def moved(n: int, nbytes: int) -> int:
@@ -136,7 +120,7 @@ def of_the_limit(found: dict[str, Any]) -> Iterator[Goal]:
             rate = total / (statistics.median(row["us"]["comm.empty"]) * 1e-6)
             print(f"in comm.empty that is {rate / 1e9:.1f} GB/s")
             share = rate / kernels[best]
-            yield Goal(what=f"all_reduce 100 MiB: share of {best!r}", wanted=">= 0.6", measured=share, met=share >= 0.6)
+            yield at_least(f"all_reduce 100 MiB: share of {best!r}", 0.6, share)
 
 
 def size(nbytes: int) -> str:
@@ -152,7 +136,7 @@ def run(asked: dict[str, Any], start: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         job, answer = Path(folder, "asked.json"), Path(folder, "found.json")
         job.write_text(json.dumps({**asked, "to": str(answer)}))
-        command = [*start, "-m", "benchmarks.rounds", str(job)]
+        command = [*start, "-m", "benchmarks.collectives_worker", str(job)]
         environ = {**os.environ, "PYTHONPATH": str(HERE.parent)}
         done = subprocess.run(command, cwd=HERE.parent, env=environ, timeout=LIMIT)
         if done.returncode != 0:
@@ -184,28 +168,16 @@ def show(name: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         us = row["us"]
         print(f"{size(row['bytes']):<20}" + "".join(f"{statistics.median(us[key]):>16.1f}" for key in columns), end="")
-        print("".join(f"{over(us, *pair):>16.2f}" for pair in pairs), end="")
+        print("".join(f"{over(us[a], us[b]):>16.2f}" for a, b in pairs), end="")
         print(f"{more(us, 'ours', 'raw'):>12.1f}" if difference and row["bytes"] <= KIB else "")
 
 
-def show_goals(found: list[Goal]) -> None:
-    """Prints the goals, and how many are met."""
-    words = {True: "met", False: "NOT MET", None: "not measured"}
-    print(f"\n{'goal (differences in us)':<52} {'wanted':>9} {'measured':>9}")
-    for goal in found:
-        measured = "" if goal.measured is None else f"{goal.measured:.2f}"
-        print(f"{goal.what:<52} {goal.wanted:>9} {measured:>9}  {words[goal.met]}")
-    print(f"{sum(goal.met is True for goal in found)} of {len(found)} goals are met")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, rounds=11, json_file="collectives.json")
     parser.add_argument("-n", type=int, default=2, help="ranks (default: 2)")
-    parser.add_argument("--rounds", type=int, default=11, help="rounds of each row (default: 11)")
     parser.add_argument("--only", choices=dict(ROWS), action="append", help="this one; may be given several times")
     parser.add_argument("--apart", action="store_true", help="a barrier before every call: latency, not throughput")
     parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile (default: 0)")
-    parser.add_argument("--json", type=Path, default=Path("collectives.json"), help="where the results go")
     args = parser.parse_args()
     rows = [row for row in ROWS if args.only is None or row[0] in args.only]
     asked = {"rows": rows, "rounds": args.rounds, "apart": args.apart}
@@ -219,19 +191,10 @@ def main() -> None:
     reached = [goal for row in found["rows"] for goal in goals(row["collective"], row["bytes"], row["us"], args.busy)]
     if "bandwidth" in found and not args.busy:
         reached += of_the_limit(found)
-    show_goals(reached)
+    harness.show_goals(reached)
     print(f"load average before the run: {load:.2f} (every busy neighbour takes its core from a rank that waits)")
-    results = {
-        "benchmark": "collectives",
-        "date": datetime.date.today().isoformat(),
-        "apart": args.apart,
-        "busy": args.busy,
-        "load": load,
-        **found,
-        "goals": [vars(goal) for goal in reached],
-    }
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.json}")
+    about = {"apart": args.apart, "busy": args.busy, "load": load}
+    harness.write(args.json, "collectives", **about, **found, goals=[vars(goal) for goal in reached])
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ never asserted.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime
-import json
 import os
 import statistics
 import sys
@@ -25,18 +22,17 @@ HERE = Path(__file__).resolve().parent
 # A script's folder comes first on its path, where `collectives.py` hides the package of that name.
 sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
 
-from benchmarks import two_hosts  # noqa: E402
-from benchmarks.overlap import Goal, show_goals  # noqa: E402
-from benchmarks.trainee import TASKS  # noqa: E402
-from benchmarks.troupe import Troupe, over  # noqa: E402
+from benchmarks import harness, two_hosts  # noqa: E402
+from benchmarks.harness import Goal, Rounds, at_most, over  # noqa: E402
+from benchmarks.training_worker import TASKS  # noqa: E402
+from benchmarks.worker_pool import WorkerPool  # noqa: E402
 
 HOOKS = ("fp16", "bf16", "powersgd:1", "powersgd:4", "topk:0.01")
 NONE = "none"
 WORTHWHILE = ("mlp-512", "mlp-1024")  # communication takes half of the step or more
-Rounds = dict[str, list[float]]
 
 
-def measure(task: str, hooks: Sequence[str], rounds: int, steps: int, ours: Troupe) -> dict[str, Any]:
+def measure(task: str, hooks: Sequence[str], rounds: int, steps: int, ours: WorkerPool) -> dict[str, Any]:
     """All hooks' turns. Each number is the slowest rank's."""
     names = [NONE, *hooks]
     for name in names:
@@ -55,7 +51,7 @@ def measure(task: str, hooks: Sequence[str], rounds: int, steps: int, ours: Trou
     return {"label": TASKS[task][0], "hooks": found}
 
 
-def accuracies(hooks: Sequence[str], epochs: int, seeds: int, ours: Troupe) -> dict[str, float]:
+def accuracies(hooks: Sequence[str], epochs: int, seeds: int, ours: WorkerPool) -> dict[str, float]:
     """The share of test images that are classified right, over all seeds."""
     found = {}
     for hook in (NONE, *hooks):
@@ -74,12 +70,10 @@ def goals(tasks: dict[str, Any], accuracy: dict[str, float]) -> Iterator[Goal]:
             if hook != NONE and not hook.startswith("topk"):
                 gain = over(found["hooks"][NONE]["step"], found["hooks"][hook]["step"])
                 what = f"{task}: speed-up of {hook}"
-                yield Goal(what=what, wanted="> 1", measured=gain, possible=None, met=gain > 1)
+                yield Goal(what=what, wanted="> 1", measured=gain, met=gain > 1)
     for hook, share in accuracy.items():
         if hook != NONE:
-            lost = 100 * (accuracy[NONE] - share)
-            what = f"digits: points of accuracy lost by {hook}"
-            yield Goal(what=what, wanted="<= 0.5", measured=lost, possible=None, met=lost <= 0.5)
+            yield at_most(f"digits: points of accuracy lost by {hook}", 0.5, 100 * (accuracy[NONE] - share))
 
 
 def show(found: dict[str, Any]) -> None:
@@ -95,22 +89,20 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, rounds=7, json_file="compression.json")
     parser.add_argument("--rate", default="1gbit", help="of the cable, as tc writes it (default: 1gbit)")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each task (default: 7)")
     parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn (default: 3)")
     parser.add_argument("--only", choices=TASKS, action="append", help="this task; may be given several times")
     parser.add_argument("--hook", action="append", help=f"this hook; may be given several times ({', '.join(HOOKS)})")
     parser.add_argument("--epochs", type=int, default=20, help="of the digits (default: 20)")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of the digits with each hook (default: 3)")
     parser.add_argument("--here", action="store_true", help="ranks of this machine, without hosts or a wire")
-    parser.add_argument("--json", type=Path, default=Path("compression.json"), help="where the results go")
     args = parser.parse_args()
     load, hooks = os.getloadavg()[0], args.hook or HOOKS
     tasks: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         hosts = None if args.here else stack.enter_context(two_hosts.hosts(args.rate))
-        ours = stack.enter_context(Troupe("ddp", 2, hosts))
+        ours = stack.enter_context(WorkerPool("ddp", 2, hosts))
         for task in args.only or ("mlp-512", "gpt"):
             tasks[task] = measure(task, hooks, args.rounds, args.steps, ours)
             show(tasks[task])
@@ -118,21 +110,11 @@ def main() -> None:
     print(f"\naccuracy on the digits, {args.epochs} epochs, {args.seeds} seeds:", end=" ")
     print(", ".join(f"{hook} {share:.2%}" for hook, share in accuracy.items()))
     reached = [*goals(tasks, accuracy)]
-    show_goals(reached)
+    harness.show_goals(reached)
     print(f"load average before the run: {load:.2f}")
-    results = {
-        "benchmark": "compression",
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} cores, " + ("one host" if args.here else "two network namespaces"),
-        "rate": None if args.here else args.rate,
-        "load": load,
-        "versions": ours.versions,
-        "tasks": tasks,
-        "accuracy": accuracy,
-        "goals": [vars(goal) for goal in reached],
-    }
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.json}")
+    where = {"hosts": "one" if args.here else "two network namespaces", "rate": None if args.here else args.rate}
+    results = {"load": load, "tasks": tasks, "accuracy": accuracy, "goals": [vars(goal) for goal in reached]}
+    harness.write(args.json, "compression", **where, **results)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,37 @@
 """What a loader costs beside the work: ours and PyTorch's side by side on the same arrays, from 0, 1 and 2 workers.
 
-    python benchmarks/dataloader.py [--runs 9] [--only samples,tensors,start] [--json FILE]
+    python benchmarks/dataloader.py [--rounds 9] [--only samples,tensors,start] [--json FILE]
 
 samples   samples/s of a dataset whose `__getitem__` gives (array, label), each a NumPy array, put together by default
 tensors   the same of a TensorDataset, each library's own
 start     from `iter(loader)` to the first batch, of new workers
 
 Arrays of 3 KB (batches of 64) and of 600 KB (batches of 16), float32, read in random order; of every batch one number
-in each line of the cache is read. Each round runs every contestant once, so that all of them see the same machine. What
-is printed are medians of rounds; a ratio is the median of the rounds' ratios to PyTorch's. PyTorch starts workers by
-fork, which copies a process that may hold MPI or CUDA, or by forkserver or spawn. Ours come from a fork server, which
-is started once, when a process makes its first loader with workers: that first start is the row "start, first". Workers
-that are not forked of the process get a copy of the dataset, 12 MB for arrays of 3 KB and 98 MB for those of 600 KB.
-Needs PyTorch (`pip install '.[bench]'`).
+in each line of the cache is read. Each round runs every implementation once, so that all of them see the same machine.
+What is printed are medians of rounds; a ratio is the median of the rounds' ratios to PyTorch's. PyTorch starts workers
+by fork, which copies a process that may hold MPI or CUDA, or by forkserver or spawn. Ours come from a fork server,
+which is started once, when a process makes its first loader with workers: that first start is the row "start, first".
+Workers that are not forked of the process get a copy of the dataset, 12 MB for arrays of 3 KB and 98 MB for those of
+600 KB. Needs PyTorch (`pip install '.[bench]'`).
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import importlib.metadata
-import json
-import os
-import platform
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+HERE = Path(__file__).resolve().parent
+# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
+sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+
+import numpy as np  # noqa: E402
+
+from benchmarks import harness  # noqa: E402
+from benchmarks.harness import Rounds  # noqa: E402
 
 MATTERS = ("samples", "tensors", "start")
 WORKERS = (0, 1, 2)
@@ -57,7 +57,7 @@ class Samples:
 
 
 def loaders(matter: str, dataset: Samples, batch: int, workers: int) -> dict[str, Callable[[], Any]]:
-    """Contestant → what makes its loader."""
+    """Implementation → what makes its loader."""
     import torch
     import torch.utils.data as theirs
 
@@ -126,17 +126,8 @@ def first(name: str, workers: int) -> float:
     return float(done.stdout)
 
 
-def ratio(rounds: Mapping[str, Sequence[float]], rival: str) -> float:
-    """The median of the rounds' ratios of ours to a rival's.
-
-    >>> ratio({"ours": [1.0, 2.0, 3.0], "theirs": [2.0, 8.0, 6.0]}, "theirs")
-    0.5
-    """
-    return statistics.median(mine / theirs for mine, theirs in zip(rounds["ours"], rounds[rival], strict=True))
-
-
 def measured(matters: Sequence[str], runs: int) -> Iterator[tuple[str, dict[str, list[float]]]]:
-    """Row, and contestant → one number a round: samples/s, or seconds of a start."""
+    """Row, and implementation → one number a round: samples/s, or seconds of a start."""
     for matter in matters:
         for size, (floats, batch, length) in SIZES.items():
             dataset = Samples(floats, length)
@@ -144,9 +135,9 @@ def measured(matters: Sequence[str], runs: int) -> Iterator[tuple[str, dict[str,
                 if matter == "start" and workers == 0:
                     continue
                 row: dict[str, list[float]] = {}
-                contestants = loaders(matter, dataset, batch, workers)
+                implementations = loaders(matter, dataset, batch, workers)
                 for round_ in range(runs + 1):
-                    for name, make in contestants.items():
+                    for name, make in implementations.items():
                         if matter == "start" and not name.endswith("fork") and name != "ours" and round_ > SLOW_RUNS:
                             continue
                         value = start(make) if matter == "start" else rate(make)
@@ -163,46 +154,26 @@ def measured(matters: Sequence[str], runs: int) -> Iterator[tuple[str, dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=9, help="rounds after one warm-up (default: 9)")
-    parser.add_argument("--only", default=",".join(MATTERS), help="what to measure (default: all)")
-    parser.add_argument("--json", type=Path, default=Path("dataloader.json"), help="where results go (dataloader.json)")
+    parser = harness.parser(__doc__, rounds=9, json_file="dataloader.json")
+    parser.add_argument("--only", type=harness.listed(MATTERS), default=[*MATTERS], help="of the above (default: all)")
     args = parser.parse_args()
-    matters = args.only.split(",")
-    if not set(matters) <= set(MATTERS):
-        parser.error(f"--only takes {', '.join(MATTERS)}")
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, Rounds] = {}
     ratios: dict[str, dict[str, float]] = {}
-    for row, rounds in measured(matters, args.runs):
+    for row, rounds in measured(args.only, args.rounds):
         found[row] = rounds
         starts = row.startswith("start")
-        goal, sign = (START, "<=") if starts else (RATE, ">=")
         print(f"\n{row:<34} {'median':>12} {'min':>12} {'max':>12}   ours / it")
         for name, values in rounds.items():
-            scale = 1e3 if starts else 1.0
-            numbers = " ".join(
-                f"{scale * each:12,.1f}" for each in (statistics.median(values), min(values), max(values))
-            )
             share = ""
             if name != "ours":
-                pairs = {"ours": rounds["ours"][: len(values)], name: values}
-                of = ratios.setdefault(row, {})[name] = ratio(pairs, name)
-                met = of <= goal if starts else of >= goal
-                share = f"{of:.3f}   goal {sign} {goal}: {'met' if met else 'missed'}"
+                of = ratios.setdefault(row, {})[name] = harness.over(rounds["ours"][: len(values)], values)
+                goal = harness.at_most(name, START, of) if starts else harness.at_least(name, RATE, of)
+                share = f"{of:.3f}   goal {goal.wanted}: {harness.WORDS[goal.met]}"
+            numbers = harness.spread([1e3 * each if starts else each for each in values], 12, 1)
             print(f"{name + (', ms' if starts else ', samples/s'):<34} {numbers}   {share}", flush=True)
-    results = {
-        "benchmark": "dataloader",
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {name: importlib.metadata.version(name) for name in ("numpy", "torch")},
-        "units": {row: "s" if row.startswith("start") else "samples/s" for row in found},
-        "rounds": found,
-        "medians": {row: {k: statistics.median(v) for k, v in rounds.items()} for row, rounds in found.items()},
-        "ratios_to_pytorch": ratios,
-    }
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"\nwritten to {args.json}")
+    units = {row: "s" if row.startswith("start") else "samples/s" for row in found}
+    medians = {row: harness.medians(rounds) for row, rounds in found.items()}
+    harness.write(args.json, "dataloader", units=units, rounds=found, medians=medians, ratios_to_pytorch=ratios)
 
 
 if __name__ == "__main__":

@@ -7,21 +7,20 @@ Each round times every entry once, in a loop of its own; a loop's own cost is ta
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import os
-import platform
-import statistics
-import time
+import sys
 import timeit
 from collections.abc import Callable
 from pathlib import Path
 
-from collectives.flight.reader import FlightReader
-from collectives.flight.recorder import Recorder
-from collectives.flight.report import read
-from collectives.flight.sampler import PERIOD, main_thread_position
+HERE = Path(__file__).resolve().parent
+# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
+sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+
+from benchmarks import harness  # noqa: E402
+from collectives.flight.reader import FlightReader  # noqa: E402
+from collectives.flight.recorder import Recorder  # noqa: E402
+from collectives.flight.report import read  # noqa: E402
+from collectives.flight.sampler import PERIOD, main_thread_position  # noqa: E402
 
 CALLS = 20_000  # entries a loop
 GOAL = 1_000.0  # ns for a call: its beginning and its end, the signature known
@@ -51,38 +50,21 @@ def entries(recorder: Recorder) -> dict[str, tuple[Callable[[], object], int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, help="rounds after one warm-up (default: 20)")
-    path = Path("flight_recorder.json")
-    parser.add_argument("--json", type=Path, default=path, help=f"where the results go ({path})")
-    args = parser.parse_args()
-    timed = entries(Recorder(rank=0, size=1))
-    times: dict[str, list[float]] = {name: [] for name in timed}
-    for round_ in range(args.rounds + 1):
-        empty = timeit.timeit(lambda: None, number=CALLS) / CALLS
-        for name, (entry, number) in timed.items():
-            each = timeit.timeit(entry, number=number, timer=time.perf_counter) / number - empty
-            if round_ > 0:
-                times[name].append(each * 1e9)
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
-    print(f"{'one entry':<30} {'median':>11} {'min':>11} {'max':>11}")
-    for name, taken in times.items():
-        print(f"{name:<30} {medians[name]:8.0f} ns {min(taken):8.0f} ns {max(taken):8.0f} ns")
-    share = medians["sample of the Python position"] / (PERIOD * 1e9)
-    print(f"begin + end is {medians['begin + end'] / GOAL:.2f} of the goal of {GOAL:.0f} ns")
-    print(f"the sampler takes {share:.4%} of one core, once every {PERIOD:g} s")
-    results = {
-        "benchmark": "flight_recorder",
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "nanoseconds": times,
-        "medians": medians,
-        "share_of_goal": medians["begin + end"] / GOAL,
-        "sampler_share_of_a_core": share,
+    args = harness.parser(__doc__, rounds=20, json_file="flight_recorder.json").parse_args()
+    empty = min(timeit.repeat(lambda: None, number=CALLS)) / CALLS
+    calls = {
+        name: lambda entry=entry, number=number: 1e9 * (harness.seconds(entry, number) - empty)
+        for name, (entry, number) in entries(Recorder(rank=0, size=1)).items()
     }
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.json}")
+    times = harness.take_turns(calls, args.rounds, warmup=1)
+    print(f"{'one entry, ns':<30} {'median':>10} {'min':>10} {'max':>10}")
+    for name, taken in times.items():
+        print(f"{name:<30} {harness.spread(taken, digits=0)}")
+    medians = harness.medians(times)
+    share = medians["sample of the Python position"] / (PERIOD * 1e9)
+    print(f"the sampler takes {share:.4%} of one core, once every {PERIOD:g} s")
+    harness.show_goals([harness.at_most("begin + end, ns", GOAL, medians["begin + end"])])
+    harness.write(args.json, "flight_recorder", nanoseconds=times, medians=medians, sampler_share_of_a_core=share)
 
 
 if __name__ == "__main__":

@@ -3,37 +3,29 @@
     python -m benchmarks.launch [--device cuda|cpu] [--rounds 40] [--json FILE]
 
 Sizes are so small that a GPU is done before the host has launched the next op: what is timed is the host's part, by
-launching many without waiting. In each round every contestant has its turn on the same numbers, and ratios are medians
-over rounds. On the CPU an op's own work is in the time of both. Goals: eager at most 1.5 times PyTorch's, and a graphed
-step at most 1.0 times theirs (`torch.cuda.graph` over the whole step). Without PyTorch, ours alone is timed.
+launching many without waiting. In each round every implementation has its turn on the same numbers, and ratios are
+medians over rounds. On the CPU an op's own work is in the time of both. Goals: eager at most 1.5 times PyTorch's, and a
+graphed step at most 1.0 times theirs (`torch.cuda.graph` over the whole step). Without PyTorch, ours alone is timed.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import importlib.util
-import json
-import os
 import platform
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import ddp
+from benchmarks import harness
 
 ROWS, WIDTH = 8, 32
-WARM = 2  # rounds that do not count
 TURN = 5e-3  # s
 MOST = 500  # calls a turn: a stream takes about a thousand launches before it makes the host wait
 EAGER, GRAPHED = 1.5, 1.0  # goals, times PyTorch's
 
 Call = Callable[[], Any]
-Contestants = dict[str, Call]
+Calls = dict[str, Call]
 
 
 class Library:
@@ -108,9 +100,9 @@ def graphed(of: Library) -> Call:
     return graph.replay
 
 
-def rows(libraries: dict[str, Library], device: str) -> dict[str, Contestants]:
-    """What is timed: name -> contestants."""
-    found: dict[str, Contestants] = {}
+def rows(libraries: dict[str, Library], device: str) -> dict[str, Calls]:
+    """What is timed: name -> library -> call."""
+    found: dict[str, Calls] = {}
     for name in ("add", "linear", "layer_norm"):
         found[f"{name}, forward"] = {who: op(of, name, False) for who, of in libraries.items()}
         found[f"{name}, forward and backward"] = {who: op(of, name, True) for who, of in libraries.items()}
@@ -121,36 +113,28 @@ def rows(libraries: dict[str, Library], device: str) -> dict[str, Contestants]:
 
 
 def turn(call: Call, calls: int, wait: Call) -> float:
-    """Seconds of the host for one of so many calls. The device is idle when it begins."""
+    """Microseconds of the host for one of so many calls. The device is idle when it begins."""
     call()
     wait()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    spent = time.perf_counter() - start
+    spent = harness.seconds(call, calls)
     wait()
-    return spent / calls
+    return 1e6 * spent
 
 
-def measure(contestants: Contestants, waits: dict[str, Call], rounds: int) -> dict[str, float]:
+def measure(row: Calls, waits: dict[str, Call], rounds: int) -> dict[str, float]:
     """Medians in microseconds, and the median of the ratios where there are two."""
-    for who, call in contestants.items():  # kernels are compiled, graphs are captured
+    for who, call in row.items():  # kernels are compiled, graphs are captured
         for _ in range(6):
             call()
         waits[who]()
-    slowest = max(turn(call, 3, waits[who]) for who, call in contestants.items())
-    calls = max(3, min(MOST, int(TURN / slowest)))
-    order = list(contestants)
-    times: list[dict[str, float]] = []
-    for number in range(rounds + WARM):
-        order.reverse()  # who goes first has another cache before it
-        found = {who: 1e6 * turn(contestants[who], calls, waits[who]) for who in order}
-        if number >= WARM:
-            times.append(found)
-    medians = {who: statistics.median(each[who] for each in times) for who in contestants}
-    if len(contestants) == 2:
-        medians["ours/torch"] = statistics.median(each["ours"] / each["torch"] for each in times)
-    return medians
+    slowest = max(turn(call, 3, waits[who]) for who, call in row.items())
+    calls = max(3, min(MOST, int(1e6 * TURN / slowest)))
+    turns = {who: lambda who=who, call=call: turn(call, calls, waits[who]) for who, call in row.items()}
+    times = harness.take_turns(turns, rounds)
+    found = harness.medians(times)
+    if len(row) == 2:
+        found["ours/torch"] = harness.over(times["ours"], times["torch"])
+    return found
 
 
 def goal(name: str) -> float:
@@ -159,9 +143,9 @@ def goal(name: str) -> float:
 
 
 def found_libraries(device: str) -> dict[str, Library]:
-    """Who is measured on this device."""
+    """The libraries that can be measured on this device."""
     found = {"ours": Library(ddp, device)}
-    if importlib.util.find_spec("torch") is not None:
+    if harness.has_torch():
         import torch
 
         if device == "cpu":
@@ -171,10 +155,8 @@ def found_libraries(device: str) -> dict[str, Library]:
     return found
 
 
-def versions(libraries: dict[str, Library], device: str) -> dict[str, str]:
-    found = {"python": platform.python_version(), "numpy": np.__version__}
-    if "torch" in libraries:
-        found["torch"] = libraries["torch"].lib.__version__
+def versions(device: str) -> dict[str, str]:
+    found = harness.versions("numpy", "torch")
     if device != "cpu":
         import cupy
 
@@ -186,36 +168,23 @@ def versions(libraries: dict[str, Library], device: str) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, rounds=40)
     given = "cuda" if ddp.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cuda", "cpu"], default=given, help="default: cuda where there is one")
-    parser.add_argument("--rounds", type=int, default=40, help="paired rounds after two to warm up (default: 40)")
-    parser.add_argument("--json", type=Path, default=None, help="where the results go (default: nowhere)")
     args = parser.parse_args(arguments)
     libraries = found_libraries(args.device)
     waits = {who: of.wait for who, of in libraries.items()}
     medians: dict[str, dict[str, float]] = {}
-    print(versions(libraries, args.device))
+    print(versions(args.device))
     print(f"{'us of the host':<34}" + "".join(f"{who:>10}" for who in libraries) + "   ratio   goal", flush=True)
-    for name, contestants in rows(libraries, args.device).items():
-        medians[name] = measure(contestants, waits, args.rounds)
-        ratio = medians[name].get("ours/torch")
-        line = f"{name:<34}" + "".join(f"{medians[name][who]:>10.2f}" for who in libraries)
+    for name, row in rows(libraries, args.device).items():
+        found = medians[name] = measure(row, waits, args.rounds)
+        ratio = found.get("ours/torch")
+        line = f"{name:<34}" + "".join(f"{found[who]:>10.2f}" for who in libraries)
         print(line + ("" if ratio is None else f"{ratio:>8.2f}{goal(name):>7.1f}"), flush=True)
     where = ddp.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
-    results = {
-        "benchmark": "launch",
-        "date": datetime.date.today().isoformat(),
-        "device": args.device,
-        "name": where,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": versions(libraries, args.device),
-        "rounds": args.rounds,
-        "medians": medians,
-    }
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"written to {args.json}")
+    about = {"device": args.device, "name": where, "versions": versions(args.device)}
+    harness.write(args.json, "launch", **about, rounds=args.rounds, medians=medians)
 
 
 if __name__ == "__main__":

@@ -8,23 +8,22 @@ with its default settings (for loops on the CPU) and with fused=True; ratios are
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import itertools
-import json
-import os
-import platform
-import statistics
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+HERE = Path(__file__).resolve().parent
+# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
+sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
 
-import ddp
-from ddp._layout import FlatBuckets, lay_out
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+import ddp  # noqa: E402
+from benchmarks import harness  # noqa: E402
+from ddp._layout import FlatBuckets, lay_out  # noqa: E402
 
 Shapes = list[tuple[int, ...]]
 
@@ -70,20 +69,10 @@ def theirs(name: str, options: dict[str, Any], values: list[Any], fused: bool) -
     return getattr(torch.optim, name)(params, **options, **({"fused": True} if fused else {})).step
 
 
-def seconds(step: Callable[[], Any], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        step()
-    return (time.perf_counter() - start) / calls
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="paired rounds after two to warm up (default: 40)")
-    parser.add_argument("--json", type=Path, default=Path("optimizer_step.json"), help="where the results go")
-    args = parser.parse_args()
+    args = harness.parser(__doc__, rounds=40, json_file="optimizer_step.json").parse_args()
     torch.set_num_threads(1)
-    medians: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {}
     for model, shapes in MODELS.items():
         random = np.random.default_rng(0)
         values = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
@@ -94,29 +83,17 @@ def main() -> None:
                 "torch": theirs(name, options, values, False),
                 "fused": theirs(name, options, values, True),
             }
-            calls = max(1, int(5e-3 / seconds(steps["torch"], 3)))
-            rounds = [{who: seconds(step, calls) for who, step in steps.items()} for _ in range(args.rounds + 2)][2:]
-            median = {who: statistics.median(each[who] for each in rounds) for who in steps}
-            ratio = {
-                f"{who}/{rival}": statistics.median(each[who] / each[rival] for each in rounds)
-                for who in ("own", "bucket")
-                for rival in ("torch", "fused")
-            }
-            medians[f"{model}, {label}"] = {**median, **ratio}
-            times = ", ".join(f"{who} {1e3 * median[who]:.3f}" for who in steps)
-            ratios = ", ".join(f"{pair} {value:.2f}" for pair, value in ratio.items())
+            repeats = max(1, int(5e-3 / harness.seconds(steps["torch"], 3)))
+            calls = {who: lambda step=step, n=repeats: harness.seconds(step, n) for who, step in steps.items()}
+            rounds = harness.take_turns(calls, args.rounds)
+            median = harness.medians(rounds)
+            pairs = [(mine, other) for mine in ("own", "bucket") for other in ("torch", "fused")]
+            ratio = {f"{mine}/{other}": harness.over(rounds[mine], rounds[other]) for mine, other in pairs}
+            rows[f"{model}, {label}"] = median | ratio
+            times = ", ".join(f"{who} {1e3 * each:.3f}" for who, each in median.items())
+            ratios = ", ".join(f"{pair} {each:.2f}" for pair, each in ratio.items())
             print(f"{model:<21} {label:<14} ms: {times}   {ratios}", flush=True)
-    results = {
-        "benchmark": "optimizer_step",
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "rounds": args.rounds,
-        "medians": medians,
-    }
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.json}")
+    harness.write(args.json, "optimizer_step", rounds=args.rounds, medians=rows)
 
 
 if __name__ == "__main__":

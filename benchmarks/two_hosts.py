@@ -13,12 +13,8 @@ The job runs twice: as it is by default, and with every call compared between th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime
 import inspect
-import json
-import os
 import select
 import statistics
 import subprocess
@@ -32,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
 
 import collectives as package  # noqa: E402
-from benchmarks import collectives  # noqa: E402
+from benchmarks import collectives, harness  # noqa: E402
 from launcher.engines.finding import MPICH, find_mpiexec, flavour  # noqa: E402
 
 SCRIPT = HERE.parent / "tests" / "cluster" / "hosts.sh"
@@ -84,7 +80,7 @@ def by_the_rate(nbytes: int, rate: str) -> float:
     return nbytes * 8 * 1514 / 1448 / (float(number) * UNITS[rate[len(number) :]])
 
 
-def show(found: dict[str, Any], rate: str) -> list[collectives.Goal]:
+def show(found: dict[str, Any], rate: str) -> list[harness.Goal]:
     """Prints a run's large rows against the wire. Returns what is promised of them."""
     goals = []
     head = ("ours", "raw", "gloo", "wire", "wire/ours", "wire/gloo", "by the rate")
@@ -94,14 +90,13 @@ def show(found: dict[str, Any], rate: str) -> list[collectives.Goal]:
             continue
         us = row["us"]
         ms = [statistics.median(us[key]) / 1e3 if key in us else float("nan") for key in head[:4]]
-        shares = [collectives.over(us, "wire", key) if key in us else float("nan") for key in ("ours", "gloo")]
+        shares = [harness.over(us["wire"], us[key]) if key in us else float("nan") for key in ("ours", "gloo")]
         label = collectives.size(row["bytes"])
         limit = by_the_rate(row["bytes"], rate)
         print(f"{label:<16}" + "".join(f"{each:>12.1f}" for each in ms), end="")
         print("".join(f"{each:>11.1%} " for each in shares) + f"{1e3 * limit:>11.1f}")
         if row["bytes"] == 25 * MIB:
-            what = f"all_reduce {label}: wire / ours"
-            goals.append(collectives.Goal(what=what, wanted=">= 0.95", measured=shares[0], met=shares[0] >= 0.95))
+            goals.append(harness.at_least(f"all_reduce {label}: wire / ours", 0.95, shares[0]))
     return goals
 
 
@@ -115,10 +110,8 @@ def show_checks(by_default: dict[str, Any], always: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, rounds=7, json_file="two_hosts.json")
     parser.add_argument("--rate", default="1gbit", help="of the cable, as tc writes it (default: 1gbit)")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each row (default: 7)")
-    parser.add_argument("--json", type=Path, default=Path("two_hosts.json"), help="where the results go")
     args = parser.parse_args()
     asked = {"rounds": args.rounds, "address": ADDRESS, "wire": True, "timeout": 60.0}
     with hosts(args.rate) as names:
@@ -129,18 +122,9 @@ def main() -> None:
     reached = show(by_default, args.rate)
     if always is not None:
         show_checks({"rows": by_default["rows"][: len(SMALL)]}, always)
-    collectives.show_goals(reached)
-    results = {
-        "benchmark": "two_hosts",
-        "date": datetime.date.today().isoformat(),
-        "rate": args.rate,
-        "machine": f"{os.cpu_count()} cores, two network namespaces",
-        "default": by_default,
-        "always": always,
-        "goals": [vars(goal) for goal in reached],
-    }
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.json}")
+    harness.show_goals(reached)
+    found = {"rate": args.rate, "default": by_default, "always": always, "goals": [vars(goal) for goal in reached]}
+    harness.write(args.json, "two_hosts", hosts="two network namespaces", **found)
 
 
 if __name__ == "__main__":

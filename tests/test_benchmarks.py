@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import collectives
-from benchmarks import compression, launch, overlap, ports, scaling
-from benchmarks.collectives import KIB, MIB, ROWS, Goal, goals, moved, size
-from benchmarks.contestants import SHAPES, expected, ours
-from benchmarks.rounds import buffers, checked
+from benchmarks import compression, harness, launch, overlap, ports, scaling
+from benchmarks.collectives import KIB, MIB, ROWS, goals, moved, size
+from benchmarks.collectives_worker import buffers, checked
+from benchmarks.harness import Goal
+from benchmarks.implementations import SHAPES, expected, ours
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -61,6 +62,21 @@ def test_expected_is_what_the_collectives_are_for() -> None:
     assert np.array_equal(expected("reduce_scatter", 1, 2, 4), [3, 3])
     assert np.array_equal(expected("send, recv", 1, 3, 1), [1])
     assert expected("send, recv", 2, 3, 1) is None
+
+
+def test_implementations_take_turns_and_their_order_alternates() -> None:
+    turns: list[str] = []
+    calls = {name: lambda name=name: turns.append(name) or float(len(turns)) for name in "ab"}
+    assert harness.take_turns(calls, 2, warmup=1) == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
+    assert "".join(turns) == "abbaab"
+    assert harness.over([1.0, 2.0, 3.0], [2.0, 8.0, 6.0]) == 0.5
+
+
+def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"no/x\.json cannot be written: No such file or directory"):
+        harness.write(tmp_path / "no" / "x.json", "x")
+    harness.write(tmp_path / "x.json", "x", rows=[1])
+    assert set(json.loads((tmp_path / "x.json").read_text())) == {"benchmark", "date", "machine", "versions", "rows"}
 
 
 def test_goals_are_those_of_their_row() -> None:
@@ -192,9 +208,8 @@ def test_compression_trains_with_each_hook(results: Callable[..., dict[str, Any]
 
 
 def test_what_a_rank_raises_ends_the_benchmark(run_job: Run) -> None:
-    code = (
-        "from benchmarks.troupe import Troupe\nwith Troupe('ddp', 1) as ours: ours.ask('train', name='nobody', steps=1)"
-    )
+    train = "with WorkerPool('ddp', 1) as ours: ours.ask('train', name='nobody', steps=1)"
+    code = f"from benchmarks.worker_pool import WorkerPool\n{train}"
     done = run_job([sys.executable, "-c", code])
     assert done.returncode == 1
     assert "a rank of ddp: " in done.stderr

@@ -26,7 +26,7 @@ from benchmarks.chaos_train import (
     table,
     that_count,
 )
-from benchmarks.chaos_trainee import SAMPLES, Strike
+from benchmarks.chaos_worker import SAMPLES, Strike
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "chaos_train.py"
 

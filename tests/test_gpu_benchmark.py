@@ -17,11 +17,11 @@ import pytest
 
 import ddp
 from benchmarks.gpu import __main__ as benchmark
-from benchmarks.gpu import carrying, correctness, sharing
-from benchmarks.gpu.contestant import FIRST, Library, train
-from benchmarks.gpu.rows import PROMISES, Promise, contestants, differs, ratio
+from benchmarks.gpu import correctness, h2d_overlap, sharing
+from benchmarks.gpu.rows import PROMISES, Promise, differs, implementations, ratio
 from benchmarks.gpu.tasks import TASKS, weights
-from benchmarks.gpu.turns import ROOT, Contestant, compile_all, take_turns
+from benchmarks.gpu.turns import ROOT, Implementation, compile_all, take_turns
+from benchmarks.gpu.worker import FIRST, Library, train
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FASTER = Promise(task="gpt2", ours=("ddp", "ddp-graph"), theirs="torch", goal=2.0)
@@ -62,12 +62,12 @@ def test_later_losses_may_differ_as_two_runs_of_pytorch_do() -> None:
 
 def test_every_promise_is_about_a_task_and_compared_with_pytorch() -> None:
     assert {each.task for each in PROMISES} == set(TASKS)
-    assert contestants("small-gpt") == ["torch", "ddp-graph", "torch-graphs"]
-    assert all(contestants(task)[0] == "torch" for task in TASKS)
+    assert implementations("small-gpt") == ["torch", "ddp-graph", "torch-graphs"]
+    assert all(implementations(task)[0] == "torch" for task in TASKS)
 
 
 class Entered:
-    """A contestant that is only noted, in `happened`."""
+    """An implementation that is only noted, in `happened`."""
 
     happened: list[str] = []  # noqa: RUF012  # of one test, which clears it
 
@@ -94,7 +94,7 @@ class Entered:
 def measured(monkeypatch: pytest.MonkeyPatch, to: Path, version: int | None) -> dict[str, Any]:
     """The results of a benchmark on a GPU that has this version of cuDNN."""
     Entered.happened.clear()
-    monkeypatch.setattr(benchmark, "Contestant", Entered)
+    monkeypatch.setattr(benchmark, "Implementation", Entered)
     monkeypatch.setattr(benchmark, "facts", lambda device: {"gpu": "", "cudnn": version, "versions": {}})
     command = ["gpu", "--rounds", "1", "--only", "gpt2", "--only", "small-gpt", "--only", "resnet18", "--json", str(to)]
     monkeypatch.setattr(sys, "argv", command)
@@ -104,12 +104,12 @@ def measured(monkeypatch: pytest.MonkeyPatch, to: Path, version: int | None) -> 
 
 def test_all_compile_at_once_and_warm_up_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = measured(monkeypatch, tmp_path / "gpu.json", 91900)
-    count = sum(len(contestants(task)) for task in TASKS)
+    count = sum(len(implementations(task)) for task in TASKS)
     assert all(each.startswith("compile ") for each in Entered.happened[:count])
     assert Entered.happened[count : 2 * count] == ["closed"] * count, "they leave the device to the others"
     happened = iter(Entered.happened[2 * count :])
     for task in TASKS:
-        group = contestants(task)
+        group = implementations(task)
         expected = [*[f"run {task} {name}" for name in group], *[f"warm {name}" for name in group]]
         assert [next(happened) for _ in expected] == expected
         assert [next(happened) for _ in range(3 * len(group))] == ["turn"] * 2 * len(group) + ["closed"] * len(group)
@@ -128,7 +128,7 @@ def test_what_cudnn_computes_is_not_measured_without_it(
 
 
 class Turning:
-    """A contestant that gives so many answers."""
+    """An implementation that gives so many answers."""
 
     def __init__(self, name: str, answers: int) -> None:
         self.name, self.left = name, answers
@@ -206,17 +206,17 @@ def test_gpt2_is_as_large_as_it_says() -> None:
 
 
 def test_who_fails_says_why() -> None:
-    contestant = Contestant("small-gpt", "ddp-graph", "cpu")
+    implementation = Implementation("small-gpt", "ddp-graph", "cpu")
     try:
-        trouble = contestant.ready(time.monotonic() + 60)
+        trouble = implementation.ready(time.monotonic() + 60)
         assert trouble is not None
         assert "ready in time" not in trouble
     finally:
-        contestant.close()
+        implementation.close()
 
 
 def test_who_cannot_compile_is_named() -> None:
-    group = [Contestant("small-gpt", name, "cpu", "compile") for name in ("ddp", "ddp-graph")]
+    group = [Implementation("small-gpt", name, "cpu", "compile") for name in ("ddp", "ddp-graph")]
     troubles = compile_all(group, time.monotonic() + 60)
     assert [*troubles] == ["small-gpt ddp-graph"]
     assert "DeviceError" in troubles["small-gpt ddp-graph"]
@@ -224,10 +224,10 @@ def test_who_cannot_compile_is_named() -> None:
 
 
 def test_the_loader_and_two_ranks_are_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrying, "ROUNDS", 1)
-    found = carrying.measure("cpu")
+    monkeypatch.setattr(h2d_overlap, "ROUNDS", 1)
+    found = h2d_overlap.measure("cpu")
     assert 0 < found["ratio"] < 100
-    assert "GB/s" in carrying.line(found)
+    assert "GB/s" in h2d_overlap.line(found)
 
 
 @pytest.mark.mpi

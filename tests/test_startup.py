@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.startup import contestants, enters, measure, processes, ratio
+from benchmarks.startup import enters, implementations, measure, processes, ratio
 
 
 def test_a_ratio_is_taken_within_each_round_to_the_better_torchrun() -> None:
@@ -24,12 +24,12 @@ def test_who_hangs_when_a_rank_dies_is_not_asked() -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("matter", ["first", "exit", "killed", "restart", "memory"])
 def test_ours_does_what_is_measured(matter: str, tmp_path: Path, mpiexec: list[str]) -> None:
-    assert 0 < measure(contestants(tmp_path)["ddp-launch"], matter) < 60
+    assert 0 < measure(implementations(tmp_path)["ddp-launch"], matter) < 60
 
 
 @pytest.mark.mpi
 def test_a_job_that_ends_otherwise_is_no_measurement(tmp_path: Path, mpiexec: list[str]) -> None:
-    command = contestants(tmp_path)["ddp-launch"]
+    command = implementations(tmp_path)["ddp-launch"]
     (tmp_path / "ours.py").write_text("raise SystemExit(3)")
     with pytest.raises(SystemExit, match="ended with 3"):
         measure(command, "exit")

@@ -4,10 +4,10 @@
     python -m benchmarks.gpu [--rounds 15] [--limit 560] [--only gpt2] [--json FILE]
     python -m benchmarks.gpu --device cpu          # the same on tiny sizes, where there is no GPU: does it run?
 
-Contestants are processes that all train the same weights on the same batch. First all compile at once. Then, task by
-task, each warms up alone, and its first losses are compared with those of PyTorch's eager mode; then they take turns,
-and a ratio is the median over rounds. What fails is a row that says so: the others go on. Needs CuPy, a GPU and PyTorch
-with CUDA; without cuDNN, what it computes is not measured.
+Implementations are processes that all train the same weights on the same batch. First all compile at once. Then, task
+by task, each warms up alone, and its first losses are compared with those of PyTorch's eager mode; then they take
+turns, and a ratio is the median over rounds. What fails is a row that says so: the others go on. Needs CuPy, a GPU and
+PyTorch with CUDA; without cuDNN, what it computes is not measured.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import carrying, sharing
-from benchmarks.gpu.rows import PROMISES, contestants, differs, ratio
+from benchmarks.gpu import h2d_overlap, sharing
+from benchmarks.gpu.rows import PROMISES, differs, implementations, ratio
 from benchmarks.gpu.tasks import TASKS
-from benchmarks.gpu.turns import WARMING, Contestant, compile_all, median_ms, take_turns
+from benchmarks.gpu.turns import WARMING, Implementation, compile_all, median_ms, take_turns
 from ddp.backends import cudnn
 
 NAMED = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "torch", "nvidia-cudnn-frontend", "mpi4py", "pynccl")
@@ -38,7 +38,7 @@ NO_CUDNN = "cuDNN is missing, without which a GPU takes much slower ways: pip in
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each implementation (default: 15)")
     parser.add_argument("--limit", type=float, default=560, help="seconds in all (default: 560)")
     parser.add_argument("--only", action="append", choices=[*TASKS, *OTHERS], help="this alone; several times: these")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes (default: cuda)")
@@ -59,15 +59,17 @@ def main() -> None:
 
     print(f"{found['gpu']}, cuDNN {found['cudnn']}, {found['versions']}", flush=True)
     found["tasks"] = {}
-    named = {task: [name for name in contestants(task) if fits(name, args.device)] for task in TASKS if task in wanted}
+    named = {
+        task: [name for name in implementations(task) if fits(name, args.device)] for task in TASKS if task in wanted
+    }
     for task in [task for task in named if args.device == "cuda" and TASKS[task].cudnn and found["cudnn"] is None]:
         print(f"{task} is not measured: {NO_CUDNN}", flush=True)
         found["tasks"][task] = {"seconds": {}, "out": dict.fromkeys(named.pop(task), NO_CUDNN)}
     if args.device == "cuda":
-        compiling = [Contestant(task, name, "cuda", "compile") for task in named for name in named[task]]
+        compiling = [Implementation(task, name, "cuda", "compile") for task in named for name in named[task]]
         found["compiling"] = compile_all(compiling, min(deadline, time.monotonic() + COMPILING))
     for number, (task, names) in enumerate(named.items()):
-        group = [Contestant(task, name, args.device) for name in names]
+        group = [Implementation(task, name, args.device) for name in names]
         try:
             share = (deadline - time.monotonic()) / (len(named) - number + 1)
             found["tasks"][task] = compare(task, group, args.rounds, time.monotonic() + share, args.device)
@@ -76,8 +78,8 @@ def main() -> None:
                 each.close()
         keep()
     if "loader" in wanted:
-        found["loader"] = guarded(carrying.measure, args.device)
-        print(carrying.line(found["loader"]), flush=True)
+        found["loader"] = guarded(h2d_overlap.measure, args.device)
+        print(h2d_overlap.line(found["loader"]), flush=True)
         keep()
     if "two-ranks" in wanted:
         found["two-ranks"] = guarded(sharing.measure, args.device)
@@ -88,7 +90,7 @@ def main() -> None:
 
 
 def fits(name: str, device: str) -> bool:
-    """Whether there is such a contestant on this device. Compiling for a CPU takes a compiler, and shows nothing."""
+    """Whether the implementation runs on this device. Compiling for a CPU takes a compiler, and shows nothing."""
     return device == "cuda" or name in ("ddp", "ddp-parallel", "torch", "torch-parallel")
 
 
@@ -122,8 +124,8 @@ def facts(device: str) -> dict[str, Any]:
     return {"gpu": gpu, "cudnn": version, "python": platform.python_version(), "versions": versions}
 
 
-def compare(task: str, group: list[Contestant], rounds: int, deadline: float, device: str) -> dict[str, Any]:
-    """The losses and times of a task's contestants, those whose losses are right."""
+def compare(task: str, group: list[Implementation], rounds: int, deadline: float, device: str) -> dict[str, Any]:
+    """The losses and times of a task's implementations, those whose losses are right."""
     items = (TASKS[task] if device == "cuda" else TASKS[task].small()).items
     troubles: dict[str, str] = {}
     for each in group:

@@ -1,4 +1,4 @@
-"""What is promised: which contestants of which task are compared, and how large the ratio has to be."""
+"""What is promised: which implementations of which task are compared, and how large the ratio has to be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Promise:
     """ours over theirs, in speed (at least `goal`) or, if `slower`, in time (at most `goal`).
 
-    goal: None: a row for comparison; what: is measured, where the names of the contestants do not say it
+    goal: None: a row for comparison; what: is measured, where the names of the implementations do not say it
     """
 
     task: str
@@ -47,16 +47,16 @@ PROMISES = (
 )
 
 
-def contestants(task: str) -> list[str]:
+def implementations(task: str) -> list[str]:
     """Everybody whom a promise about this task names, PyTorch's eager mode first: the others are compared with it."""
     named = ["torch", *(name for each in PROMISES if each.task == task for name in (*each.ours, each.theirs))]
     return list(dict.fromkeys(named))
 
 
 def ratio(promise: Promise, rounds: Mapping[str, Sequence[float]]) -> float | None:
-    """The median of the rounds' ratios, of our fastest contestant; None where nobody of a side was able to run.
+    """The median of the rounds' ratios, of our fastest implementation; None where nobody of a side was able to run.
 
-    rounds: of each contestant the seconds of a step, one number a round
+    rounds: of each implementation the seconds of a step, one number a round
     """
     able = [name for name in promise.ours if rounds.get(name)]
     if not able or not rounds.get(promise.theirs):

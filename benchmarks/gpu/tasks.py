@@ -1,6 +1,6 @@
 """The models of the GPU benchmarks, written once for `ddp` and `torch` alike: `t` is either of them.
 
-Weights and batches come from seeds, so that all contestants of a task train the same model on the same numbers, and
+Weights and batches come from seeds, so that all implementations of a task train the same model on the same numbers, and
 their losses can be compared before their times are.
 """
 

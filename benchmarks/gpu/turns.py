@@ -1,4 +1,4 @@
-"""Contestants as processes: they compile at once, and each has the device to itself while it warms up and is timed."""
+"""Implementations as processes: all compile at once; each warms up and is timed alone on the device."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 ROUND = 0.25  # s that one turn takes, about
 PATIENCE = 60.0  # s that a turn may take
-WARMING = 60.0  # s that imports, warm-up and the first losses may take, of each contestant
+WARMING = 60.0  # s that imports, warm-up and the first losses may take, of each implementation
 
 
-class Contestant:
-    """One process of `benchmarks.gpu.contestant`. phase: "compile" or "run"; said: its first line, once `ready`."""
+class Implementation:
+    """One process of `benchmarks.gpu.worker`. phase: "compile" or "run"; said: its first line, once `ready`."""
 
     def __init__(self, task: str, name: str, device: str, phase: str = "run") -> None:
         self.task, self.name = task, name
-        command = [sys.executable, "-m", "benchmarks.gpu.contestant", task, name, device, phase]
+        command = [sys.executable, "-m", "benchmarks.gpu.worker", task, name, device, phase]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -95,30 +95,30 @@ class Contestant:
             pipe.close()
 
 
-def compile_all(contestants: list[Contestant], deadline: float) -> dict[str, str]:
+def compile_all(implementations: list[Implementation], deadline: float) -> dict[str, str]:
     """Waits until all have compiled, and ends them. Returns: of those that could not, why: they will try once more."""
     try:
-        found = {f"{each.task} {each.name}": each.compiled(deadline) for each in contestants}
+        found = {f"{each.task} {each.name}": each.compiled(deadline) for each in implementations}
     finally:
-        for each in contestants:
+        for each in implementations:
             each.close()
     return {name: trouble for name, trouble in found.items() if trouble is not None}
 
 
 def take_turns(
-    contestants: list[Contestant], rounds: int, deadline: float
+    implementations: list[Implementation], rounds: int, deadline: float
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Times of all contestants, in fewer rounds where time runs out.
+    """Times of all implementations, in fewer rounds where time runs out.
 
-    Returns: of each contestant the seconds of a step, one number a round; and of those that gave up meanwhile, why
+    Returns: of each implementation the seconds of a step, one number a round; and of those that gave up meanwhile, why
     """
     repeats: dict[str, int] = {}
-    times: dict[str, list[float]] = {each.name: [] for each in contestants}
+    times: dict[str, list[float]] = {each.name: [] for each in implementations}
     out: dict[str, str] = {}
     for number in range(rounds):
         if number >= 3 and time.monotonic() > deadline:
             break
-        for each in contestants:
+        for each in implementations:
             if each.name in out:
                 continue
             try:

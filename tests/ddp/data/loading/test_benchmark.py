@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.dataloader import Samples, loaders, rate, ratio, start
-
-
-def test_a_ratio_is_the_median_of_rounds() -> None:
-    assert ratio({"ours": [1.0, 2.0, 3.0], "theirs": [2.0, 8.0, 6.0]}, "theirs") == 0.5
+from benchmarks.dataloader import Samples, loaders, rate, start
 
 
 @pytest.mark.parametrize("matter", ["samples", "tensors"])
@@ -29,6 +25,6 @@ def test_contestants_read_the_same(matter: str) -> None:
 
 def test_a_start_is_timed() -> None:
     pytest.importorskip("torch")
-    contestants = loaders("start", Samples(48, 10), 4, 1)
-    assert list(contestants) == ["ours", "PyTorch, fork", "PyTorch, forkserver", "PyTorch, spawn"]
-    assert 0 < start(contestants["ours"]) < 30
+    implementations = loaders("start", Samples(48, 10), 4, 1)
+    assert list(implementations) == ["ours", "PyTorch, fork", "PyTorch, forkserver", "PyTorch, spawn"]
+    assert 0 < start(implementations["ours"]) < 30

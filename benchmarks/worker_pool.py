@@ -1,10 +1,10 @@
-"""The ranks of one library, which stay on stage for a whole benchmark and play when they are asked to.
+"""Ranks of one library that stay for a whole benchmark and run what they are asked to run.
 
-    with two_hosts.hosts("1gbit") as names, Troupe("ddp", 2, names) as ours, Troupe("torch", 2, names) as theirs:
+    with two_hosts.hosts("1gbit") as names, WorkerPool("ddp", 2, names) as ours:
         ours.ask("train", name="bare", steps=3)    # every rank's answer, while the others wait in a read
 
-What a rank does is told in `trainee.py`. When the benchmark ends, however it does, its connections close and the ranks
-go home.
+What a rank does is told in `training_worker.py`. When the benchmark ends, however it does, its connections close and
+the ranks end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ ENDING = 30.0  # s
 Answers = list[dict[str, Any]]
 
 
-class Troupe:
+class WorkerPool:
     """Ranks of one library.
 
     library: ddp or torch; size: how many; hosts: one for each, as `two_hosts.hosts` names them; None: this machine,
@@ -52,7 +51,7 @@ class Troupe:
             self._stack.close()
             raise
 
-    def __enter__(self) -> Troupe:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -75,7 +74,7 @@ class Troupe:
         }
 
     def agree(self, name: str) -> bool:
-        """True if a contestant has the same parameters on all ranks, bit by bit: its gradients were reduced."""
+        """True if an implementation has the same parameters on all ranks, bit by bit: its gradients were reduced."""
         return len({each["digest"] for each in self.ask("digest", name=name)}) == 1
 
     def idle(self) -> float:
@@ -147,7 +146,7 @@ class Troupe:
 def commands(library: str, size: int, hosts: list[str] | None, path: str) -> list[list[str]]:
     """What starts the ranks: a job, or each of them."""
     address = "127.0.0.1" if hosts is None else two_hosts.ADDRESS
-    rank = ["-m", "benchmarks.trainee", library, path, address]
+    rank = ["-m", "benchmarks.training_worker", library, path, address]
     if library == "torch":
         start = [
             [sys.executable] if hosts is None else [str(two_hosts.SCRIPT), host, sys.executable]
@@ -158,8 +157,3 @@ def commands(library: str, size: int, hosts: list[str] | None, path: str) -> lis
         return [[*two_hosts.start(hosts), *rank, "-1", str(size)]]
     launch = ["-m", "launcher", "-n", str(size)] if size > 1 else []
     return [[sys.executable, *launch, *rank, "-1", str(size)]]
-
-
-def over(a: list[float], b: list[float]) -> float:
-    """How many times longer a takes than b: the median of the rounds' ratios."""
-    return statistics.median(x / y for x, y in zip(a, b, strict=True))

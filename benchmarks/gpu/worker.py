@@ -1,7 +1,7 @@
 """One library that trains one task in a process of its own, as its users would write it: it steps when it is asked to.
 
-    python -m benchmarks.gpu.contestant small-gpt ddp-graph cuda compile
-    python -m benchmarks.gpu.contestant small-gpt ddp-graph cuda run < numbers_of_steps
+    python -m benchmarks.gpu.worker small-gpt ddp-graph cuda compile
+    python -m benchmarks.gpu.worker small-gpt ddp-graph cuda run < numbers_of_steps
 
 `compile` trains a few steps and ends: what it compiles is in the caches on disk then, and several may do so at once.
 `run` reads an empty line before it trains, so that it has the device to itself: cuDNN's plans are timed. Then it prints
@@ -63,7 +63,7 @@ class Library:
 
 
 def train(library: Library, task: Task, backwards: bool = False) -> Step:
-    """A training step of a task, compiled, graphed or wrapped as the contestant's name says; it returns the loss.
+    """A training step of a task, compiled, graphed or wrapped as the implementation's name says; it returns the loss.
 
     backwards: the last sample of the batch comes first
     """

