@@ -8,10 +8,10 @@ from ddp.checkpoint._restoring import Arrays, check_model, load_into
 from ddp.checkpoint._searching import find
 from ddp.errors import DtypeError, StateDictError
 from ddp.nn import Module
-from ddp.nn._state import Incompatible
+from ddp.nn.state_dict import IncompatibleKeys
 
 
-def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True) -> Incompatible:
+def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True) -> IncompatibleKeys:
     """Copies parameters and buffers from a checkpoint into `model`, and nothing else. No other rank is asked.
 
     path: a checkpoint, or a folder of them, of which the newest whole one counts; of any number of ranks

@@ -20,7 +20,7 @@ from ddp.checkpoint._state import Training, own_name
 from ddp.checkpoint._user import give, lacking
 from ddp.errors import DdpError, ParallelError, StateDictError
 from ddp.nn import Module
-from ddp.nn._state import Incompatible
+from ddp.nn.state_dict import IncompatibleKeys
 from ddp.parallel.comm_hooks.handing import handed_on
 
 
@@ -225,7 +225,7 @@ def check_model(model: Module, saved: JSON, checkpoint: Saved, strict: bool) -> 
         raise StateDictError(f"this is another model: {'; '.join(texts)}")
 
 
-def load_into(model: Module, saved: JSON, arrays: Arrays, strict: bool) -> Incompatible:
+def load_into(model: Module, saved: JSON, arrays: Arrays, strict: bool) -> IncompatibleKeys:
     """Copies the saved model's state into `model`."""
     state = {}
     arrays.want(name for _, value in saved for name in named(value))

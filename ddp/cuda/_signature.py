@@ -107,7 +107,7 @@ class Surroundings:
 
     def state(self) -> Hashable:
         """Which modules train, which tensors they hold, which of these want gradients; the optimizers' settings."""
-        mark = self.roots[0]._registrations() if self.roots else 0
+        mark = self.roots[0]._registration_count() if self.roots else 0
         if mark != self._mark:
             self._mark = mark
             self._walk()

@@ -1,5 +1,60 @@
-"""`Parameter` and `Buffer` where PyTorch's models import them from."""
+"""`Parameter` and `Buffer`: tensors that a module takes in when they are assigned to it."""
 
-from ddp.nn._parameter import Buffer, Parameter
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from ddp._tensor.base import see
+from ddp._tensor.core import Tensor
 
 __all__ = ["Buffer", "Parameter"]
+
+T = TypeVar("T", bound=Tensor)
+
+
+class Parameter(Tensor):
+    """A tensor that a module trains: assigned as an attribute, it is found by `parameters()`.
+
+    data: shares its memory, as in PyTorch. Raises: DtypeError if it should require grad but is not floating.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, data: Tensor, requires_grad: bool = True) -> Parameter:
+        return _around(super().__new__(cls), data).requires_grad_(requires_grad)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass  # __new__ has taken the memory; Tensor would make some
+
+    def __repr__(self) -> str:
+        return f"Parameter containing:\n{super().__repr__()}"
+
+
+class Buffer(Tensor):
+    """A tensor that is state but not trained: assigned as an attribute, it is found by `buffers()`.
+
+    data: shares its memory. persistent: whether it is in the state dict.
+    """
+
+    __slots__ = ("_persistent",)
+    _persistent: bool
+
+    def __new__(cls, data: Tensor, *, persistent: bool = True) -> Buffer:
+        self = _around(super().__new__(cls), data)
+        self._persistent = persistent
+        return self
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass  # as above
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the state dict of the module that it is assigned to will hold it."""
+        return getattr(self, "_persistent", True)  # a copy has lost it, and its module has noted it
+
+
+def _around(self: T, data: Tensor) -> T:
+    self._array, self._device = data._array, data._device
+    see(self, data)
+    self._edge = self._end = self._grad = None
+    return self

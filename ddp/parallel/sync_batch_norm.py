@@ -20,9 +20,7 @@ from ddp._tensor.base import left_behind, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
-from ddp.nn._norm_channels import BatchNorm
-from ddp.nn.functional._norm import affine_dtype
-from ddp.nn.functional._norm_channels import check_channels, moving
+from ddp.nn.normalization import BatchNorm, affine_dtype, check_channels, moving
 from ddp.ops._op import BFLOAT16
 from ddp.ops.norm_channels import Batch, batch_norm
 from ddp.parallel.differentiable.meeting import Array, Together
@@ -143,7 +141,10 @@ def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> 
 def _synchronized(layer: BatchNorm, comm: Communicator | None) -> SyncBatchNorm:
     """Another layer of the same parts, hooks and settings."""
     new = SyncBatchNorm.__new__(SyncBatchNorm)
-    parts = {name: copy.copy(layer.__dict__[name]) for name in ("_parameters", "_buffers", "_modules", "_transient")}
+    parts = {
+        name: copy.copy(layer.__dict__[name])
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+    }
     new.__dict__.update(layer.__dict__, **parts)
     new.comm = comm
     return new

@@ -61,7 +61,7 @@ class DataParallel(Module):
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
-    _nameless_ = "module"
+    _unprefixed_child = "module"
     module: Module
     _reducer: Reducer
     _hooked: Hooked | None

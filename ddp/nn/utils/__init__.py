@@ -1,8 +1,8 @@
 """What is done to parameters and gradients beside training: clipping, and one vector of them all."""
 
 from ddp.nn.utils import rnn
-from ddp.nn.utils._clip import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
-from ddp.nn.utils._vector import parameters_to_vector, vector_to_parameters
+from ddp.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from ddp.nn.utils.convert_parameters import parameters_to_vector, vector_to_parameters
 
 __all__ = [
     "clip_grad_norm_",

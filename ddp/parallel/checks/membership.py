@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp.errors import ParallelError
 from ddp.nn import Module
-from ddp.nn._walking import registrations
+from ddp.nn.module import registration_count
 
 
 class Members:
@@ -15,11 +15,11 @@ class Members:
         self._known = {
             id(p): p for p in module.parameters()
         }  # the parameters too: an id is theirs only while they live
-        self._seen = registrations()
+        self._seen = registration_count()
 
     def check(self) -> None:
         """Looks again if any module has got or lost a part since. Raises: ParallelError naming what is new."""
-        now = registrations()
+        now = registration_count()
         if now == self._seen:
             return
         new = [name for name, p in self._module.named_parameters() if id(p) not in self._known]

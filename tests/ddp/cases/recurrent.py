@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import ddp
-from ddp.nn._recurrent import GATES, run_layer
+from ddp.nn.recurrent import GATES, run_layer
 from tests.ddp.cases.table import Case, draw, spaced
 
 

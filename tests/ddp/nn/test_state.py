@@ -186,4 +186,4 @@ class TestState:
         net = nn.Linear(1, 1)
         assert repr(net.load_state_dict(net.state_dict())) == "<All keys matched successfully>"
         text = repr(net.load_state_dict({}, strict=False))
-        assert text == "Incompatible(missing_keys=['weight', 'bias'], unexpected_keys=[])"
+        assert text == "IncompatibleKeys(missing_keys=['weight', 'bias'], unexpected_keys=[])"

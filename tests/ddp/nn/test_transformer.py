@@ -10,6 +10,7 @@ import pytest
 import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, ShapeError
+from ddp.nn import attention
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -181,10 +182,8 @@ def test_stack_of_encoders_sees_that_a_mask_is_causal(monkeypatch: pytest.Monkey
     ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
     x, t = ddp.tensor(numbers(3, 5, 8), requires_grad=True), torch.tensor(numbers(3, 5, 8), requires_grad=True)
     seen: list[bool] = []
-    attend = nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        nn.functional, "scaled_dot_product_attention", lambda *args: seen.append(args[-1]) or attend(*args)
-    )
+    attend = attention.scaled_dot_product_attention
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", lambda *args: seen.append(args[-1]) or attend(*args))
     mask = torch.nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
     y, expected = ours(x, ddp.tensor(mask.numpy())), theirs(t, mask)
     same_gradients(torch, y, expected, [x, *ours.parameters()], [t, *theirs.parameters()])

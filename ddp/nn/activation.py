@@ -1,0 +1,532 @@
+"""Activations: functions, and layers that call them. input: any shape, unless one says otherwise.
+
+`inplace` writes the result into the input, as the functions that end in an underscore do (and raises where these do).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp._engine import modes
+from ddp._tensor.arithmetic import convert
+from ddp._tensor.base import apply
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import empty_like, full, zeros_like
+from ddp._tensor.dtypes import parse
+from ddp._tensor.functions._mathematics import sigmoid, tanh
+from ddp._tensor.inplace import become
+from ddp._tensor.reductions import axis, required_float
+from ddp.errors import ArgumentError, ShapeError
+from ddp.nn import init as filling
+from ddp.nn.module import Module
+from ddp.nn.parameter import Parameter
+from ddp.nn.validation import one_dtype
+from ddp.ops import activation, piecewise
+
+
+def _curve(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> Tensor:
+    """An op that computes its derivative beside its value, where a gradient will be wanted."""
+    slope = modes.state.enabled and input.requires_grad
+    return _placed(op, input, inplace, slope=slope, **parameters)
+
+
+def _placed(op: Any, input: Tensor, inplace: bool, **parameters: Any) -> Tensor:
+    result = apply(op, (required_float(input, op.name),), **parameters)
+    return become(input, f"{op.name}_", result) if inplace else result
+
+
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    """max(input, 0). Raises: DtypeError for bool."""
+    return input.relu_() if inplace else input.relu()
+
+
+def relu_(input: Tensor) -> Tensor:
+    """relu, written into the input."""
+    return input.relu_()
+
+
+def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+    """input held within [0, 6]."""
+    return hardtanh(input, 0.0, 6.0, inplace)
+
+
+def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
+    """input held within [min_val, max_val]; no gradient at the bounds. Raises: ArgumentError if min_val > max_val."""
+    if min_val > max_val:
+        raise ArgumentError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
+    return _placed(piecewise.hardtanh, input, inplace, low=min_val, high=max_val)
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """input where it is positive, else negative_slope * input."""
+    return _placed(piecewise.leaky_relu, input, inplace, slope=negative_slope)
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """input where it is positive, else alpha * (exp(input) - 1). Source: Clevert et al. 2016, arXiv:1511.07289."""
+    return _curve(activation.elu, input, inplace, alpha=alpha)
+
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+def selu(input: Tensor, inplace: bool = False) -> Tensor:
+    """1.0507 * elu(input, 1.67326): means and variances stay. Source: Klambauer et al. 2017, arXiv:1706.02515."""
+    return _curve(activation.elu, input, inplace, alpha=_SELU_ALPHA, scale=_SELU_SCALE)
+
+
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """input where it is positive, else alpha * (exp(input / alpha) - 1). Source: Barron 2017, arXiv:1704.07483.
+
+    Raises: ArgumentError if alpha is 0.
+    """
+    if alpha == 0:
+        raise ArgumentError("celu: alpha is a divisor, and cannot be 0")
+    return _curve(activation.elu, input, inplace, alpha=alpha, input_scale=1 / alpha)
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": by tanh in place of erf.
+
+    float32 takes erf to 1e-7. Raises: ArgumentError for another `approximate`. Source: Hendrycks and Gimpel 2016,
+    arXiv:1606.08415.
+    """
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(f"gelu: approximate is 'none' or 'tanh', not {approximate!r}")
+    return _curve(activation.gelu, input, tanh=approximate == "tanh")
+
+
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * sigmoid(input). Source: Elfwing et al. 2017, arXiv:1702.03118."""
+    return _curve(activation.silu, input, inplace)
+
+
+def mish(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * tanh(softplus(input)). Source: Misra 2019, arXiv:1908.08681."""
+    return _curve(activation.mish, input, inplace)
+
+
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + exp(beta * input)) / beta; the input itself where beta * input > threshold."""
+    return _curve(activation.softplus, input, beta=beta, threshold=threshold)
+
+
+def softsign(input: Tensor) -> Tensor:
+    """input / (1 + |input|)."""
+    return _placed(activation.softsign, input, False)
+
+
+def logsigmoid(input: Tensor) -> Tensor:
+    """log(sigmoid(input)), without loss where sigmoid is small."""
+    return _curve(activation.logsigmoid, input)
+
+
+def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * relu6(input + 3) / 6. Source: Howard et al. 2019, arXiv:1905.02244."""
+    return _placed(piecewise.hardswish, input, inplace)
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """relu6(input + 3) / 6."""
+    return _placed(piecewise.hardsigmoid, input, inplace)
+
+
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
+    """input where it is above `threshold`, else `value`."""
+    return _placed(piecewise.threshold, input, inplace, threshold=threshold, value=value)
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """input where it is positive, else weight * input. weight: (), (1,), or (C,) for input (N, C, ...).
+
+    Raises: ShapeError, DtypeError.
+    """
+    one_dtype("prelu", required_float(input, "prelu"), weight)
+    if weight.ndim > 1:
+        raise ShapeError(f"prelu: weight {tuple(weight.shape)}: expected () or (C,)")
+    if weight.numel() != 1:
+        channels = input.shape[1] if input.ndim > 1 else 1
+        if weight.numel() != channels:
+            raise ShapeError(
+                f"prelu: weight {tuple(weight.shape)} for input {tuple(input.shape)}: expected ({channels},)"
+            )
+        weight = weight.reshape(-1, *(1,) * (input.ndim - 2))
+    elif weight.ndim > input.ndim:
+        weight = weight.reshape(())
+    return apply(piecewise.prelu, (input, weight))
+
+
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """The first half along `dim` times the sigmoid of the second. Source: Dauphin et al. 2016, arXiv:1612.08083.
+
+    Raises: ShapeError for an odd size or a 0-d tensor; RangeError.
+    """
+    at = axis(required_float(input, "glu"), dim, "glu")
+    if not input.ndim or input.shape[at] % 2:
+        raise ShapeError(f"glu: shape {tuple(input.shape)}: expected an even size in dimension {dim}")
+    return apply(activation.glu, (input,), dim=at)
+
+
+def _of_dtype(input: Tensor, dtype: Any) -> Tensor:
+    return input if dtype is None else convert(input, parse(dtype))  # type: ignore[return-value]  # a tensor has the mixins
+
+
+def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+    """exp(input) / sum(exp(input)) along `dim`; without it along 0 for 0, 1 and 3 dimensions, else 1, as PyTorch does.
+
+    dtype: to compute in. _stacklevel: accepted, and ignored.
+    """
+    return _of_dtype(input, dtype).softmax(_implied(input) if dim is None else dim)
+
+
+def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+    """log(softmax(input, dim)), without loss of small probabilities."""
+    return _of_dtype(input, dtype).log_softmax(_implied(input) if dim is None else dim)
+
+
+def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+    """softmax(-input, dim)."""
+    return softmax(-input, dim, dtype=dtype)
+
+
+def _implied(input: Tensor) -> int:
+    return 0 if input.ndim in (0, 1, 3) else 1
+
+
+_threshold = threshold  # where an argument has its name
+
+
+def elu_(input: Tensor, alpha: float = 1.0) -> Tensor:
+    """elu, written into the input."""
+    return elu(input, alpha, inplace=True)
+
+
+def selu_(input: Tensor) -> Tensor:
+    """selu, written into the input."""
+    return selu(input, inplace=True)
+
+
+def celu_(input: Tensor, alpha: float = 1.0) -> Tensor:
+    """celu, written into the input."""
+    return celu(input, alpha, inplace=True)
+
+
+def hardtanh_(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """hardtanh, written into the input."""
+    return hardtanh(input, min_val, max_val, inplace=True)
+
+
+def leaky_relu_(input: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """leaky_relu, written into the input."""
+    return leaky_relu(input, negative_slope, inplace=True)
+
+
+def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
+    """threshold, written into the input."""
+    return _threshold(input, threshold, value, inplace=True)
+
+
+def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
+    """softmax((logits + Gumbel noise) / tau) along `dim`: nearly one-hot samples of the classes of `logits`.
+
+    hard: one-hot values, with the gradient of the soft ones. eps: accepted, and ignored.
+    Raises: DtypeError, RangeError. Source: Jang et al. 2017, arXiv:1611.01144; Maddison et al. 2017, arXiv:1611.00712.
+    """
+    noise = -empty_like(required_float(logits, "gumbel_softmax")).exponential_().log()
+    soft = ((logits + noise) / tau).softmax(dim)
+    if not hard:
+        return soft
+    sample = zeros_like(logits).scatter_(dim, soft.detach().argmax(dim, keepdim=True), 1.0)
+    return sample - soft.detach() + soft
+
+
+class ReLU(Module):
+    """max(input, 0)."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return relu(input, self.inplace)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
+
+
+class ReLU6(Module):
+    """input held within [0, 6]."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return relu6(input, self.inplace)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
+
+
+class LeakyReLU(Module):
+    """input where it is positive, else negative_slope * input."""
+
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
+        super().__init__()
+        self.negative_slope = negative_slope
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return leaky_relu(input, self.negative_slope, self.inplace)
+
+    def extra_repr(self) -> str:
+        return f"negative_slope={self.negative_slope}" + (", inplace=True" if self.inplace else "")
+
+
+class ELU(Module):
+    """input where it is positive, else alpha * (exp(input) - 1)."""
+
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return elu(input, self.alpha, self.inplace)
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha}" + (", inplace=True" if self.inplace else "")
+
+
+class SELU(Module):
+    """1.0507 * elu(input, 1.67326)."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return selu(input, self.inplace)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
+
+
+class CELU(Module):
+    """input where it is positive, else alpha * (exp(input / alpha) - 1)."""
+
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return celu(input, self.alpha, self.inplace)
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha}" + (", inplace=True" if self.inplace else "")
+
+
+class GELU(Module):
+    """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": by tanh in place of erf."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, input: Tensor) -> Tensor:
+        return gelu(input, self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
+
+
+class SiLU(Module):
+    """input * sigmoid(input)."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return silu(input, self.inplace)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
+
+
+class Mish(Module):
+    """input * tanh(softplus(input))."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return mish(input, self.inplace)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
+
+
+class Softplus(Module):
+    """log(1 + exp(beta * input)) / beta; the input itself where beta * input > threshold."""
+
+    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
+        super().__init__()
+        self.beta = beta
+        self.threshold = threshold
+
+    def forward(self, input: Tensor) -> Tensor:
+        return softplus(input, self.beta, self.threshold)
+
+    def extra_repr(self) -> str:
+        return f"beta={self.beta}, threshold={self.threshold}"
+
+
+class Softsign(Module):
+    """input / (1 + |input|)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return softsign(input)
+
+
+class Sigmoid(Module):
+    """1 / (1 + exp(-input))."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return sigmoid(input)
+
+
+class LogSigmoid(Module):
+    """log(sigmoid(input))."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return logsigmoid(input)
+
+
+class Tanh(Module):
+    """The hyperbolic tangent."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return tanh(input)
+
+
+class Hardtanh(Module):
+    """input held within [min_val, max_val]. Raises: ArgumentError unless min_val < max_val."""
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
+        super().__init__()
+        if max_val <= min_val:
+            raise ArgumentError(f"Hardtanh: expected min_val < max_val, got {min_val} and {max_val}")
+        self.min_val = min_val
+        self.max_val = max_val
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return hardtanh(input, self.min_val, self.max_val, self.inplace)
+
+    def extra_repr(self) -> str:
+        return f"min_val={self.min_val}, max_val={self.max_val}" + (", inplace=True" if self.inplace else "")
+
+
+class Hardswish(Module):
+    """input * relu6(input + 3) / 6."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return hardswish(input, self.inplace)
+
+
+class Hardsigmoid(Module):
+    """relu6(input + 3) / 6."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return hardsigmoid(input, self.inplace)
+
+
+class Threshold(Module):
+    """input where it is above `threshold`, else `value`."""
+
+    def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
+        super().__init__()
+        self.threshold = threshold
+        self.value = value
+        self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return threshold(input, self.threshold, self.value, self.inplace)
+
+    def extra_repr(self) -> str:
+        return f"threshold={self.threshold}, value={self.value}" + (", inplace=True" if self.inplace else "")
+
+
+class GLU(Module):
+    """The first half along `dim` times the sigmoid of the second: that size is halved."""
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, input: Tensor) -> Tensor:
+        return glu(input, self.dim)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
+
+
+class PReLU(Module):
+    """input where it is positive, else weight * input. weight: (num_parameters,), 1 or the channels of (N, C, ...)."""
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.num_parameters = num_parameters
+        self.init = init
+        self.weight = Parameter(full((num_parameters,), float(init), dtype=dtype, device=device))
+
+    def reset_parameters(self) -> None:
+        """Every weight becomes `init` again."""
+        filling.constant_(self.weight, self.init)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return prelu(input, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"num_parameters={self.num_parameters}"
+
+
+class _AlongDim(Module):
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
+
+
+class Softmax(_AlongDim):
+    """exp(input) / sum(exp(input)) along `dim`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return softmax(input, self.dim)
+
+
+class LogSoftmax(_AlongDim):
+    """log(softmax(input)) along `dim`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return log_softmax(input, self.dim)
+
+
+class Softmin(_AlongDim):
+    """softmax(-input) along `dim`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return softmin(input, self.dim)

@@ -1,0 +1,327 @@
+"""Attention: scaled dot products, and the layer with several heads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ddp._device import generator, on
+from ddp._engine import modes
+from ddp._tensor.base import apply
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import empty, zeros
+from ddp._tensor.dtypes import bool_, is_float
+from ddp._tensor.functions._joins import cat
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.nn import init
+from ddp.nn.activation import softmax
+from ddp.nn.dropout import dropout
+from ddp.nn.linear import Linear, linear
+from ddp.nn.module import Module
+from ddp.nn.parameter import Parameter
+from ddp.ops import attention
+
+_NAME = "scaled_dot_product_attention"
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(scale * query @ key^T + mask) @ value, without the L x S probabilities ever in memory, backward included.
+
+    query: (..., L, E), key: (..., S, E), value: (..., S, Ev); leading axes broadcast; returns (..., L, Ev).
+    attn_mask: broadcasts to (..., L, S); True where a query may see a key, or numbers to add to the scores.
+    is_causal: query i sees keys 0 to i. scale: 1/sqrt(E) unless given. dropout_p: always applied.
+    enable_gqa: query (..., Hq, L, E) shares each of the Hk heads of key and value among Hq/Hk neighbours.
+    A query that may see no key gets 0.
+
+    Raises: ShapeError, DtypeError, ArgumentError. Source: Dao et al. 2022, arXiv:2205.14135.
+    """
+    tensors, given = (query, key, value), [tuple(x.shape) for x in (query, key, value)]
+    if any(len(shape) < 2 for shape in given) or given[0][-1] != given[1][-1] or given[1][-2] != given[2][-2]:
+        raise ShapeError(
+            f"{_NAME}: query {given[0]}, key {given[1]}, value {given[2]}: expected (..., L, E), (..., S, E), "
+            "(..., S, Ev)"
+        )
+    if not all(is_float(x.dtype) and (x.dtype == query.dtype or modes.state.autocast) for x in tensors):
+        raise DtypeError(
+            f"{_NAME}: query, key and value need one floating dtype, got {query.dtype}, {key.dtype}, {value.dtype}"
+        )
+    if not 0 <= dropout_p <= 1:
+        raise ArgumentError(f"{_NAME}: dropout_p is a probability, not {dropout_p}")
+    if is_causal and attn_mask is not None:
+        raise ArgumentError(f"{_NAME}: is_causal and attn_mask exclude each other; put the triangle into the mask")
+    if scale is None:
+        scale = 1 / math.sqrt(max(given[0][-1], 1))
+    wanted = max(*map(len, given), 3)
+    q, k, v = (x.reshape((1,) * (wanted - x.ndim) + tuple(x.shape)) if x.ndim < wanted else x for x in tensors)
+    grouped = 1
+    if enable_gqa:
+        heads, shared = _heads(q), _heads(k)
+        if _heads(v) != shared or not shared or heads % shared:
+            raise ShapeError(
+                f"{_NAME}: enable_gqa: {heads} heads of query are no multiple of those of key {given[1]} and value "
+                f"{given[2]}"
+            )
+        grouped = heads // shared
+    lead = _lead(q, k, v, grouped, given)
+    mask = None if attn_mask is None else _mask(attn_mask, query, (*lead, q.shape[-2], k.shape[-2]))
+    if grouped > 1:
+        # Neighbours of one key head get an axis of their own, along which key and value broadcast.
+        split = (lead[-1] // grouped, grouped)
+        q = q.reshape((*q.shape[:-3], *split, *q.shape[-2:]))
+        k, v = k.unsqueeze(-3), v.unsqueeze(-3)
+        if mask is not None:
+            joint = mask.shape[-3]
+            mask = mask.reshape((*mask.shape[:-3], *(split if joint > 1 else (1, 1)), *mask.shape[-2:]))
+    seed: Any = 0
+    if dropout_p:
+        with on(query.device):
+            seed = attention.drawn(query.device.xp, generator(query.device))
+    out: Tensor = apply(
+        attention.attention, (q, k, v, mask), scale=float(scale), causal=is_causal, p=float(dropout_p), seed=seed
+    )
+    if grouped > 1:
+        out = out.reshape((*lead, *out.shape[-2:]))
+    return out if max(map(len, given)) == wanted else out.squeeze(0)
+
+
+def _heads(x: Tensor) -> int:
+    return int(x.shape[-3])
+
+
+def _lead(q: Tensor, k: Tensor, v: Tensor, grouped: int, given: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The common leading sizes. Raises: ShapeError if they do not broadcast."""
+    found = []
+    for i, sizes in enumerate(zip(*(tuple(x.shape[:-2]) for x in (q, k, v)), strict=True)):
+        if grouped > 1 and i == q.ndim - 3:
+            sizes = sizes[:1]
+        distinct = set(sizes) - {1}
+        if len(distinct) > 1:
+            raise ShapeError(
+                f"{_NAME}: leading axes of query {given[0]}, key {given[1]}, value {given[2]} do not broadcast"
+            )
+        found.append(distinct.pop() if distinct else 1)
+    return tuple(found)
+
+
+def _mask(mask: Tensor, query: Tensor, full: tuple[int, ...]) -> Tensor:
+    """The mask with as many dimensions as `full`. Raises: ShapeError, DtypeError."""
+    if mask.dtype not in (bool_, query.dtype) and not (modes.state.autocast and is_float(mask.dtype)):
+        raise DtypeError(f"{_NAME}: attn_mask is bool or {query.dtype} like the query, not {mask.dtype}")
+    padded = (1,) * (len(full) - mask.ndim) + tuple(mask.shape)
+    if len(padded) != len(full) or any(n not in (1, m) for n, m in zip(padded, full, strict=True)):
+        raise ShapeError(f"{_NAME}: attn_mask {tuple(mask.shape)} does not broadcast to the scores {full}")
+    return mask.reshape(padded)
+
+
+class NonDynamicallyQuantizableLinear(Linear):
+    """A Linear, under the name that PyTorch prints for the last projection of its attention."""
+
+
+class MultiheadAttention(Module):
+    """Attention in num_heads subspaces of embed_dim/num_heads each, between learned projections.
+
+    in_proj_weight: (3*embed_dim, embed_dim), or q_, k_ and v_proj_weight where kdim or vdim differ; in_proj_bias:
+    (3*embed_dim,); out_proj: Linear. add_bias_kv: one more key and value, learned; add_zero_attn: one more, of zeros.
+    kdim, vdim: widths of key and value. dropout: of the probabilities.
+
+    Raises: ArgumentError unless embed_dim is a multiple of num_heads. Source: Vaswani et al. 2017, arXiv:1706.03762.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
+            raise ArgumentError(f"MultiheadAttention: embed_dim {embed_dim} is no multiple of num_heads {num_heads}")
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads
+        self.dropout = dropout
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.batch_first = batch_first
+        self.add_zero_attn = add_zero_attn
+        same = self.kdim == embed_dim and self.vdim == embed_dim
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "q_proj_weight": None if same else (embed_dim, embed_dim),
+            "k_proj_weight": None if same else (embed_dim, self.kdim),
+            "v_proj_weight": None if same else (embed_dim, self.vdim),
+            "in_proj_weight": (3 * embed_dim, embed_dim) if same else None,
+            "in_proj_bias": (3 * embed_dim,) if bias else None,
+            "bias_k": (1, 1, embed_dim) if add_bias_kv else None,
+            "bias_v": (1, 1, embed_dim) if add_bias_kv else None,
+        }
+        for name, shape in shapes.items():
+            made = None if shape is None else Parameter(empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, made)
+        self.out_proj = NonDynamicallyQuantizableLinear(embed_dim, embed_dim, bias, device=device, dtype=dtype)
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        for weight in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight, self.in_proj_weight):
+            if weight is not None:
+                init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            init.zeros_(self.in_proj_bias)
+            init.zeros_(self.out_proj.bias)
+        if self.bias_k is not None:
+            init.xavier_normal_(self.bias_k)
+            init.xavier_normal_(self.bias_v)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query: (L, N, E), key: (S, N, kdim), value: (S, N, vdim); N first if batch_first; no N if unbatched.
+
+        key_padding_mask: (N, S), attn_mask: (L, S) or (N*num_heads, L, S); True where a key may NOT be seen, or numbers
+        to add to the scores. is_causal: a hint that attn_mask is the causal one. Returns (result, weights): like query;
+        (N, L, S), or (N, num_heads, L, S) unless averaged. Without need_weights (result, None), faster and in less
+        memory.
+
+        Raises: ShapeError, DtypeError, ArgumentError.
+        """
+        self._check(query, key, value)
+        if is_causal and attn_mask is None:
+            raise ArgumentError("MultiheadAttention: is_causal is a hint about attn_mask, which is missing")
+        batched = query.ndim == 3
+        q, k, v = self._heads(query, key, value)
+        causal = is_causal and key_padding_mask is None and not need_weights
+        added = (self.bias_k is not None) + self.add_zero_attn
+        causal = causal and not added
+        mask = None if causal else self._mask(attn_mask, key_padding_mask, q, k.shape[-2] - added, added)
+        p = self.dropout if self.training else 0.0
+        weights: Tensor | None = None
+        if need_weights:
+            scores = (q * (1 / math.sqrt(self.head_dim))) @ k.transpose(-1, -2)
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == bool_ else scores + mask
+            weights = dropout(softmax(scores, -1), p)
+            heads = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        else:
+            heads = scaled_dot_product_attention(q, k, v, mask, p, causal)
+        inner = heads.permute(0, 2, 1, 3) if self.batch_first or not batched else heads.permute(2, 0, 1, 3)
+        joined = inner.reshape((*inner.shape[:2], self.embed_dim))
+        return self.out_proj(joined if batched else joined.squeeze(0)), weights
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        shapes = [tuple(x.shape) for x in (query, key, value)]
+        wanted = (self.embed_dim, self.kdim, self.vdim)
+        length, batch = (1, 0) if self.batch_first and query.ndim == 3 else (0, 1)
+        if (
+            query.ndim not in (2, 3)
+            or any(len(shape) != query.ndim or shape[-1] != n for shape, n in zip(shapes, wanted, strict=True))
+            or shapes[1][length] != shapes[2][length]
+            or (query.ndim == 3 and len({shape[batch] for shape in shapes}) > 1)
+        ):
+            order = "(N, L, E), (N, S, Ek), (N, S, Ev)" if self.batch_first else "(L, N, E), (S, N, Ek), (S, N, Ev)"
+            raise ShapeError(
+                f"MultiheadAttention: query {shapes[0]}, key {shapes[1]}, value {shapes[2]}: expected {order}, "
+                f"or no N, with E, Ek, Ev = {wanted}"
+            )
+
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Projections, (N, num_heads, L or S, head_dim) each: views of what the fewest products give."""
+        weight, bias = self.in_proj_weight, self.in_proj_bias
+        parts: list[Tensor]
+        if weight is not None and query is key and key is value:
+            parts = self._parts(linear(query, weight, bias), 3)
+        elif weight is not None and key is value:
+            sizes = [self.embed_dim, 2 * self.embed_dim]
+            w, w_kv = weight.split(sizes)
+            b, b_kv = (None, None) if bias is None else bias.split(sizes)
+            parts = [
+                *self._parts(linear(query, w, b), 1),
+                *self._parts(linear(key, w_kv, b_kv), 2),
+            ]
+        else:
+            each = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if weight is None else weight.chunk(3)
+            biases = (None, None, None) if bias is None else bias.chunk(3)
+            inputs = (query, key, value)
+            parts = [self._parts(linear(x, w, b), 1)[0] for x, w, b in zip(inputs, each, biases, strict=True)]
+        if self.bias_k is not None:
+            extra = (x.reshape((1, self.num_heads, 1, self.head_dim)) for x in (self.bias_k, self.bias_v))
+            parts[1:] = [
+                cat([x, e.expand(x.shape[0], -1, -1, -1)], dim=2) for x, e in zip(parts[1:], extra, strict=True)
+            ]
+        if self.add_zero_attn:
+            shape = (*parts[1].shape[:2], 1, self.head_dim)
+            nothing = zeros(shape, dtype=query.dtype, device=query.device)
+            parts[1:] = [cat([x, nothing], dim=2) for x in parts[1:]]
+        return parts
+
+    def _parts(self, x: Tensor, count: int) -> list[Tensor]:
+        split = x.reshape((*x.shape[:-1], count, self.num_heads, self.head_dim)).unbind(-3)
+        if x.ndim == 2:
+            return [each.permute(1, 0, 2).unsqueeze(0) for each in split]
+        order = (0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)
+        return [each.permute(order) for each in split]
+
+    def _mask(
+        self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, keys: int, added: int
+    ) -> Tensor | None:
+        """What scaled_dot_product_attention takes, True where a key may be seen; `added` keys at the end always are."""
+        batch, heads, length = q.shape[:3]
+        masks = []
+        if attn_mask is not None:
+            if tuple(attn_mask.shape) == (length, keys):
+                masks.append(attn_mask.reshape((1, 1, length, keys)))
+            elif tuple(attn_mask.shape) == (batch * heads, length, keys):
+                masks.append(attn_mask.reshape((batch, heads, length, keys)))
+            else:
+                raise ShapeError(
+                    f"MultiheadAttention: attn_mask {tuple(attn_mask.shape)}: expected {(length, keys)} or "
+                    f"{(batch * heads, length, keys)}"
+                )
+        if padding is not None:
+            if tuple(padding.shape) != (batch, keys) and not (batch == 1 and tuple(padding.shape) == (keys,)):
+                raise ShapeError(f"MultiheadAttention: key_padding_mask {tuple(padding.shape)}: not {(batch, keys)}")
+            masks.append(padding.reshape((batch, 1, 1, keys)))
+        for i, mask in enumerate(masks):
+            if mask.dtype != bool_ and not is_float(mask.dtype):
+                raise DtypeError(f"MultiheadAttention: a mask is bool or floating, not {mask.dtype}")
+            if added:
+                ends = zeros((*mask.shape[:3], added), dtype=mask.dtype, device=mask.device)
+                masks[i] = cat([mask, ends], dim=3)
+        if not masks:
+            return None
+        if all(mask.dtype == bool_ for mask in masks):
+            return ~(masks[0] if len(masks) == 1 else masks[0] | masks[1])
+        numbers = [additive(mask, q) for mask in masks]
+        return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]
+
+
+def additive(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask as numbers to add, in the dtype of `like`: -inf where a bool mask is True, which may not be seen."""
+    if mask.dtype != bool_:
+        return mask.to(dtype=like.dtype)
+    return zeros(mask.shape, dtype=like.dtype, device=mask.device).masked_fill(mask, -math.inf)

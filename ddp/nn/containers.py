@@ -1,0 +1,348 @@
+"""Modules that hold modules or parameters, as lists and as dicts."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, TypeVar, overload
+
+from ddp._tensor.core import Tensor
+from ddp.errors import DtypeError, RangeError
+from ddp.nn.module import Module, note_registration
+from ddp.nn.parameter import Parameter
+
+L = TypeVar("L", bound="_Listed")
+
+
+class _Listed(Module):
+    """A list of modules, which are children named by their positions."""
+
+    def _position(self, index: int, inserting: bool = False) -> int:
+        """Raises: RangeError."""
+        n, i = len(self._modules), operator.index(index)
+        if not -n <= i < n + inserting:
+            raise RangeError(f"{type(self).__name__} of {n} modules has no module {i}")
+        return i + n if i < 0 else i
+
+    def _name(self, index: int) -> str:
+        return next(itertools.islice(self._modules, self._position(index), None))
+
+    def _refill(self, modules: Iterable[Any]) -> None:
+        """Children anew, by position. Raises: DtypeError."""
+        found = list(modules)
+        for module in found:
+            if module is not None and not isinstance(module, Module):
+                raise DtypeError(f"{type(self).__name__}: expected a Module, got {type(module).__name__}")
+        self._modules.clear()
+        self._modules.update((str(i), module) for i, module in enumerate(found))
+        note_registration()
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._modules.values())
+
+    @overload
+    def __getitem__(self: L, index: int) -> Any: ...
+    @overload
+    def __getitem__(self: L, index: slice) -> L: ...
+    def __getitem__(self: L, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._like(list(self._modules.items())[index])
+        return self._modules[self._name(index)]
+
+    def _like(self, items: list[tuple[str, Any]]) -> Any:
+        """A container of this class with these modules."""
+        raise NotImplementedError
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self.add_module(self._name(index), module)
+
+    def __delitem__(self, index: int | slice) -> None:
+        modules = list(self._modules.values())
+        del modules[index if isinstance(index, slice) else self._position(index)]
+        self._refill(modules)
+
+    def __iadd__(self: L, other: Iterable[Any]) -> L:
+        return self.extend(other)
+
+    def append(self: L, module: Module) -> L:
+        """Adds a module at the end, and returns this container."""
+        self.add_module(str(len(self)), module)
+        return self
+
+    def extend(self: L, modules: Iterable[Any]) -> L:
+        """Adds modules at the end, and returns this container. Raises: DtypeError for what is no sequence."""
+        if not isinstance(modules, Iterable) or isinstance(modules, str | bytes):
+            raise DtypeError(f"{type(self).__name__}: expected a sequence of modules, got {type(modules).__name__}")
+        for module in list(modules):
+            self.append(module)
+        return self
+
+    def insert(self: L, index: int, module: Module) -> L:
+        """Adds a module before position `index`, and returns this container. Raises: RangeError, DtypeError."""
+        modules = list(self._modules.values())
+        modules.insert(self._position(index, inserting=True), module)
+        self._refill(modules)
+        return self
+
+    def pop(self, key: int) -> Any:
+        """Takes out the module at that position, and returns it. Raises: RangeError."""
+        module = self[key]
+        del self[key]
+        return module
+
+
+class Sequential(_Listed):
+    """Modules applied one after another: Sequential(a, b), or Sequential({"first": a, "second": b})."""
+
+    def __init__(self, *modules: Any) -> None:
+        super().__init__()
+        named = modules[0].items() if len(modules) == 1 and isinstance(modules[0], dict) else enumerate(modules)
+        for name, module in named:
+            self.add_module(str(name), module)
+
+    def forward(self, input: Any) -> Any:
+        """input: what the first module takes; returns what the last one does."""
+        for module in self._modules.values():
+            assert module is not None
+            input = module(input)
+        return input
+
+    def _like(self, items: list[tuple[str, Any]]) -> Any:
+        return type(self)(dict(items))
+
+    def __add__(self, other: Sequential) -> Sequential:
+        if not isinstance(other, Sequential):
+            raise DtypeError(f"Sequential + {type(other).__name__}: expected a Sequential")
+        return Sequential(*self, *other)
+
+    def __mul__(self, times: int) -> Sequential:
+        return Sequential(*(module for _ in range(times) for module in self))
+
+    __rmul__ = __mul__
+
+
+class ModuleList(_Listed):
+    """A list of modules, whose parameters are found; it is not callable, and its owner's forward says what they do."""
+
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
+        super().__init__()
+        if modules is not None:
+            self.extend(modules)
+
+    def _like(self, items: list[tuple[str, Any]]) -> Any:
+        return type(self)([module for _, module in items])
+
+    def __add__(self, other: Iterable[Module]) -> ModuleList:
+        return ModuleList([*self, *other])
+
+    def _children_text(self) -> list[str]:
+        lines, start = [], 0
+        for text, run in itertools.groupby(map(repr, self)):
+            count = len(list(run))
+            lines.append(f"({start}): {text}" if count == 1 else f"({start}-{start + count - 1}): {count} x {text}")
+            start += count
+        return lines
+
+
+class ModuleDict(Module):
+    """Modules by name, whose parameters are found, in the order of insertion."""
+
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
+        super().__init__()
+        if modules is not None:
+            self.update(modules)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._modules[key]
+
+    def __setitem__(self, key: str, module: Module) -> None:
+        self.add_module(key, module)
+
+    def __delitem__(self, key: str) -> None:
+        del self._modules[key]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._modules
+
+    def clear(self) -> None:
+        """Takes all modules out."""
+        self._modules.clear()
+
+    def pop(self, key: str) -> Any:
+        """Takes a module out, and returns it. Raises: KeyError."""
+        return self._modules.pop(key)
+
+    def keys(self) -> KeysView[str]:
+        """The names."""
+        return self._modules.keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The names and modules."""
+        return self._modules.items()
+
+    def values(self) -> ValuesView[Any]:
+        """The modules."""
+        return self._modules.values()
+
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Adds modules, replacing those of the same names. Raises: DtypeError."""
+        pairs: Any = modules.items() if isinstance(modules, Mapping | ModuleDict) else modules
+        for key, module in pairs:
+            self[key] = module
+
+
+def _parameter(value: Any, name: str) -> Parameter:
+    """A parameter, made of a tensor where it is not one. Raises: DtypeError."""
+    if isinstance(value, Parameter):
+        return value
+    if not isinstance(value, Tensor):
+        raise DtypeError(f"{name}: expected a Parameter or a Tensor, got {type(value).__name__}")
+    return Parameter(value, requires_grad=value.is_floating_point())
+
+
+class _Held(Module):
+    def extra_repr(self) -> str:
+        return "\n".join(
+            f"  ({name}): Parameter containing: [ddp.{value.dtype.name} of size {'x'.join(map(str, value.shape))}]"
+            for name, value in self._parameters.items()
+            if value is not None
+        )
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+class ParameterList(_Held):
+    """A list of parameters, which a module that holds it trains; tensors become parameters.
+
+    Raises: DtypeError for what is no tensor; RangeError for an index that is not there.
+    """
+
+    def __init__(self, values: Iterable[Any] | None = None) -> None:
+        super().__init__()
+        if values is not None:
+            self.extend(values)
+
+    def _name(self, index: int) -> str:
+        n, i = len(self), operator.index(index)
+        if not -n <= i < n:
+            raise RangeError(f"ParameterList of {n} parameters has no parameter {i}")
+        return str(i % n)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return ParameterList(list(self)[index])
+        return self._parameters[self._name(index)]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self.register_parameter(self._name(index), _parameter(value, "ParameterList"))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parameters.values())
+
+    def __iadd__(self, values: Iterable[Any]) -> ParameterList:
+        return self.extend(values)
+
+    def append(self, value: Any) -> ParameterList:
+        """Adds a parameter at the end, and returns this list."""
+        self.register_parameter(str(len(self)), _parameter(value, "ParameterList"))
+        return self
+
+    def extend(self, values: Iterable[Any]) -> ParameterList:
+        """Adds parameters at the end, and returns this list."""
+        if not isinstance(values, Iterable) or isinstance(values, Tensor):
+            raise DtypeError(f"ParameterList: expected a sequence of parameters, got {type(values).__name__}")
+        for value in list(values):
+            self.append(value)
+        return self
+
+
+class ParameterDict(_Held):
+    """Parameters by name, which a module that holds it trains; tensors become parameters.
+
+    Raises: DtypeError for what is no tensor; KeyError for a name that is not there.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None) -> None:
+        super().__init__()
+        if parameters is not None:
+            self.update(parameters)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._parameters[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.register_parameter(key, _parameter(value, "ParameterDict"))
+
+    def __delitem__(self, key: str) -> None:
+        del self._parameters[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self._parameters)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._parameters
+
+    def __or__(self, other: ParameterDict) -> ParameterDict:
+        return ParameterDict({**dict(self.items()), **dict(other.items())})
+
+    def __ior__(self, other: ParameterDict) -> ParameterDict:
+        self.update(other.items())
+        return self
+
+    def copy(self) -> ParameterDict:
+        """Another dict of the same parameters."""
+        return ParameterDict(self.items())
+
+    def clear(self) -> None:
+        """Takes all parameters out."""
+        self._parameters.clear()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The parameter of that name, or `default`."""
+        return self._parameters.get(key, default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The parameter of that name, put there if it is not there yet."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str) -> Any:
+        """Takes a parameter out, and returns it."""
+        return self._parameters.pop(key)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Takes the last parameter out, and returns it with its name."""
+        return self._parameters.popitem()
+
+    def keys(self) -> KeysView[str]:
+        """The names."""
+        return self._parameters.keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The names and parameters."""
+        return self._parameters.items()
+
+    def values(self) -> ValuesView[Any]:
+        """The parameters."""
+        return self._parameters.values()
+
+    def update(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
+        """Adds parameters, replacing those of the same names."""
+        pairs: Any = parameters.items() if isinstance(parameters, Mapping | ParameterDict) else parameters
+        for key, value in pairs:
+            self[key] = value

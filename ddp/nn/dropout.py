@@ -1,0 +1,95 @@
+"""Dropout. `inplace` writes the result into the input."""
+
+from __future__ import annotations
+
+import warnings
+
+from ddp._device import generator
+from ddp._tensor.base import apply
+from ddp._tensor.core import Tensor
+from ddp._tensor.inplace import become
+from ddp._tensor.reductions import required_float
+from ddp.errors import ArgumentError, ShapeError
+from ddp.nn.module import Module
+from ddp.ops import noise
+
+
+def _dropped(name: str, input: Tensor, p: float, training: bool, inplace: bool, shape: tuple[int, ...]) -> Tensor:
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"{name}: p is a probability, not {p}")
+    if not training or p == 0:
+        return input
+    required_float(input, name)
+    result = apply(noise.dropout, (input,), p=p, shape=shape, generator=generator(input.device))
+    return become(input, f"{name}_", result) if inplace else result
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Zeros each element with probability `p` and scales the rest by 1/(1 - p); the input itself unless training.
+
+    Raises: ArgumentError unless 0 <= p <= 1; DtypeError unless floating.
+    Source: Srivastava et al. 2014, JMLR 15, 1929-1958.
+    """
+    return _dropped("dropout", input, p, training, inplace, input.shape)
+
+
+def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """As dropout, but whole channels fall. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
+    if input.ndim not in (2, 3):
+        raise ShapeError(f"dropout1d: input {tuple(input.shape)}: expected (N, C, L) or (C, L)")
+    return _dropped("dropout1d", input, p, training, inplace, (*input.shape[:-1], 1))
+
+
+def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """As dropout, but whole channels fall. input: (N, C, H, W); (N, C, L) too, as PyTorch has it.
+
+    Anything else of two dimensions and more works as there, with a warning: its first two are N and C.
+    Raises: ArgumentError, ShapeError.
+    """
+    if input.ndim not in (3, 4):
+        if input.ndim < 2:
+            raise ShapeError(f"dropout2d: input {tuple(input.shape)}: expected (N, C, H, W) or (N, C, L)")
+        warnings.warn(
+            f"dropout2d: input {tuple(input.shape)} is not (N, C, H, W): use dropout for elements, dropout1d for lines",
+            stacklevel=2,
+        )
+    return _dropped("dropout2d", input, p, training, inplace, (*input.shape[:2], *(1,) * (input.ndim - 2)))
+
+
+class _Dropping(Module):
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ArgumentError(f"{type(self).__name__}: p is a probability, not {p}")
+        self.p = p
+        self.inplace = inplace
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, inplace={self.inplace}"
+
+
+class Dropout(_Dropping):
+    """In training, zeros each element with probability `p` and scales the rest by 1/(1 - p).
+
+    Raises: ArgumentError unless 0 <= p <= 1.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dropout(input, self.p, self.training, self.inplace)
+
+
+class Dropout1d(_Dropping):
+    """As Dropout, but whole channels fall. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dropout1d(input, self.p, self.training, self.inplace)
+
+
+class Dropout2d(_Dropping):
+    """As Dropout, but whole channels fall. input: (N, C, H, W), (N, C, L) or (N, C).
+
+    Raises: ArgumentError, ShapeError.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dropout2d(input, self.p, self.training, self.inplace)

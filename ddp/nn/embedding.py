@@ -1,0 +1,198 @@
+"""Embeddings, and classes as one-hot vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp._device import on
+from ddp._engine import no_grad
+from ddp._tensor.base import apply, borrowed, wrap
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import empty
+from ddp._tensor.watching import placed_by_any
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.nn import init
+from ddp.nn.module import Module
+from ddp.nn.parameter import Parameter
+from ddp.ops import lookup
+from ddp.ops.cuda import bounds
+
+
+@placed_by_any
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """weight[input]: the rows of a table. input: integers in [0, V), any shape; weight: (V, D); returns (*input, D).
+
+    padding_idx: a row that gets no gradient. max_norm: rows that are used and longer, by the norm of `norm_type`, are
+    shortened in place first. scale_grad_by_freq: a row's gradient is divided by how often it occurs in the input.
+
+    Raises: DtypeError, ShapeError; RangeError naming the first number out of range; ArgumentError for `sparse`.
+    """
+    if sparse:
+        raise ArgumentError("embedding: sparse gradients are not supported here; leave sparse=False")
+    if input._device is not weight._device:  # the op runs where the table is
+        with on(weight._device):
+            there = input.to(weight._device)
+            return embedding(there, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if input.dtype.kind not in "iu":
+        raise DtypeError(f"embedding: input holds row numbers (int64), not {input.dtype}")
+    if weight.ndim != 2:
+        raise ShapeError(f"embedding: weight {tuple(weight.shape)}: expected (V, D)")
+    rows, index = weight.shape[0], input._array
+    if padding_idx is not None:
+        padding_idx = _padding("embedding", padding_idx, rows)
+    if weight.device.type == "cuda":
+        told = "embedding: input {value} is not one of the {limit} rows 0 to {last}"
+        index = bounds.checked(weight.device.xp, index, 0, rows, RangeError, told)
+    elif index.size and not (index.min() >= 0 and index.max() < rows):
+        bad = index[(index < 0) | (index >= rows)][0]
+        raise RangeError(f"embedding: input {int(bad)} is not one of the {rows} rows 0 to {rows - 1}")
+    if max_norm is not None:
+        _shorten(weight, index, max_norm, norm_type)
+    if weight.device.type != "cuda":  # there it is a new array already
+        index = borrowed(index, weight)
+    out: Tensor = apply(lookup.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq)
+    return out
+
+
+def _padding(name: str, padding_idx: int, rows: int) -> int:
+    """padding_idx counted from the front. Raises: RangeError."""
+    if not -rows <= padding_idx < rows:
+        raise RangeError(f"{name}: padding_idx {padding_idx} is not one of the {rows} rows")
+    return padding_idx % rows
+
+
+def _shorten(weight: Tensor, index: Any, max_norm: float, norm_type: float) -> None:
+    xp = weight.device.xp
+    used = xp.unique(index)
+    with no_grad():
+        long = weight[wrap(used, weight.device)]
+        norms = xp.linalg.norm(long._array.astype("float64"), norm_type, axis=1)
+        over = norms > max_norm
+        if over.any():
+            shorter = long._array[over] * (max_norm / (norms[over] + 1e-7))[:, None].astype(weight.dtype)
+            weight[wrap(used[over], weight.device)] = wrap(shorter, weight.device)
+
+
+@placed_by_any
+def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    """1 at the class number of each element, 0 elsewhere, int64. input: (...) of int64; result: (..., num_classes).
+
+    num_classes: -1 takes the largest class + 1.
+
+    Raises: DtypeError; RangeError for a class that is not there; ArgumentError if the number cannot be inferred.
+    """
+    array, xp = input._array, input.device.xp
+    if array.dtype != "int64":
+        raise DtypeError(f"one_hot: expected class numbers of int64, got {array.dtype}")
+    if num_classes < 0 and (num_classes != -1 or not array.size):
+        raise ArgumentError(f"one_hot: num_classes={num_classes} for shape {array.shape}: expected a number of classes")
+    if num_classes >= 0 and input.device.type == "cuda":
+        told = "one_hot: class {value} is not one of the {limit} classes 0 to {last}"
+        array = bounds.checked(xp, array, 0, num_classes, RangeError, told)
+        return wrap((array[..., None] == xp.arange(num_classes)).astype("int64"), input.device)
+    if array.size and array.min() < 0:
+        raise RangeError(f"one_hot: class {int(array.min())} is below 0")
+    top = int(array.max()) + 1 if array.size else 0
+    if num_classes == -1:
+        num_classes = top
+    elif top > num_classes:
+        raise RangeError(f"one_hot: class {top - 1} is not one of the {num_classes} classes 0 to {num_classes - 1}")
+    out = xp.zeros((array.size, num_classes), "int64")
+    out[xp.arange(array.size), array.reshape(-1)] = 1
+    return wrap(out.reshape(*array.shape, num_classes), input.device)
+
+
+class Embedding(Module):
+    """A table of vectors, looked up by number. input: integers, any shape; returns (*input, embedding_dim).
+
+    weight: (num_embeddings, embedding_dim), normally distributed. padding_idx: a row that begins as zeros and gets no
+    gradient. max_norm, norm_type, scale_grad_by_freq: see functional.embedding.
+
+    Raises: RangeError for a padding_idx that is no row; ArgumentError for `sparse`, which is not supported.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        _freeze: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if sparse:
+            raise ArgumentError("Embedding: sparse gradients are not supported here; leave sparse=False")
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = None if padding_idx is None else _padding("Embedding", padding_idx, num_embeddings)
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.sparse = sparse
+        if _weight is None:
+            table = empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
+            self.weight = Parameter(table, requires_grad=not _freeze)
+            self.reset_parameters()
+        else:
+            if tuple(_weight.shape) != (num_embeddings, embedding_dim):
+                raise ShapeError(
+                    f"Embedding: weight {tuple(_weight.shape)}: expected {(num_embeddings, embedding_dim)}"
+                )
+            self.weight = Parameter(_weight, requires_grad=not _freeze)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Embedding:
+        """A layer on a given table, (V, D), whose memory it shares; `freeze`: not trained. Raises: ShapeError."""
+        if embeddings.ndim != 2:
+            raise ShapeError(f"Embedding.from_pretrained: table {tuple(embeddings.shape)}: expected (V, D)")
+        rows, columns = embeddings.shape
+        options = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        return cls(rows, columns, *options, _weight=embeddings, _freeze=freeze)
+
+    def reset_parameters(self) -> None:
+        """Draws the table anew; the padding row becomes zeros."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with no_grad():
+                self.weight[self.padding_idx] = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: integers in [0, num_embeddings), any shape; returns (*input, embedding_dim)."""
+        return embedding(
+            input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+        )
+
+    def extra_repr(self) -> str:
+        text = f"{self.num_embeddings}, {self.embedding_dim}"
+        if self.padding_idx is not None:
+            text += f", padding_idx={self.padding_idx}"
+        if self.max_norm is not None:
+            text += f", max_norm={self.max_norm}"
+        if self.norm_type != 2:
+            text += f", norm_type={self.norm_type}"
+        if self.scale_grad_by_freq:
+            text += f", scale_grad_by_freq={self.scale_grad_by_freq}"
+        return text

@@ -1,0 +1,278 @@
+"""Hooks of a module: functions that are called around its forward, its backward and its state dicts.
+
+A module without hooks pays one attribute look-up a call. Backward hooks need two identity nodes in the graph: one
+behind the inputs of a call, and one behind its outputs, which backward reaches first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from ddp._engine import Joint, Node, RemovableHandle, modes, ports
+from ddp._tensor.base import wrap
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import zeros
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+
+Hook = Callable[..., Any]
+Grads = tuple[Any, ...]
+
+
+class HookLists:
+    """The hooks of one module, each list in the order in which they are called."""
+
+    def __init__(self) -> None:
+        self.forward_pre: list[tuple[Hook, bool]] = []  # hook, with_kwargs
+        self.forward: list[tuple[Hook, bool, bool]] = []  # hook, with_kwargs, always_call
+        self.backward_pre: list[tuple[Hook]] = []
+        self.backward: list[tuple[Hook]] = []
+        self.state_dict_pre: list[tuple[Hook]] = []
+        self.state_dict_post: list[tuple[Hook]] = []
+        self.load_state_dict_pre: list[tuple[Hook]] = []
+        self.load_state_dict_post: list[tuple[Hook]] = []
+
+
+class HasHooks:
+    """The hooks of a module. Each registration returns a handle: `handle.remove()`, or `with` it."""
+
+    _hooks_: HookLists | None = None  # on the class: a module without hooks carries none
+
+    def _add_hook(self, kind: str, entry: tuple[Any, ...], prepend: bool = False) -> RemovableHandle:
+        if self._hooks_ is None:
+            self.__dict__["_hooks_"] = HookLists()
+        hooks = getattr(self._hooks_, kind)
+        hooks.insert(0 if prepend else len(hooks), entry)
+        return RemovableHandle(hooks, entry)
+
+    def register_forward_pre_hook(
+        self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
+        """Calls hook(module, args) before forward; what it returns, a tuple or one value, replaces the arguments.
+
+        with_kwargs: hook(module, args, kwargs), which returns (args, kwargs). prepend: before all others.
+        """
+        return self._add_hook("forward_pre", (hook, with_kwargs), prepend)
+
+    def register_forward_hook(
+        self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
+    ) -> RemovableHandle:
+        """Calls hook(module, args, output) after forward; what it returns replaces the output.
+
+        with_kwargs: hook(module, args, kwargs, output). prepend: before all others. always_call: also where the call
+        raises, with the output so far, or None.
+        """
+        return self._add_hook("forward", (hook, with_kwargs, always_call), prepend)
+
+    def register_full_backward_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
+        """Calls hook(module, grad_output) before backward passes the module; what it returns replaces grad_output.
+
+        grad_output: a tuple, one gradient for each result.
+        """
+        return self._add_hook("backward_pre", (hook,), prepend)
+
+    def register_full_backward_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
+        """Calls hook(module, grad_input, grad_output) once backward has passed the module; what it returns replaces
+        grad_input.
+
+        grad_input, grad_output: tuples, one gradient for each positional input and each result, None where there is
+        none. Where no input requires grad the hook is called when grad_output is there, and returns None.
+        """
+        return self._add_hook("backward", (hook,), prepend)
+
+    def register_state_dict_pre_hook(self, hook: Hook) -> RemovableHandle:
+        """Calls hook(module, prefix, keep_vars) before this module's part of a state dict is taken."""
+        return self._add_hook("state_dict_pre", (hook,))
+
+    def register_state_dict_post_hook(self, hook: Hook) -> RemovableHandle:
+        """Calls hook(module, state_dict, prefix, local_metadata) after this module's part was taken, to change it in
+        place. local_metadata: an empty dict.
+        """
+        return self._add_hook("state_dict_post", (hook,))
+
+    def register_load_state_dict_pre_hook(self, hook: Hook) -> RemovableHandle:
+        """Calls hook(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        before anything is loaded, to change state_dict, a copy, or to add to the lists.
+        """
+        return self._add_hook("load_state_dict_pre", (hook,))
+
+    def register_load_state_dict_post_hook(self, hook: Hook) -> RemovableHandle:
+        """Calls hook(module, incompatible_keys) after loading; what it takes out of these lists is no error."""
+        return self._add_hook("load_state_dict_post", (hook,))
+
+    def _call_with_hooks(self, forward: Hook, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        hooks = cast(HookLists, self._hooks_)
+        always = [entry for entry in hooks.forward if entry[2]]
+        output = None
+        try:
+            for hook, with_kwargs in tuple(hooks.forward_pre):
+                inputs, options = _run_pre_hook(self, hook, with_kwargs, inputs, options)
+            backward = None
+            if (hooks.backward_pre or hooks.backward) and modes.state.enabled:
+                backward = _BackwardHooks(self, hooks, len(inputs))
+                inputs = backward.attach_inputs(inputs)
+            output = forward(*inputs, **options)
+            for entry in tuple(hooks.forward):
+                always = [each for each in always if each is not entry]
+                output = _run_forward_hook(self, entry, inputs, options, output)
+            return output if backward is None else backward.attach_output(output)
+        except Exception:
+            for entry in always:
+                try:
+                    output = _run_forward_hook(self, entry, inputs, options, output)
+                except Exception as error:  # the first error is the one to raise
+                    warnings.warn(f"a forward hook with always_call raised {error!r}", stacklevel=3)
+            raise
+
+
+def _run_pre_hook(
+    module: Any, hook: Hook, with_kwargs: bool, inputs: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as the hook leaves them."""
+    result = hook(module, inputs, options) if with_kwargs else hook(module, inputs)
+    if result is None:
+        return inputs, options
+    if not with_kwargs:
+        return (result if isinstance(result, tuple) else (result,)), options
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise DtypeError(f"forward pre-hook: expected None or (args, kwargs), got {type(result).__name__}")
+    return result
+
+
+def _run_forward_hook(
+    module: Any, entry: tuple[Hook, bool, bool], inputs: tuple[Any, ...], options: dict[str, Any], output: Any
+) -> Any:
+    hook, with_kwargs, _ = entry
+    result = hook(module, inputs, options, output) if with_kwargs else hook(module, inputs, output)
+    return output if result is None else result
+
+
+class _BackwardHooks:
+    """The backward hooks of one call of a module, and the gradients that they are given."""
+
+    def __init__(self, module: Any, hooks: HookLists, inputs: int) -> None:
+        self.module = module
+        self.hooks = hooks
+        # Positions of the tensors that gradients go through, and what stands for the gradients of the others.
+        self.input_positions: list[int] = []
+        self.output_positions: list[int] = []
+        self.other_grad_input: Grads = (None,) * inputs
+        self.other_grad_output: Grads = (None,)
+        self.grad_output: Grads = ()
+
+    def attach_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs behind an identity node."""
+        self.input_positions, self.other_grad_input = _split_tracked(inputs)
+        return _through_identity(_Identity("module_inputs", self._on_grad_input), inputs, self.input_positions)
+
+    def attach_output(self, output: Any) -> Any:
+        """The outputs behind an identity node; what is neither a tensor nor a tuple goes on as it is."""
+        outputs = output if isinstance(output, tuple) else (output,)
+        self.output_positions, self.other_grad_output = _split_tracked(outputs)
+        op = _Identity("module_outputs", self._on_grad_output)
+        passed = _through_identity(op, outputs, self.output_positions)
+        return passed if isinstance(output, tuple) else passed[0]
+
+    def _on_grad_output(self, grads: Grads) -> Grads:
+        grad_output = _merge(grads, self.output_positions, self.other_grad_output)
+        for (hook,) in tuple(self.hooks.backward_pre):
+            grad_output = _replace("full backward pre-hook", hook(self.module, grad_output), grad_output)
+        self.grad_output = grad_output if self.input_positions else ()
+        if not self.input_positions:
+            for (hook,) in tuple(self.hooks.backward):
+                if hook(self.module, (None,) * len(self.other_grad_input), grad_output) is not None:
+                    raise ArgumentError("full backward hook: no input requires grad, so there is nothing to replace")
+        return tuple(grad_output[i] for i in self.output_positions)
+
+    def _on_grad_input(self, grads: Grads) -> Grads:
+        grad_input = _merge(grads, self.input_positions, self.other_grad_input)
+        for (hook,) in tuple(self.hooks.backward):
+            grad_input = _replace("full backward hook", hook(self.module, grad_input, self.grad_output), grad_input)
+        self.grad_output = ()
+        return tuple(grad_input[i] for i in self.input_positions)
+
+
+class _Identity:
+    """An identity as the engine sees an op. on_grads: takes the gradients as tensors, and returns those that go on."""
+
+    saves: tuple[str, ...] = ()
+    into = False
+
+    def __init__(self, name: str, on_grads: Callable[[Grads], Grads]) -> None:
+        self.name = name
+        self.on_grads = on_grads
+
+    def backward(self, xp: Any, g: Any, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:
+        likes, where = residual
+        # Copies: what the engine hands over may be shared, broadcast or read-only.
+        grads = [
+            wrap(xp.zeros(shape, dtype) if one is None else xp.array(one, dtype), where)
+            for one, (shape, dtype) in zip(g if isinstance(g, list) else [g], likes, strict=True)
+        ]
+        return [_as_array(*each) for each in zip(self.on_grads(tuple(grads)), likes, strict=True)]
+
+
+def _as_array(g: Any, like: tuple[Any, Any]) -> Any:
+    if g is None:
+        return None
+    shape, dtype = like
+    if not isinstance(g, Tensor):
+        raise DtypeError(f"backward hook: expected tensors or None, got {type(g).__name__}")
+    if g._array.shape != shape:
+        raise ShapeError(f"backward hook: a gradient of shape {g._array.shape} for a tensor of shape {shape}")
+    return g._array.astype(dtype, copy=False)
+
+
+def _split_tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:
+    """Positions of the values that gradients go to; and what stands for the others' gradients: zeros for tensors."""
+    positions = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x._edge is not None]
+    if not positions:
+        return positions, (None,) * len(values)
+    others = [
+        zeros(x.shape, dtype=x.dtype, device=x.device) if isinstance(x, Tensor) and x._edge is None else None
+        for x in values
+    ]
+    return positions, tuple(others)
+
+
+def _through_identity(op: _Identity, values: tuple[Any, ...], positions: list[int]) -> tuple[Any, ...]:
+    """The values, those at `positions` as results of one node of `op`."""
+    if not positions:
+        return values
+    tensors = [values[i] for i in positions]
+    where = tensors[0]._device
+    residual = [(x._array.shape, x._array.dtype) for x in tensors], where
+    edges = tuple([x._edge for x in tensors])
+    kind = Node if len(tensors) == 1 else Joint
+    node = kind(op, where.xp, edges, (True,) * len(tensors), (), (), residual)
+    nodes: list[Node] = [node]
+    if isinstance(node, Joint):
+        node.outputs = len(tensors)
+        nodes = ports(node)
+    results = list(values)
+    for i, x, each in zip(positions, tensors, nodes, strict=True):
+        results[i] = wrap(x._array, x._device, x)
+        results[i]._edge = each
+    for observer in modes.state.observers:
+        observer(node)
+    return tuple(results)
+
+
+def _merge(grads: Grads, positions: list[int], others: Grads) -> Grads:
+    """All gradients: those at `positions`, and the others'."""
+    merged = list(others)
+    for i, g in zip(positions, grads, strict=True):
+        merged[i] = g
+    return tuple(merged)
+
+
+def _replace(name: str, result: Any, grads: Grads) -> Grads:
+    """What a hook returned in the place of the gradients, or these."""
+    if result is None:
+        return grads
+    if not isinstance(result, tuple):
+        result = (result,)
+    if len(result) != len(grads):
+        raise ArgumentError(f"{name}: returned {len(result)} gradients, expected {len(grads)}")
+    return result

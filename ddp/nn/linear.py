@@ -1,0 +1,290 @@
+"""Fully connected layers, with what follows them where one launch on a GPU does both; layers that only reshape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddp._engine import modes
+from ddp._tensor.base import apply
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import empty
+from ddp.errors import ArgumentError, ShapeError
+from ddp.nn import init
+from ddp.nn.activation import gelu, relu
+from ddp.nn.module import Module
+from ddp.nn.parameter import Parameter
+from ddp.nn.validation import one_dtype
+from ddp.ops import perceptron, products
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """input @ weight.T + bias. input: (..., n), weight: (m, n) or (n,), bias: (m,) or (); returns (..., m) or (...).
+
+    Raises: ShapeError, DtypeError.
+    """
+    # The array's own attributes: this is called more often than anything else, and a property of ours is a call.
+    x, w = input._array, weight._array
+    b = None if bias is None else bias._array
+    if (x.dtype != w.dtype or (b is not None and b.dtype != w.dtype)) and modes.state.autocast is None:
+        one_dtype("linear", input, weight, bias)
+    shape = w.shape
+    if len(shape) != 2:
+        return _vector(input, weight, bias)
+    if not x.ndim or x.shape[-1] != shape[1]:
+        raise ShapeError(f"linear: input {x.shape} and weight {shape}: expected (..., n) and (m, n)")
+    if b is not None and b.shape != shape[:1]:
+        raise ShapeError(f"linear: bias {b.shape} for weight {shape}: expected {shape[:1]}")
+    return apply(products.linear, (input, weight, bias))
+
+
+def _vector(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.ndim != 1 or not input.ndim or input.shape[-1] != weight.shape[0] or (bias is not None and bias.ndim):
+        raise ShapeError(
+            f"linear: input {input.shape} and weight {weight.shape}: expected (..., n) and (m, n), or (n,) and bias ()"
+        )
+    out = input @ weight
+    return out if bias is None else out + bias
+
+
+def linear_act(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "relu",
+    approximate: str = "none",
+) -> Tensor:
+    """activation(linear(input, weight, bias)), on a GPU in one launch; shapes as `linear` has them.
+
+    activation: "relu" or "gelu"; approximate: gelu's. cuBLASLt has gelu by tanh only, so that the exact one stays a
+    launch of its own. Raises: ArgumentError for another activation; ShapeError, DtypeError.
+    """
+    kind = _activation("linear_act", activation, approximate)
+    if not _fuses(kind, weight):
+        return _separate(linear(input, weight, bias), kind)
+    _check("linear_act", input, weight, bias)
+    keep = _kept(input, weight, bias)
+    return apply(perceptron.linear_act, (input, weight, bias), activation=kind, keep=keep)
+
+
+def feed_forward(
+    input: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    activation: str = "relu",
+    approximate: str = "none",
+) -> Tensor:
+    """linear(activation(linear(input, weight1, bias1)), weight2, bias2). input: (..., n), weight1: (m, n), weight2:
+    (k, m); returns (..., k).
+
+    On a GPU the activation, its slope and the gradients of the biases ride along with the products. activation,
+    approximate: as for `linear_act`. Raises: ArgumentError for another activation; ShapeError, DtypeError.
+    """
+    kind = _activation("feed_forward", activation, approximate)
+    if not _fuses(kind, weight1) or weight2.ndim != 2:
+        return linear(_separate(linear(input, weight1, bias1), kind), weight2, bias2)
+    _check("feed_forward", input, weight1, bias1)
+    if weight2.shape[1] != weight1.shape[0] or (bias2 is not None and bias2.shape != weight2.shape[:1]):
+        raise ShapeError(
+            f"feed_forward: weights {weight1.shape} and {weight2.shape}, second bias "
+            f"{None if bias2 is None else bias2.shape}: expected (m, n), (k, m) and (k,)"
+        )
+    if modes.state.autocast is None:
+        one_dtype("feed_forward", input, weight2, bias2)
+    tensors = input, weight1, bias1, weight2, bias2
+    return apply(perceptron.feed_forward, tensors, activation=kind, keep=_kept(*tensors))
+
+
+def _activation(name: str, activation: str, approximate: str) -> str:
+    """The activation in one word."""
+    if activation not in ("relu", "gelu") or approximate not in ("none", "tanh"):
+        raise ArgumentError(
+            f"{name}: activation is 'relu' or 'gelu' and approximate 'none' or 'tanh', not {activation!r} and "
+            f"{approximate!r}"
+        )
+    return activation if activation == "relu" or approximate == "none" else "gelu_tanh"
+
+
+def _separate(x: Tensor, kind: str) -> Tensor:
+    return relu(x) if kind == "relu" else gelu(x, "tanh" if kind == "gelu_tanh" else "none")
+
+
+def _fuses(kind: str, weight: Tensor) -> bool:
+    array = weight._array
+    return (
+        kind in perceptron.ACTIVATIONS and weight._device.xp is not np and array.ndim == 2 and array.dtype.kind in "fV"
+    )
+
+
+def _check(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if modes.state.autocast is None:
+        one_dtype(name, input, weight, bias)
+    if not input.ndim or input.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        raise ShapeError(
+            f"{name}: input {input.shape}, weight {weight.shape} and bias {None if bias is None else bias.shape}: "
+            "expected (..., n), (m, n) and (m,)"
+        )
+
+
+def _kept(*tensors: Any) -> bool:
+    """Whether a backward will come."""
+    return modes.state.enabled and any(each is not None and each._edge is not None for each in tensors)
+
+
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """input1^T @ weight[k] @ input2 + bias[k] for each k. input1: (..., n1), input2: (..., n2), weight: (m, n1, n2),
+    bias: (m,); returns (..., m).
+
+    Raises: ShapeError, DtypeError.
+    """
+    one_dtype("bilinear", input1, input2, weight, bias)
+    lead = input1.shape[:-1]
+    if (
+        weight.ndim != 3
+        or not input1.ndim
+        or not input2.ndim
+        or input2.shape[:-1] != lead
+        or (input1.shape[-1], input2.shape[-1]) != weight.shape[1:]
+    ):
+        raise ShapeError(
+            f"bilinear: inputs {input1.shape} and {input2.shape}, weight {weight.shape}: expected (..., n1), (..., n2) "
+            "and (m, n1, n2)"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(f"bilinear: bias {bias.shape} for weight {weight.shape}: expected {weight.shape[:1]}")
+    m, n1, n2 = weight.shape
+    mixed = (input1 @ weight.permute(1, 0, 2).reshape(n1, m * n2)).reshape(*lead, m, n2)
+    out = (mixed @ input2.unsqueeze(-1)).squeeze(-1)
+    return out if bias is None else out + bias
+
+
+def reset_affine(weight: Tensor, bias: Tensor | None) -> None:
+    """PyTorch's default for weights and biases of linear and convolution layers: uniform within 1/sqrt(fan in)."""
+    if weight.numel():
+        init.kaiming_uniform_(weight, a=math.sqrt(5))
+    if bias is not None:
+        bound = 1 / math.sqrt(max(init.fans(weight)[0], 1))
+        init.uniform_(bias, -bound, bound)
+
+
+class Identity(Module):
+    """Its input. Takes any arguments and ignores them, so that it can stand where any layer stood."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns input."""
+        return input
+
+
+class Linear(Module):
+    """input @ weight.T + bias. input: (..., in_features); weight: (out_features, in_features); bias: (out_features,).
+
+    Raises: ShapeError, DtypeError when called with an input that does not fit.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = Parameter(empty(out_features, in_features, device=device, dtype=dtype))
+        self.register_parameter("bias", Parameter(empty(out_features, device=device, dtype=dtype)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias anew."""
+        reset_affine(self.weight, self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., in_features); returns (..., out_features)."""
+        return linear(input, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Bilinear(Module):
+    """input1^T @ weight[k] @ input2 + bias[k] for each k. input1: (..., in1_features); input2: (..., in2_features);
+    weight: (out_features, in1_features, in2_features); bias: (out_features,).
+
+    Raises: ShapeError, DtypeError when called with inputs that do not fit.
+    """
+
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if in1_features <= 0:
+            raise ArgumentError(f"Bilinear: in1_features is positive, not {in1_features}")
+        self.in1_features = in1_features
+        self.in2_features = in2_features
+        self.out_features = out_features
+        self.weight = Parameter(empty(out_features, in1_features, in2_features, device=device, dtype=dtype))
+        self.register_parameter("bias", Parameter(empty(out_features, device=device, dtype=dtype)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias anew, uniform within 1/sqrt(in1_features)."""
+        bound = 1 / math.sqrt(self.in1_features)
+        init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
+        """input1: (..., in1_features), input2: (..., in2_features); returns (..., out_features)."""
+        return bilinear(input1, input2, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+class Flatten(Module):
+    """Dimensions start_dim to end_dim (inclusive) joined into one: (N, C, H, W) becomes (N, C*H*W)."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim = start_dim
+        self.end_dim = end_dim
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: any shape that has these dimensions."""
+        return input.flatten(self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Unflatten(Module):
+    """Dimension `dim` split into several: with (C, H, W), (N, C*H*W) becomes (N, C, H, W). One size may be -1.
+
+    Raises: ShapeError when called with a dimension that is not their product.
+    """
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        super().__init__()
+        self.dim = dim
+        self.unflattened_size = tuple(unflattened_size)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: any shape that has this dimension."""
+        return input.unflatten(self.dim, self.unflattened_size)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"

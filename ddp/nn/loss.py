@@ -1,0 +1,413 @@
+"""Losses of classification, and what all losses share: the reduction.
+
+All take reduction="mean", "sum" or "none", and PyTorch's deprecated size_average and reduce in its place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ddp._device import place
+from ddp._engine import modes
+from ddp._tensor.arithmetic import broadcast, convert, floating
+from ddp._tensor.base import apply, together
+from ddp._tensor.core import Tensor
+from ddp._tensor.dtypes import is_float, promote
+from ddp._tensor.watching import placed_by_any
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.nn.module import Module
+from ddp.ops import likelihood, loss
+from ddp.ops.cuda import bounds
+
+WORDS = ("mean", "sum", "none")
+
+
+def parsed(name: str, reduction: str, size_average: bool | None = None, reduce: bool | None = None) -> str:
+    """One of `WORDS`, from the word, or from PyTorch's old pair of flags. Raises: ArgumentError for another word."""
+    if size_average is not None or reduce is not None:
+        average, reduces = size_average is None or size_average, reduce is None or reduce
+        word = ("mean" if average else "sum") if reduces else "none"
+        warnings.warn(f"{name}: size_average and reduce are deprecated, use reduction={word!r}", stacklevel=3)
+        return word
+    if reduction not in WORDS:
+        raise ArgumentError(f"{name}: reduction is 'mean', 'sum' or 'none', not {reduction!r}")
+    return reduction
+
+
+def reduced(losses: Any, reduction: str) -> Any:
+    """The mean or the sum of the losses, or the losses."""
+    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+
+
+def paired(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:
+    """Both in one shape and one floating dtype. warn: says so if the shapes were not the same.
+
+    Raises: ShapeError if they do not broadcast.
+    """
+    a, b = input._array, target._array
+    x: Any = input
+    y: Any = target
+    if a.dtype != b.dtype:
+        dtype = promote(a.dtype, a.ndim, b.dtype, b.ndim)
+        x, y = convert(input, dtype), convert(target, dtype)
+    if a.shape != b.shape:
+        if warn:
+            warnings.warn(
+                f"{name}: the target's size {b.shape} is different to the input's {a.shape}: they are broadcast, "
+                "which is rarely what is meant; give them one size",
+                stacklevel=3,
+            )
+        broadcast(a.shape, b.shape, name)
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        x, y = x.expand(shape), y.expand(shape)
+    return floating(x), floating(y)
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """-log softmax(input)[target], from logits. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...).
+
+    target: int64 classes in [0, C), where `ignore_index` counts for nothing; or floating, of the input's shape, the
+    probability of each class. weight: (C,), of each class; the mean is then the weighted one. label_smoothing: in
+    [0, 1], how much of the target is spread evenly over the classes. reduction: "mean", "sum" or "none" (the target's
+    shape).
+
+    Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
+    """
+    reduction = parsed("cross_entropy", reduction, size_average, reduce)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
+    if is_float(target._array.dtype):
+        return _soft(input, target, weight, ignore_index, reduction, label_smoothing)
+    if input.ndim == 1 and target.ndim == 0:
+        kept = cross_entropy(
+            input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction, label_smoothing
+        )
+        return kept.squeeze(0) if reduction == "none" else kept
+    classes, keep, weights = _classes("cross_entropy", input, target, weight, ignore_index)
+    return apply(
+        loss.cross_entropy,
+        (floating(input),),
+        target=classes,
+        keep=keep,
+        weight=weights,
+        smoothing=label_smoothing,
+        reduction=reduction,
+        single=modes.state.autocast is not None and modes.state.autocast.spares(loss.cross_entropy, input),
+    )
+
+
+def _soft(
+    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float
+) -> Tensor:
+    if input.shape != target.shape or not input.ndim:
+        raise ShapeError(f"cross_entropy: input {input.shape}, target {target.shape}: probabilities need one shape")
+    if ignore_index >= 0:
+        raise ArgumentError("cross_entropy: ignore_index is for class numbers, not for probabilities")
+    if input.ndim == 1:
+        kept = _soft(input.unsqueeze(0), target.unsqueeze(0), weight, ignore_index, reduction, smoothing)
+        return kept.squeeze(0) if reduction == "none" else kept
+    x, wanted = paired("cross_entropy", input, target)
+    classes = input.shape[1]
+    if smoothing:
+        wanted = wanted * (1 - smoothing) + smoothing / classes
+    if weight is not None:
+        _check_weight("cross_entropy", weight, classes)
+        wanted = wanted * weight.to(dtype=wanted.dtype).reshape([classes, *[1] * (input.ndim - 2)])
+    return apply(loss.soft_cross_entropy, (x, wanted), reduction=reduction)
+
+
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """-input[target], of logarithms of probabilities. Shapes and arguments as in cross_entropy.
+
+    Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
+    """
+    reduction = parsed("nll_loss", reduction, size_average, reduce)
+    if input.ndim == 1 and target.ndim == 0:
+        kept = nll_loss(input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction)
+        return kept.squeeze(0) if reduction == "none" else kept
+    classes, keep, weights = _classes("nll_loss", input, target, weight, ignore_index)
+    return apply(loss.nll_loss, (floating(input),), target=classes, keep=keep, weight=weights, reduction=reduction)
+
+
+def _check_weight(name: str, weight: Tensor, classes: int) -> None:
+    if weight.shape != (classes,):
+        raise ShapeError(f"{name}: weight {weight.shape}: expected ({classes},), one for each class")
+
+
+@placed_by_any
+def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Any, ...]:
+    """The targets as int64, which of them to keep (None for all), and the weight of each class.
+
+    The op reads the targets in forward alone, so nobody's later write can reach backward.
+    """
+    x, array = input._array, target._array
+    if array.dtype.kind not in "iu":
+        raise DtypeError(f"{name}: target holds class numbers (int64), not {array.dtype}")
+    if x.ndim < 2 or array.shape != (x.shape[0], *x.shape[2:]):
+        raise ShapeError(f"{name}: input {x.shape}, target {array.shape}: expected (N, C, ...), (N, ...)")
+    classes = x.shape[1]
+    if array.dtype != "int64":
+        array = array.astype("int64")
+    keep = None
+    if input._device.type == "cuda":
+        told = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
+        where = input._device
+        there = array if target._device is where else place(array, where)
+        array, keep = bounds.checked_but(where.xp, there, ignore_index, classes, RangeError, told)
+        return array, keep, _weights(name, input, weight, classes)
+    # A negative number is a huge one without its sign: one pass finds both kinds of wrong targets.
+    if array.size and (array.view("uint64").max() >= classes or 0 <= ignore_index < classes):
+        keep = array != ignore_index
+        wrong = keep & ((array < 0) | (array >= classes))
+        if wrong.any():
+            bad = int(array[wrong][0])
+            raise RangeError(f"{name}: target {bad} is not one of the {classes} classes 0 to {classes - 1}")
+        if keep.all():
+            keep = None
+    return array, keep, _weights(name, input, weight, classes)
+
+
+def _weights(name: str, input: Tensor, weight: Tensor | None, classes: int) -> Any:
+    if weight is None:
+        return None
+    _check_weight(name, weight, classes)
+    recorded = modes.state.enabled and input._edge is not None
+    return weight._array.copy() if recorded else weight._array
+
+
+@placed_by_any
+def binary_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """-target * log(input) - (1 - target) * log(1 - input), the logarithms no less than -100; all of one shape.
+
+    input: probabilities. weight: broadcast to the losses, which it multiplies.
+
+    Raises: ArgumentError for shapes that differ, or an input outside [0, 1].
+    """
+    reduction = parsed("binary_cross_entropy", reduction, size_average, reduce)
+    _one_shape("binary_cross_entropy", input, target)
+    array = input._array
+    told = "binary_cross_entropy: input holds probabilities, all between 0 and 1"
+    if input._device.type == "cuda":
+        bounds.demand(input._device.xp, (array >= 0) & (array <= 1), ArgumentError, told)
+    elif array.size and not (array.min() >= 0 and array.max() <= 1):
+        raise ArgumentError(told)
+    x, t = paired("binary_cross_entropy", input, target)
+    if weight is None:
+        return apply(likelihood.binary_cross_entropy, (x, t), reduction=reduction)
+    return reduced(apply(likelihood.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
+
+
+@placed_by_any
+def binary_cross_entropy_with_logits(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+) -> Tensor:
+    """binary_cross_entropy(sigmoid(input), target), without overflow; input and target of one shape.
+
+    weight: broadcast to the losses, which it multiplies. pos_weight: broadcast to the losses, multiplies what the
+    target's part costs.
+
+    Raises: ArgumentError for shapes that differ.
+    """
+    name = "binary_cross_entropy_with_logits"
+    reduction = parsed(name, reduction, size_average, reduce)
+    _one_shape(name, input, target)
+    x, t = paired(name, input, target)
+    positive = None
+    if pos_weight is not None:
+        positive = together(name, (x, pos_weight))[1]._array.astype(x._array.dtype)
+        try:
+            fits = np.broadcast_shapes(positive.shape, x._array.shape) == x._array.shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ShapeError(f"{name}: pos_weight {positive.shape} does not broadcast to {x._array.shape}")
+        if x._array.dtype.kind == "V":
+            positive = positive.astype("float32")
+    if weight is None:
+        return apply(likelihood.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction=reduction)
+    each = apply(likelihood.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction="none")
+    return reduced(each * weight, reduction)
+
+
+def _one_shape(name: str, input: Tensor, target: Tensor) -> None:
+    if input.shape != target.shape:
+        raise ShapeError(f"{name}: the target's size {target.shape} is not the input's {input.shape}")
+
+
+def kl_div(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Tensor:
+    """target * (log(target) - input): how far the probabilities `target` are from those whose logarithm is `input`.
+
+    log_target: `target` is a logarithm too. reduction: "batchmean" is the sum over input.shape[0], the divergence as
+    mathematics has it; "mean" divides by the number of elements.
+
+    Raises: ArgumentError, ShapeError.
+    """
+    per_sample = reduction == "batchmean" and size_average is None and reduce is None
+    reduction = "sum" if per_sample else parsed("kl_div", reduction, size_average, reduce)
+    x, t = paired("kl_div", input, target)
+    out = apply(likelihood.kl_div, (x, t), log_target=log_target, reduction=reduction)
+    return out / input.shape[0] if per_sample and input.ndim else out
+
+
+class Loss(Module):
+    """A loss that is reduced over its elements."""
+
+    def __init__(self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> None:
+        super().__init__()
+        if size_average is not None or reduce is not None:
+            reduction = parsed(type(self).__name__, reduction, size_average, reduce)
+        self.reduction = reduction
+
+
+class _WeightedLoss(Loss):
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
+        self.register_buffer("weight", weight)
+
+
+class CrossEntropyLoss(_WeightedLoss):
+    """-log softmax(input)[target], from logits. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...) of
+    classes, or probabilities of the input's shape. weight: (C,).
+
+    Raises when called: see functional.cross_entropy.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(weight, size_average, reduce, reduction)
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """input: (N, C, ...), target: (N, ...) or (N, C, ...)."""
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
+
+
+class NLLLoss(_WeightedLoss):
+    """-input[target], of log-probabilities. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...)."""
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(weight, size_average, reduce, reduction)
+        self.ignore_index = ignore_index
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """input: (N, C, ...), target: (N, ...)."""
+        return nll_loss(input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
+
+
+class BCELoss(_WeightedLoss):
+    """-target * log(input) - (1 - target) * log(1 - input), the logarithms no less than -100. All of one shape."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """input: probabilities; target: of its shape."""
+        return binary_cross_entropy(input, target, self.weight, reduction=self.reduction)
+
+
+class BCEWithLogitsLoss(Loss):
+    """BCELoss of sigmoid(input), without overflow. weight, pos_weight: broadcast to the losses."""
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        pos_weight: Tensor | None = None,
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
+        self.register_buffer("weight", weight)
+        self.register_buffer("pos_weight", pos_weight)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """input: logits; target: of its shape."""
+        return binary_cross_entropy_with_logits(
+            input, target, self.weight, reduction=self.reduction, pos_weight=self.pos_weight
+        )
+
+
+class KLDivLoss(Loss):
+    """target * (log(target) - input), input being a logarithm, and with log_target the target too.
+
+    reduction: "batchmean" (the sum over the batch size) is the divergence as mathematics has it.
+    """
+
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        log_target: bool = False,
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
+        self.log_target = log_target
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """input, target: of one shape."""
+        return kl_div(input, target, reduction=self.reduction, log_target=self.log_target)

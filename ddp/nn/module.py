@@ -1,0 +1,374 @@
+"""`Module`: the base of layers and models. It holds parameters, buffers and child modules, and walks them by path.
+
+Hooks are in hooks.py, state dicts in state_dict.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+from ddp._tensor.base import clear_grad
+from ddp._tensor.core import Tensor
+from ddp._tensor.sharing import move
+from ddp.errors import ArgumentError, DtypeError
+from ddp.nn.hooks import HasHooks
+from ddp.nn.parameter import Buffer, Parameter
+from ddp.nn.state_dict import HasStateDict
+from ddp.ops.formats import memory_format, preserve_format
+
+M = TypeVar("M", bound="Module")
+
+_registrations = 0
+
+
+def note_registration() -> None:
+    """Counts one more parameter, buffer or child that some module was given."""
+    global _registrations
+    _registrations += 1
+
+
+def registration_count() -> int:
+    """How often any module was given a parameter, buffer or child: while it stays, no tree has a new one."""
+    return _registrations
+
+
+class Module(HasStateDict, HasHooks):
+    """The base of layers and models: subclasses call `super().__init__()`, assign parts, and define `forward`."""
+
+    training: bool
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: dict[str, Module | None]
+    _non_persistent_buffers_set: set[str]  # names of buffers that are not in the state dict
+
+    def __init__(self) -> None:
+        parts = self.__dict__
+        parts["training"] = True
+        parts["_parameters"] = {}
+        parts["_buffers"] = {}
+        parts["_modules"] = {}
+        parts["_non_persistent_buffers_set"] = set()
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """What calling the module computes; subclasses define it. Raises: NotImplementedError where they do not."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        try:
+            if self._hooks_ is None:
+                return self.forward(*inputs, **options)
+            return self._call_with_hooks(self.forward, inputs, options)
+        except AttributeError as error:
+            wrong = [type(x).__name__ for x in inputs if not isinstance(x, Tensor)]
+            if not wrong or not type(self).__module__.startswith("ddp.nn"):
+                raise
+            raise DtypeError(
+                f"{type(self).__name__}: expected tensors, got {wrong[0]}; as_tensor() makes one"
+            ) from error
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_parameters" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}")
+        if isinstance(value, Parameter):
+            self._put(name, value, self._parameters)
+        elif isinstance(value, Module):
+            self._put(name, value, self._modules)
+        elif isinstance(value, Buffer):
+            self._put(name, value, self._buffers)
+            self._set_persistent(name, value.persistent)
+        elif name in self._parameters:
+            if value is not None:
+                raise DtypeError(f"{name!r} is a parameter; assign a Parameter or None, not {type(value).__name__}")
+            self._parameters[name] = None
+        elif name in self._buffers:
+            if value is not None and not isinstance(value, Tensor):
+                raise DtypeError(f"{name!r} is a buffer; assign a Tensor or None, not {type(value).__name__}")
+            self._buffers[name] = value
+        elif name in self._modules:
+            if value is not None:
+                raise DtypeError(f"{name!r} is a module; assign a Module or None, not {type(value).__name__}")
+            self._modules[name] = None
+        else:
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only names that are no plain attribute arrive here.
+        for kind in ("_parameters", "_buffers", "_modules"):
+            found = self.__dict__.get(kind, {})
+            if name in found:
+                return found[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        for part in (self._parameters, self._buffers, self._modules):
+            if name in part:
+                del part[name]
+                self._non_persistent_buffers_set.discard(name)
+                return
+        object.__delattr__(self, name)
+
+    def __dir__(self) -> Iterable[str]:
+        parts = (*self._parameters, *self._buffers, *self._modules)
+        return sorted({*super().__dir__(), *(name for name in parts if not name[0].isdigit())})
+
+    def _put(self, name: str, value: Any, own: Any) -> None:
+        """Puts a part under `name`, in place of what bore it. Raises: ArgumentError if it cannot be in a path."""
+        if not isinstance(name, str):
+            raise DtypeError(f"{type(self).__name__}: a name is a string, not {type(name).__name__}")
+        if not name or "." in name:
+            raise ArgumentError(f"{type(self).__name__}: {name!r} cannot name a part: it is empty or holds a dot")
+        self.__dict__.pop(name, None)
+        for part in (self._parameters, self._buffers, self._modules):
+            if part is not own:
+                cast("dict[str, Any]", part).pop(name, None)
+        self._non_persistent_buffers_set.discard(name)
+        own[name] = value
+        note_registration()
+
+    def _set_persistent(self, name: str, persistent: bool) -> None:
+        names = self._non_persistent_buffers_set
+        (names.discard if persistent else names.add)(name)
+
+    def _check_free(self, name: str, own: Mapping[str, Any]) -> None:
+        """Raises: ArgumentError if something else bears that name, which the part would hide, or be hidden by."""
+        if isinstance(name, str) and name not in own and hasattr(self, name):
+            raise ArgumentError(f"{type(self).__name__}: attribute {name!r} is there already")
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Adds a parameter, or None as its place. Raises: ArgumentError, DtypeError."""
+        if param is not None and not isinstance(param, Parameter):
+            raise DtypeError(f"register_parameter({name!r}): expected a Parameter, got {type(param).__name__}")
+        self._check_free(name, self._parameters)
+        self._put(name, param, self._parameters)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Adds a tensor that is state but not trained; `persistent` ones are in the state dict.
+
+        Raises: ArgumentError, DtypeError.
+        """
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise DtypeError(f"register_buffer({name!r}): expected a Tensor, got {type(tensor).__name__}")
+        self._check_free(name, self._buffers)
+        self._put(name, tensor, self._buffers)
+        self._set_persistent(name, persistent)
+
+    def register_module(self, name: str, module: Module | None) -> None:
+        """Adds a child. Raises: ArgumentError, DtypeError."""
+        self.add_module(name, module)
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Adds a child. Raises: ArgumentError, DtypeError."""
+        if module is not None and not isinstance(module, Module):
+            raise DtypeError(f"add_module({name!r}): expected a Module, got {type(module).__name__}")
+        self._check_free(name, self._modules)
+        self._put(name, module, self._modules)
+
+    @staticmethod
+    def _registration_count() -> int:
+        return _registrations
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The direct children with their names, each once."""
+        seen: set[int] = set()
+        for name, module in self._modules.items():
+            if module is not None and id(module) not in seen:
+                seen.add(id(module))
+                yield name, module
+
+    def children(self) -> Iterator[Module]:
+        """The direct children, each once."""
+        return (module for _, module in self.named_children())
+
+    def named_modules(
+        self, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
+        """This module and all below it with their paths, parents first; each once, unless asked otherwise.
+
+        memo: modules that are left out, along with what is below them; those that were yielded are added.
+        """
+        seen = set() if memo is None else memo
+        if remove_duplicate:
+            if self in seen:
+                return
+            seen.add(self)
+        yield prefix, self
+        for name, module in self._modules.items():
+            if module is not None:
+                path = f"{prefix}.{name}" if prefix else name
+                yield from module.named_modules(seen, path, remove_duplicate)
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it, parents first, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """The parameters with their paths; a tied one once, under its first path, unless asked otherwise."""
+        return self._named("_parameters", prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """The parameters, tied ones once."""
+        return (param for _, param in self.named_parameters(recurse=recurse))
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The buffers with their paths, each once unless asked otherwise."""
+        return self._named("_buffers", prefix, recurse, remove_duplicate)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """The buffers, each once."""
+        return (buffer for _, buffer in self.named_buffers(recurse=recurse))
+
+    def _named(self, kind: str, prefix: str, recurse: bool, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        modules = self.named_modules(None, prefix, remove_duplicate) if recurse else [(prefix, self)]
+        for path, module in modules:
+            for name, value in getattr(module, kind).items():
+                if value is None or (remove_duplicate and id(value) in seen):
+                    continue
+                seen.add(id(value))
+                yield (f"{path}.{name}" if path else name), value
+
+    def get_submodule(self, target: str) -> Module:
+        """The module at that path, such as "encoder.0"; this one for "". Raises: AttributeError if there is none."""
+        found: Module = self
+        for name in target.split(".") if target else ():
+            below = found._modules.get(name)
+            if below is None:
+                raise AttributeError(f"{type(self).__name__} has no module {target!r}: {name!r} is not there")
+            found = below
+        return found
+
+    def get_parameter(self, target: str) -> Parameter:
+        """The parameter at that path. Raises: AttributeError if there is none."""
+        return self._get("_parameters", "parameter", target)
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer at that path. Raises: AttributeError if there is none."""
+        return self._get("_buffers", "buffer", target)
+
+    def _get(self, kind: str, word: str, target: str) -> Any:
+        path, _, name = target.rpartition(".")
+        found = getattr(self.get_submodule(path), kind).get(name)
+        if found is None:
+            raise AttributeError(f"{type(self).__name__} has no {word} {target!r}")
+        return found
+
+    def apply(self: M, fn: Callable[[Module], Any]) -> M:
+        """Calls `fn` on every module below this one, children first, and on this one last."""
+        for module in self.children():
+            module.apply(fn)
+        fn(self)
+        return self
+
+    def train(self: M, mode: bool = True) -> M:
+        """Training mode for this module and all below it, whose own train() is called. Raises: DtypeError."""
+        if not isinstance(mode, bool):
+            raise DtypeError(f"train: mode is True or False, not {mode!r}")
+        self.training = mode
+        for module in self.children():
+            module.train(mode)
+        return self
+
+    def eval(self: M) -> M:
+        """Evaluation mode for this module and all below it."""
+        return self.train(False)
+
+    def requires_grad_(self: M, requires_grad: bool = True) -> M:
+        """Turns the gradients of all parameters on or off."""
+        for param in self.parameters():
+            param.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Empties the gradients of all parameters; not `set_to_none`: those that are there become zeros, and stay."""
+        for param in self.parameters():
+            clear_grad(param, set_to_none)
+
+    def to(
+        self: M,
+        *target: Any,
+        dtype: Any = None,
+        device: Any = None,
+        non_blocking: bool = False,
+        memory_format: memory_format = preserve_format,
+    ) -> M:
+        """In another dtype, on another device, or both: to("cuda"), to(ddp.float64), to(other_tensor).
+
+        non_blocking: accepted; copies between host and device are ordered with what computes on them anyway.
+        memory_format: accepted; parameters keep their order in memory, in which flat buckets and updates walk them. It
+        is the images' that counts: a convolution of one with channels last lays its filters out so, which are small.
+
+        Raises: DtypeError, DeviceError; GraphError if a parameter is watched, as under DataParallel. Then nothing has
+        changed.
+        """
+
+        def converted(tensor: Tensor) -> Tensor | None:
+            before = tensor.detach()
+            after = before.to(*target, dtype=dtype, device=device)
+            if after.dtype != before.dtype and not (before.is_floating_point() and after.is_floating_point()):
+                after = before.to(device=after.device)
+            return None if after._array is before._array else after
+
+        tensors = (*self.parameters(), *self.buffers())
+        for tensor in tensors:
+            if tensor._end is not None and tensor._end.watcher is not None and converted(tensor) is not None:
+                tensor._check_replaceable()
+        for tensor in tensors:  # one at a time, so that no second copy of the whole model is held
+            after = converted(tensor)
+            if after is not None:
+                tensor._replace(after._array, after._device)
+        return self
+
+    def share_memory(self: M) -> M:
+        """Moves parameters and buffers to where other processes can map them: into one block of shared memory.
+
+        Tied ones stay tied, and gradients private. Raises: SharingError if the system gives no memory.
+        """
+        move([*self.parameters(), *self.buffers()])
+        return self
+
+    def type(self: M, dst_type: Any) -> M:
+        """Floating parameters and buffers in that dtype."""
+        return self.to(dtype=dst_type)
+
+    def half(self: M) -> M:
+        """Floating parameters and buffers as float16."""
+        return self.to(dtype="float16")
+
+    def bfloat16(self: M) -> M:
+        """Floating parameters and buffers as bfloat16."""
+        return self.to(dtype="bfloat16")
+
+    def float(self: M) -> M:
+        """Floating parameters and buffers as float32."""
+        return self.to(dtype="float32")
+
+    def double(self: M) -> M:
+        """Floating parameters and buffers as float64."""
+        return self.to(dtype="float64")
+
+    def cpu(self: M) -> M:
+        """On the CPU."""
+        return self.to(device="cpu")
+
+    def cuda(self: M, device: Any = None) -> M:
+        """On a CUDA device: the current one, or that index. Raises: DeviceError if there is none."""
+        return self.to(device=f"cuda:{device}" if isinstance(device, int) else device or "cuda")
+
+    def extra_repr(self) -> str:
+        """What stands between the brackets of this module's text; subclasses define it."""
+        return ""
+
+    def _children_text(self) -> list[str]:
+        return [f"({name}): {module!r}" for name, module in self._modules.items()]
+
+    def __repr__(self) -> str:
+        name, head, below = type(self).__name__, self.extra_repr(), self._children_text()
+        lines = head.split("\n") if head else []
+        if len(lines) < 2 and not below:
+            return f"{name}({head})"
+        return f"{name}(\n  " + "\n  ".join([*lines, *(each.replace("\n", "\n  ") for each in below)]) + "\n)"

@@ -1,0 +1,508 @@
+"""Normalization of rows and of channels: layer, RMS, group, batch and instance norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ddp._engine import no_grad
+from ddp._tensor.base import apply, together, wrap
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import ones, zeros
+from ddp._tensor.dtypes import is_float
+from ddp._tensor.reductions import axis, required_float
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.nn import init
+from ddp.nn.module import Module
+from ddp.nn.parameter import Parameter
+from ddp.ops import norm_channels, norm_rows
+from ddp.ops._op import widen
+
+_EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised in float32
+
+
+def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
+    """Raises: DtypeError unless `input` is floating, and weight and bias are of its dtype, or float32 beside a half."""
+    dtype = input._array.dtype
+    if not is_float(dtype):
+        raise DtypeError(f"{name}: expected a floating input, got {dtype}")
+    for each in parameters:
+        if each is not None and each._array.dtype != dtype and (dtype.itemsize > 2 or each._array.dtype != "float32"):
+            raise DtypeError(f"{name}: input is {dtype}, weight or bias {each.dtype}; they need one dtype")
+
+
+def _trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
+    """How many axes are normalised. Raises: ShapeError, DtypeError."""
+    shape, whole = tuple(normalized_shape), input._array.shape
+    if not shape or len(whole) < len(shape) or whole[len(whole) - len(shape) :] != shape:
+        raise ShapeError(f"{name}: input {input.shape} does not end in normalized_shape {shape}")
+    for each in parameters:
+        if each is not None and each._array.shape != shape:
+            raise ShapeError(f"{name}: weight or bias {each.shape} for normalized_shape {shape}")
+    affine_dtype(name, input, *parameters)
+    return len(shape)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(input - mean) / sqrt(var + eps) * weight + bias, over the last axes. input: (..., *normalized_shape).
+
+    weight, bias: of normalized_shape. The variance is the biased one. Raises: ShapeError, DtypeError.
+    Source: Ba et al. 2016, arXiv:1607.06450.
+    """
+    axes = _trailing("layer_norm", input, normalized_shape, weight, bias)
+    return apply(norm_rows.layer_norm, (input, weight, bias), axes=axes, eps=eps)
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """input / sqrt(mean of squares + eps) * weight, over the last axes. input: (..., *normalized_shape).
+
+    weight: of normalized_shape; eps: None is the precision of the dtype that computes (float32 for half types).
+    Raises: ShapeError, DtypeError. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+    axes = _trailing("rms_norm", input, normalized_shape, weight)
+    if eps is None:
+        eps = _EPSILON.get(input.dtype.name, 2.0**-23)
+    return apply(norm_rows.rms_norm, (input, weight), axes=axes, eps=eps)
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """input / max(its p-norm along `dim`, eps). input: any shape with that dimension; p: a number, inf or -inf.
+
+    Raises: RangeError, DtypeError.
+    """
+    at = axis(required_float(input, "normalize"), dim, "normalize")
+    if not input.ndim:
+        return normalize(input.reshape(1), p, 0, eps).reshape(())
+    if not p > 0:  # the op's formula for the gradient is that of a norm
+        return input / input.norm(p, at, keepdim=True).clamp_min(eps)
+    return apply(norm_rows.normalize, (input,), p=float(p), dim=at, eps=eps)
+
+
+def check_channels(name: str, input: Tensor, *per_channel: Tensor | None) -> None:
+    """Raises: ShapeError unless input is (N, C, ...) and the others are (C,)."""
+    if input.ndim < 2:
+        raise ShapeError(f"{name}: input {input.shape}: expected (N, C, ...)")
+    for each in per_channel:
+        if each is not None and tuple(each.shape) != (input.shape[1],):
+            raise ShapeError(
+                f"{name}: input {input.shape} has {input.shape[1]} channels, got one of shape {each.shape}"
+            )
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(input - mean) / sqrt(var + eps) * weight + bias for each channel. input: (N, C, ...); the others: (C,).
+
+    training: statistics are the batch's, and running ones (written in place) move towards them by `momentum`, the
+    variance unbiased. Otherwise they are the running ones.
+
+    Raises: ShapeError, also for one value a channel in training; DtypeError; DeviceError; ArgumentError without running
+    statistics out of training. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
+    """
+    check_channels("batch_norm", input, running_mean, running_var, weight, bias)
+    affine_dtype("batch_norm", input, weight, bias)
+    if not training:
+        if running_mean is None or running_var is None:
+            raise ArgumentError("batch_norm: running_mean and running_var are needed out of training")
+        where = {"mean": running_mean._array, "var": running_var._array}
+        return apply(norm_channels.channel_affine, (input, weight, bias), eps=eps, **where)
+    if input.shape[0] * math.prod(input.shape[2:]) == 1:
+        raise ShapeError(f"batch_norm: input {input.shape} has one value a channel: training needs more")
+    for each in (running_mean, running_var):
+        if each is not None and each._device is not input._device:
+            together("batch_norm", (input, each))
+    tell = moving(running_mean, running_var, momentum) if input.numel() else None  # nothing has no statistics
+    return apply(norm_channels.batch_norm, (input, weight, bias), eps=eps, tell=tell)
+
+
+def moving(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
+    """What moves running statistics: called with means, biased variances, (C,) or (N, C), and what each was taken over.
+
+    One number a sample is averaged over samples. None if there is nothing to move.
+    """
+    if running_mean is None and running_var is None:
+        return None
+
+    @no_grad()
+    def move(mean: Any, var: Any, count: int) -> None:
+        for running, value in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
+            if running is not None:
+                held = widen(running._array)
+                value = value.reshape(-1, running.shape[0]).mean(axis=0)
+                running.copy_(wrap(held + momentum * (value - held), running.device))
+
+    return move
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """(input - mean) / sqrt(var + eps) * weight + bias over groups of channels of each sample. input: (N, C, ...).
+
+    weight, bias: (C,). Raises: ShapeError, also for one value a group; ArgumentError unless num_groups divides C;
+    DtypeError. Source: Wu and He 2018, arXiv:1803.08494.
+    """
+    check_channels("group_norm", input, weight, bias)
+    affine_dtype("group_norm", input, weight, bias)
+    channels = input.shape[1]
+    if num_groups < 1 or channels % num_groups:
+        raise ArgumentError(f"group_norm: {num_groups} groups do not divide the {channels} channels of {input.shape}")
+    if input.numel() and input.shape[0] * math.prod(input.shape[2:]) * channels == num_groups:
+        raise ShapeError(f"group_norm: input {input.shape} has one value a group")
+    return apply(norm_channels.group_norm, (input, weight, bias), groups=num_groups, eps=eps)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(input - mean) / sqrt(var + eps) * weight + bias over the positions of each channel of each sample.
+
+    input: (N, C, ...); the others: (C,). use_input_stats: statistics are the input's, and running ones (written in
+    place) move towards their means over samples by `momentum`. Otherwise they are the running ones.
+
+    Raises: ShapeError, also for one position; DtypeError; ArgumentError without any statistics.
+    Source: Ulyanov et al. 2016, arXiv:1607.08022.
+    """
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    check_channels("instance_norm", input, running_mean, running_var, weight, bias)
+    affine_dtype("instance_norm", input, weight, bias)
+    if math.prod(input.shape[2:]) == 1:
+        raise ShapeError(f"instance_norm: input {input.shape} has one position: its own statistics need more")
+    tell = moving(running_mean, running_var, momentum) if input.numel() else None
+    return apply(norm_channels.group_norm, (input, weight, bias), groups=input.shape[1], eps=eps, tell=tell)
+
+
+def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+
+
+class LayerNorm(Module):
+    """Mean 0 and variance 1 over the last axes of every sample, then weight and bias. input: (..., *normalized_shape).
+
+    weight, bias: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.layer_norm.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = _shape(normalized_shape)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        affine_bias = elementwise_affine and bias
+        like = {"device": device, "dtype": dtype}
+        self.register_parameter(
+            "weight", Parameter(ones(self.normalized_shape, **like)) if elementwise_affine else None
+        )
+        self.register_parameter("bias", Parameter(zeros(self.normalized_shape, **like)) if affine_bias else None)
+
+    def reset_parameters(self) -> None:
+        """Weights become 1, biases 0."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., *normalized_shape)."""
+        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+class RMSNorm(Module):
+    """Root mean square 1 over the last axes of every sample, then weight. input: (..., *normalized_shape).
+
+    weight: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.rms_norm.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = _shape(normalized_shape)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        weight = Parameter(ones(self.normalized_shape, device=device, dtype=dtype)) if elementwise_affine else None
+        self.register_parameter("weight", weight)
+
+    def reset_parameters(self) -> None:
+        """Weights become 1."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., *normalized_shape)."""
+        return rms_norm(input, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class GroupNorm(Module):
+    """Mean 0 and variance 1 over groups of channels of every sample, then weight and bias. input: (N, C, ...).
+
+    weight, bias: (num_channels,). Raises: ArgumentError unless num_groups divides num_channels; ShapeError, DtypeError
+    when called; see functional.group_norm.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if num_groups < 1 or num_channels % num_groups:
+            raise ArgumentError(f"GroupNorm: {num_groups} groups do not divide {num_channels} channels")
+        self.num_groups = num_groups
+        self.num_channels = num_channels
+        self.eps = eps
+        self.affine = affine
+        like = {"device": device, "dtype": dtype}
+        self.register_parameter("weight", Parameter(ones(num_channels, **like)) if affine else None)
+        self.register_parameter("bias", Parameter(zeros(num_channels, **like)) if affine and bias else None)
+
+    def reset_parameters(self) -> None:
+        """Weights become 1, biases 0."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, ...)."""
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+class _ChannelNorm(Module):
+    """Parameters and running statistics, (C,) each; these are buffers, as is how many batches they have seen."""
+
+    ranks: tuple[int, ...]  # numbers of dimensions that an input may have
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        device: Any,
+        dtype: Any,
+        bias: bool,
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.affine = affine
+        self.track_running_stats = track_running_stats
+        like = {"device": device, "dtype": dtype}
+        self.register_parameter("weight", Parameter(ones(num_features, **like)) if affine else None)
+        self.register_parameter("bias", Parameter(zeros(num_features, **like)) if affine and bias else None)
+        kept = track_running_stats
+        self.register_buffer("running_mean", zeros(num_features, **like) if kept else None)
+        self.register_buffer("running_var", ones(num_features, **like) if kept else None)
+        self.register_buffer("num_batches_tracked", zeros((), dtype="int64", device=device) if kept else None)
+
+    @no_grad()
+    def reset_running_stats(self) -> None:
+        """Running means become 0, variances 1, and no batch has been seen."""
+        if self.running_mean is not None:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()
+
+    def reset_parameters(self) -> None:
+        """Forgets the running statistics; weights become 1, biases 0."""
+        self.reset_running_stats()
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def _check(self, input: Tensor) -> None:
+        """Raises: ShapeError unless the input has a number of dimensions that this layer takes."""
+        if input.ndim not in self.ranks:
+            wanted = " or ".join(f"{rank}-d" for rank in self.ranks)
+            raise ShapeError(f"{type(self).__name__}: expected {wanted} input, got shape {input.shape}")
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
+        )
+
+
+class BatchNorm(_ChannelNorm):
+    """What the layers of the name have in common."""
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, ...), normalised by its own statistics in training or where none are kept."""
+        self._check(input)
+        momentum = self._moved() if self.training else 0.0
+        own = self.training or self.running_mean is None
+        keep = not own or (self.training and self.track_running_stats)
+        return batch_norm(
+            input,
+            self.running_mean if keep else None,
+            self.running_var if keep else None,
+            self.weight,
+            self.bias,
+            own,
+            momentum,
+            self.eps,
+        )
+
+    def _moved(self) -> float:
+        """Counts one more batch; how far running statistics move towards its own."""
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1 / self.num_batches_tracked.item()
+        return momentum
+
+
+class BatchNorm1d(BatchNorm):
+    """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C) or (N, C, L).
+
+    weight, bias: (C,). In training, running_mean and running_var move towards the batch's by `momentum` (None: they
+    are the averages over all batches), and stand in for them in evaluation; without track_running_stats the batch's
+    serve in both.
+
+    Raises: ShapeError when called, also for one value a channel in training. Source: arXiv:1502.03167.
+    """
+
+    ranks = (2, 3)
+
+
+class BatchNorm2d(BatchNorm):
+    """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C, H, W).
+
+    weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
+    """
+
+    ranks = (4,)
+
+
+class _InstanceNorm(_ChannelNorm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, ...) or (C, ...)."""
+        self._check(input)
+        single = input.ndim == self.ranks[0]
+        batch = input.unsqueeze(0) if single else input
+        if self.affine and batch.shape[1] != self.num_features:
+            raise ShapeError(
+                f"{type(self).__name__}: input {input.shape} has {batch.shape[1]} channels, not {self.num_features}"
+            )
+        out = instance_norm(
+            batch,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            0.0 if self.momentum is None else self.momentum,
+            self.eps,
+        )
+        return out.squeeze(0) if single else out
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Mean 0 and variance 1 for each channel of each sample, then weight and bias. input: (N, C, L) or (C, L).
+
+    weight, bias: (C,), there if `affine`. Running statistics are kept only with track_running_stats.
+
+    Raises: ShapeError when called, also for one position. Source: Ulyanov et al. 2016, arXiv:1607.08022.
+    """
+
+    ranks = (2, 3)
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Mean 0 and variance 1 for each channel of each sample, then weight and bias. input: (N, C, H, W) or (C, H, W).
+
+    As InstanceNorm1d.
+    """
+
+    ranks = (3, 4)

@@ -1,0 +1,178 @@
+"""Padding of sequences and images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp._tensor.base import apply
+from ddp._tensor.core import Tensor
+from ddp.errors import ArgumentError, ShapeError
+from ddp.nn.module import Module
+from ddp.nn.validation import Size, numbers
+from ddp.ops import frames
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """`input` in a frame. pad: (before, after) of the last dimension, then of the one before it, and so on.
+
+    A negative width crops. mode: "constant" (`value`, else 0) for any dimensions; "reflect" (the edge not repeated),
+    "replicate" (the edge) and "circular" (from the other end) for the last 1, 2 or 3 dimensions of a sample or a batch:
+    input: (C, L), (N, C, L), (C, H, W), (N, C, H, W), (C, D, H, W) or (N, C, D, H, W).
+
+    Raises: ArgumentError for an odd number of widths, more than the dimensions have, or another mode; ShapeError for a
+    frame wider than what it repeats, or a result of negative size.
+    """
+    if len(pad) % 2 or len(pad) > 2 * input.ndim:
+        raise ArgumentError(f"pad: {tuple(pad)} for shape {input.shape}: expected pairs, last dimension first")
+    given = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
+    widths = [(0, 0)] * (input.ndim - len(given)) + given[::-1]
+    for n, (before, after) in zip(input.shape, widths, strict=True):
+        if n + min(before, 0) + min(after, 0) < 0 or n + before + after < 0:
+            raise ShapeError(f"pad: {tuple(pad)} crops shape {input.shape} below nothing")
+    if mode == "constant":
+        return apply(frames.pad, (input,), widths=tuple(widths), value=0 if value is None else value)
+    return _continued(input, widths, len(given), mode, value)
+
+
+def _continued(input: Tensor, widths: list[tuple[int, int]], dims: int, mode: str, value: float | None) -> Tensor:
+    if mode not in frames.NAMES:
+        raise ArgumentError(f"pad: the mode is 'constant', 'reflect', 'replicate' or 'circular', not {mode!r}")
+    if value is not None:
+        raise ArgumentError(f"pad: mode {mode!r} takes no value, got {value}")
+    if not 1 <= dims <= 3 or input.ndim not in (dims + 1, dims + 2):
+        raise ShapeError(f"pad: mode {mode!r} frames 1 to 3 dimensions after the channels, not {dims} of {input.shape}")
+    if any(n < 0 for pair in widths for n in pair):
+        # The constant frame crops alone where nothing is to be added.
+        cropped = tuple([(min(before, 0), min(after, 0)) for before, after in widths])
+        input = apply(frames.pad, (input,), widths=cropped, value=0)
+        widths = [(max(before, 0), max(after, 0)) for before, after in widths]
+    for n, pair in zip(input.shape, widths, strict=True):
+        most = {"reflect": n - 1, "circular": n, "replicate": max(pair) if n else 0}[mode]
+        if max(pair) > max(most, 0):
+            raise ShapeError(f"pad: a frame of {pair} is too wide for mode {mode!r} in shape {input.shape}")
+    return apply(frames.continued, (input,), widths=tuple(widths), mode=mode)
+
+
+class _Pad(Module):
+    """A frame of `_mode`, around the last `_dims` dimensions."""
+
+    _dims: int
+    _mode = "constant"
+
+    def __init__(self, padding: Size) -> None:
+        super().__init__()
+        self.padding = numbers(padding, 2 * self._dims, "padding")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., L) or (..., H, W), framed in its last dimensions."""
+        return pad(input, self.padding, self._mode)
+
+    def extra_repr(self) -> str:
+        return f"{self.padding}"
+
+
+class ConstantPad1d(_Pad):
+    """Sequences between numbers `value`. padding: a number, or (left, right). input: (..., L).
+
+    Raises: ArgumentError; see functional.pad.
+    """
+
+    _dims = 1
+
+    def __init__(self, padding: Size, value: float) -> None:
+        super().__init__(padding)
+        self.value = value
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., L), or (..., H, W) in two dimensions."""
+        return pad(input, self.padding, value=self.value)
+
+    def extra_repr(self) -> str:
+        return f"padding={self.padding}, value={self.value}"
+
+
+class ConstantPad2d(ConstantPad1d):
+    """Images in a frame of `value`. padding: a number, or (left, right, top, bottom). input: (..., H, W).
+
+    Raises: ArgumentError; see functional.pad.
+    """
+
+    _dims = 2
+
+
+class ZeroPad1d(_Pad):
+    """Sequences in a frame of zeros. padding: a number, or (left, right).
+
+    input: (..., L). Raises: ArgumentError; see functional.pad.
+    """
+
+    _dims = 1
+
+
+class ZeroPad2d(_Pad):
+    """Images in a frame of zeros. padding: a number, or (left, right, top, bottom).
+
+    input: (..., H, W). Raises: ArgumentError; see functional.pad.
+    """
+
+    _dims = 2
+
+
+class ReflectionPad1d(_Pad):
+    """Sequences in a frame of their mirror image, the edge not repeated. padding: a number, or (left, right).
+
+    input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
+    """
+
+    _dims = 1
+    _mode = "reflect"
+
+
+class ReflectionPad2d(_Pad):
+    """Images in a frame of their mirror image, the edge not repeated. padding: a number, or (left, right, top, bottom).
+
+    input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
+    """
+
+    _dims = 2
+    _mode = "reflect"
+
+
+class ReplicationPad1d(_Pad):
+    """Sequences in a frame of their edge. padding: a number, or (left, right).
+
+    input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
+    """
+
+    _dims = 1
+    _mode = "replicate"
+
+
+class ReplicationPad2d(_Pad):
+    """Images in a frame of their edge. padding: a number, or (left, right, top, bottom).
+
+    input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
+    """
+
+    _dims = 2
+    _mode = "replicate"
+
+
+class CircularPad1d(_Pad):
+    """Sequences in a frame of what is at the other end. padding: a number, or (left, right).
+
+    input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
+    """
+
+    _dims = 1
+    _mode = "circular"
+
+
+class CircularPad2d(_Pad):
+    """Images in a frame of what is at the other end. padding: a number, or (left, right, top, bottom).
+
+    input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
+    """
+
+    _dims = 2
+    _mode = "circular"

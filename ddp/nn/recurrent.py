@@ -1,0 +1,373 @@
+"""Recurrent layers over sequences (RNN, LSTM, GRU), and cells that compute one step."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+from ddp._engine import modes
+from ddp._tensor.base import apply
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import empty, zeros
+from ddp._tensor.functions._joins import cat, stack
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.nn import init
+from ddp.nn.dropout import dropout
+from ddp.nn.module import Module
+from ddp.nn.parameter import Parameter
+from ddp.ops import recurrent
+
+GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
+
+
+def run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[Any], reverse: bool = False) -> Any:
+    """One direction of one layer. x: (T, N, I); returns ((T, N, H), the last state, for LSTM the last cell state).
+
+    Raises: DtypeError unless all have one dtype, or autocast is on.
+    """
+    if modes.state.autocast is None:
+        dtype = x._array.dtype
+        for each in (*state, *weights):
+            if each is not None and each._array.dtype != dtype:
+                raise DtypeError(f"{mode}: input of {dtype}, state or weights of {each._array.dtype}: expected one")
+    if mode == "LSTM":
+        return apply(recurrent.lstm, (x, *state, *weights), reverse=reverse)
+    if mode == "GRU":
+        return apply(recurrent.gru, (x, *state, *weights[:4]), reverse=reverse)
+    return apply(recurrent.rnn, (x, *state, *weights[:4]), relu=mode == "RNN_RELU", reverse=reverse)
+
+
+class RNNBase(Module):
+    """What RNN, LSTM and GRU share, layer after layer in both directions.
+
+    Parameters of layer k: weight_ih_lk (G*H, in), weight_hh_lk (G*H, out), bias_ih_lk and bias_hh_lk (G*H,), with
+    proj_size weight_hr_lk (proj_size, H); those of the other direction end in `_reverse`.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if mode not in GATES:
+            raise ArgumentError(f"{name}: mode {mode!r}: expected one of {', '.join(GATES)}")
+        if hidden_size <= 0 or num_layers <= 0:
+            raise ArgumentError(f"{name}: hidden_size {hidden_size} and num_layers {num_layers} must be positive")
+        if not 0 <= dropout <= 1:
+            raise ArgumentError(f"{name}: dropout is a probability, not {dropout}")
+        if not 0 <= proj_size < hidden_size or (proj_size and mode != "LSTM"):
+            raise ArgumentError(f"{name}: proj_size {proj_size}: only an LSTM has one, smaller than {hidden_size}")
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(f"{name}: dropout={dropout} acts between layers, and there is one", stacklevel=3)
+        self.mode = mode
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bidirectional
+        self.proj_size = proj_size
+        wide = GATES[mode] * hidden_size
+        out = proj_size or hidden_size
+        self._all_names: list[list[str]] = []
+        for layer in range(num_layers):
+            into = input_size if layer == 0 else out * self._directions
+            for direction in range(self._directions):
+                end = f"_l{layer}" + ("_reverse" if direction else "")
+                shapes: dict[str, tuple[int, ...]] = {f"weight_ih{end}": (wide, into), f"weight_hh{end}": (wide, out)}
+                if bias:
+                    shapes |= {f"bias_ih{end}": (wide,), f"bias_hh{end}": (wide,)}
+                if proj_size:
+                    shapes[f"weight_hr{end}"] = (proj_size, hidden_size)
+                for key, shape in shapes.items():
+                    self.register_parameter(key, Parameter(empty(shape, device=device, dtype=dtype)))
+                self._all_names.append(list(shapes))
+        self.reset_parameters()
+
+    @property
+    def _directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def all_weights(self) -> list[list[Parameter]]:
+        """The parameters, a list for each layer and direction."""
+        return [[getattr(self, name) for name in names] for names in self._all_names]
+
+    def flatten_parameters(self) -> None:
+        """Does nothing: there is no packed copy of the weights here."""
+
+    def reset_parameters(self) -> None:
+        """Draws all weights and biases uniformly within 1/sqrt(hidden_size)."""
+        reset_uniform(self, self.hidden_size)
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """input: (T, N, input_size), N first if batch_first, or (T, input_size); hx: the first state, zeros if None.
+
+        Returns (output, last state): (T, N, directions*H) like the input; (layers*directions, N, H), for an LSTM a pair
+        of states and cell states. Raises: ShapeError, DtypeError.
+        """
+        name = type(self).__name__
+        if not isinstance(input, Tensor):
+            raise DtypeError(
+                f"{name}: expected a Tensor, got {type(input).__name__}; packed sequences are not supported"
+            )
+        batched = input.ndim == 3
+        if input.ndim not in (2, 3) or input.shape[-1] != self.input_size:
+            order = "(N, T, {0})" if self.batch_first else "(T, N, {0})"
+            raise ShapeError(
+                f"{name}: input {tuple(input.shape)}: expected {order.format(self.input_size)} or "
+                f"(T, {self.input_size})"
+            )
+        x = input if batched else input.unsqueeze(1)
+        if batched and self.batch_first:
+            x = x.transpose(0, 1)
+        if not x.shape[0]:
+            raise ShapeError(f"{name}: input {tuple(input.shape)} has no time step")
+        given = self._initial(x, hx, batched)
+        lasts: list[tuple[Tensor, ...]] = []
+        weights = self.all_weights
+        for layer in range(self.num_layers):
+            outs = []
+            for direction in range(self._directions):
+                at = layer * self._directions + direction
+                state = tuple(each[at] for each in given)
+                out, *last = run_layer(self.mode, x, state, self._arranged(weights[at]), direction == 1)
+                outs.append(out)
+                lasts.append(tuple(last))
+            x = outs[0] if len(outs) == 1 else cat(outs, dim=2)
+            if self.dropout and layer < self.num_layers - 1:
+                x = dropout(x, self.dropout, self.training)
+        final = [stack(each) for each in zip(*lasts, strict=True)]
+        if not batched:
+            x, final = x.squeeze(1), [each.squeeze(1) for each in final]
+        elif self.batch_first:
+            x = x.transpose(0, 1)
+        return x, (tuple(final) if self.mode == "LSTM" else final[0])
+
+    def _arranged(self, weights: list[Parameter]) -> list[Any]:
+        """As the ops take them: w_ih, w_hh, b_ih, b_hh, w_hr, None for those that are not there."""
+        w_hr = weights[-1] if self.proj_size else None
+        return [*weights[:2], *(weights[2:4] if self.bias else (None, None)), w_hr]
+
+    def _initial(self, x: Tensor, hx: Any, batched: bool) -> list[Tensor]:
+        """The first states, (layers*directions, N, H). Raises: ShapeError, DtypeError."""
+        name, many = type(self).__name__, self.num_layers * self._directions
+        sizes = [self.proj_size or self.hidden_size, self.hidden_size][: 2 if self.mode == "LSTM" else 1]
+        if hx is None:
+            return [zeros((many, x.shape[1], n), dtype=x.dtype, device=x.device) for n in sizes]
+        states = list(hx) if isinstance(hx, tuple | list) else [hx]
+        if len(states) != len(sizes):
+            raise ShapeError(f"{name}: {len(states)} initial states; expected {len(sizes)}")
+        for i, (state, n) in enumerate(zip(states, sizes, strict=True)):
+            wanted = (many, x.shape[1], n) if batched else (many, n)
+            if tuple(state.shape) != wanted:
+                raise ShapeError(f"{name}: initial state {tuple(state.shape)}: expected {wanted}")
+            if state.dtype != x.dtype:
+                raise DtypeError(f"{name}: initial state of {state.dtype} for an input of {x.dtype}")
+            states[i] = state if batched else state.unsqueeze(1)
+        return states
+
+    def extra_repr(self) -> str:
+        text = f"{self.input_size}, {self.hidden_size}"
+        for key, usual in {
+            "proj_size": 0,
+            "num_layers": 1,
+            "bias": True,
+            "batch_first": False,
+            "dropout": 0.0,
+            "bidirectional": False,
+        }.items():
+            if getattr(self, key) != usual:
+                text += f", {key}={getattr(self, key)}"
+        return text
+
+
+def reset_uniform(module: Module, hidden_size: int) -> None:
+    """PyTorch's default for recurrent layers: everything uniform within 1/sqrt(hidden_size)."""
+    bound = 1 / math.sqrt(hidden_size) if hidden_size else 0.0
+    for param in module.parameters():
+        init.uniform_(param, -bound, bound)
+
+
+class RNN(RNNBase):
+    """h_t = act(weight_ih @ x_t + bias_ih + weight_hh @ h_(t-1) + bias_hh), act by nonlinearity: "tanh" or "relu".
+
+    RNN(input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, batch_first=False, dropout=0.0,
+    bidirectional=False). dropout: between layers. Source: Elman 1990.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        if nonlinearity not in ("tanh", "relu"):
+            raise ArgumentError(f"RNN: nonlinearity {nonlinearity!r}: expected 'tanh' or 'relu'")
+        options = (num_layers, bias, batch_first, dropout, bidirectional)
+        super().__init__(f"RNN_{nonlinearity.upper()}", input_size, hidden_size, *options, device=device, dtype=dtype)
+        self.nonlinearity = nonlinearity
+
+
+class LSTM(RNNBase):
+    """Long short-term memory: gates i, f, g, o; c_t = f*c_(t-1) + i*g, h_t = o*tanh(c_t), or weight_hr @ that.
+
+    LSTM(input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
+    proj_size=0). Source: Hochreiter and Schmidhuber 1997; proj_size: Sak et al. 2014, arXiv:1402.1128.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        options = (num_layers, bias, batch_first, dropout, bidirectional, proj_size)
+        super().__init__("LSTM", input_size, hidden_size, *options, device=device, dtype=dtype)
+
+
+class GRU(RNNBase):
+    """Gated recurrent units: gates r, z, n; h_t = (1 - z)*n + z*h_(t-1).
+
+    GRU(input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False).
+    Source: Cho et al. 2014, arXiv:1406.1078.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        options = (num_layers, bias, batch_first, dropout, bidirectional)
+        super().__init__("GRU", input_size, hidden_size, *options, device=device, dtype=dtype)
+
+
+class RNNCellBase(Module):
+    """What the cells share. weight_ih: (G*H, input_size), weight_hh: (G*H, H), bias_ih, bias_hh: (G*H,)."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool, num_chunks: int, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.bias = bias
+        wide = num_chunks * hidden_size
+        self.weight_ih = Parameter(empty((wide, input_size), device=device, dtype=dtype))
+        self.weight_hh = Parameter(empty((wide, hidden_size), device=device, dtype=dtype))
+        for name in ("bias_ih", "bias_hh"):
+            self.register_parameter(name, Parameter(empty((wide,), device=device, dtype=dtype)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all weights and biases uniformly within 1/sqrt(hidden_size)."""
+        reset_uniform(self, self.hidden_size)
+
+    def _step(self, mode: str, input: Tensor, states: list[Tensor | None]) -> list[Tensor]:
+        """The next states, (N, H) or (H,). Raises: ShapeError."""
+        name = type(self).__name__
+        if input.ndim not in (1, 2) or input.shape[-1] != self.input_size:
+            wanted = f"(N, {self.input_size}) or ({self.input_size},)"
+            raise ShapeError(f"{name}: input {tuple(input.shape)}: expected {wanted}")
+        shape = (*input.shape[:-1], self.hidden_size)
+        rows = input.unsqueeze(0) if input.ndim == 2 else input.reshape((1, 1, self.input_size))
+        given = []
+        for state in states:
+            if state is None:
+                state = zeros(shape, dtype=input.dtype, device=input.device)
+            elif tuple(state.shape) != shape:
+                raise ShapeError(f"{name}: state {tuple(state.shape)} for input {tuple(input.shape)}: expected {shape}")
+            given.append(state if input.ndim == 2 else state.unsqueeze(0))
+        weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, None]
+        _, *found = run_layer(mode, rows, tuple(given), weights)
+        return found if input.ndim == 2 else [x.squeeze(0) for x in found]
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else f", bias={self.bias}")
+
+
+class RNNCell(RNNCellBase):
+    """act(weight_ih @ input + bias_ih + weight_hh @ hx + bias_hh), act by nonlinearity: "tanh" or "relu"."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        if nonlinearity not in ("tanh", "relu"):
+            raise ArgumentError(f"RNNCell: nonlinearity {nonlinearity!r}: expected 'tanh' or 'relu'")
+        super().__init__(input_size, hidden_size, bias, 1, device, dtype)
+        self.nonlinearity = nonlinearity
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """input: (N, input_size) or (input_size,); hx: (N, H) or (H,), zeros if None; returns the next hx."""
+        return self._step(f"RNN_{self.nonlinearity.upper()}", input, [hx])[0]
+
+    def extra_repr(self) -> str:
+        usual = self.nonlinearity == "tanh"
+        return super().extra_repr() + ("" if usual else f", nonlinearity={self.nonlinearity}")
+
+
+class LSTMCell(RNNCellBase):
+    """One step of an LSTM, gates in the order i, f, g, o."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, GATES["LSTM"], device, dtype)
+
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """input: (N, input_size) or (input_size,); hx: state and cell state, zeros if None; returns the next two."""
+        h, c = self._step("LSTM", input, [None, None] if hx is None else list(hx))
+        return h, c
+
+
+class GRUCell(RNNCellBase):
+    """One step of a GRU, gates in the order r, z, n."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, GATES["GRU"], device, dtype)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """input: (N, input_size) or (input_size,); hx: (N, H) or (H,), zeros if None; returns the next hx."""
+        return self._step("GRU", input, [hx])[0]

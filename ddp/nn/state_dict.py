@@ -1,0 +1,246 @@
+"""State dicts: a module's parameters and buffers by path. Loading checks everything before it changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ddp._engine import no_grad
+from ddp._tensor.core import Tensor
+from ddp._tensor.interop import as_tensor, from_foreign
+from ddp.errors import DtypeError, StateDictError
+from ddp.nn.parameter import Parameter
+
+if TYPE_CHECKING:
+    from ddp.nn.module import Module
+
+_EXTRA = "_extra_state"
+
+
+class IncompatibleKeys(NamedTuple):
+    """The paths that loading did not find, and those it did not know."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+    def __repr__(self) -> str:
+        if not self.missing_keys and not self.unexpected_keys:
+            return "<All keys matched successfully>"
+        return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
+
+
+class HasStateDict:
+    """The state dict methods of a module."""
+
+    _unprefixed_child: str | None = None  # a child whose paths in state dicts have no prefix of its name
+
+    def state_dict(
+        self, *, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """Parameters and persistent buffers by path, as tensors outside the graph that share their memory.
+
+        destination: a dict to add to; prefix: before every path; keep_vars: the parameters and buffers themselves.
+        """
+        module = cast("Module", self)
+        result = {} if destination is None else destination
+        hooks = module._hooks_
+        for (hook,) in tuple(hooks.state_dict_pre) if hooks else ():
+            hook(module, prefix, keep_vars)
+        for path, entry in _entries(module, prefix):
+            result[path] = entry.tensor if keep_vars else entry.tensor.detach()
+        if _overrides(module, "get_extra_state"):
+            result[prefix + _EXTRA] = module.get_extra_state()
+        for name, child in module._modules.items():
+            if child is not None:
+                child.state_dict(destination=result, prefix=_child_prefix(module, prefix, name), keep_vars=keep_vars)
+        for (hook,) in tuple(hooks.state_dict_post) if hooks else ():
+            hook(module, result, prefix, {})
+        return result
+
+    @no_grad()
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> IncompatibleKeys:
+        """Copies `state_dict` in, and returns what was missing and unexpected; nothing is copied if it raises.
+
+        state_dict: paths and tensors, also PyTorch's or arrays
+        assign: the given tensors become the module's, in their dtype and on their device, instead of being copied.
+
+        Raises: StateDictError listing all missing and unexpected keys (if strict) and all sizes that differ.
+        """
+        module, name = cast("Module", self), type(self).__name__
+        if not isinstance(state_dict, Mapping):
+            raise DtypeError(f"load_state_dict into {name}: expected a dict, got {type(state_dict).__name__}")
+        keys = IncompatibleKeys([], [])
+        problems: list[str] = []
+        metadata = getattr(state_dict, "_metadata", None) or {}  # that PyTorch keeps beside its state dicts
+        writes: list[Callable[[], None]] = []
+
+        def walk(part: Module, given: dict[str, Any], prefix: str) -> None:
+            local_metadata = {**metadata.get(prefix[:-1], {}), "assign_to_params_buffers": assign}
+            if _overrides(part, "_load_from_state_dict"):  # it may look at what it loaded: that cannot wait
+                part._load_from_state_dict(given, prefix, local_metadata, True, *keys, problems)
+            else:
+                writes.extend(_plan_writes(part, given, prefix, local_metadata, True, *keys, problems))
+            for name, child in part._modules.items():
+                if child is not None:
+                    below = _child_prefix(part, prefix, name)
+                    same = below == prefix
+                    inside = given if same else {path: x for path, x in given.items() if path.startswith(below)}
+                    walk(child, inside, below)
+
+        walk(module, dict(state_dict), "")
+        hooked = [part for part in module.modules() if part._hooks_ and part._hooks_.load_state_dict_post]
+        # A hook after loading may forgive a missing key, so then the loading comes first.
+        _raise_problems(name, problems, keys if strict and not hooked else None)
+        for write in writes:
+            write()
+        for part in reversed(hooked):
+            for (hook,) in tuple(part._hooks_.load_state_dict_post) if part._hooks_ else ():
+                hook(part, keys)
+        _raise_problems(name, problems, keys if strict else None)
+        return keys
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Loads this module's own part of a state dict, children apart: for subclasses to extend, as in PyTorch.
+
+        state_dict: what begins with `prefix`, to read and to change
+        missing_keys, unexpected_keys, error_msgs: where what does not fit goes
+
+        A module that overrides this is loaded at once, also if other modules turn out not to fit.
+        """
+        before = len(error_msgs)
+        lists = missing_keys, unexpected_keys, error_msgs
+        writes = _plan_writes(cast("Module", self), state_dict, prefix, local_metadata, strict, *lists)
+        if len(error_msgs) == before:
+            for write in writes:
+                write()
+
+    def get_extra_state(self) -> Any:
+        """What the state dict should hold besides tensors; a subclass that defines it defines set_extra_state too."""
+        raise NotImplementedError(f"{type(self).__name__} defines no get_extra_state()")
+
+    def set_extra_state(self, state: Any) -> None:
+        """Takes back what get_extra_state returned."""
+        raise NotImplementedError(f"{type(self).__name__} defines no set_extra_state()")
+
+
+class _Entry(NamedTuple):
+    """A tensor of the state: the dict of parameters or buffers that holds it, and its name there."""
+
+    part: dict[str, Any]
+    name: str
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.part[self.name]
+
+    def load(self, value: Any, assign: bool) -> None:
+        """Copies `value` in, or assigns it: to a parameter as a Parameter."""
+        own = self.tensor
+        if not assign:
+            own.copy_(value)
+            return
+        value = value if isinstance(value, Tensor) else as_tensor(value)
+        if isinstance(own, Parameter) and not isinstance(value, Parameter):
+            value = Parameter(value, own.requires_grad)
+        self.part[self.name] = value
+
+
+def _entries(module: Module, prefix: str) -> Iterator[tuple[str, _Entry]]:
+    """The parameters and persistent buffers of one module, by path."""
+    for name, param in module._parameters.items():
+        if param is not None:
+            yield prefix + name, _Entry(module._parameters, name)
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            yield prefix + name, _Entry(module._buffers, name)
+
+
+def _child_prefix(module: Module, prefix: str, child: str) -> str:
+    """The prefix of a child's paths. prefix: the module's own."""
+    return prefix if child == module._unprefixed_child else f"{prefix}{child}."
+
+
+def _overrides(module: Module, method: str) -> bool:
+    return getattr(type(module), method) is not getattr(HasStateDict, method)
+
+
+def _plan_writes(
+    module: Module,
+    given: dict[str, Any],
+    prefix: str,
+    metadata: dict[str, Any],
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    problems: list[str],
+) -> list[Callable[[], None]]:
+    """The calls that load the module's own part of `given`, children apart. Problems are added to the three lists.
+
+    prefix: of the module's paths; strict: missing and unexpected paths are listed
+    """
+    for (hook,) in tuple(module._hooks_.load_state_dict_pre) if module._hooks_ else ():
+        hook(module, given, prefix, metadata, strict, missing, unexpected, problems)
+    assign = bool(metadata.get("assign_to_params_buffers"))
+    entries = dict(_entries(module, prefix))
+    problems += _mismatches(entries, given, assign)
+    loaded = [path for path in entries if path in given]
+    writes: list[Callable[[], None]] = [partial(entries[path].load, given[path], assign) for path in loaded]
+    wanted = list(entries)
+    extra = prefix + _EXTRA
+    if _overrides(module, "set_extra_state") and extra in given:
+        writes.append(partial(module.set_extra_state, given[extra]))
+    if _overrides(module, "get_extra_state"):
+        wanted.append(extra)
+    if strict:
+        missing.extend(path for path in wanted if path not in given)
+        if module._unprefixed_child is None:  # else the child lists what is unexpected
+            own = {path.removeprefix(prefix) for path in entries} | set(module._modules)
+            if _overrides(module, "set_extra_state"):
+                own.add(_EXTRA)
+            for path in given:
+                name, dot, _ = path.removeprefix(prefix).partition(".")
+                if path.startswith(prefix) and (name not in own or bool(dot) != (name in module._modules)):
+                    unexpected.append(path)
+    return writes
+
+
+def _mismatches(entries: Mapping[str, _Entry], given: dict[str, Any], assign: bool) -> Iterator[str]:
+    """What does not fit, in words. Tensors of other libraries in `given` become ours."""
+    for path, entry in entries.items():
+        if path not in given:
+            continue
+        try:
+            given[path] = from_foreign(given[path])
+        except Exception as error:  # of the other library
+            yield f"no tensor: {path} is a {type(given[path]).__name__} in the state dict: {error}"
+            continue
+        value, shape = given[path], entry.tensor.shape
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            yield f"no tensor: {path} is a {type(value).__name__} in the state dict"
+        elif tuple(value.shape) != tuple(shape):
+            yield f"size mismatch: {path} is {tuple(value.shape)} in the state dict, {tuple(shape)} in the module"
+        elif assign and entry.tensor._end is not None and entry.tensor._end.watcher is not None:
+            yield f"assign: {path} is wrapped, as under DataParallel; load before wrapping, or without assign"
+
+
+def _raise_problems(module_name: str, problems: list[str], keys: IncompatibleKeys | None) -> None:
+    texts = []
+    if keys is not None and keys.missing_keys:
+        texts.append(f"missing: {', '.join(keys.missing_keys)}")
+    if keys is not None and keys.unexpected_keys:
+        texts.append(f"unexpected: {', '.join(keys.unexpected_keys)}")
+    texts += problems
+    if texts:
+        raise StateDictError(f"load_state_dict into {module_name}: " + "; ".join(texts))

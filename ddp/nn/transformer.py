@@ -1,0 +1,330 @@
+"""Transformer layers and stacks of them.
+
+Source: Vaswani et al. 2017, arXiv:1706.03762; norm_first: Xiong et al. 2020, arXiv:2002.04745.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import full, ones
+from ddp._tensor.dtypes import bool_
+from ddp.errors import ArgumentError
+from ddp.nn import init
+from ddp.nn.activation import GELU, ReLU, gelu, relu
+from ddp.nn.attention import MultiheadAttention
+from ddp.nn.containers import ModuleList
+from ddp.nn.dropout import Dropout
+from ddp.nn.linear import Linear, feed_forward, linear_act
+from ddp.nn.module import Module
+from ddp.nn.normalization import LayerNorm
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def _activation(given: str | Activation) -> Activation:
+    if not isinstance(given, str):
+        return given
+    if given not in ("relu", "gelu"):
+        raise ArgumentError(f"activation {given!r}: expected 'relu', 'gelu' or a function")
+    return relu if given == "relu" else gelu
+
+
+def _fused(activation: Activation) -> dict[str, str] | None:
+    """The activation as `feed_forward` takes it, None if it is another, or one that somebody looks on at."""
+    if activation is relu or (type(activation) is ReLU and activation._hooks_ is None):
+        return {"activation": "relu"}
+    if type(activation) is GELU and activation.approximate == "tanh" and activation._hooks_ is None:
+        return {"activation": "gelu", "approximate": "tanh"}
+    return None
+
+
+def _fed(layer: Any, x: Tensor) -> Tensor:
+    """linear2(dropout(activation(linear1(x)))): on a GPU with fused products, unless the parts are not our own."""
+    first, second, dropout = layer.linear1, layer.linear2, layer.dropout
+    how = None if x.device.type == "cpu" else _fused(layer.activation)
+    if how is None or any(type(each) is not Linear or each._hooks_ is not None for each in (first, second)):
+        return second(dropout(layer.activation(first(x))))
+    if type(dropout) is Dropout and dropout._hooks_ is None and not (dropout.training and dropout.p):
+        return feed_forward(x, first.weight, first.bias, second.weight, second.bias, **how)
+    return second(dropout(linear_act(x, first.weight, first.bias, **how)))
+
+
+class TransformerEncoderLayer(Module):
+    """Self-attention, then linear1, activation, linear2; each with dropout, a residual sum and a LayerNorm.
+
+    d_model: the width; nhead: heads of attention; dim_feedforward: the width between the linear layers.
+    activation: "relu", "gelu" or a function. norm_first: normalise what enters each part, not the sum that leaves it.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Activation = relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, **where)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, **where)
+        self.norm_first = norm_first
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.activation = _activation(activation)
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """src: (S, N, d_model), N first if batch_first, or no N; masks as MultiheadAttention has them; like src."""
+        masks = (src_mask, src_key_padding_mask, is_causal)
+        if self.norm_first:
+            src = src + self._attend(self.norm1(src), *masks)
+            return src + self._feed(self.norm2(src))
+        src = self.norm1(src + self._attend(src, *masks))
+        return self.norm2(src + self._feed(src))
+
+    def _attend(self, x: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor:
+        out, _ = self.self_attn(
+            x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=is_causal
+        )
+        return self.dropout1(out)
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self.dropout2(_fed(self, x))
+
+
+class TransformerDecoderLayer(Module):
+    """Self-attention, attention to an encoder's result, then linear1, activation, linear2; see the encoder layer."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Activation = relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
+        self.multihead_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, **where)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, **where)
+        self.norm_first = norm_first
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.norm3 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.dropout3 = Dropout(dropout)
+        self.activation = _activation(activation)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """tgt: (T, N, d_model), memory: (S, N, d_model), N first if batch_first, or no N; like tgt."""
+
+        def attend(x: Tensor) -> Tensor:
+            out, _ = self.self_attn(x, x, x, tgt_key_padding_mask, False, tgt_mask, is_causal=tgt_is_causal)
+            return self.dropout1(out)
+
+        def look_up(x: Tensor) -> Tensor:
+            out, _ = self.multihead_attn(
+                x, memory, memory, memory_key_padding_mask, False, memory_mask, is_causal=memory_is_causal
+            )
+            return self.dropout2(out)
+
+        def feed(x: Tensor) -> Tensor:
+            return self.dropout3(_fed(self, x))
+
+        if self.norm_first:
+            tgt = tgt + attend(self.norm1(tgt))
+            tgt = tgt + look_up(self.norm2(tgt))
+            return tgt + feed(self.norm3(tgt))
+        tgt = self.norm1(tgt + attend(tgt))
+        tgt = self.norm2(tgt + look_up(tgt))
+        return self.norm3(tgt + feed(tgt))
+
+
+class TransformerEncoder(Module):
+    """num_layers copies of encoder_layer in a row, and `norm` after the last.
+
+    enable_nested_tensor, mask_check: for PyTorch's signature; there are no nested tensors here.
+    """
+
+    def __init__(
+        self,
+        encoder_layer: Module,
+        num_layers: int,
+        norm: Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> None:
+        super().__init__()
+        self.layers = ModuleList([copy.deepcopy(encoder_layer) for _ in range(num_layers)])
+        self.num_layers = num_layers
+        self.norm = norm
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        """src and masks: as TransformerEncoderLayer has them. is_causal: None looks whether the mask is causal."""
+        causal = is_triangle(mask) if is_causal is None else is_causal
+        for layer in self.layers:
+            src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
+        return src if self.norm is None else self.norm(src)
+
+
+class TransformerDecoder(Module):
+    """num_layers copies of decoder_layer in a row, and `norm` after the last."""
+
+    def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
+        super().__init__()
+        self.layers = ModuleList([copy.deepcopy(decoder_layer) for _ in range(num_layers)])
+        self.num_layers = num_layers
+        self.norm = norm
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """As TransformerDecoderLayer has them. tgt_is_causal: None looks whether tgt_mask is causal."""
+        causal = is_triangle(tgt_mask) if tgt_is_causal is None else tgt_is_causal
+        masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, causal, memory_is_causal)
+        for layer in self.layers:
+            tgt = layer(tgt, memory, *masks)
+        return tgt if self.norm is None else self.norm(tgt)
+
+
+class Transformer(Module):
+    """An encoder and a decoder with a LayerNorm after each, or custom_encoder and custom_decoder in their place.
+
+    The other arguments are those of the layers. Source: Vaswani et al. 2017, arXiv:1706.03762.
+    """
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Activation = relu,
+        custom_encoder: Module | None = None,
+        custom_decoder: Module | None = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        options = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
+        where = {"device": device, "dtype": dtype}
+        if custom_encoder is None:
+            norm = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+            encoder_layer = TransformerEncoderLayer(*options, **where)
+            custom_encoder = TransformerEncoder(encoder_layer, num_encoder_layers, norm)
+        if custom_decoder is None:
+            norm = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+            decoder_layer = TransformerDecoderLayer(*options, **where)
+            custom_decoder = TransformerDecoder(decoder_layer, num_decoder_layers, norm)
+        self.encoder = custom_encoder
+        self.decoder = custom_decoder
+        self.d_model = d_model
+        self.nhead = nhead
+        self.batch_first = batch_first
+        for param in self.parameters():
+            if param.ndim > 1:
+                init.xavier_uniform_(param)
+
+    def forward(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """src: (S, N, d_model), tgt: (T, N, d_model), N first if batch_first, or no N; like tgt."""
+        memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
+        return self.decoder(
+            tgt,
+            memory,
+            tgt_mask,
+            memory_mask,
+            tgt_key_padding_mask,
+            memory_key_padding_mask,
+            tgt_is_causal,
+            memory_is_causal,
+        )
+
+    @staticmethod
+    def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
+        """(sz, sz): 0 up to the diagonal, -inf above it."""
+        return full((sz, sz), -math.inf, device=device, dtype=dtype).triu(1)
+
+
+def is_triangle(mask: Tensor | None) -> bool:
+    """Whether `mask` hides from each of L queries exactly the keys after it, so that it need not be read."""
+    if mask is None or mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
+        return False
+    if mask.dtype == bool_:
+        causal = ones(mask.shape, dtype=bool_, device=mask.device).triu(1)
+    else:
+        causal = Transformer.generate_square_subsequent_mask(mask.shape[0], mask.device, mask.dtype)
+    return bool((mask == causal).all())

@@ -1,0 +1,303 @@
+"""Images at another size, patches as columns, channels as pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ddp._tensor.base import apply
+from ddp._tensor.core import Tensor
+from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.nn.module import Module
+from ddp.nn.validation import Size, pair, walk
+from ddp.ops import patches, resize
+
+# Dimensions of the input.
+MODES = {"nearest": (3, 4, 5), "nearest-exact": (3, 4, 5), "linear": (3,), "bilinear": (4,), "trilinear": (5,)}
+SHAPES = {3: "(N, C, L)", 4: "(N, C, H, W)", 5: "(N, C, D, H, W)"}
+
+
+def interpolate(
+    input: Tensor,
+    size: Size | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor:
+    """`input` at another size. input: (N, C, L), (N, C, H, W) or (N, C, D, H, W) for nearest and nearest-exact; the
+    first for linear, the second for bilinear, the third for trilinear.
+
+    size: the new (L,), (H, W) or (D, H, W); or scale_factor: what the old is multiplied by, rounded down.
+    align_corners: the centres of the corner elements stay where they are, not their corners (not for nearest). With
+    recompute_scale_factor positions are computed from the sizes, not from scale_factor.
+
+    Raises: ShapeError; DtypeError unless floating; ArgumentError for another mode, antialias, both or neither of size
+    and scale_factor, or an empty size.
+    """
+    if mode not in MODES:
+        raise ArgumentError(f"interpolate: the mode is one of {', '.join(MODES)}, not {mode!r}")
+    if antialias:
+        raise ArgumentError(f"interpolate: antialias=True is not supported, in mode {mode!r}")
+    if align_corners is not None and mode.startswith("nearest"):
+        raise ArgumentError(f"interpolate: align_corners is for linear, bilinear and trilinear, not for {mode!r}")
+    if input.ndim not in MODES[mode]:
+        expected = " or ".join(SHAPES[n] for n in MODES[mode])
+        raise ShapeError(f"interpolate: input {tuple(input.shape)}: {mode!r} expects {expected}")
+    if not input.is_floating_point():
+        raise DtypeError(f"interpolate: the input is {input.dtype}: convert to a floating dtype")
+    old = tuple(input.shape[2:])
+    new, scales = _sizes(old, size, scale_factor)
+    if recompute_scale_factor:
+        if size is not None:
+            raise ArgumentError("interpolate: recompute_scale_factor goes with scale_factor, not with size")
+        scales = [None] * len(old)
+    if min(*old, *new) < 1:
+        raise ShapeError(f"interpolate: images of {old} to {new}: neither may be empty")
+    how = {"mode": mode, "align_corners": bool(align_corners)}
+    if input.ndim == 3:
+        lines = apply(resize.interpolate, (input.unsqueeze(-2),), size=(1, *new), scales=(None, *scales), **how)
+        return lines.squeeze(-2)
+    if input.ndim == 4:
+        return apply(resize.interpolate, (input,), size=tuple(new), scales=tuple(scales), **how)
+    # Axes are independent: first images of (H, W), then of (D, H * W).
+    n, channels, depth, height, width = input.shape
+    images = input.reshape(n, channels * depth, height, width)
+    images = apply(resize.interpolate, (images,), size=tuple(new[1:]), scales=tuple(scales[1:]), **how)
+    plane = new[1] * new[2]
+    images = images.reshape(n, channels, depth, plane)
+    result = apply(resize.interpolate, (images,), size=(new[0], plane), scales=(scales[0], None), **how)
+    return result.reshape(n, channels, *new)
+
+
+def _sizes(
+    old: tuple[int, ...], size: Size | None, scale_factor: float | Sequence[float] | None
+) -> tuple[list[int], list[float | None]]:
+    if (size is None) == (scale_factor is None):
+        raise ArgumentError(f"interpolate: give size or scale_factor, one of them, got {size=}, {scale_factor=}")
+    given: Any = scale_factor if size is None else size
+    each = list(given) if isinstance(given, Sequence) else [given] * len(old)
+    if len(each) != len(old):
+        raise ArgumentError(f"interpolate: {given} for images of {old}: expected one number or {len(old)}")
+    if scale_factor is None:
+        return each, [None] * len(old)
+    return [math.floor(n * float(factor)) for n, factor in zip(old, each, strict=True)], [float(f) for f in each]
+
+
+def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1) -> Tensor:
+    """The patches under a moving window as columns. input: (N, C, H, W) or (C, H, W).
+
+    Returns (N, C * KH * KW, L), L = OH * OW with conv2d's sizes.
+
+    Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, or a negative padding.
+    """
+    if input.ndim == 3:
+        return unfold(input.unsqueeze(0), kernel_size, dilation, padding, stride).squeeze(0)
+    if input.ndim != 4:
+        raise ShapeError(f"unfold: input {tuple(input.shape)}: expected (N, C, H, W) or (C, H, W)")
+    image = (input.shape[2], input.shape[3])
+    how = walk("unfold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
+    return apply(patches.im2col, (input,), walk=how)
+
+
+def fold(
+    input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1
+) -> Tensor:
+    """Columns added up where unfold reads them. input: (N, C * KH * KW, L) or (C * KH * KW, L).
+
+    Returns (N, C, *output_size).
+
+    Raises: ShapeError if the columns are not those of such images; ArgumentError as unfold.
+    """
+    if input.ndim == 2:
+        return fold(input.unsqueeze(0), output_size, kernel_size, dilation, padding, stride).squeeze(0)
+    if input.ndim != 3:
+        raise ShapeError(f"fold: input {tuple(input.shape)}: expected (N, C * KH * KW, L) or (C * KH * KW, L)")
+    image = pair(output_size, "output_size")
+    how = walk("fold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
+    if input.shape[1] % how.elements:
+        raise ShapeError(f"fold: input {tuple(input.shape)}: kernel {how.kernel} does not divide {input.shape[1]}")
+    if input.shape[2] != how.out[0] * how.out[1]:
+        raise ShapeError(
+            f"fold: input {tuple(input.shape)}: images of {image} have {how.out[0]} x {how.out[1]} patches, "
+            f"not {input.shape[2]}"
+        )
+    return apply(patches.col2im, (input,), walk=how)
+
+
+def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
+    """Channels laid out as pixels. input: (..., C * r * r, H, W), r = upscale_factor; returns (..., C, H * r, W * r).
+
+    Raises: ShapeError unless r * r divides the channels; ArgumentError for a factor below 1.
+    Source: Shi et al. 2016, arXiv:1609.05158.
+    """
+    r, lead = upscale_factor, tuple(input.shape[:-3])
+    channels, h, w = _image("pixel_shuffle", input, r)
+    if channels % (r * r):
+        raise ShapeError(f"pixel_shuffle: input {tuple(input.shape)}: {r} * {r} does not divide {channels} channels")
+    n = len(lead)
+    x = input.reshape(*lead, channels // (r * r), r, r, h, w)
+    return x.permute(*range(n), n, n + 3, n + 1, n + 4, n + 2).reshape(*lead, channels // (r * r), h * r, w * r)
+
+
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
+    """The reverse of pixel_shuffle. input: (..., C, H * r, W * r); returns (..., C * r * r, H, W).
+
+    Raises: ShapeError unless r divides height and width; ArgumentError for a factor below 1.
+    """
+    r, lead = downscale_factor, tuple(input.shape[:-3])
+    channels, h, w = _image("pixel_unshuffle", input, r)
+    if h % r or w % r:
+        raise ShapeError(f"pixel_unshuffle: input {tuple(input.shape)}: {r} does not divide {(h, w)}")
+    n = len(lead)
+    x = input.reshape(*lead, channels, h // r, r, w // r, r)
+    return x.permute(*range(n), n, n + 2, n + 4, n + 1, n + 3).reshape(*lead, channels * r * r, h // r, w // r)
+
+
+def _image(name: str, input: Tensor, factor: int) -> tuple[int, int, int]:
+    if input.ndim < 3:
+        raise ShapeError(f"{name}: input {tuple(input.shape)}: expected (..., C, H, W)")
+    if factor < 1:
+        raise ArgumentError(f"{name}: the factor is at least 1, not {factor}")
+    channels, h, w = input.shape[-3:]
+    return channels, h, w
+
+
+Factor = float | Sequence[float]
+
+
+class Upsample(Module):
+    """The input at another size. input: (N, C, L), (N, C, H, W) or (N, C, D, H, W); see functional.interpolate.
+
+    Raises: ShapeError, DtypeError, ArgumentError when called.
+    """
+
+    def __init__(
+        self,
+        size: Size | None = None,
+        scale_factor: Factor | None = None,
+        mode: str = "nearest",
+        align_corners: bool | None = None,
+        recompute_scale_factor: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.scale_factor: float | tuple[float, ...] | None
+        if isinstance(scale_factor, Sequence):
+            self.scale_factor = tuple(float(factor) for factor in scale_factor)
+        else:
+            self.scale_factor = None if scale_factor is None else float(scale_factor)
+        self.mode = mode
+        self.align_corners = align_corners
+        self.recompute_scale_factor = recompute_scale_factor
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, L), (N, C, H, W) or (N, C, D, H, W)."""
+        return interpolate(
+            input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
+        )
+
+    def extra_repr(self) -> str:
+        size = f"size={self.size}" if self.scale_factor is None else f"scale_factor={self.scale_factor}"
+        return f"{size}, mode={self.mode!r}"
+
+
+class UpsamplingNearest2d(Upsample):
+    """Upsample with mode="nearest". input: (N, C, H, W)."""
+
+    def __init__(self, size: Size | None = None, scale_factor: Factor | None = None) -> None:
+        super().__init__(size, scale_factor, mode="nearest")
+
+
+class UpsamplingBilinear2d(Upsample):
+    """Upsample with mode="bilinear" and align_corners=True. input: (N, C, H, W)."""
+
+    def __init__(self, size: Size | None = None, scale_factor: Factor | None = None) -> None:
+        super().__init__(size, scale_factor, mode="bilinear", align_corners=True)
+
+
+class Unfold(Module):
+    """The patches under a moving window as columns. input: (N, C, H, W); returns (N, C * KH * KW, L).
+
+    Raises: ShapeError, ArgumentError when called; see functional.unfold.
+    """
+
+    def __init__(self, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1) -> None:
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.dilation = dilation
+        self.padding = padding
+        self.stride = stride
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, H, W) or (C, H, W)."""
+        return unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, dilation={self.dilation}, padding={self.padding}, stride={self.stride}"
+
+
+class Fold(Module):
+    """Columns added up where Unfold reads them. input: (N, C * KH * KW, L); returns (N, C, *output_size).
+
+    Raises: ShapeError, ArgumentError when called; see functional.fold.
+    """
+
+    def __init__(
+        self, output_size: Size, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1
+    ) -> None:
+        super().__init__()
+        self.output_size = output_size
+        self.kernel_size = kernel_size
+        self.dilation = dilation
+        self.padding = padding
+        self.stride = stride
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C * KH * KW, L) or (C * KH * KW, L)."""
+        steps = self.kernel_size, self.dilation, self.padding, self.stride
+        return fold(input, self.output_size, *steps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"output_size={self.output_size}, kernel_size={self.kernel_size}, dilation={self.dilation}, "
+            f"padding={self.padding}, stride={self.stride}"
+        )
+
+
+class PixelShuffle(Module):
+    """Channels laid out as pixels. input: (..., C * r * r, H, W); returns (..., C, H * r, W * r).
+
+    Raises: ShapeError, ArgumentError when called; see functional.pixel_shuffle.
+    """
+
+    def __init__(self, upscale_factor: int) -> None:
+        super().__init__()
+        self.upscale_factor = upscale_factor
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., C * r * r, H, W)."""
+        return pixel_shuffle(input, self.upscale_factor)
+
+    def extra_repr(self) -> str:
+        return f"upscale_factor={self.upscale_factor}"
+
+
+class PixelUnshuffle(Module):
+    """The reverse of PixelShuffle. input: (..., C, H * r, W * r); returns (..., C * r * r, H, W).
+
+    Raises: ShapeError, ArgumentError when called; see functional.pixel_unshuffle.
+    """
+
+    def __init__(self, downscale_factor: int) -> None:
+        super().__init__()
+        self.downscale_factor = downscale_factor
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., C, H * r, W * r)."""
+        return pixel_unshuffle(input, self.downscale_factor)
+
+    def extra_repr(self) -> str:
+        return f"downscale_factor={self.downscale_factor}"
