@@ -1,7 +1,8 @@
 """Datasets, samplers and loaders, under PyTorch's names; the order of samples is the same at any world size."""
 
-from ddp.data.batches import BatchSampler
-from ddp.data.collating import default_collate, default_convert
+from ddp.data.array_files import NpyDataset, TokenFile
+from ddp.data.collate import default_collate, default_convert
+from ddp.data.dataloader import DataLoader
 from ddp.data.datasets import (
     ChainDataset,
     ConcatDataset,
@@ -12,13 +13,14 @@ from ddp.data.datasets import (
     TensorDataset,
     random_split,
 )
-from ddp.data.distributed import DistributedSampler
-from ddp.data.first import rank0_first
-from ddp.data.formats import CIFAR10, CIFAR100, MNIST, NpyDataset, TokenFile, read_cifar, read_idx
-from ddp.data.loading import DataLoader, get_worker_info
-from ddp.data.positions import Sampler
+from ddp.data.distributed_sampler import DistributedSampler
+from ddp.data.fetching import get_worker_info
+from ddp.data.image_files import CIFAR10, CIFAR100, MNIST, read_cifar, read_idx
+from ddp.data.rank0 import rank0_first
 from ddp.data.samplers import (
+    BatchSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddp.data.distributed import epoch_order
+from ddp.data.distributed_sampler import epoch_order
 from tests.docs.blocks import pairs
 from tests.docs.snippets import Builder, outcome, run, samples, weights
 

@@ -17,11 +17,11 @@ from ddp._block import block_of
 from ddp._device import device
 from ddp._gpu import registering, streams
 from ddp._tensor.base import wrap
-from ddp.data.loading import DataLoader
-from ddp.data.loading._packing import Incoming, Outgoing
-from ddp.data.loading._pinning import Ferry
+from ddp.data import DataLoader
+from ddp.data.device_prefetcher import DevicePrefetcher
+from ddp.data.shared_batches import BatchReader, BatchWriter
 from ddp.errors import WorkerError
-from tests.ddp.data.loading.samples import Squares
+from tests.ddp.data.samples import Squares
 from tests.gpu.installing import Gpu, forget
 
 SIZE = 300
@@ -32,7 +32,7 @@ class Worker:
 
     def __init__(self, length: int) -> None:
         self.at, self.length = 0, length
-        self.out, self.incoming = Outgoing(), Incoming()
+        self.out, self.incoming = BatchWriter(), BatchReader()
 
     def __next__(self) -> Any:
         if self.at == self.length:
@@ -59,7 +59,7 @@ class Worker:
 def carried(length: int) -> list[Any]:
     """Sums of what a pass hands out, fetched behind the steps."""
     found = []
-    for x, y in Ferry(Worker(length), device("cuda")):
+    for x, y in DevicePrefetcher(Worker(length), device("cuda")):
         found.append((ddp.cuda.fetch(x + 1), ddp.cuda.fetch(y + 1)))
     return [(a.value(), b.value()) for a, b in found]
 
@@ -104,16 +104,16 @@ def test_a_block_that_goes_back_too_early_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_nothing_is_copied_on_the_host_waited_for_or_allocated(gpu: Any) -> None:
-    ferry = Ferry(Worker(40), device("cuda"))
+    prefetcher = DevicePrefetcher(Worker(40), device("cuda"))
     for k in range(10):
-        assert next(ferry)[0][0].item() == k
+        assert next(prefetcher)[0][0].item() == k
     blocks = len(gpu.cupy.pinned.registered)
     assert blocks >= 1
-    for buffer in ferry._buffers:
+    for buffer in prefetcher._buffers:
         buffer.room = None  # type: ignore[method-assign, assignment]  # raises, if anything is staged
     gpu.reset()
     for k in range(10, 40):
-        assert next(ferry)[0][0].item() == k
+        assert next(prefetcher)[0][0].item() == k
     assert gpu.mallocs == gpu.frees == 0
     assert set(gpu.synchronizations) <= {"item"}
     assert not any("_pinning" in where for _, where in gpu.waits)

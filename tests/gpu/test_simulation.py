@@ -18,7 +18,7 @@ import pytest
 import ddp
 from ddp._gpu import streams
 from ddp.cuda.streams import Event
-from ddp.data.loading import _pinning
+from ddp.data import device_prefetcher
 from ddp.errors import DdpError
 from tests.ddp.cuda import emulation
 from tests.gpu.installing import Gpu, forget
@@ -134,13 +134,13 @@ def unless_called_by(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fil
 
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a batch is read before it is there": lambda m: unless_called_by(
-        m, streams.Lane, "wait", "_pinning.py", "__next__"
+        m, streams.Lane, "wait", "device_prefetcher.py", "__next__"
     ),
     "a batch is written to memory that is still read": lambda m: unless_called_by(
-        m, streams.Lane, "after", "_pinning.py", "_send"
+        m, streams.Lane, "after", "device_prefetcher.py", "_send"
     ),
     "pinned memory is written to under a copy": lambda m: m.setattr(
-        _pinning._Buffer, "copied", property(lambda self: None, lambda self, event: None), raising=False
+        device_prefetcher._Buffer, "copied", property(lambda self: None, lambda self, event: None), raising=False
     ),
     "a loss is read before it is there": lambda m: m.setattr(Event, "synchronize", lambda self: None),
     "memory that a side stream reads is given away": lambda m: m.setattr(streams, "record", lambda array, lane: None),

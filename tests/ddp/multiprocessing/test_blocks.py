@@ -12,8 +12,8 @@ import pytest
 
 import ddp
 from ddp._block import Handle, block_of
+from ddp.data.shared_batches import Block, BlockPool, Lease
 from ddp.errors import SharingError
-from ddp.multiprocessing._blocks import Block, BlockPool, Loan
 from tests.ddp.multiprocessing.counting import all_descriptors, descriptors, mappings
 
 
@@ -146,7 +146,7 @@ def test_a_loan_ends_with_the_last_view() -> None:
     for step in range(3):
         block = pool.take(1000)
         block.array("int64", 10)[:] = step
-        loan = Loan(Block.open(block.handle()))
+        loan = Lease(Block.open(block.handle()))
         weakref.finalize(loan, returned.append, step)
         first, second = loan.array("int64", 10), loan.array("int64", 5, 8)[::2]
         del loan, first

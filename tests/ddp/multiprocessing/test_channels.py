@@ -22,9 +22,9 @@ import ddp
 import ddp.multiprocessing as mp
 from ddp import nn
 from ddp._block import block_of
+from ddp.data.shared_batches import Block, Lease
 from ddp.errors import GraphError, SharingError
 from ddp.multiprocessing import _parcels
-from ddp.multiprocessing._blocks import Block, Loan
 from tests.ddp.multiprocessing.children import labelled
 from tests.ddp.multiprocessing.counting import all_descriptors, descriptors, mappings
 
@@ -108,7 +108,7 @@ def test_what_is_on_loan_is_copied(pipe: tuple[Any, Any]) -> None:
     reader, writer = pipe
     block, returned = Block.create(1 << 16), []
     block.array("float32", 100)[:] = 5
-    loan = Loan(Block.open(block.handle()))
+    loan = Lease(Block.open(block.handle()))
     weakref.finalize(loan, returned.append, 1)
     x = ddp.from_numpy(loan.array("float32", 4, 16))
     del loan

@@ -1,0 +1,235 @@
+"""Fork servers of worker processes: the standard library's, started without what would make a worker act as a rank.
+
+One server serves all loaders of the process. It is started when the first loader with workers is made, and so has
+imported what they need (`ddp.data.preload`) by the time that they are wanted. It is replaced if it has ended, if a
+loader needs other modules, or if a module was loaded again; worker pools keep the server that they came from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
+from types import ModuleType
+from typing import Any
+
+from collectives.backends.detached import passed_on
+from collectives.start import joined
+from collectives.world import promised
+from ddp.data import preload, worker
+from ddp.errors import ArgumentError, WorkerError
+
+_GRACE = 2.0  # s that workers have for what they are doing when their pool is closed
+
+# What would make a worker take part in the job as a rank, or begin MPI as soon as a script that it imports names it.
+_OF_A_RANK = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_FD", "PMI_PORT", "SLURM_STEP_NUM_TASKS")
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_SCRIPT = ("init_main_from_name", "init_main_from_path")
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment of this process as its workers should have it."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PMIX_")}
+    for name in _OF_A_RANK:
+        environ.pop(name, None)
+    environ.update(dict.fromkeys(_ONE_THREAD, "1"), MPI4PY_RC_INITIALIZE="0")
+    environ.update(passed_on(joined(), promised()))
+    return environ
+
+
+def current_script() -> dict[str, str]:
+    """The script of this process, as `spawn.prepare` takes it. Raises: ArgumentError if it has none."""
+    data = spawn.get_preparation_data("worker")
+    script = {name: str(data[name]) for name in _SCRIPT if name in data}
+    path = script.get("init_main_from_path")
+    if not script or (path is not None and not os.path.exists(path)):
+        raise ArgumentError(
+            "num_workers: the dataset, collate_fn or worker_init_fn is defined in an interactive session, where no"
+            " worker process finds it: move it to a module that can be imported, or take num_workers=0"
+        )
+    return script
+
+
+def refuse_while_imported() -> None:
+    """Raises: ArgumentError in a script that the server imports and that is about to start workers of its own."""
+    if preload.importing_script:
+        raise ArgumentError(
+            "this script starts a DataLoader's worker processes wherever it is imported, and workers import it, because"
+            ' it defines their dataset. Put what it runs below `if __name__ == "__main__":`, or the dataset into a'
+            " module of its own"
+        )
+
+
+class LoadedModules:
+    """The modules of this process when a server was started, to find those that were loaded again since.
+
+    The server has the old code of these. A file that was merely edited does not count: as long as this process has not
+    loaded it anew, it runs the old code, too.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[object, dict[str, Any], Any]] = {}  # module, its namespace, its spec then
+        self.reloaded()
+
+    def reloaded(self) -> bool:
+        """Whether a module is another by now: `importlib.reload` and a new import give it another spec."""
+        modules = sys.modules
+        for name, (module, namespace, spec) in self._seen.items():
+            if namespace.get("__spec__") is not spec or modules.get(name, module) is not module:
+                return True
+        for name in modules.keys() - self._seen.keys():
+            module = modules.get(name)
+            if issubclass(type(module), ModuleType):  # something else may run code when it is asked
+                namespace = vars(module)
+                self._seen[name] = module, namespace, namespace.get("__spec__")
+        return False
+
+
+class ForkServer:
+    """A fork server that has imported `modules` and the user's script, {} for none. It ends when this is forgotten."""
+
+    def __init__(self, modules: frozenset[str], script: dict[str, str]) -> None:
+        self.owner = os.getpid()
+        self.modules, self.script = modules, script
+        self._loaded = LoadedModules()
+        self._server = forkserver.ForkServer()
+        self._server.set_forkserver_preload(["ddp.data.preload"])
+        with self._environment():
+            self._server.ensure_running()
+        weakref.finalize(self, _stop, self._server, self.owner).atexit = False
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        pid: int = self._server._forkserver_pid  # type: ignore[attr-defined]  # no public name
+        return pid
+
+    def fits(self, modules: frozenset[str], script: dict[str, str]) -> bool:
+        """Whether new workers that need these can be forked of it."""
+        if self.owner != os.getpid() or not modules <= self.modules or (script and script != self.script):
+            return False
+        try:
+            running = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            running = False
+        return running and not self._loaded.reloaded()
+
+    def connect(self, fds: list[int]) -> tuple[int, int]:
+        """Forks a worker that inherits `fds`: where its pid and exit code are read, and where its start is written."""
+        with self._environment():  # the standard library starts the server again if it was killed
+            return self._server.connect_to_new_process(fds)
+
+    @contextlib.contextmanager
+    def _environment(self) -> Iterator[None]:
+        """What a server inherits if it is started now: not `os.environ`, which other threads see, is changed."""
+        wanted = worker_environment()
+        path = [each for each in sys.path if isinstance(each, str)]
+        settings = {"path": path, "main": self.script, "modules": sorted(self.modules), "parent": self.owner}
+        wanted[preload.SETTINGS] = json.dumps(settings)
+        changed = {name for name in os.environ.keys() | wanted.keys() if os.environ.get(name) != wanted.get(name)}
+        _put_environment(changed, wanted)
+        try:
+            yield
+        except OSError as error:
+            raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
+        finally:
+            _put_environment(changed, os.environ)
+
+
+def _put_environment(names: Iterable[str], values: Any) -> None:
+    for name in names:
+        if name in values:
+            os.putenv(name, values[name])
+        else:
+            os.unsetenv(name)
+
+
+def _stop(server: Any, owner: int) -> None:
+    if os.getpid() == owner:  # else this is a forked child, whose server it is not
+        with contextlib.suppress(OSError):  # somebody else has waited for it
+            _in_background(server._stop)
+
+
+def _in_background(work: Any, *args: Any) -> None:
+    """Runs something that waits for processes. Does nothing where the interpreter ends: the server ends with it."""
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=work, args=args, name="ddp-data-reaper", daemon=True).start()
+
+
+_server: ForkServer | None = None
+_lock = threading.Lock()
+
+
+def fork_server(modules: Iterable[str], script: dict[str, str]) -> ForkServer:
+    """The fork server of this process, started anew if there is none that fits. Raises: WorkerError."""
+    global _server
+    wanted = frozenset(modules)
+    with _lock:
+        if _server is None or not _server.fits(wanted, script):
+            known = _server
+            if known is not None and known.owner == os.getpid():
+                wanted, script = wanted | known.modules, script or known.script
+            _server = ForkServer(wanted, script)
+        return _server
+
+
+class WorkerProcess(popen_forkserver.Popen):
+    """A worker process that serves the other end of a socket. `wait`, `kill` and `poll` are the standard library's.
+
+    `pid` is known after `wait_for_start`.
+    """
+
+    pid: int
+
+    def __init__(self, server: ForkServer, end: Any, needs_script: bool) -> None:
+        self._server = server
+        super().__init__(context.ForkServerProcess(target=worker.run, args=(end, needs_script)))
+
+    def _launch(self, process_obj: Any) -> None:
+        data = spawn.get_preparation_data(process_obj.name)
+        for name in _SCRIPT:
+            data.pop(name, None)  # the server has it if it is needed
+        data["environment"] = preload.WorkerEnvironment(worker_environment())
+        file = io.BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(data, file)
+            reduction.dump(process_obj, file)
+        finally:
+            context.set_spawning_popen(None)
+        self.sentinel, start = self._server.connect(self._fds)  # type: ignore[attr-defined]  # of the base class
+        alive = os.dup(start)  # by which the worker's `parent_process` knows that this one lives
+        self.finalizer = util.Finalize(self, _close, (alive, self.sentinel))
+        with open(start, "wb") as pipe:
+            pipe.write(file.getbuffer())
+
+    def wait_for_start(self) -> None:
+        """Returns when the server has forked it. Raises: WorkerError if the server has ended."""
+        try:
+            self.pid = forkserver.read_signed(self.sentinel)
+        except EOFError:
+            raise WorkerError("the fork server of worker processes has ended") from None
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def end_workers(processes: list[WorkerProcess]) -> None:
+    """Kills those of the workers, whose sockets have been closed, that have not ended in time. Does not wait."""
+    _in_background(_reap, processes)
+
+
+def _reap(processes: list[WorkerProcess]) -> None:
+    deadline = time.monotonic() + _GRACE
+    for process in processes:
+        if process.wait(max(0.0, deadline - time.monotonic())) is None:
+            process.kill()

@@ -1,0 +1,149 @@
+"""The pickled dataset and functions that all workers of a loader start with.
+
+Large arrays are not pickled but laid beside the pickle in a block of shared memory. Every worker maps it privately:
+workers share its pages as long as they only read, and what one writes it has for itself, as after a fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import mmap
+import os
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddp._block import Block
+from ddp.errors import ArgumentError
+
+_ALIGNMENT = 64  # bytes
+_LARGE = 4096  # bytes from which on an array is laid beside the pickle
+# At every pass all that workers get is compared: NumPy would write a byte for each byte that it compares.
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_SCRIPT = b"\x8c\x08__main__"  # how a pickle names the module
+
+
+class PayloadLayout(NamedTuple):
+    """What lies where in a payload: the pickle first, then arrays, each (offset, bytes, read-only)."""
+
+    pickled: int
+    arrays: list[tuple[int, int, bool]]
+
+
+class Payload:
+    """The pickled configuration of workers, in shared memory once it has been written.
+
+    needs_script: whether the user's script defines a part of it
+
+    Raises: ArgumentError, with the reason as its cause, if it cannot be pickled.
+    """
+
+    def __init__(self, content: Any) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        file = io.BytesIO()
+
+        def beside(buffer: pickle.PickleBuffer) -> bool:
+            if buffer.raw().nbytes < _LARGE:
+                return True  # stays in the pickle
+            buffers.append(buffer)
+            return False
+
+        try:
+            _PayloadPickler(file, protocol=5, buffer_callback=beside).dump(content)
+        except Exception as error:  # a __reduce__ of the user's may raise anything
+            raise ArgumentError(
+                f"num_workers: the dataset, collate_fn or worker_init_fn cannot be sent to a worker process: {error}."
+                " What is sent must be picklable: functions and classes of a module, no lambdas and no open files"
+            ) from error
+        pickled = file.getvalue()
+        self.needs_script = _SCRIPT in pickled
+        pieces, arrays, end = [memoryview(pickled)], [], len(pickled)
+        for buffer in buffers:
+            raw = buffer.raw()
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            pieces += [memoryview(bytes(start - end)), raw]  # what lies between, and the array
+            end = start + raw.nbytes
+            arrays.append((start, raw.nbytes, raw.readonly))
+        self.layout = PayloadLayout(len(pickled), arrays)
+        self._nbytes = end
+        self._pieces = pieces
+        self._block: Block | None = None
+
+    def write(self, previous: Payload | None) -> None:
+        """Puts it into shared memory: that of `previous`, if that holds the same, byte for byte."""
+        if previous is not None and previous.layout == self.layout and previous._holds(self._pieces):
+            self._block = previous._block
+        else:
+            self._block = Block.create(self._nbytes)
+            _write(self._block.fileno(), self._pieces)
+        self._pieces = []
+
+    def _holds(self, pieces: Sequence[memoryview]) -> bool:
+        if self._block is None:
+            return False
+        at = _address(self._block.array(np.uint8, self._nbytes))
+        for piece in pieces:
+            if piece.nbytes and _memcmp(at, _address(np.frombuffer(piece, np.uint8)), piece.nbytes):
+                return False
+            at += piece.nbytes
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor by which workers get it, when it has been written."""
+        assert self._block is not None
+        return self._block.fileno()
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _write(fd: int, pieces: Sequence[memoryview]) -> None:
+    """Writes the pieces one after the other. By the system: through the mapping, each page would be a fault."""
+    at = 0
+    for piece in pieces:
+        while piece:
+            written = os.pwrite(fd, piece, at)
+            piece, at = piece[written:], at + written
+
+
+def load_payload(fd: int, layout: PayloadLayout) -> Any:
+    """The content of the payload behind a descriptor."""
+    whole = memoryview(
+        mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    )
+    buffers = []
+    for start, size, read_only in layout.arrays:
+        piece = whole[start : start + size]
+        buffers.append(piece.toreadonly() if read_only else piece)
+    return pickle.loads(whole[: layout.pickled], buffers=buffers)
+
+
+class _PayloadPickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.memmap and obj.flags.c_contiguous and obj.size:
+            found = _memmap_arguments(obj)
+            if found is not None:
+                return _open_memmap, found
+        return NotImplemented
+
+
+def _memmap_arguments(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
+    """By what another process maps the same part of the file; None if that is not known."""
+    whole: Any = array
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    if not isinstance(whole.base, mmap.mmap) or whole.filename is None:
+        return None
+    # A view's own `offset` is that of what it was made from.
+    distance = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    mode = "r+" if whole.mode == "w+" else whole.mode
+    return str(whole.filename), array.dtype, mode, whole.offset + distance, array.shape
+
+
+def _open_memmap(filename: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...]) -> Any:
+    return np.memmap(filename, dtype, mode, offset, shape)

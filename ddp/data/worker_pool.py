@@ -1,0 +1,168 @@
+"""The workers of one loader, as the process sees them that consumes their batches.
+
+Each has a connection of its own, on which it sends the results of its tasks in their order. So no lock, no queue and no
+thread stands between a batch and its consumer, and a connection that closes says that its worker has died.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ddp.data.fork_server import ForkServer, WorkerProcess, current_script, end_workers, fork_server
+from ddp.data.payload import Payload
+from ddp.data.shared_batches import BatchReader, WorkerConnection
+from ddp.data.worker import FetchResult, FetchTask, StartPass, WorkerFailure
+from ddp.errors import WorkerError
+
+
+class WorkerPool:
+    """`count` workers, each with a copy of what is in the payload. They end when this is closed, or forgotten.
+
+    previous: the payload of an earlier pool, whose memory is used again if it holds the same
+    modules: names of those that the server imports for them
+    timeout: seconds that a batch may take; 0: no limit
+    own_server: they are forked by a server that is started for them alone
+
+    Raises: ArgumentError if they need a script that has no file; WorkerError if they cannot be started.
+    """
+
+    def __init__(
+        self,
+        payload: Payload,
+        previous: Payload | None,
+        modules: Iterable[str],
+        count: int,
+        timeout: float,
+        own_server: bool,
+    ) -> None:
+        script = current_script() if payload.needs_script else {}
+        server = ForkServer(frozenset(modules), script) if own_server else fork_server(modules, script)
+        self._payload = payload
+        self._sent = False
+        self._timeout = timeout
+        ends: list[socket.socket] = []
+        self._processes: list[WorkerProcess] = []
+        self._end = weakref.finalize(self, _end, ends, self._processes, os.getpid())
+        for _ in range(count):
+            ours, theirs = socket.socketpair()
+            ends.append(ours)
+            with theirs:
+                self._processes.append(WorkerProcess(server, theirs, payload.needs_script))
+        payload.write(previous)  # while they are forked
+        for process in self._processes:
+            process.wait_for_start()
+        self._connections = [WorkerConnection(end, timeout) for end in ends]
+        self._readers = [BatchReader() for _ in ends]
+        self._pending = [0] * count  # results that are still to come
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def start_pass(self, seeds: Sequence[int], states: Sequence[Any], skipped: Sequence[list[int]]) -> None:
+        """Begins a pass; what is left of the one before is discarded.
+
+        seeds: of each worker. states, skipped: where a stream goes on, see `StartPass`
+        """
+        for worker, pending in enumerate(self._pending):
+            for _ in range(pending):
+                result = self.receive(worker)
+                if result.batch is not None:
+                    self.unpack(worker, result)  # gives its block back
+        for worker in range(len(self)):
+            start = StartPass(worker, len(self), seeds[worker], self._payload.layout, states[worker], skipped[worker])
+            self._send(worker, start, -1 if self._sent else self._payload.fileno())
+        self._sent = True
+
+    def request(self, worker: int, seed: int, indices: Any) -> None:
+        """Gives a worker a task. indices: None for the next batch of a stream."""
+        self._pending[worker] += 1
+        self._send(worker, FetchTask(seed, indices, self._readers[worker].returned()))
+
+    def _send(self, worker: int, message: StartPass | FetchTask, fd: int = -1) -> None:
+        try:
+            self._connections[worker].send(pickle.dumps(message, 5), fd)
+        except OSError:
+            pass  # it has died, or is about to: `receive` will say so
+
+    def receive(self, worker: int) -> FetchResult:
+        """A worker's next result. Raises: WorkerError if it died, or takes longer than the time limit."""
+        try:
+            received = self._connections[worker].receive()
+        except TimeoutError:
+            raise WorkerError(
+                f"DataLoader worker {worker} of {len(self)} took longer than timeout={self._timeout:g} s for a batch"
+            ) from None
+        except (EOFError, OSError):
+            raise WorkerError(self._death(worker)) from None
+        self._pending[worker] -= 1
+        result: FetchResult = pickle.loads(received)
+        self._readers[worker].forget(result.dropped)
+        return result
+
+    def ready(self, worker: int) -> bool:
+        """Whether `receive` need not wait."""
+        return self._connections[worker].ready()
+
+    def unpack(self, worker: int, result: FetchResult) -> Any:
+        """The batch of a result that has one."""
+        assert result.batch is not None
+        fd = self._connections[worker].descriptors.popleft() if result.batch.new else -1
+        return self._readers[worker].unpack(result.batch, fd)
+
+    def batch(self, worker: int, result: FetchResult, number: int) -> Any:
+        """The batch of a result. Raises: WorkerError if there was an exception in the worker."""
+        if result.failure is not None:
+            raise _worker_error(result.failure, f"DataLoader worker {worker} of {len(self)}, batch {number}")
+        return self.unpack(worker, result)
+
+    def _death(self, worker: int) -> str:
+        process = self._processes[worker]
+        code = process.wait(1.0)  # its connection is closed, so it is ending
+        who = f"DataLoader worker {worker} of {len(self)} (pid {process.pid})"
+        if code is None or code == 255:  # what the standard library says where the server has died, too
+            return f"{who} has gone: its connection is closed"
+        if code >= 0:
+            return f"{who} has ended with exit code {code}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = {
+            "SIGKILL": "; the kernel kills so, too, where memory runs out",
+            "SIGBUS": "; so it ends where memory, or a file that is mapped, cannot be had",
+        }.get(name, "")
+        return f"{who} was killed by {name}{hint}"
+
+    def close(self) -> None:
+        """Ends the workers: those that are in the middle of a batch when they have made it, or after two seconds."""
+        self._end()
+
+
+def _end(ends: Sequence[socket.socket], processes: list[WorkerProcess], owner: int) -> None:
+    for end in ends:
+        end.close()
+    if os.getpid() == owner:  # else this is a child that the consumer forked: they are not its workers
+        end_workers(processes)
+
+
+def _worker_error(failure: WorkerFailure, where: str) -> WorkerError:
+    """The error for a worker's exception: of its class, too, where such a class can be made."""
+    at = "" if failure.at is None else f", {failure.at}"
+    message = f"{failure.name} in {where}{at}: {failure.text}\n\nIn the worker:\n{failure.trace.rstrip()}"
+    try:
+        kind = pickle.loads(failure.kind) if failure.kind is not None else WorkerError
+        mixes = issubclass(kind, Exception) and not issubclass(WorkerError, kind)
+        if mixes and not issubclass(kind, StopIteration | StopAsyncIteration):  # which would end the user's loop
+            body: dict[str, Any] = {
+                "__init__": lambda self, text: Exception.__init__(self, text),
+                "__str__": lambda self: message,
+            }
+            body["__module__"], body["__reduce__"] = WorkerError.__module__, lambda self: (WorkerError, (message,))
+            made = type("WorkerError", (WorkerError, kind), body)
+            return made(message)
+    except Exception:  # a class that is not here, or does not mix with another
+        pass
+    return WorkerError(message)

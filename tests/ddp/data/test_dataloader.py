@@ -1,0 +1,202 @@
+"""Whoever fetches them, the batches are the same: contents, order, random numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset, TensorDataset
+from tests.ddp.data import samples
+from tests.ddp.data.samples import Drawn, Mixed, Pair, Squares, Whoami
+
+WORKERS = [0, 1, 2, 3]
+
+
+def values(batch: Any) -> Any:
+    """A batch as something that can be compared."""
+    if isinstance(batch, ddp.Tensor):
+        return "tensor", str(batch.dtype), batch.tolist()
+    if isinstance(batch, np.ndarray):
+        return "array", str(batch.dtype), batch.tolist()
+    if isinstance(batch, dict):
+        return {key: values(value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch).__name__, [values(each) for each in batch]
+    return batch
+
+
+def batches(dataset: Any, workers: int, **options: Any) -> list[Any]:
+    ddp.manual_seed(3)
+    return [values(batch) for batch in DataLoader(dataset, num_workers=workers, **options)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (Squares(10), {"batch_size": 3}),
+        (Squares(10), {"batch_size": 3, "drop_last": True, "shuffle": True}),
+        (Squares(3), {"batch_size": None}),
+        (Squares(5), {"batch_size": 2, "collate_fn": samples.plain}),
+        (Squares(5), {"batch_size": 2, "collate_fn": samples.long_text}),
+        (Squares(9), {"batch_sampler": [[1, 2], [8], [0, 0, 0]]}),
+        (Squares(9), {"batch_size": 2, "sampler": [3, 1, 7]}),
+        (Squares(9), {"batch_size": 2, "sampler": RandomSampler(range(9), replacement=True)}),
+        (Squares(0), {"batch_size": 2}),
+        (Mixed(), {"batch_size": 2}),
+        (Mixed(), {"batch_size": None}),
+        (TensorDataset(ddp.arange(14).reshape(7, 2), np.arange(7.0)), {"batch_size": 3, "shuffle": True}),
+        (Subset(TensorDataset(ddp.arange(14).reshape(7, 2)), [6, 0, 2]), {"batch_size": 2, "shuffle": True}),
+        (Drawn(everywhere=False), {"batch_size": 2}),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, dict) else " ".join(map(str, value)),
+)
+def test_the_same_with_any_number_of_workers(dataset: Any, options: dict[str, Any]) -> None:
+    expected = batches(dataset, 0, **options)
+    for workers in (1, 3):
+        assert batches(dataset, workers, **options) == expected
+
+
+def test_what_batches_are() -> None:
+    first, *_, last = DataLoader(Squares(5), batch_size=2, num_workers=1)
+    assert values(first) == ("list", [("tensor", "float32", [[0, 0], [1, 1]]), ("tensor", "int64", [0, 1])])
+    assert values(last) == ("list", [("tensor", "float32", [[4, 16]]), ("tensor", "int64", [4])])
+    mixed = next(iter(DataLoader(Mixed(), batch_size=2, num_workers=1)))
+    assert type(mixed["pair"]) is Pair
+    assert mixed["pair"].word == ["word 0", "word 1"]
+    assert mixed["pair"].x.dtype == ddp.bfloat16
+
+
+def test_arrays_of_a_collate_fn_come_as_they_are() -> None:
+    (batch,) = DataLoader(Squares(3), batch_size=3, num_workers=1, collate_fn=samples.transposed)
+    np.testing.assert_array_equal(batch["x"], [[0, 1, 2], [0, 1, 4]])
+    np.testing.assert_array_equal(batch["y"], batch["x"])
+    assert batch["tensor"].tolist() == [0, 1, 4]
+    assert batch["objects"].tolist() == [None, "a"]
+    batch["x"][0] = 7
+    assert batch["tensor"].tolist() == [0, 1, 4]
+
+
+def test_a_batch_can_be_written_to_and_kept() -> None:
+    kept = []
+    for x, _ in DataLoader(Squares(400), batch_size=2, num_workers=2):
+        x += 1
+        kept.append(x)
+    assert len(kept) == 200
+    for k, x in enumerate(kept):
+        assert x[:, 0].tolist() == [2 * k + 1, 2 * k + 2]
+
+
+def test_random_numbers_belong_to_the_batch() -> None:
+    alone, one, two, three = (batches(Drawn(everywhere=True), n, batch_size=2) for n in WORKERS)
+    assert one == two == three
+    numbers = [str(batch) for batch in one]
+    assert len(set(numbers)) == 6
+    assert [batch[1][0] for batch in alone] == [batch[1][0] for batch in one]
+
+
+def test_random_numbers_differ_from_pass_to_pass_and_from_rank_to_rank() -> None:
+    def passes(workers: int, rank: int) -> list[Any]:
+        ddp.manual_seed(3)
+        sampler = DistributedSampler(range(12), 2, rank, shuffle=False)
+        loader = DataLoader(Drawn(everywhere=False), 2, sampler=sampler, num_workers=workers)
+        return [[values(batch) for batch in loader] for _ in range(2)]
+
+    for rank in (0, 1):
+        assert passes(0, rank) == passes(2, rank)
+    found = [str(batch) for rank in (0, 1) for each in passes(0, rank) for batch in each]
+    assert len(set(found)) == len(found) == 12
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fetching_leaves_the_users_random_numbers_alone(workers: int) -> None:
+    ddp.manual_seed(1)
+    loader = DataLoader(Drawn(everywhere=False), batch_size=2, num_workers=workers)
+    iterator = iter(loader)  # here the loader draws its own seed
+    between = [ddp.rand(1).item() for _ in iterator]
+    ddp.manual_seed(1)
+    iter(DataLoader(Drawn(everywhere=False), batch_size=2))
+    assert between == [ddp.rand(1).item() for _ in between]
+
+
+def test_workers_take_turns_and_know_who_they_are() -> None:
+    loader = DataLoader(Whoami(), batch_size=2, num_workers=2, worker_init_fn=samples.mark)
+    rows = np.concatenate([batch.numpy() for batch in loader])
+    assert rows[:, 0].tolist() == list(range(8))
+    assert rows[:, 2].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert rows[:, 3].tolist() == [2] * 8
+    assert rows[:, 4].tolist() == [10, 10, 11, 11, 10, 10, 11, 11]
+    assert len(set(rows[:, 1])) == 2
+    assert next(iter(DataLoader(Whoami())))[0, 2].item() == -1
+    assert Whoami.marks == 0
+
+
+def pids(loader: DataLoader) -> set[int]:
+    return {pid for batch in loader for pid in batch[:, 1].tolist()}
+
+
+def test_persistent_workers_stay() -> None:
+    loader = DataLoader(Whoami(), batch_size=2, num_workers=2, persistent_workers=True)
+    first = pids(loader)
+    next(iter(loader))  # left early
+    rows = [batch[:, 0].tolist() for batch in loader]
+    assert rows == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert pids(loader) == first
+    fresh = DataLoader(Whoami(), batch_size=2, num_workers=2)
+    assert pids(fresh) != pids(fresh)
+
+
+def test_two_iterations_at_once() -> None:
+    loader = DataLoader(Squares(6), batch_size=2, num_workers=1)
+    seen = [(a[1][0].item(), b[1][0].item()) for a in loader for b in loader]
+    assert seen == [(a, b) for a in (0, 2, 4) for b in (0, 2, 4)]
+    persistent = DataLoader(Squares(6), batch_size=2, num_workers=1, persistent_workers=True)
+    first, second = iter(persistent), iter(persistent)
+    with pytest.raises(ddp.errors.ArgumentError, match="another iteration"):
+        next(first)
+    assert len(list(second)) == 3
+
+
+def test_a_fresh_interpreter_for_each_crew() -> None:
+    loader = DataLoader(Whoami(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    assert [batch[:, 0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_whole_batches_are_taken_at_once() -> None:
+    class Whole(Squares):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            self.calls = [*getattr(self, "calls", []), list(indices)]
+            return [self[index] for index in indices]
+
+    dataset = Whole(5)
+    assert len(list(DataLoader(dataset, batch_size=2))) == 3
+    assert dataset.calls == [[0, 1], [2, 3], [4]]
+
+
+def test_samplers_yield_whatever_the_dataset_takes() -> None:
+    by_name = {"a": np.zeros(2), "b": np.ones(2)}
+    for workers in (0, 1):
+        loader = DataLoader(by_name, batch_size=2, sampler=["b", "a"], num_workers=workers)
+        assert next(iter(loader)).tolist() == [[1, 1], [0, 0]]
+
+
+def test_lengths() -> None:
+    assert len(DataLoader(Squares(10), batch_size=3)) == 4
+    assert len(DataLoader(Squares(10), batch_size=3, drop_last=True)) == 3
+    assert len(DataLoader(Squares(10), batch_size=None)) == 10
+    assert len(DataLoader(Squares(10), batch_sampler=BatchSampler(range(7), 2, False))) == 4
+    with pytest.raises(TypeError):
+        len(DataLoader(samples.Stream(10), batch_size=4))
+
+
+@pytest.mark.parametrize("make", [np.arange, ddp.arange])
+def test_a_subset_of_what_is_not_there_is_no_other_sample(make: Any) -> None:
+    whole = TensorDataset(make(10))
+    for part in (Subset(whole, [1, 11]), Subset(whole, [1, -11]), Subset(Subset(whole, [4, 1]), [1, 2])):
+        loader = DataLoader(part, batch_size=2)
+        with pytest.raises(IndexError):
+            next(iter(loader))
+        assert next(iter(DataLoader(part, sampler=[0])))[0].tolist() == [1]
+    assert next(iter(DataLoader(Subset(Subset(whole, [4, -1]), [-1, 0]), 2)))[0].tolist() == [9, 4]

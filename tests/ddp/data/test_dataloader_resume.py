@@ -1,0 +1,295 @@
+"""Killed anywhere, a loader goes on with the next batch: of the same pass, in the same order, with the same numbers."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from ddp.errors import StateDictError
+from tests.ddp.data.samples import Counted, Drawn, Squares, Stream
+
+
+class Numbered(Drawn):
+    """Sample i is i, and a number that is drawn for it."""
+
+    def __init__(self) -> None:
+        super().__init__(everywhere=False)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array([index, ddp.rand(1).item()])
+
+
+class Foreign:
+    """A sampler that keeps no position."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(11, -1, -1))
+
+    def __len__(self) -> int:
+        return 12
+
+
+class Stateful:
+    """A batch_sampler of somebody else's that does."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while self.at < 6:
+            self.at += 1
+            yield [2 * self.at - 2, 2 * self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+ORDERS: dict[str, Any] = {
+    "shuffle": lambda: {"shuffle": True, "batch_size": 2},
+    "sequential": lambda: {"sampler": SequentialSampler(range(12)), "batch_size": 2},
+    "generator": lambda: {
+        "sampler": RandomSampler(range(12), generator=ddp.Generator().manual_seed(4)),
+        "batch_size": 2,
+    },
+    "weighted": lambda: {"sampler": WeightedRandomSampler(np.arange(12), 12), "batch_size": 2},
+    "distributed": lambda: {"sampler": DistributedSampler(range(12), 1, 0), "batch_size": 2},
+    "foreign": lambda: {"sampler": Foreign(), "batch_size": 2},
+    "stateful": lambda: {"batch_sampler": Stateful()},
+    "lists": lambda: {"batch_sampler": [[2 * k, 2 * k + 1] for k in range(6)]},
+    "no batches": lambda: {"sampler": RandomSampler(range(12), num_samples=6), "batch_size": None},
+}
+
+
+def passes(loader: DataLoader, until: int) -> Iterator[tuple[int, Any]]:
+    while loader.epoch < until:
+        for batch in loader:
+            yield loader.epoch, batch.tolist()
+
+
+@pytest.mark.parametrize(
+    ("order", "workers"),
+    [
+        *((order, (0, 0)) for order in ORDERS),
+        *((order, (3, 1)) for order in ("shuffle", "stateful")),
+        ("foreign", (0, 2)),
+    ],
+)
+def test_a_new_process_goes_on_with_the_next_batch(order: str, workers: tuple[int, int]) -> None:
+    before, after = workers
+
+    def loader(workers: int) -> DataLoader:
+        return DataLoader(Numbered(), num_workers=workers, **ORDERS[order]())
+
+    ddp.manual_seed(1)
+    whole = list(passes(loader(before), 3))
+    assert len(whole) == 18
+    for handed in (6, 8) if before else (1, 6, 8):  # the last of a pass, and within the next
+        ddp.manual_seed(1)
+        first = loader(before)
+        iterator = passes(first, 3)
+        got = [next(iterator) for _ in range(handed)]
+        state = json.loads(json.dumps(first.state_dict()))
+        random = ddp.get_rng_state()
+        del iterator
+        left = json.loads(json.dumps(first.state_dict()))  # also when the pass was left
+        assert left == state or (handed == 6 and (left["epoch"], left["batches"]) == (1, 0))
+        for each in (state, left):
+            ddp.set_rng_state(random)  # as a checkpoint has it
+            second = loader(after)
+            second.load_state_dict(each)
+            assert second.state_dict()["batches"] == each["batches"]
+            assert got + list(passes(second, 3)) == whole
+            assert second.epoch == 3
+
+
+def test_what_a_state_is() -> None:
+    loader = DataLoader(Squares(6), batch_size=2, num_workers=2, sampler=SequentialSampler(range(6)))
+    position = {"cursor": 0, "length": 6}
+    assert loader.state_dict() == {"epoch": 0, "batches": 0, "seed": None, "sampler": {"sampler": position}}
+    ddp.manual_seed(0)
+    iterator = iter(loader)
+    next(iterator)
+    seed = loader.state_dict()["seed"]
+    assert type(seed) is int
+    position["cursor"] = 2
+    assert loader.state_dict() == {"epoch": 0, "batches": 1, "seed": seed, "sampler": {"sampler": position}}
+    list(iterator)
+    position["cursor"] = 0
+    assert loader.state_dict() == {"epoch": 1, "batches": 0, "seed": seed, "sampler": {"sampler": position}}
+
+
+def test_a_pass_left_early_begins_again() -> None:
+    loader = DataLoader(Squares(6), batch_size=2, sampler=DistributedSampler(range(6), 1, 0))
+    first = [batch[1].tolist() for batch in loader]
+    second = [next(iter(loader))[1].tolist(), *(batch[1].tolist() for batch in loader)]
+    assert second[0] == second[1] != first[0]
+    assert loader.epoch == 2
+
+
+def test_all_of_a_pass_handed_out_leaves_nothing_of_it() -> None:
+    loader = DataLoader(Squares(6), batch_size=2)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    other = DataLoader(Squares(6), batch_size=2)
+    other.load_state_dict(state)
+    assert list(other) == []
+    assert other.epoch == 1
+    assert len(list(other)) == 3
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_ranks_go_on_at_any_number_of_them(size: int) -> None:
+    dataset = Squares(23)
+
+    def loaders(size: int) -> list[DataLoader]:
+        samplers = [DistributedSampler(dataset, size, rank, seed=5, tail="exact") for rank in range(size)]
+        return [DataLoader(dataset, batch_size=2, sampler=each) for each in samplers]
+
+    first = loaders(2)
+    iterators = [iter(loader) for loader in first]
+    seen = [index for _ in range(3) for each in iterators for index in next(each)[1].tolist()]
+    assert len(seen) == 12
+    state = first[0].state_dict()
+    assert state["sampler"] == first[1].state_dict()["sampler"]
+    steps = []
+    for loader in loaders(size):
+        loader.load_state_dict(state)
+        rest = [batch[1].tolist() for batch in loader]
+        steps.append(len(rest))
+        seen += [index for batch in rest for index in batch]
+    assert sorted(seen) == list(range(23))
+    assert len(set(steps)) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rank_that_has_run_out_gets_empty_batches(workers: int) -> None:
+    dataset = Squares(5)
+    rows = []
+    for rank in range(2):
+        sampler = DistributedSampler(dataset, 2, rank, shuffle=False, tail="exact")
+        loader = DataLoader(dataset, batch_size=2, sampler=sampler, num_workers=workers)
+        rows.append([(x.shape, x.dtype, index.tolist()) for x, index in loader])
+        assert (loader.epoch, len(loader)) == (1, 2)
+    float32 = np.dtype(np.float32)
+    assert rows[0] == [((2, 2), float32, [0, 2]), ((1, 2), float32, [4])]
+    assert rows[1] == [((2, 2), float32, [1, 3]), ((0, 2), float32, [])]
+
+
+def test_an_empty_batch_is_of_the_same_mapping() -> None:
+    samples = [collections.defaultdict(int, x=np.ones(2), word="a")]
+    empty = next(iter(DataLoader(samples, sampler=DistributedSampler(samples, 2, 1, tail="exact"))))
+    assert type(empty) is collections.defaultdict
+    assert (empty["x"].shape, empty["word"], empty["other"]) == ((0, 2), [], 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Stream, Counted])
+def test_a_stream_goes_on_with_the_next_batch(kind: Any, workers: int) -> None:
+    def rows(batch: Any) -> Any:
+        return batch[0].tolist() if kind is Stream else batch[:, 0].tolist()
+
+    def loader() -> DataLoader:
+        return DataLoader(kind(13), batch_size=2, num_workers=workers)
+
+    ddp.manual_seed(2)
+    whole = [rows(batch) for batch in loader()]
+    assert len(whole) == (7 if kind is Stream or workers < 2 else 7 * workers)
+    for handed in (1, len(whole) - 1, len(whole)):
+        first = loader()
+        iterator = iter(first)
+        got = [rows(next(iterator)) for _ in range(handed)]
+        state = json.loads(json.dumps(first.state_dict()))
+        second = loader()
+        second.load_state_dict(state)
+        rest = list(second)
+        assert got + [rows(batch) for batch in rest] == whole
+        if kind is Counted and rest and handed > 1:
+            assert rest[-1][0, 1].item() == 1  # it was told, not read from the beginning
+        assert second.epoch == 1
+
+
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_is_shorter_than_it_was_is_at_its_end(workers: int, size: int | None) -> None:
+    iterator = iter(first := DataLoader(Stream(12), size, num_workers=workers))
+    for _ in range(5):
+        next(iterator)
+    second = DataLoader(Stream(3), size, num_workers=workers)
+    second.load_state_dict(first.state_dict())
+    assert list(second) == []
+    assert len(list(second)) == (3 if size is None else 2)
+
+
+def test_streams_that_end_at_different_times() -> None:
+    found = [batch[0].flatten().tolist() for batch in DataLoader(Stream(7), batch_size=2, num_workers=3)]
+    assert found == [[0, 3], [1, 4], [2, 5], [6]]
+    drawn = [batch[1].tolist() for batch in DataLoader(Stream(7), batch_size=2, num_workers=3, drop_last=True)]
+    assert len(drawn) == 3
+    one = [each[0].item() for each in DataLoader(Stream(5), batch_size=None, num_workers=2)]
+    assert one == [0, 1, 2, 3, 4]
+
+
+def test_persistent_streams_begin_anew() -> None:
+    loader = DataLoader(Stream(7), batch_size=2, num_workers=2, persistent_workers=True)
+    next(iter(loader))
+    found = [[batch[0].flatten().tolist() for batch in loader] for _ in range(2)]
+    assert found == [[[0, 2], [1, 3], [4, 6], [5]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"epoch": -1, "batches": 0, "sampler": None}, "epoch -1"),
+        ({"epoch": 0, "batches": None, "sampler": None}, "batches None"),
+        ({"epoch": 0, "batches": 0, "seed": "x", "sampler": None}, "seed 'x'"),
+        ({"epoch": 0, "batches": 0}, "expected 'sampler'"),
+        (None, "the state has None, expected 'sampler'"),
+        ({"epoch": 0, "batches": 0, "seed": 1, "sampler": None}, "has none of a sampler"),
+        ({"epoch": 0, "batches": 0, "seed": 1, "sampler": {"sampler": {"length": 3}}}, "length 3"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(state: Any, said: str) -> None:
+    with pytest.raises(StateDictError, match=said):
+        DataLoader(Squares(6)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [
+        5,
+        {},
+        {"states": [None], "handed": ["a"], "turns": [0]},
+        {"states": [None], "handed": [-1], "turns": [0]},
+        {"states": [None], "handed": [1, 2], "turns": [0]},
+        {"states": [None], "handed": [1], "turns": [7]},
+        {"states": [None], "handed": [1], "turns": [0, 0]},
+    ],
+    ids=str,
+)
+def test_what_is_no_state_of_a_stream_is_refused(streams: Any) -> None:
+    loader = DataLoader(Stream(7), batch_size=2)
+    with pytest.raises(StateDictError, match="which are none of an IterableDataset"):
+        loader.load_state_dict({"epoch": 0, "batches": 1, "seed": 1, "streams": streams})
+    assert len(list(loader)) == 4
+
+
+def test_a_stream_is_read_by_as_many_as_before() -> None:
+    first = DataLoader(Stream(7), num_workers=2)
+    next(iter(first))
+    with pytest.raises(StateDictError, match="that 2 processes read"):
+        DataLoader(Stream(7)).load_state_dict(first.state_dict())
+    with pytest.raises(StateDictError, match="expected 'streams'"):
+        DataLoader(Stream(7)).load_state_dict(DataLoader(Squares(3)).state_dict())

@@ -1,0 +1,170 @@
+"""Copies to the GPU, on the stand-in for one: what is issued on which stream, in which order, and what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._device import device
+from ddp._gpu import streams
+from ddp._tensor.base import wrap
+from ddp.data import DataLoader, device_prefetcher
+from ddp.data.device_prefetcher import DevicePrefetcher
+from tests.ddp.data.samples import Mixed, Squares
+from tests.gpu import simulated
+
+
+class Source:
+    """Batches of one tensor of `size` floats; those from `slow` on are not there yet when asked for."""
+
+    def __init__(self, length: int, slow: int = 99, fails: int = 99, log: Any = None, size: int = 100) -> None:
+        self.at, self.length, self.slow, self.fails, self.log, self.size = 0, length, slow, fails, log, size
+
+    def __next__(self) -> Any:
+        if self.at == self.length:
+            raise StopIteration
+        if self.at == self.fails:
+            raise ValueError("no batch")
+        self.at += 1
+        if self.log is not None:
+            self.log.append(("host", f"batch {self.at - 1} is read"))
+        return [wrap(np.full(self.size, self.at - 1, np.float32), ddp.device("cpu")), "word"]
+
+    def ready(self) -> bool:
+        return self.at < self.slow
+
+
+def test_the_next_batch_is_copied_while_this_one_is_computed_on(gpu: Any) -> None:
+    got = []
+    log = gpu.machine.log
+    gpu.reset()
+    for batch, word in DevicePrefetcher(Source(4, log=log), device("cuda")):
+        log.append(("host", f"step {len(got)}"))
+        assert word == "word"
+        assert batch.is_cuda
+        got.append(ddp.cuda.fetch(batch * 1))
+    assert [each.value() for each in got] == [[k] * 100 for k in range(4)]
+    compute = "default 0."
+    (copying,) = {queue for queue, what in log if what == "copy up"}
+    assert copying != compute
+    sent = [(compute, "record"), (copying, "wait"), (copying, "copy up"), (copying, "record")]
+    assert log[:12] == [
+        ("host", "batch 0 is read"),
+        *sent,
+        ("host", "batch 1 is read"),
+        *sent,
+        (compute, "wait"),
+        ("host", "step 0"),
+    ]
+
+
+@pytest.mark.parametrize("gpu", simulated(30), indirect=True)
+def test_in_any_order(gpu: Any) -> None:
+    """Steps that are slow or fast, buffers that are written to again, memory that is used again."""
+    sums = []
+    weight = ddp.full((100,), 2.0, device="cuda")
+    for batch, _ in DevicePrefetcher(Source(8), device("cuda")):
+        y = batch * weight
+        del batch
+        sums.append(ddp.cuda.fetch(y + 1))
+    assert [each.value() for each in sums] == [[2.0 * k + 1] * 100 for k in range(8)]
+
+
+@pytest.mark.parametrize("gpu", simulated(10), indirect=True)
+def test_a_pass_that_is_left_early(gpu: Any) -> None:
+    """The batch that nobody takes is on its way yet when its memory is let go."""
+    prefetcher = DevicePrefetcher(Source(8), device("cuda"))
+    next(prefetcher)
+    del prefetcher
+    made = [ddp.full((100,), float(i), device="cuda") * 1 for i in range(6)]
+    ddp.cuda.synchronize()
+    assert [x.tolist() for x in made] == [[float(i)] * 100 for i in range(6)]
+
+
+def test_the_steady_state_allocates_nothing(gpu: Any) -> None:
+    prefetcher = DevicePrefetcher(Source(30), device("cuda"))
+    for _ in range(5):
+        next(prefetcher)[0] * 2
+    gpu.reset()
+    for batch, _ in prefetcher:
+        batch * 2
+    assert gpu.mallocs == gpu.frees == 0
+    assert not gpu.synchronizations
+
+
+def test_what_is_pinned_is_copied_from_where_it_is(gpu: Any) -> None:
+    class Pinned(Source):
+        def __next__(self) -> Any:
+            return [x.pin_memory() if isinstance(x, ddp.Tensor) else x for x in super().__next__()]
+
+    prefetcher = DevicePrefetcher(Pinned(3), device("cuda:1"))
+    batches = [batch for batch, _ in prefetcher]
+    assert all(not len(each.memory) for each in prefetcher._buffers)
+    assert [batch.device for batch in batches] == [device("cuda:1")] * 3
+    with ddp.cuda.device(1):
+        assert [batch[7].item() for batch in batches] == [0.0, 1.0, 2.0]
+
+
+def test_large_ones_are_written_by_several_threads(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_prefetcher, "_PIECE", 64)
+    (a, _), (b, _) = DevicePrefetcher(Source(2, size=1003), device("cuda"))
+    assert (a.tolist(), b.tolist()) == ([0.0] * 1003, [1.0] * 1003)
+
+
+def test_a_batch_that_is_there_does_not_wait_for_one_that_is_not(gpu: Any) -> None:
+    log = gpu.machine.log
+    prefetcher = DevicePrefetcher(Source(3, slow=1, log=log), device("cuda"))
+    next(prefetcher)
+    assert ("host", "batch 1 is read") not in log
+    assert [batch[0][0].item() for batch in prefetcher] == [1, 2]
+
+
+def test_an_error_comes_in_its_place(gpu: Any) -> None:
+    prefetcher = DevicePrefetcher(Source(3, fails=1), device("cuda"))
+    assert next(prefetcher)[0][0].item() == 0
+    with pytest.raises(ValueError, match="no batch"):
+        next(prefetcher)
+
+
+def test_the_state_is_that_of_what_was_handed_out(gpu: Any) -> None:
+    loader = DataLoader(Squares(8), batch_size=2, pin_memory=True)
+    iterator = iter(loader)
+    assert loader.state_dict()["batches"] == 0
+    x, _ = next(iterator)
+    assert x.is_cuda
+    state = loader.state_dict()
+    assert (state["batches"], state["sampler"]["sampler"]["cursor"]) == (1, 2)
+    assert len(list(iterator)) == 3
+    assert loader.epoch == 1
+
+
+def test_everything_in_a_batch_keeps_its_place(gpu: Any) -> None:
+    (there, *_), (here, *_) = (DataLoader(Mixed(), batch_size=7, pin_memory=pin) for pin in (True, False))
+    assert there["pair"].word == here["pair"].word
+    for a, b in [
+        (there["array"], here["array"]),
+        (there["pair"].x, here["pair"].x),
+        (there["list"][1], here["list"][1]),
+    ]:
+        assert a.is_cuda
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a.cpu().numpy(), b.numpy())
+
+
+def test_nothing_is_held_for_ever(gpu: Any) -> None:
+    for batch, _ in DataLoader(Squares(8), batch_size=2, pin_memory=True, pin_memory_device="cuda:1"):
+        assert batch.device == device("cuda:1")
+    ddp.cuda.synchronize(1)
+    assert streams.held() == 0
+
+
+def test_without_a_gpu_it_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_prefetcher, "found_cupy", lambda: None)
+    monkeypatch.setattr(device_prefetcher, "_warned", False)
+    loader = DataLoader(Squares(2), pin_memory=True)
+    with pytest.warns(UserWarning, match="there is no GPU"):
+        assert len(list(loader)) == 2
+    assert len(list(loader)) == 2

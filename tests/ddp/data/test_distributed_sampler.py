@@ -1,0 +1,329 @@
+"""Which rank reads what: one order for all ranks, and a position that any number of ranks goes on with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import collectives
+from ddp.data import BatchSampler, DistributedSampler
+from ddp.data.distributed_sampler import count, epoch_order
+from ddp.errors import ArgumentError, StateDictError
+
+Tail = st.sampled_from(["pad", "drop", "exact"])
+
+
+def ranks(length: int, size: int, **options: Any) -> list[DistributedSampler]:
+    return [DistributedSampler(range(length), size, rank, **options) for rank in range(size)]
+
+
+def in_turns(parts: Sequence[Sequence[int]]) -> list[int]:
+    """The samples of all ranks as they are read: one of each rank, then the next one of each."""
+    return [index for turn in itertools.zip_longest(*parts) for index in turn if index is not None]
+
+
+def read(samplers: Sequence[DistributedSampler], state: Any, samples: int | None) -> tuple[list[int], Any]:
+    """Every rank goes on at `state`, reads so many samples, and says where it is then: all the same."""
+    parts, after = [], []
+    for sampler in samplers:
+        if state is not None:
+            sampler.load_state_dict(state)
+        indices = iter(sampler)
+        began = sampler.state_dict()
+        parts.append(list(itertools.islice(indices, samples)))
+        after.append(sampler.state_dict() if samples is None else sampler.state_after(began, samples))
+    assert all(each == after[0] for each in after)
+    return in_turns(parts), json.loads(json.dumps(after[0]))
+
+
+def test_counts() -> None:
+    assert [count(7, rank, 3, "exact") for rank in range(3)] == [3, 2, 2]
+    assert [count(7, rank, 3, "pad") for rank in range(3)] == [3, 3, 3]
+    assert [count(7, rank, 3, "drop") for rank in range(3)] == [2, 2, 2]
+    assert [count(1, rank, 3, "exact") for rank in range(3)] == [1, 0, 0]
+    assert [count(0, 0, 3, tail) for tail in ("pad", "drop", "exact")] == [0, 0, 0]
+
+
+def test_the_order_is_pinned() -> None:
+    """A checkpoint may be gone on with under another NumPy: should one draw another order, this must be known."""
+    assert epoch_order(8, 0, 0).tolist() == [2, 4, 3, 6, 5, 0, 1, 7]
+    assert epoch_order(8, 0, 1).tolist() == [1, 3, 7, 6, 0, 4, 2, 5]
+    assert epoch_order(8, 1, 0).tolist() == [5, 0, 1, 4, 2, 6, 3, 7]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_unshuffled_it_gives_pytorchs_indices(drop_last: bool) -> None:
+    torch_data = pytest.importorskip("torch.utils.data")
+    for length, size in itertools.product(range(1, 12), range(1, 6)):
+        for rank in range(size):
+            options: dict[str, Any] = {"num_replicas": size, "rank": rank, "shuffle": False, "drop_last": drop_last}
+            theirs = torch_data.DistributedSampler(range(length), **options)
+            mine = DistributedSampler(range(length), **options)
+            assert list(mine) == list(theirs)
+            assert (len(mine), mine.num_samples, mine.total_size) == (
+                len(theirs),
+                theirs.num_samples,
+                theirs.total_size,
+            )
+
+
+@given(length=st.integers(0, 40), size=st.integers(1, 7), tail=Tail, seed=st.integers(0, 99), epoch=st.integers(0, 9))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_an_epoch_over_all_ranks(length: int, size: int, tail: str, seed: int, epoch: int) -> None:
+    samplers = ranks(length, size, tail=tail, seed=seed)
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    parts = [list(sampler) for sampler in samplers]
+    order = epoch_order(length, seed, epoch).tolist()
+    rest = -length % size
+    expected = {
+        "exact": order,
+        "drop": order[: length - length % size],
+        "pad": order + list(itertools.islice(itertools.cycle(order), rest)) if length else [],
+    }
+    assert in_turns(parts) == expected[tail]
+    assert [len(part) for part in parts] == [len(sampler) for sampler in samplers]
+    assert max(map(len, parts)) == samplers[0].num_samples
+    assert sum(map(len, parts)) == samplers[0].total_size
+    assert all(sampler.epoch == epoch + 1 for sampler in samplers)
+
+
+Legs = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=6)  # ranks, and samples that each reads
+
+
+@given(length=st.integers(0, 60), legs=Legs, last=st.integers(1, 6), seed=st.integers(0, 99), tail=Tail)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_no_sample_is_lost_or_seen_twice_over_any_sequence_of_world_sizes(
+    length: int, legs: list[tuple[int, int]], last: int, seed: int, tail: str
+) -> None:
+    """Only who comes to the end of the epoch pads or drops, and leaves out less than one sample a rank."""
+    state, seen, order = None, [], epoch_order(length, seed, 0).tolist()
+    for size, samples in legs:
+        if tail != "exact":
+            samples = min(samples, (length - len(seen)) // size)
+        some, state = read(ranks(length, size, seed=seed, tail=tail), state, samples)
+        assert len(some) == min(size * samples, length - len(seen))
+        seen += some
+        assert seen == order[: len(seen)]
+        assert state["cursor"] == len(seen)
+    rest, after = read(ranks(length, last, seed=seed, tail=tail), state, None)
+    assert (after["epoch"], after["cursor"]) == (1, 0)
+    seen += rest
+    if tail == "exact":
+        assert seen == order
+    elif tail == "drop":
+        assert seen == order[: len(seen)]
+        assert length - len(seen) < last
+    else:
+        assert seen[:length] == order
+        assert len(seen) - length < last
+        assert seen == list(itertools.islice(itertools.cycle(order), len(seen)))
+
+
+@given(legs=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 30)), min_size=1, max_size=8))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_epochs_follow_each_other_through_restarts_at_other_sizes(legs: list[tuple[int, int]]) -> None:
+    length, state = 13, None
+    seen: list[int] = []
+    for size, samples in legs:
+        some, state = read(ranks(length, size, tail="exact"), state, samples)
+        seen += some
+        if state["cursor"] == length:  # all was handed out; the pass ends with the next look
+            nothing, state = read(ranks(length, size, tail="exact"), state, None)
+            assert nothing == []
+    assert (state["epoch"], state["cursor"]) == divmod(len(seen), length)
+    epochs = [epoch_order(length, 0, epoch).tolist() for epoch in range(state["epoch"] + 1)]
+    assert seen == list(itertools.chain(*epochs))[: len(seen)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
+def test_a_global_batch_is_a_stretch_of_the_order_at_any_size(size: int) -> None:
+    """So that 12 samples a step are the same 12, in whatever order, however many ranks share them."""
+    each = 12 // size
+    parts = [list(sampler) for sampler in ranks(48, size)]
+    order = epoch_order(48, 0, 0).tolist()
+    for step in range(4):
+        together = in_turns([part[step * each : (step + 1) * each] for part in parts])
+        assert together == order[step * 12 : (step + 1) * 12]
+
+
+def test_every_iter_is_an_epoch_of_its_own() -> None:
+    sampler = DistributedSampler(range(20), 2, 0)
+    assert [list(sampler) for _ in range(3)] == [epoch_order(20, 0, epoch)[::2].tolist() for epoch in range(3)]
+    assert sampler.state_dict() == {"epoch": 3, "cursor": 0, "seed": 0, "length": 20, "shuffle": True}
+
+
+def test_the_state_after_what_was_yielded() -> None:
+    sampler = DistributedSampler(range(10), 3, 1)
+    indices = iter(sampler)
+    found = []
+    for _ in indices:
+        found.append(sampler.state_dict()["cursor"])
+    assert found == [3, 6, 9, 10]
+    assert sampler.state_dict()["epoch"] == 1
+
+
+def test_an_epoch_left_early_is_begun_again() -> None:
+    sampler = DistributedSampler(range(10), 1, 0)
+    first = list(itertools.islice(sampler, 4))
+    assert list(sampler)[:4] == first
+    assert sampler.epoch == 1
+
+
+def test_an_abandoned_pass_moves_nothing() -> None:
+    sampler = DistributedSampler(range(10), 1, 0)
+    abandoned = iter(sampler)
+    next(abandoned)
+    current = iter(sampler)
+    next(current)
+    assert len(list(abandoned)) == 9
+    assert (sampler.state_dict()["cursor"], sampler.epoch) == (1, 0)
+
+
+def test_a_state_is_gone_on_with_once() -> None:
+    sampler = DistributedSampler(range(6), 1, 0)
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 4, "cursor": 4})
+    assert sampler.state_dict()["cursor"] == 4
+    order = epoch_order(6, 0, 4).tolist()
+    assert list(itertools.islice(sampler, 1)) == order[4:5]
+    assert list(sampler) == order
+
+
+def test_set_epoch_as_pytorchs_loops_call_it() -> None:
+    sampler = DistributedSampler(range(9), 1, 0)
+    sampler.set_epoch(7)
+    assert list(sampler) == epoch_order(9, 0, 7).tolist()
+    assert sampler.epoch == 8
+    sampler.set_epoch(7)
+    indices = iter(sampler)
+    sampler.set_epoch(3)  # in the middle of a pass: the next one is that
+    list(indices)
+    assert sampler.epoch == 3
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 5, "cursor": 6})
+    sampler.set_epoch(5)  # where the loop of a resumed run begins
+    assert list(sampler) == epoch_order(9, 0, 5)[6:].tolist()
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 5, "cursor": 6})
+    sampler.set_epoch(0)
+    assert list(sampler) == epoch_order(9, 0, 0).tolist()
+
+
+def test_unshuffled_epochs_are_alike() -> None:
+    sampler = DistributedSampler(range(5), 1, 0, shuffle=False)
+    assert list(sampler) == list(sampler) == [0, 1, 2, 3, 4]
+
+
+def test_a_seed_that_was_not_given_is_the_states() -> None:
+    state = DistributedSampler(range(9), 1, 0, seed=5).state_dict()
+    taken = DistributedSampler(range(9), 1, 0)
+    taken.load_state_dict(state)
+    assert taken.seed == 5
+    assert list(taken) == epoch_order(9, 5, 0).tolist()
+    same = DistributedSampler(range(9), 1, 0, seed=5)
+    same.load_state_dict(state)
+
+
+GOOD = {"epoch": 2, "cursor": 3, "seed": 4, "length": 9, "shuffle": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"length": 10}, "the state has length 10, this sampler 9"),
+        ({"shuffle": False}, "the state has shuffle False, this sampler True"),
+        ({"seed": 5}, "the state has seed 5, this sampler was given 4"),
+        ({"seed": -1}, "seed -1"),
+        ({"cursor": 10}, "cursor 10, expected 0 to 9"),
+        ({"cursor": -1}, "cursor -1"),
+        ({"cursor": 1.5}, "cursor 1.5"),
+        ({"cursor": True}, "cursor True"),
+        ({"cursor": None}, "cursor None"),
+        ({"epoch": "2"}, "epoch '2'"),
+    ],
+)
+def test_a_state_of_something_else_is_refused_and_changes_nothing(change: dict[str, Any], told: str) -> None:
+    sampler = DistributedSampler(range(9), 1, 0, seed=4)
+    before = sampler.state_dict()
+    with pytest.raises(StateDictError, match=told):
+        sampler.load_state_dict({**GOOD, **change})
+    for name in GOOD:
+        with pytest.raises(StateDictError, match=name):
+            sampler.load_state_dict({key: value for key, value in GOOD.items() if key != name})
+    assert sampler.state_dict() == before
+    sampler.load_state_dict(GOOD)
+    assert sampler.state_dict() == GOOD
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: DistributedSampler(range(3), 2, 2), "rank should be from 0 to 1, is 2"),
+        (lambda: DistributedSampler(range(3), 2, -1), "rank should be from 0 to 1, is -1"),
+        (lambda: DistributedSampler(range(3), 2, 0, seed=-1), "seed"),
+        (lambda: DistributedSampler(range(3), 2, 0, tail="cut"), "tail should be one of pad, drop, exact, is 'cut'"),
+        (lambda: DistributedSampler(range(3), 2, 0, drop_last=True, tail="exact"), "with drop_last=True"),
+        (lambda: DistributedSampler(iter(range(3)), 2, 0), "has no length"),
+        (lambda: DistributedSampler(range(3), 2, 0).set_epoch(-1), "epoch should be a number of at least 0, is -1"),
+    ],
+)
+def test_misuse(make: Callable[[], Any], told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        make()
+
+
+def test_ranks_are_those_of_the_communicator() -> None:
+    def indices(comm: collectives.Communicator) -> list[int]:
+        whole = list(DistributedSampler(range(10), tail="exact"))
+        assert whole == list(DistributedSampler(range(10), tail="exact", comm=comm))
+        return whole
+
+    parts = collectives.run_threads(indices, size=3)
+    assert Counter(itertools.chain(*parts)) == Counter(range(10))
+
+
+def test_the_most_that_a_rank_has_left() -> None:
+    """What a loader needs so that all ranks make as many steps."""
+    for sampler in ranks(10, 4, tail="exact"):
+        iter(sampler)
+        state = sampler.state_dict()
+        assert [sampler.most_after(sampler.state_after(state, n)) for n in range(5)] == [3, 2, 1, 0, 0]
+
+
+def test_numpys_numbers_make_a_state_of_json_values_too() -> None:
+    one = np.int64(1)
+    sampler = DistributedSampler(range(9), 2 * one, one, seed=one)  # type: ignore[arg-type]
+    sampler.set_epoch(one)  # type: ignore[arg-type]
+    next(iter(sampler))
+    assert json.loads(json.dumps(sampler.state_dict()))["cursor"] == 2
+
+
+def test_indices_are_python_integers() -> None:
+    assert {type(index) for index in DistributedSampler(np.zeros(9000), 1, 0)} == {int}
+
+
+@given(st.integers(0, 30), st.integers(1, 5), st.integers(1, 4), Tail, st.booleans(), st.data())
+def test_all_ranks_make_as_many_batches_as_len_says(
+    length: int, size: int, batch_size: int, tail: str, drop_last: bool, data: st.DataObject
+) -> None:
+    def batches(size: int) -> list[BatchSampler]:
+        return [BatchSampler(each, batch_size, drop_last) for each in ranks(length, size, tail=tail)]
+
+    of_ranks = batches(size)
+    made = [list(each) for each in of_ranks]
+    assert len({len(each) for each in made} | {len(each) for each in of_ranks}) == 1
+    read = [[index for batch in each for index in batch] for each in made]
+    if not drop_last:
+        assert read == [list(sampler) for sampler in ranks(length, size, tail=tail)]
+
+    state = of_ranks[0].state_after({"sampler": {**ranks(length, 1)[0].state_dict()}}, data.draw(st.integers(0, 40)))
+    rest = batches(data.draw(st.integers(1, 5)))
+    for each in rest:
+        each.load_state_dict(state)
+    assert len({len(list(each)) for each in rest}) == 1

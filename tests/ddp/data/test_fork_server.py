@@ -1,0 +1,117 @@
+"""Workers find what their process has when they start, though their server is older; and of servers nothing is left."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp.data import DataLoader, fork_server
+from ddp.data.fork_server import LoadedModules
+from tests.ddp.data.samples import Around, Squares, plain
+
+
+def around() -> Any:
+    """What a new worker has around it."""
+    ((found,),) = DataLoader(Around(), num_workers=1, collate_fn=plain)
+    return found
+
+
+def test_what_has_changed_since_the_server_was_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    around()
+    pid = fork_server.fork_server((), {}).pid
+    monkeypatch.setattr(sys, "argv", ["program", "--flag"])
+    monkeypatch.setattr(sys, "path", [*sys.path, "/somewhere/else"])
+    monkeypatch.setenv("DDP_TEST_AROUND", "here")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # a worker has one all the same
+    monkeypatch.chdir(tmp_path)
+    assert around() == (["program", "--flag"], sys.path, str(tmp_path), "here", "1")
+    monkeypatch.delenv("DDP_TEST_AROUND")
+    assert around()[3] is None
+    assert fork_server.fork_server((), {}).pid == pid
+
+
+def test_a_command_line_that_no_packet_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = [f"a/rather/long/name/of/a/file/{number}" for number in range(40_000)]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert around()[0] == argv
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
+    """Writes a module `ddp_test_edited`, whose dataset's one sample is a given text, and gives it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "ddp_test_edited"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # what it says of a file's age is in seconds
+
+    def written(value: str) -> Any:
+        code = f"class Edited:\n    def __len__(self): return 1\n    def __getitem__(self, index): return {value!r}\n"
+        (tmp_path / f"{name}.py").write_text(code)
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    monkeypatch.setitem(sys.modules, name, None)  # so that it is gone afterwards
+    del sys.modules[name]
+    return written
+
+
+def read(module: Any) -> Any:
+    return next(iter(DataLoader(module.Edited(), num_workers=1)))
+
+
+def test_a_module_that_is_found_by_a_path_that_came_later(module: Callable[[str], Any]) -> None:
+    assert read(module("new")) == ["new"]
+
+
+def test_a_module_that_was_loaded_again(module: Callable[[str], Any]) -> None:
+    edited = module("old")
+    assert read(edited) == ["old"]
+    before = iter(DataLoader(Squares(10**6), num_workers=1))
+    next(before)
+    server = fork_server.fork_server((), {})
+    module("edited")
+    assert read(edited) == ["old"]  # as in this process
+    assert fork_server.fork_server((), {}) is server
+    importlib.reload(edited)
+    assert read(edited) == ["edited"]
+    assert fork_server.fork_server((), {}) is not server
+    assert next(before)[1].item() == 1  # its worker is as it was
+    del sys.modules["ddp_test_edited"]
+    assert read(module("anew")) == ["anew"]
+
+
+def test_modules_that_come_and_go_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    modules = LoadedModules()
+    edited = module("old")
+    assert not modules.reloaded()
+    monkeypatch.delitem(sys.modules, edited.__name__)
+    assert not modules.reloaded()
+
+
+def zombies() -> int:
+    """Children of this process that have ended, and that it has not waited for."""
+    found = 0
+    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        try:
+            found += Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except FileNotFoundError:
+            pass  # a child of another thread
+    return found
+
+
+def test_servers_of_single_crews_leave_no_zombies() -> None:
+    loader = DataLoader(Squares(2), num_workers=1, multiprocessing_context="spawn")
+    before = zombies()
+    for _ in range(2):
+        list(loader)
+    deadline = time.monotonic() + 20
+    while zombies() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        fork_server.fork_server((), {})

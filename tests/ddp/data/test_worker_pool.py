@@ -1,0 +1,164 @@
+"""A worker that fails is one error, which says who, where and why; nothing waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from ddp.data import DataLoader, fork_server
+from ddp.errors import ArgumentError, DtypeError, WorkerError
+from tests.ddp.data import samples
+from tests.ddp.data.samples import Failing, Squares, Strange, Whoami
+
+
+def until_it_fails(loader: DataLoader) -> tuple[list[Any], WorkerError]:
+    got, iterator = [], iter(loader)
+    with pytest.raises(WorkerError) as caught:
+        got.extend(batch.tolist() for batch in iterator)
+    assert list(iterator) == []  # there is one error, and then the iteration is over
+    return got, caught.value
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_raises(workers: int) -> None:
+    got, error = until_it_fails(DataLoader(Failing("raise"), batch_size=2, num_workers=workers))
+    assert got == [[0, 1], [2, 3]]  # what comes before it in the order
+    assert isinstance(error, ValueError)
+    lines = str(error).splitlines()
+    where = f"ValueError in DataLoader worker {2 % workers} of {workers}, batch 2, index 5: sample five is rotten"
+    assert lines[0] == where
+    assert lines[-1] == "ValueError: sample five is rotten"
+    assert any("samples.py" in line and "__getitem__" in line for line in lines)
+    assert not any("ddp/data/loading/_" in line for line in lines)
+    assert error.__cause__ is None
+    assert error.__suppress_context__ or error.__context__ is None
+
+
+@pytest.mark.parametrize("kind", [KeyError, FileNotFoundError, OSError])
+def test_it_can_be_caught_as_what_was_raised(kind: type[Exception]) -> None:
+    _, error = until_it_fails(DataLoader(Failing("raise", kind), batch_size=8, num_workers=1))
+    assert isinstance(error, kind)
+    assert "index 5" in str(error)
+
+
+def test_an_exception_that_cannot_be_made_again() -> None:
+    _, error = until_it_fails(DataLoader(Failing("raise", _strange), batch_size=8, num_workers=1))
+    assert isinstance(error, Strange)
+    assert "1 and 2" in str(error)
+
+
+def _strange(text: str) -> Strange:
+    return Strange(1, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_exception_that_ends_loops_ends_none(workers: int) -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(DataLoader(Failing("raise", StopIteration), batch_size=8, num_workers=workers))
+
+
+def test_collating_names_the_batch() -> None:
+    loader = DataLoader(samples.Mixed(), batch_size=2, sampler=[6, 1], num_workers=1, collate_fn=_broken)
+    with pytest.raises(ZeroDivisionError, match=r"batch 0, indices \[6, 1\]"):
+        next(iter(loader))
+    with pytest.raises(DtypeError, match=r"worker 0 of 1, batch 0, indices \[0, 1, 2, 3, 4, 5, 6, 7, …\]"):
+        next(iter(DataLoader(_Objects(), batch_size=9, num_workers=1)))
+
+
+def _broken(batch: list[Any]) -> Any:
+    return 1 / 0
+
+
+class _Objects(Squares):
+    def __init__(self) -> None:
+        super().__init__(9)
+
+    def __getitem__(self, index: int) -> Any:
+        return object()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("kill", r"\(pid \d+\) was killed by SIGKILL; the kernel kills so"), ("exit", "has ended with exit code 7")],
+)
+def test_a_worker_that_dies(how: str, said: str) -> None:
+    start = time.monotonic()
+    got, error = until_it_fails(DataLoader(Failing(how), batch_size=2, num_workers=2))
+    assert got == [[0, 1], [2, 3]]
+    assert error.args
+    with pytest.raises(WorkerError, match=f"worker 0 of 2 {said}" if how == "kill" else said):
+        raise error
+    assert time.monotonic() - start < 10
+
+
+def test_a_worker_that_takes_too_long() -> None:
+    start = time.monotonic()
+    got, error = until_it_fails(DataLoader(Failing("hang"), batch_size=5, num_workers=1, timeout=0.5))
+    assert got == [[0, 1, 2, 3, 4]]
+    assert str(error) == "DataLoader worker 0 of 1 took longer than timeout=0.5 s for a batch"
+    assert 0.5 <= time.monotonic() - start < 10
+
+
+def test_a_worker_that_cannot_begin() -> None:
+    _, error = until_it_fails(DataLoader(Squares(4), num_workers=2, worker_init_fn=samples.refuse))
+    assert "worker 0 will not begin" in str(error)
+
+
+def test_an_exception_that_ends_loops_does_not_end_a_beginning() -> None:
+    _, error = until_it_fails(DataLoader(Squares(4), num_workers=1, worker_init_fn=samples.stop))
+    assert str(error).startswith("StopIteration in DataLoader worker 0 of 1, batch 0: worker 0 stops")
+
+
+def test_what_cannot_be_sent() -> None:
+    with pytest.raises(ArgumentError, match=r"cannot be sent to a worker process: .*no lambdas"):
+        iter(DataLoader(Squares(4), num_workers=1, collate_fn=lambda batch: batch))
+
+
+def test_persistent_workers_are_new_ones_after_a_failure() -> None:
+    loader = DataLoader(Failing("raise"), batch_size=2, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        assert until_it_fails(loader)[0] == [[0, 1], [2, 3]]
+
+
+def test_a_persistent_worker_that_dies_between_passes_is_replaced() -> None:
+    loader = DataLoader(Whoami(), batch_size=1, num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    pid = next(iterator)[0, 1].item()
+    del iterator  # two batches are still to come
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        list(loader)
+    assert len(list(loader)) == 8
+
+
+def test_a_server_that_was_killed_is_replaced() -> None:
+    iterator = iter(DataLoader(Squares(10**6), batch_size=1, num_workers=1))
+    next(iterator)
+    server = fork_server.fork_server((), {}).pid
+    os.kill(server, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="has gone"):
+        list(iterator)
+    assert len(list(DataLoader(Whoami(), batch_size=1, num_workers=1))) == 8
+    assert fork_server.fork_server((), {}).pid != server
+
+
+def test_a_process_that_ignores_that_nobody_wants_it_any_more_is_killed() -> None:
+    loader = DataLoader(Failing("hang"), batch_size=5, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    before = children(fork_server.fork_server((), {}).pid)
+    assert len(before) == 2
+    del iterator
+    deadline = time.monotonic() + 10
+    while children(fork_server.fork_server((), {}).pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]

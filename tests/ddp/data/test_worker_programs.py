@@ -1,0 +1,210 @@
+"""Workers in whole programs: how these find their datasets, and that nothing is left of them however they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+HEAD = """
+import os, sys, time
+import numpy as np
+import ddp
+from ddp.data import Dataset, TensorDataset
+from ddp.data import DataLoader
+"""
+MINE = """
+class Mine(Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return np.array([index, os.getpid()])
+"""
+SLOW = MINE.replace("return np", "time.sleep(0.01)\n        return np").replace("6", "600")
+
+
+def script(folder: Path, *parts: str) -> list[str]:
+    (folder / "program.py").write_text("".join(parts))
+    return [sys.executable, str(folder / "program.py")]
+
+
+def test_a_dataset_that_the_script_defines(run_job: Run, tmp_path: Path) -> None:
+    use = """
+from typing import NamedTuple
+
+class Row(NamedTuple):
+    x: object
+
+class Rows(Mine):
+    def __getitem__(self, index):
+        return Row(super().__getitem__(index))
+
+print("imported as", __name__)
+if __name__ == "__main__":
+    loader = DataLoader(Rows(), batch_size=2, num_workers=2)
+    batches = [batch for _ in range(2) for batch in loader]
+    assert {type(batch) for batch in batches} == {Row}
+    rows = [row for batch in batches for row in batch.x.tolist()]
+    print([index for index, _ in rows], len({pid for _, pid in rows} - {os.getpid()}))
+"""
+    done = run_job(script(tmp_path, HEAD, MINE, use))
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said.count("imported as __mp_main__") == 1  # by the server, for all workers
+    assert said[-1] == "[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5] 4"
+
+
+def test_a_script_that_is_not_needed_is_not_imported(run_job: Run, tmp_path: Path) -> None:
+    use = """
+print("once")
+loader = DataLoader(TensorDataset(ddp.arange(6)), batch_size=4, num_workers=2)
+print([batch[0].tolist() for batch in loader])
+"""
+    done = run_job(script(tmp_path, HEAD, use))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "once\n[[0, 1, 2, 3], [4, 5]]\n"
+
+
+def test_a_script_without_a_guard_is_told_so(run_job: Run, tmp_path: Path) -> None:
+    use = "for batch in DataLoader(Mine(), batch_size=2, num_workers=2): print(batch)\n"
+    done = run_job(script(tmp_path, HEAD, MINE, use))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert 'if __name__ == "__main__":' in done.stderr.strip().splitlines()[-1]
+    assert done.stderr.count("In the worker:") == 1
+
+
+def test_a_script_from_standard_input_is_told_so(run_job: Run) -> None:
+    use = "list(DataLoader(Mine(), num_workers=1))"
+    done = run_job([sys.executable, "-c", HEAD + MINE + use])
+    assert done.returncode == 1
+    assert "is defined in an interactive session" in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_module_that_is_run(run_job: Run, tmp_path: Path) -> None:
+    use = """
+if __name__ == "__main__":
+    print([batch[:, 0].tolist() for batch in DataLoader(Mine(), batch_size=4, num_workers=1)])
+"""
+    script(tmp_path, HEAD, MINE, use)
+    done = run_job([sys.executable, "-m", "program"], cwd=tmp_path)
+    assert done.stdout == "[[0, 1, 2, 3], [4, 5]]\n", done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("early", ["", "from mpi4py import MPI\n"], ids=["plain", "MPI in the script"])
+def test_ranks_have_workers(run_job: Run, tmp_path: Path, early: str) -> None:
+    use = """
+import collectives
+from ddp.data import DistributedSampler, IterableDataset
+
+class OfTheRank(IterableDataset):
+    def __iter__(self):
+        comm = collectives.init()  # in a worker, which is no rank
+        yield from range(comm.rank, 4, comm.size)
+
+if __name__ == "__main__":
+    comm = collectives.init()
+    loader = DataLoader(Mine(), 2, sampler=DistributedSampler(range(6), shuffle=False), num_workers=2)
+    mine = [batch[:, 0].tolist() for batch in loader]
+    print(comm.all_gather_object(mine))
+    print(comm.all_gather_object([batch.tolist() for batch in DataLoader(OfTheRank(), 2, num_workers=1)]))
+"""
+    command = script(tmp_path, early, HEAD, MINE, use)
+    done = run_job([sys.executable, "-m", "launcher", "-n", "2", *command[1:]], timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("[[[0, 2], [4]], [[1, 3], [5]]]") == 2
+    assert done.stdout.count("[[[0, 2]], [[1, 3]]]") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_their_program(start_job: Callable[..., Any], tmp_path: Path, number: int) -> None:
+    use = """
+if __name__ == "__main__":
+    for batch in DataLoader(Mine(), batch_size=20, num_workers=2):
+        print(os.getpid(), flush=True)
+"""
+    job = start_job(script(tmp_path, HEAD, SLOW, use))
+    assert int(job.process.stdout.readline()) == job.process.pid
+    assert len(job.pids()) >= 4
+    if number == signal.SIGINT:
+        os.killpg(job.process.pid, number)  # as a terminal does
+    else:
+        job.process.send_signal(number)
+    done = job.wait(20)
+    assert done.returncode == -number
+    if number == signal.SIGINT:
+        assert done.stderr.count("Traceback") == 1
+        assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    else:
+        assert done.stderr == ""
+
+
+def test_what_ends_a_job_is_the_programs_to_handle(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    use = """
+import signal
+if __name__ == "__main__":
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    loader = DataLoader(Mine(), batch_size=20, num_workers=2)
+    for k, batch in enumerate(loader):
+        print(k, len(asked), flush=True)
+        if asked and k > 4:
+            break
+"""
+    job = start_job(script(tmp_path, HEAD, SLOW, use))
+    job.process.stdout.readline()
+    os.killpg(job.process.pid, signal.SIGTERM)  # as schedulers do
+    done = job.wait(30)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith(" 1")
+
+
+def test_a_child_that_the_program_forks_does_not_end_its_workers(run_job: Run, tmp_path: Path) -> None:
+    use = """
+if __name__ == "__main__":
+    iterator = iter(DataLoader(Mine(), batch_size=2, num_workers=1))
+    next(iterator)
+    if os.fork() == 0:
+        del iterator
+        sys.exit(0)
+    os.wait()
+    print([batch[:, 0].tolist() for batch in iterator])
+"""
+    done = run_job(script(tmp_path, HEAD, MINE, use))
+    assert done.stdout == "[[2, 3], [4, 5]]\n", done.stderr
+
+
+def test_what_workers_print_is_there(run_job: Run, tmp_path: Path) -> None:
+    dataset = MINE.replace("        return np", "        print('sample', index)\n        return np")
+    use = 'if __name__ == "__main__": list(DataLoader(Mine(), batch_size=2, num_workers=1))\n'
+    done = run_job(script(tmp_path, HEAD, dataset, use), env={"PYTHONUNBUFFERED": ""})
+    assert sorted(done.stdout.splitlines()) == [f"sample {index}" for index in range(6)]
+
+
+def test_what_workers_print_comes_in_whole_lines_and_they_leave_nothing_open(run_job: Run, tmp_path: Path) -> None:
+    use = """
+class Loud(Mine):
+    def __getitem__(self, index):
+        print("sample", index, "read", flush=False)
+        return index
+
+if __name__ == "__main__":
+    loader = DataLoader(Loud(), batch_size=1, num_workers=3)
+    print([batch.item() for _ in range(3) for batch in loader])
+"""
+    python, program = script(tmp_path, HEAD, MINE, use)
+    done = run_job([python, "-u", "-W", "error", program])
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, last = done.stdout.splitlines()
+    assert last == str([*range(6)] * 3)
+    assert sorted(lines) == sorted([f"sample {index} read" for index in range(6)] * 3)
