@@ -1,6 +1,6 @@
 """Ranks as threads of one process: the transport of fast tests and of simulation.
 
-Each collective is a row on a board that all ranks share. A rank writes its arrays into the row; the last one to arrive
+Each collective is a row in a table that all ranks share. A rank writes its arrays into the row; the last one to arrive
 does the work for everybody, in rank order, so the same inputs give the same bits whoever comes last.
 """
 
@@ -58,7 +58,7 @@ class ThreadGroup:
         self.size = size
         self.lock = threading.Lock()
         self._rows: dict[int, _Row] = {}
-        self._boards: dict[str, tuple[ThreadGroup, int]] = {}
+        self._groups: dict[str, tuple[ThreadGroup, int]] = {}
         self._messages: dict[tuple[int, int, int, int], _Message] = {}
         self.mailboxes: list[deque[tuple[int, Array]]] = [deque() for _ in range(size)]
 
@@ -125,16 +125,16 @@ class ThreadGroup:
         return test
 
     def part(self, key: str, size: int) -> ThreadGroup:
-        """The board of the communicator of `size` of these ranks called `key`: the first rank to ask makes it."""
+        """The group of `size` of these ranks with the communicator called `key`: the first rank to ask makes it."""
         with self.lock:
-            board, ranks = self._boards.pop(key, (ThreadGroup(size), 0))
+            group, ranks = self._groups.pop(key, (ThreadGroup(size), 0))
             if ranks + 1 < size:  # kept until every rank has it
-                self._boards[key] = board, ranks + 1
-            return board
+                self._groups[key] = group, ranks + 1
+            return group
 
 
 class ThreadTransport:
-    """One thread's end of a board.
+    """One thread's end of a `ThreadGroup`.
 
     left: rank of the world → departure, shared by all communicators; members: the ranks of the world that are in this
     """
@@ -144,7 +144,7 @@ class ThreadTransport:
 
     def __init__(
         self,
-        board: ThreadGroup,
+        group: ThreadGroup,
         rank: int,
         left: Mapping[int, ExitNotice],
         key: str = "world",
@@ -152,10 +152,10 @@ class ThreadTransport:
     ) -> None:
         self.key = key
         self.rank = self.local_rank = rank
-        self.size = self.local_size = board.size
-        self._board = board
+        self.size = self.local_size = group.size
+        self._group = group
         self._left = left
-        self._members = list(range(board.size)) if members is None else members
+        self._members = list(range(group.size)) if members is None else members
         self._number = 0
         self._headers: Array | None = None
         self._sent: Counter[tuple[int, int]] = Counter()
@@ -163,7 +163,7 @@ class ThreadTransport:
 
     def _post(self, work: Callable[[list[_Part]], None], what: tuple[Any, ...], x: Any = None, out: Any = None) -> Test:
         number, self._number = self._number, self._number + 1
-        return self._board.post(self.rank, number, _Part(what=what, x=x, out=out), work)
+        return self._group.post(self.rank, number, _Part(what=what, x=x, out=out), work)
 
     def exchange_signatures(
         self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
@@ -183,7 +183,7 @@ class ThreadTransport:
         return self._gather(prefix, room)
 
     def late(self) -> Sequence[int]:
-        return self._board.missing(self._number - 1)
+        return self._group.missing(self._number - 1)
 
     def pid(self, rank: int) -> int | None:
         return None  # all threads share one flight record
@@ -237,15 +237,15 @@ class ThreadTransport:
     def send(self, x: Array, dst: int, tag: int) -> Test:
         number = self._sent[dst, tag]
         self._sent[dst, tag] += 1
-        return self._board.send(self.rank, dst, tag, number, x)
+        return self._group.send(self.rank, dst, tag, number, x)
 
     def recv(self, out: Array, src: int, tag: int) -> Test:
         number = self._received[src, tag]
         self._received[src, tag] += 1
-        return self._board.recv(src, self.rank, tag, number, out)
+        return self._group.recv(src, self.rank, tag, number, out)
 
     def arrived(self) -> tuple[int, Array] | None:
-        mailbox = self._board.mailboxes[self.rank]
+        mailbox = self._group.mailboxes[self.rank]
         return mailbox.popleft() if mailbox else None
 
     def barrier(self) -> Test:
@@ -262,12 +262,12 @@ class ThreadTransport:
         return part, part.barrier()
 
     def _part(self, members: Sequence[int], key: str) -> ThreadTransport:
-        board = self._board.part(key, len(members))
+        group = self._group.part(key, len(members))
         everyones = [self._members[rank] for rank in members]
-        return ThreadTransport(board, members.index(self.rank), self._left, key, everyones)
+        return ThreadTransport(group, members.index(self.rank), self._left, key, everyones)
 
     def close(self) -> None:
-        return  # the board goes with its last user
+        return  # the group goes with its last user
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
         return among(self._members, self._left)

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 
 from collectives.backends.shm.hierarchy import HierarchicalTransport
-from collectives.backends.shm.quick import Quick, Recipe
-from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.backends.transport import Transport
 from collectives.engine.call import CallArguments, CollectiveOp, Steps, Work
 from collectives.engine.call_site import user_site
@@ -37,7 +35,6 @@ class CommunicatorBase:
         self.registry = CommunicatorRegistry() if registry is None else registry
         self.queue = CallQueue(transport, self._ended)
         self.registry.join(transport.key, self.queue)
-        self._quick = Quick(transport, self.queue) if isinstance(transport, ShmTransport) else None
         self.timeout = timeout
         self.rank = transport.rank
         self.size = transport.size
@@ -91,44 +88,17 @@ class CommunicatorBase:
         self.registry.leave(self._transport.key)
 
     @overload
-    def _run(
-        self,
-        name: str,
-        x: Array | None,
-        steps: Describe[T],
-        async_op: Literal[False],
-        more: str = "",
-        recipe: Recipe | None = None,
-    ) -> T: ...
+    def _run(self, name: str, x: Array | None, steps: Describe[T], async_op: Literal[False], more: str = "") -> T: ...
     @overload
-    def _run(
-        self,
-        name: str,
-        x: Array | None,
-        steps: Describe[T],
-        async_op: bool,
-        more: str = "",
-        recipe: Recipe | None = None,
-    ) -> T | Work[T]: ...
-    def _run(
-        self,
-        name: str,
-        x: Array | None,
-        steps: Describe[T],
-        async_op: bool,
-        more: str = "",
-        recipe: Recipe | None = None,
-    ) -> T | Work[T]:
-        """Hands a call to the line. recipe: how the next one like it can be made quickly."""
+    def _run(self, name: str, x: Array | None, steps: Describe[T], async_op: bool, more: str = "") -> T | Work[T]: ...
+    def _run(self, name: str, x: Array | None, steps: Describe[T], async_op: bool, more: str = "") -> T | Work[T]:
+        """Puts a call in the queue."""
         call: CollectiveOp[T] = CollectiveOp(name, CallArguments(x, more), user_site(), self.timeout)
         call.steps = steps(call)
         if async_op:
             self.queue.submit(call)
             return Work(call)
-        result = self.queue.run(call)
-        if recipe is not None and self._quick is not None and call.signatures is not None:
-            self._quick.learn(call, x, recipe)
-        return result
+        return self.queue.run(call)
 
     def _verify(
         self,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +18,6 @@ from collectives.arrays import (
     rows,
     writable,
 )
-from collectives.backends.shm import takes
-from collectives.backends.shm.control_block import ControlBlock
-from collectives.backends.shm.quick import LEFT, Recipe
-from collectives.backends.transport import Test
 from collectives.engine.call import CollectiveOp, Steps
 from collectives.engine.verify import ROWS, Signature, Signatures, signature_hash
 from collectives.errors import ArgumentError, MismatchError
@@ -42,10 +37,6 @@ class DataMovement(CommunicatorBase):
         Returns: x
         Raises: ArgumentError if there is no such root, or x is read-only off the root.
         """
-        if self._quick is not None and not async_op and type(x) is np.ndarray:
-            y = self._quick.run("broadcast", x, root, None, None)
-            if y is not LEFT:
-                return y
         root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).broadcast(x, root, async_op=async_op)
@@ -63,16 +54,7 @@ class DataMovement(CommunicatorBase):
                 np.copyto(array, moved)
             return x
 
-        recipe = None
-        if array is x:
-            brings, result = self.rank == root, partial(takes.filled, root=root, dtype=array.dtype, shape=array.shape)
-
-            def move(x: Array, out: Any, scale: Any) -> tuple[Test, Array]:
-                return self._transport.broadcast(as_bytes(x), root), x
-
-            wire = array.dtype if brings else None
-            recipe = Recipe(root, wire, lambda control, signatures: result(control), move, writes=not brings)
-        return self._run("broadcast", array, steps, async_op, f"root {root}", recipe)
+        return self._run("broadcast", array, steps, async_op, f"root {root}")
 
     def gather(self, x: Any, root: int = 0, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on the root alone.
@@ -83,10 +65,6 @@ class DataMovement(CommunicatorBase):
         Returns: (n_0 + n_1 + ..., ...) on the root, None elsewhere
         Raises: ArgumentError if there is no such root, or lengths or out do not fit.
         """
-        if self._quick is not None and not async_op and type(x) is np.ndarray and type(lengths) is not list:
-            y = self._quick.run("gather", x, (root, lengths), out if self.rank == root else None, None)
-            if y is not LEFT:
-                return y
         root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).gather(x, root, lengths=lengths, out=out, async_op=async_op)
@@ -106,8 +84,7 @@ class DataMovement(CommunicatorBase):
             yield self._transport.gather(sent, room, [n * width for n in counts], root)
             return None if whole is None else _hand_out(whole, target, out)
 
-        recipe = self._joining((root, lengths), part, lengths, root) if part is x else None
-        return self._run("gather", part, steps, async_op, more, recipe)
+        return self._run("gather", part, steps, async_op, more)
 
     def all_gather(self, x: Any, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on every rank.
@@ -116,10 +93,6 @@ class DataMovement(CommunicatorBase):
         Returns: (n_0 + n_1 + ..., ...)
         Raises: ArgumentError if lengths or out do not fit.
         """
-        if self._quick is not None and not async_op and type(x) is np.ndarray and type(lengths) is not list:
-            y = self._quick.run("all_gather", x, lengths, out, None)
-            if y is not LEFT:
-                return y
         if is_device_array(x):
             return self._device(x).all_gather(x, lengths=lengths, out=out, async_op=async_op)
         part = rows(as_array(x))
@@ -137,8 +110,7 @@ class DataMovement(CommunicatorBase):
             yield self._transport.all_gather(sent, as_bytes(whole), [n * width for n in counts])
             return _hand_out(whole, target, out)
 
-        recipe = self._joining(lengths, part, lengths, None) if part is x else None
-        return self._run("all_gather", part, steps, async_op, more, recipe)
+        return self._run("all_gather", part, steps, async_op, more)
 
     def scatter(
         self, x: Any, root: int = 0, *, lengths: Sequence[int] | None = None, out: Any = None, async_op: bool = False
@@ -150,13 +122,6 @@ class DataMovement(CommunicatorBase):
         Returns: (n_r, ...) of the root's dtype
         Raises: ArgumentError if there is no such root, or x, lengths or out do not fit.
         """
-        if self._quick is not None and not async_op and lengths is None:
-            if self.rank != root:
-                y = self._quick.run("scatter", None, root, out, None)
-            else:
-                y = self._quick.run("scatter", x, root, out, None) if type(x) is np.ndarray else LEFT
-            if y is not LEFT:
-                return y
         root = self._check_root(root)
         near = x if is_device_array(x) else out  # off the root, out alone tells that the root's x is on a GPU
         if is_device_array(near):
@@ -182,23 +147,7 @@ class DataMovement(CommunicatorBase):
             yield self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
             return _hand_out(room, target, out)
 
-        def result(control: ControlBlock, signatures: Signatures) -> takes.Result:
-            dtype, row_shape, parts = header.decode(told)
-            first = sum(parts[: self.rank])
-            mine = takes.Piece(root, (sum(parts), *row_shape), first, first + parts[self.rank], len(told))
-            return takes.joined(control, dtype, [mine])
-
-        def move(x: Array | None, out: Array | None, scale: Any) -> tuple[Test, Array]:
-            dtype, row_shape, parts = header.decode(told)
-            room = np.empty((parts[self.rank], *row_shape), dtype) if out is None else out
-            width = row_bytes(room)
-            sent = None if x is None else as_bytes(x)
-            return self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root), room
-
-        recipe = None
-        if lengths is None and (whole is None or whole is x):
-            recipe = Recipe(root, None if whole is None else whole.dtype, result, move, prefix)
-        return self._run("scatter", whole, steps, async_op, f"root {root}", recipe)
+        return self._run("scatter", whole, steps, async_op, f"root {root}")
 
     def all_to_all(
         self,
@@ -219,10 +168,6 @@ class DataMovement(CommunicatorBase):
         Raises: ArgumentError if x is 0-d, or lengths or out do not fit; MismatchError on every rank if dtypes or
         row shapes differ and lengths are exchanged.
         """
-        if self._quick is not None and not async_op and type(x) is np.ndarray and lengths is None:
-            y = self._quick.run("all_to_all", x, None, out, None)
-            if y is not LEFT:
-                return y
         if is_device_array(x):
             return self._device(x).all_to_all(x, lengths=lengths, out=out, async_op=async_op)
         whole = _splittable(x, "all_to_all")
@@ -249,56 +194,7 @@ class DataMovement(CommunicatorBase):
             yield self._transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
             return _hand_out(room, target, out)
 
-        def result(control: ControlBlock, signatures: Signatures) -> takes.Result:
-            # A slot holds the rows that its rank sends to each, then x.
-            pieces = []
-            for rank, theirs in enumerate(tables[0]):
-                first = sum(theirs[: self.rank])
-                shape = (sum(theirs), *whole.shape[1:])
-                pieces.append(takes.Piece(rank, shape, first, first + theirs[self.rank], row.nbytes))
-            return takes.joined(control, whole.dtype, pieces)
-
-        def move(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array]:
-            room = out
-            if room is None:
-                room = np.empty((sum(theirs[self.rank] for theirs in tables[0]), *x.shape[1:]), x.dtype)
-            width = row_bytes(x)
-            bytes_sent = [[n * width for n in theirs] for theirs in tables[0]]
-            return self._transport.all_to_all(as_bytes(x), as_bytes(room), bytes_sent), room
-
-        recipe = None
-        if whole is x and lengths is None:
-            recipe = Recipe(None, whole.dtype, result, move, as_bytes(row))
-        return self._run("all_to_all", whole, steps, async_op, more, recipe)
-
-    def _joining(self, option: Hashable, part: Array, lengths: Lengths, root: int | None) -> Recipe | None:
-        """The recipe of a gather. root: None if the result is wanted everywhere."""
-        if not isinstance(lengths, str | None) or part.ndim == 0:
-            return None
-        here = root is None or root == self.rank
-        counts: list[int] = []
-
-        def result(control: ControlBlock, signatures: Signatures) -> takes.Result:
-            rows_of = [each[ROWS] for each in signatures]
-            counts[:] = [n * row_bytes(part) for n in rows_of]
-            if not here:
-                return takes.nothing()
-            shapes = [(n, *part.shape[1:]) for n in rows_of]
-            pieces = [takes.Piece(rank, shape, 0, shape[0]) for rank, shape in enumerate(shapes)]
-            return takes.joined(control, part.dtype, pieces)
-
-        def move(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array | None]:
-            whole = None
-            if here:
-                length = sum(counts) // row_bytes(x)
-                whole = np.empty((length, *x.shape[1:]), x.dtype) if out is None else out
-            room = None if whole is None else as_bytes(whole)
-            if root is None:
-                assert room is not None
-                return self._transport.all_gather(as_bytes(x), room, counts), whole
-            return self._transport.gather(as_bytes(x), room, counts, root), whole
-
-        return Recipe(option, part.dtype, result, move)
+        return self._run("all_to_all", whole, steps, async_op, more)
 
     def _lengths(self, part: Array, known: list[int] | None, signatures: Signatures | None) -> Steps[list[int]]:
         if signatures is not None:

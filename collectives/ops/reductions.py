@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,7 @@ from collectives.arrays import (
     is_plain,
     writable,
 )
-from collectives.backends.shm import takes
-from collectives.backends.shm.quick import LEFT, Move, Recipe
-from collectives.backends.transport import Finish, Test, then
+from collectives.backends.transport import Finish
 from collectives.engine.call import CollectiveOp, Steps
 from collectives.engine.verify import Signature, signature_hash
 from collectives.errors import ArgumentError, CollectivesError
@@ -45,13 +41,9 @@ class Reductions(CommunicatorBase):
         Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
         Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
         """
-        if self._quick is not None and not async_op and type(x) is np.ndarray:
-            y = self._quick.run("all_reduce", x, op, out, scale)
-            if y is not LEFT:
-                return y
         if is_device_array(x):
             return self._device(x).all_reduce(x, op, scale=scale, out=out, async_op=async_op)
-        source, given = as_array(x), op
+        source = as_array(x)
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
@@ -67,17 +59,7 @@ class Reductions(CommunicatorBase):
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        recipe = None
-        if source is x:
-
-            def move(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array]:
-                total = np.empty(x.shape, wire) if out is None else out
-                sent = flat(x)
-                finish = _finisher(op, self.size, scale)
-                return self._transport.all_reduce(sent, sent if out is x else flat(total), wire_op(op), finish), total
-
-            recipe = _recipe(given, wire, source, partial(takes.total, op=op), move)
-        return self._run("all_reduce", source, steps, async_op, op.value, recipe)
+        return self._run("all_reduce", source, steps, async_op, op.value)
 
     def reduce(
         self,
@@ -95,14 +77,10 @@ class Reductions(CommunicatorBase):
         Returns: (...) of x's dtype on the root, None elsewhere
         Raises: as `all_reduce`; ArgumentError if there is no such root.
         """
-        if self._quick is not None and not async_op and type(x) is np.ndarray:
-            y = self._quick.run("reduce", x, (op, root), out if self.rank == root else None, scale)
-            if y is not LEFT:
-                return y
         root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).reduce(x, op, root, scale=scale, out=out, async_op=async_op)
-        source, given = as_array(x), op
+        source = as_array(x)
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
@@ -124,22 +102,7 @@ class Reductions(CommunicatorBase):
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        recipe = None
-        if source is x:
-
-            def move(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array | None]:
-                total = None
-                if here:
-                    total = np.empty(x.shape, wire) if out is None or out is x else out
-                arrived = None if total is None else flat(total)
-                finish = _finisher(op, self.size, scale)
-                test = self._transport.reduce(flat(x), arrived, wire_op(op), root, finish)
-                if out is not x or total is None:
-                    return test, total
-                return then(test, lambda came: np.copyto(x, came), total), x
-
-            recipe = _recipe((given, root), wire, source, partial(takes.total, op=op) if here else None, move)
-        return self._run("reduce", source, steps, async_op, more, recipe)
+        return self._run("reduce", source, steps, async_op, more)
 
     def reduce_scatter(
         self,
@@ -160,13 +123,9 @@ class Reductions(CommunicatorBase):
         Returns: (n_r, ...) of x's dtype
         Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
         """
-        if self._quick is not None and not async_op and lengths is None and type(x) is np.ndarray:
-            y = self._quick.run("reduce_scatter", x, op, out, scale)
-            if y is not LEFT:
-                return y
         if is_device_array(x):
             return self._device(x).reduce_scatter(x, op, scale=scale, lengths=lengths, out=out, async_op=async_op)
-        source, given = as_array(x), op
+        source = as_array(x)
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
@@ -189,19 +148,7 @@ class Reductions(CommunicatorBase):
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        recipe = None
-        if source is x and lengths is None:
-            first = sum(parts[: self.rank])
-            mine = (first, first + parts[self.rank])
-            counts = [n * math.prod(source.shape[1:]) for n in parts]
-
-            def move(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array]:
-                total = np.empty(shape, wire) if out is None else out
-                finish = _finisher(op, self.size, scale)
-                return self._transport.reduce_scatter(flat(x), flat(total), counts, wire_op(op), finish), total
-
-            recipe = _recipe(given, wire, source, partial(takes.total, op=op, rows=mine), move)
-        return self._run("reduce_scatter", source, steps, async_op, more, recipe)
+        return self._run("reduce_scatter", source, steps, async_op, more)
 
 
 def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
@@ -210,20 +157,6 @@ def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
     if source.dtype.kind == "b":
         return contiguous(source).view(wire)
     return source.astype(wire, order="C")
-
-
-def _recipe(
-    option: Hashable,
-    wire: np.dtype[Any],
-    source: Array,
-    result: Callable[..., takes.Result] | None,
-    move: Move,
-) -> Recipe:
-    dtype, shape = source.dtype, source.shape
-    moves = move if wire == dtype else None  # else the way to the wire's dtype and back is what takes time
-    if result is None:
-        return Recipe(option, wire, lambda control, signatures: takes.nothing(), moves)
-    return Recipe(option, wire, lambda control, signatures: result(control, dtype=dtype, shape=shape), moves)
 
 
 def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:

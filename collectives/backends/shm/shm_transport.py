@@ -68,9 +68,6 @@ class ShmTransport(LayeredTransport):
     ) -> Test:
         control, nbytes, before, come, go = self.control, -1, 0, NOWHERE, NOWHERE
         self._announced = False
-        if control.published:  # a prepared call has begun this one
-            control.published = False
-            return self._met
         inline_buffer = control.inline_buffer()
         if prefix is not None:
             before = len(prefix)

@@ -29,14 +29,14 @@ class Seated(ThreadTransport):
 
     def _part(self, members: Sequence[int], key: str) -> Seated:
         part = super()._part(members, key)
-        return Seated(self._nodes, part._control, part.rank, part._left, part.key, part._members)
+        return Seated(self._nodes, part._group, part.rank, part._left, part.key, part._members)
 
 
 def sharing(world: Communicator, nodes: Sequence[int]) -> Communicator:
     """A communicator of the ranks of a simulated world, through the memory of those nodes."""
     whole: Any = world._transport
     plain = whole._part(range(world.size), "beside")
-    below = Seated(nodes, plain._control, plain.rank, plain._left, plain.key, plain._members)
+    below = Seated(nodes, plain._group, plain.rank, plain._left, plain.key, plain._members)
     return Communicator(complete("share", share(below), below, world.timeout), world.timeout, world.registry)
 
 
