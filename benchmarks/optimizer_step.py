@@ -56,7 +56,7 @@ def ours(name: str, options: dict[str, Any], values: list[Any], bucketed: bool) 
         dtypes = [value.dtype for value in values]
         layout = lay_out([list(range(len(values)))[::-1]], [value.shape for value in values], dtypes)
         for p, view in zip(params, FlatBuckets(layout, np.zeros).views, strict=True):
-            p._leaf.slot.bind(view)
+            p.leaf.grad_buffer.bind(view)
     for p, value in zip(params, values, strict=True):
         p.grad = ddp.tensor(0.1 * value)
     return getattr(ddp.optim, name)(params, **options).step

@@ -121,7 +121,7 @@ def barrier(group: Communicator | None = None, async_op: bool = False) -> Work[N
 
 def _written(tensor: Tensor) -> Tensor:
     """The tensor that a collective writes, as one that autograd does not follow; backward will see the write."""
-    tensor._version.count += 1
+    tensor.version.count += 1
     return tensor.detach()
 
 

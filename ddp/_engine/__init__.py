@@ -2,7 +2,7 @@
 
 from ddp._engine.anomaly import detect_anomaly, set_detect_anomaly
 from ddp._engine.handles import RemovableHandle
-from ddp._engine.leaves import Leaf, Slot, Watcher
+from ddp._engine.leaves import GradBuffer, GradReadyHook, Leaf
 from ddp._engine.modes import (
     enable_grad,
     inference_mode,
@@ -11,20 +11,20 @@ from ddp._engine.modes import (
     no_grad,
     set_grad_enabled,
 )
-from ddp._engine.nodes import Edge, Joint, Lasting, Meeting, Node, Version, ports
+from ddp._engine.nodes import CollectiveNode, Edge, MultiOutputNode, Node, ReusableNode, Version, output_nodes
 from ddp._engine.running import backward
 
 __all__ = [
+    "CollectiveNode",
     "Edge",
-    "Joint",
-    "Lasting",
+    "GradBuffer",
+    "GradReadyHook",
     "Leaf",
-    "Meeting",
+    "MultiOutputNode",
     "Node",
     "RemovableHandle",
-    "Slot",
+    "ReusableNode",
     "Version",
-    "Watcher",
     "backward",
     "detect_anomaly",
     "enable_grad",
@@ -32,7 +32,7 @@ __all__ = [
     "is_grad_enabled",
     "is_inference_mode_enabled",
     "no_grad",
-    "ports",
+    "output_nodes",
     "set_detect_anomaly",
     "set_grad_enabled",
 ]

@@ -29,7 +29,7 @@ def user_line() -> str:
 
 
 def _trace(node: Node) -> None:
-    node.attach().trace = user_line()
+    node.ensure_metadata().trace = user_line()
 
 
 class set_detect_anomaly:
@@ -97,5 +97,5 @@ def check_gradients(node: Node, results: Sequence[Any]) -> None:
 
 def ran(node: Node) -> str:
     """Where the op of `node` ran, as far as that is known."""
-    trace = None if node.attached is None else node.attached.trace
+    trace = None if node.metadata is None else node.metadata.trace
     return "it ran outside anomaly mode, so its line is not known" if trace is None else f"it ran at {trace}"

@@ -16,7 +16,7 @@ from ddp import _device
 from ddp._engine.anomaly import ran
 from ddp._engine.leaves import Leaf
 from ddp._engine.modes import state
-from ddp._engine.nodes import Edge, Node, Through
+from ddp._engine.nodes import Edge, Node, SelectOutput
 
 if TYPE_CHECKING:
     from ddp._gpu.streams import Lane
@@ -58,7 +58,7 @@ def stamp(node: Node) -> None:
     if xp.__name__ != "numpy":
         from ddp._gpu import streams  # only where there is a GPU
 
-        node.attach().lane = streams.current(xp)
+        node.ensure_metadata().lane = streams.current(xp)
 
 
 class Courier:
@@ -93,7 +93,7 @@ class Courier:
                 self._home.after(lane)
             for arrays in self._crossed.values():  # what was asked for, and what an error left behind
                 for each in arrays:
-                    self._streams.record(getattr(each, "g", each), self._home)
+                    self._streams.record(getattr(each, "gradient", each), self._home)
         finally:
             for lane in self._before.values():
                 lane.use()
@@ -144,10 +144,10 @@ class Courier:
 
     def _lane_of(self, edge: Edge, result: Any = None) -> Lane:
         if isinstance(edge, Node):
-            if type(edge.op) is Through and edge.edges:  # a port launches nothing of its own
+            if type(edge.op) is SelectOutput and edge.edges:  # a port launches nothing of its own
                 return self._lane_of(edge.edges[0], result)  # type: ignore[arg-type]  # its joint
-            if edge.attached is not None and edge.attached.lane is not None:
-                return edge.attached.lane
+            if edge.metadata is not None and edge.metadata.lane is not None:
+                return edge.metadata.lane
         index = _device_of(result)
         if index is not None and index != self._home.device:  # there are several GPUs
             return self._before.get(index) or self._streams.current(self._xp, index)
@@ -178,5 +178,5 @@ def _device_of(result: Any) -> int | None:
     """The GPU that a gradient is on; None for one on the CPU, and for none."""
     if isinstance(result, list):  # of an op with several results
         result = next((each for each in result if each is not None), None)
-    array = getattr(result, "g", result)
+    array = getattr(result, "gradient", result)
     return getattr(getattr(array, "device", None), "id", None)  # NumPy's arrays are on "cpu"

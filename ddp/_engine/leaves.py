@@ -1,4 +1,4 @@
-"""Where the graph ends: a leaf, the slot that holds its gradient, and whoever watches it fill."""
+"""Where the graph ends: a leaf, the buffer that holds its gradient, and the hook that is told when it is complete."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Protocol
 Array = Any  # numpy.ndarray or cupy.ndarray
 
 
-class Onto:
-    """A place that holds a gradient: what is computed is to be added there."""
+class AccumulateInto:
+    """An array that holds a gradient: what is computed is to be added to it."""
 
     __slots__ = ("array",)
 
@@ -17,20 +17,20 @@ class Onto:
         self.array = array
 
 
-class Slot:
-    """Where a leaf's gradient lives: empty, or holding an array.
+class GradBuffer:
+    """The memory of a leaf's gradient: empty, or holding an array.
 
-    A bound slot writes into memory that somebody else laid out; an unbound one makes its own at the first write and
+    A bound one writes into memory that was laid out by others; an unbound one makes its own at the first write and
     keeps it, so that a training loop allocates gradients once, unless it was lent: then somebody may still hold it.
     """
 
-    __slots__ = ("adding", "bound", "buffer", "dtype", "full", "lent", "shape", "withheld", "xp", "zeroed")
+    __slots__ = ("adding", "array", "bound", "dtype", "full", "lent", "shape", "withheld", "xp", "zeroed")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
         self.dtype = dtype
         self.xp = xp
-        self.buffer: Array | None = None  # the memory; None while never written and not bound
+        self.array: Array | None = None  # the memory; None while never written and not bound
         self.full = False  # holds a gradient now
         self.adding = False  # an op was asked to add to it: see `target`
         self.bound = False
@@ -40,60 +40,60 @@ class Slot:
 
     def accumulate(self, g: Array) -> None:
         """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
-        if g is self.buffer:  # computed where it belongs: see `target`
+        if g is self.array:  # computed where it belongs: see `target`
             assert not self.full or self.adding
             self.full, self.adding, self.withheld, self.zeroed = True, False, None, False
         elif self.full:
             assert g.shape == self.shape, f"gradient of shape {g.shape} for a leaf of shape {self.shape}"
-            self.xp.add(self.buffer, g, out=self.buffer, casting="same_kind")
+            self.xp.add(self.array, g, out=self.array, casting="same_kind")
             self.withheld, self.zeroed = None, False
         else:
             self.set(g)
 
-    def target(self, adding: bool = False) -> Array | Onto | None:
+    def target(self, adding: bool = False) -> Array | AccumulateInto | None:
         """Where the next gradient may be computed, so that accumulating it copies nothing.
 
         If one is there: None, or with `adding` the place to add to.
         """
         if self.full:
             self.adding = adding
-            return Onto(self.buffer) if adding else None
-        if self.buffer is None:
-            self.buffer = self.xp.empty(self.shape, self.dtype)
-        return self.buffer
+            return AccumulateInto(self.array) if adding else None
+        if self.array is None:
+            self.array = self.xp.empty(self.shape, self.dtype)
+        return self.array
 
     def set(self, array: Array) -> None:
         """Copies `array` (the leaf's shape) in, cast to the leaf's dtype; never keeps a reference to it."""
         assert array.shape == self.shape, f"gradient of shape {array.shape} for a leaf of shape {self.shape}"
-        if self.buffer is None:
-            self.buffer = self.xp.empty(self.shape, self.dtype)
-        self.buffer[...] = array
+        if self.array is None:
+            self.array = self.xp.empty(self.shape, self.dtype)
+        self.array[...] = array
         self.full, self.withheld, self.zeroed = True, None, False
 
     def clear(self) -> None:
-        """Empties the slot; its memory stays for the next first write, unless somebody may hold it."""
+        """Empties the buffer; its memory stays for the next first write, unless somebody may hold it."""
         self.full = False
         if self.lent and not self.bound:
-            self.buffer, self.lent = None, False
+            self.array, self.lent = None, False
 
     def bind(self, buffer: Array) -> None:
         """From now on the gradient lives in `buffer` (the leaf's shape and dtype); a live one is copied into it."""
         assert buffer.shape == self.shape, f"buffer of shape {buffer.shape} for a leaf of shape {self.shape}"
         assert buffer.dtype == self.dtype, f"buffer of {buffer.dtype} for a leaf of {self.dtype}"
         if self.full:
-            buffer[...] = self.buffer
-        self.buffer, self.bound, self.lent = buffer, True, False
+            buffer[...] = self.array
+        self.array, self.bound, self.lent = buffer, True, False
 
     def unbind(self) -> None:
         """From now on the gradient lives in memory of its own; a live one is copied there."""
         if self.bound:
-            assert self.buffer is not None
-            self.buffer = self.buffer.copy() if self.full else None
+            assert self.array is not None
+            self.array = self.array.copy() if self.full else None
             self.bound = self.lent = False
 
 
-class Watcher(Protocol):
-    """Somebody who follows leaves through a backward: it learns which will be reached, and when each is complete.
+class GradReadyHook(Protocol):
+    """Follows leaves through a backward: it is told which will be reached, and when each gradient is complete.
 
     turn: of several, the one with the lowest begins first, and ends first, whichever the graph comes to first
     """
@@ -101,10 +101,10 @@ class Watcher(Protocol):
     turn: int
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
-        """Before the first node runs: all leaves with this watcher that this backward will reach."""
+        """Before the first node runs: all leaves with this hook that this backward will reach."""
 
     def ready(self, leaf: Leaf) -> None:
-        """The leaf's gradient of this backward is complete in its slot (empty if every use gave None)."""
+        """The leaf's gradient of this backward is complete in its buffer (empty if every use gave None)."""
 
     def end(self) -> None:
         """After the last node, still inside backward."""
@@ -120,12 +120,12 @@ class Leaf:
     is
     """
 
-    __slots__ = ("__weakref__", "after", "dtype", "hooks", "shape", "slot", "watcher")
+    __slots__ = ("__weakref__", "after", "dtype", "grad_buffer", "hooks", "ready_hook", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
         self.dtype = dtype
-        self.slot = Slot(shape, dtype, xp)
-        self.watcher: Watcher | None = None
+        self.grad_buffer = GradBuffer(shape, dtype, xp)
+        self.ready_hook: GradReadyHook | None = None
         self.hooks: list[Callable[[Array], Array | None]] = []
         self.after: list[Callable[[], None]] = []

@@ -1,7 +1,7 @@
 """What the graph is made of: one node for each op that ran, and the version counters of what it saved.
 
-An op of several results has a node, a `Joint`, that waits for all their gradients, and a `Port` before it for each
-result, so that everything else (counts, hooks, sums over uses) sees one gradient a node.
+An op of several results has a `MultiOutputNode`, which waits for all their gradients, and before it one `SelectOutput`
+node for each result, so that everything else (counts, hooks, sums over uses) sees one gradient a node.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ddp._engine.leaves import Array, Leaf, Slot
+from ddp._engine.leaves import Array, GradBuffer, Leaf
 from ddp.errors import VersionError
 
 
@@ -43,20 +43,22 @@ class Differentiable(Protocol):
 Hook = Callable[[Array], "Array | None"]
 
 
-class Attachments:
-    """What few nodes have.
+class NodeMetadata:
+    """What few nodes have besides.
 
-    hooks: see a node's incoming gradient first, and may replace it; retained: where a copy of it goes; recall: fills in
-    saved values that were dropped, before backward reads them; trace: the line of user code that ran the op; lane: the
-    CUDA stream that the op ran on, where there are several
+    hooks: see a node's incoming gradient first, and may replace it
+    retained_grad: where a copy of it goes
+    recompute: fills in saved values that were dropped, before backward reads them
+    trace: the line of user code that ran the op
+    lane: the CUDA stream that the op ran on, where there are several
     """
 
-    __slots__ = ("hooks", "lane", "recall", "retained", "trace")
+    __slots__ = ("hooks", "lane", "recompute", "retained_grad", "trace")
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
-        self.retained: Slot | None = None
-        self.recall: Callable[[], None] | None = None
+        self.retained_grad: GradBuffer | None = None
+        self.recompute: Callable[[], None] | None = None
         self.trace: str | None = None
         self.lane: Any = None
 
@@ -67,7 +69,7 @@ _numbers = itertools.count()
 class Node:
     """One op that ran: what its backward needs, and where the gradients go."""
 
-    __slots__ = ("__weakref__", "attached", "edges", "needs", "number", "op", "residual", "saved", "versions", "xp")
+    __slots__ = ("__weakref__", "edges", "metadata", "needs", "number", "op", "residual", "saved", "versions", "xp")
 
     def __init__(
         self,
@@ -87,13 +89,13 @@ class Node:
         self.saved = saved  # arrays, in the order of op.saves
         self.versions = versions  # (counter, count at save time, position in saved) of each saved tensor
         self.residual = residual  # what backward needs besides: shapes, masks, parameters
-        self.attached: Attachments | None = None
+        self.metadata: NodeMetadata | None = None
 
-    def attach(self) -> Attachments:
-        """Its attachments, made when first asked for."""
-        if self.attached is None:
-            self.attached = Attachments()
-        return self.attached
+    def ensure_metadata(self) -> NodeMetadata:
+        """Its metadata, made when first asked for."""
+        if self.metadata is None:
+            self.metadata = NodeMetadata()
+        return self.metadata
 
     def check_versions(self) -> None:
         """Raises: VersionError if a saved value was changed in place since."""
@@ -111,8 +113,8 @@ class Node:
 
         outs: for ops that can write gradients into given arrays, those of the inputs' leaves
         """
-        if self.attached is not None and self.attached.recall is not None:
-            self.attached.recall()
+        if self.metadata is not None and self.metadata.recompute is not None:
+            self.metadata.recompute()
         if self.versions:
             self.check_versions()
         if outs is None:
@@ -125,10 +127,10 @@ class Node:
         self.saved = ()
         self.versions = ()
         self.residual = None
-        self.attached = None
+        self.metadata = None
 
 
-class Lasting(Node):
+class ReusableNode(Node):
     """A node that several graphs share, of an op that keeps nothing for backward: each of them may be freed."""
 
     __slots__ = ()
@@ -137,28 +139,28 @@ class Lasting(Node):
         """There is nothing to let go of."""
 
 
-class Meeting(Node):
+class CollectiveNode(Node):
     """A node whose backward all ranks run together: it runs, with None, even where no gradient came for it."""
 
     __slots__ = ()
 
 
-class Joint(Node):
+class MultiOutputNode(Node):
     """The node of an op with `outputs` results: its gradient is a list of one each, None where nothing came."""
 
     __slots__ = ("outputs",)
     outputs: int
 
 
-class Part(NamedTuple):
-    """What a port hands on: the gradient of result number `at`."""
+class OutputGradient(NamedTuple):
+    """The gradient of result number `output`."""
 
-    at: int
-    g: Array
+    output: int
+    gradient: Array
 
 
-class Through:
-    """The op of a port."""
+class SelectOutput:
+    """The op of a node that hands the gradient of one result on to the `MultiOutputNode`."""
 
     saves: tuple[str, ...] = ()
     into = False
@@ -166,14 +168,14 @@ class Through:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def backward(self, xp: Any, g: Array, needs: Any, saved: Any, at: int) -> Sequence[Part]:
-        return (Part(at, g),)
+    def backward(self, xp: Any, g: Array, needs: Any, saved: Any, output: int) -> Sequence[OutputGradient]:
+        return (OutputGradient(output, g),)
 
 
-def ports(joint: Joint) -> list[Node]:
-    """One node for each result of `joint`."""
-    through = Through(joint.op.name)
-    return [Node(through, joint.xp, (joint,), (True,), (), (), at) for at in range(joint.outputs)]
+def output_nodes(node: MultiOutputNode) -> list[Node]:
+    """One node for each result of `node`."""
+    select = SelectOutput(node.op.name)
+    return [Node(select, node.xp, (node,), (True,), (), (), i) for i in range(node.outputs)]
 
 
 Edge = Node | Leaf

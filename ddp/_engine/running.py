@@ -18,9 +18,9 @@ import numpy as np
 
 from ddp._engine import lanes
 from ddp._engine.anomaly import check_gradients
-from ddp._engine.leaves import Array, Leaf, Watcher
+from ddp._engine.leaves import Array, GradReadyHook, Leaf
 from ddp._engine.modes import state
-from ddp._engine.nodes import Edge, Hook, Joint, Meeting, Node, Part
+from ddp._engine.nodes import CollectiveNode, Edge, Hook, MultiOutputNode, Node, OutputGradient
 from ddp.errors import GraphFreedError
 
 
@@ -42,10 +42,10 @@ def backward(
     pending, watching = _count(roots, leading)
     if state.reached is not None:
         state.reached([edge for edge in pending if type(edge) is Leaf])
-    groups: dict[int, tuple[Watcher, list[Leaf]]] = {}
+    groups: dict[int, tuple[GradReadyHook, list[Leaf]]] = {}
     for leaf, watcher in watching.items():
         groups.setdefault(id(watcher), (watcher, []))[1].append(leaf)
-    active: list[Watcher] = []
+    active: list[GradReadyHook] = []
     try:
         for watcher, leaves in sorted(groups.values(), key=lambda group: group[0].turn):
             active.append(watcher)
@@ -106,13 +106,13 @@ def _freed(node: Node) -> GraphFreedError:
 
 def _count(
     roots: Sequence[Edge], leading: tuple[set[Edge], set[Edge]] | None
-) -> tuple[dict[Edge, int], dict[Leaf, Watcher]]:
+) -> tuple[dict[Edge, int], dict[Leaf, GradReadyHook]]:
     """How many gradients each reachable edge waits for (a root waits for its own), and which leaves are watched.
 
     leading: the edges to count and the nodes that run, where not all of them do; then no leaf is watched.
     """
     pending: dict[Edge, int] = {}
-    watching: dict[Leaf, Watcher] = {}
+    watching: dict[Leaf, GradReadyHook] = {}
     arrivals: list[Edge] = list(roots)
     while arrivals:
         edge = arrivals.pop()
@@ -123,8 +123,8 @@ def _count(
         if count:
             continue
         if isinstance(edge, Leaf):
-            if leading is None and edge.watcher is not None:
-                watching[edge] = edge.watcher
+            if leading is None and edge.ready_hook is not None:
+                watching[edge] = edge.ready_hook
             continue
         if leading is not None and edge not in leading[1]:
             continue
@@ -141,7 +141,7 @@ def _run(
     sinks: dict[Edge, Array | None] | None,
     leading: tuple[set[Edge], set[Edge]] | None,
     pending: dict[Edge, int],
-    watching: dict[Leaf, Watcher],
+    watching: dict[Leaf, GradReadyHook],
     courier: lanes.Courier | None = None,
 ) -> None:
     incoming: dict[Edge, Any] = {}  # what has come for each node so far
@@ -150,10 +150,10 @@ def _run(
 
     def deliver(edge: Edge, g: Any) -> None:
         if g is not None:
-            if type(g) is Part:
-                incoming.setdefault(edge, [None] * cast(Joint, edge).outputs)[g.at] = g.g
+            if type(g) is OutputGradient:
+                incoming.setdefault(edge, [None] * cast(MultiOutputNode, edge).outputs)[g.output] = g.gradient
             elif sinks is None and type(edge) is Leaf and not edge.hooks:
-                edge.slot.accumulate(g)
+                edge.grad_buffer.accumulate(g)
             elif (before := incoming.get(edge)) is None:
                 # Borrowed: it may be broadcast, read-only, or somebody else's.
                 incoming[edge] = g
@@ -167,7 +167,7 @@ def _run(
             pending[edge] = left
             return
         del pending[edge]  # no reference may outlive the node's turn
-        if sinks is None and type(edge) is Node and edge.attached is None:
+        if sinks is None and type(edge) is Node and edge.metadata is None:
             heappush(ready, (-edge.number, edge))
         else:
             complete(edge)
@@ -182,8 +182,8 @@ def _run(
         if sinks is not None and edge in sinks:
             sinks[edge] = incoming.get(edge)
         if isinstance(edge, Node):
-            if edge.attached is not None and edge.attached.retained is not None and edge in incoming:
-                edge.attached.retained.accumulate(incoming[edge])
+            if edge.metadata is not None and edge.metadata.retained_grad is not None and edge in incoming:
+                edge.metadata.retained_grad.accumulate(incoming[edge])
             if leading is None or edge in leading[1]:
                 heappush(ready, (-edge.number, edge))
             else:
@@ -192,8 +192,8 @@ def _run(
         elif sinks is None:
             if (g := incoming.pop(edge, None)) is not None:
                 owned.discard(edge)
-                edge.slot.accumulate(g)
-            if edge.after and edge.slot.full:
+                edge.grad_buffer.accumulate(g)
+            if edge.after and edge.grad_buffer.full:
                 for after in [*edge.after]:
                     after()
             if (watcher := watching.get(edge)) is not None:
@@ -216,7 +216,7 @@ def _run(
         results: Sequence[Any]
         if courier is not None:
             courier.enter(node, g)
-        if g is None and type(node) is not Meeting:  # every use gave None, and None is what its inputs get
+        if g is None and type(node) is not CollectiveNode:  # every use gave None, and None is what its inputs get
             results = (None,) * len(edges)
         elif leading is not None:
             results = node.run(g, tuple([n and e in leading[0] for n, e in zip(node.needs, edges, strict=True)]))
@@ -256,7 +256,7 @@ def _sum(a: Any, b: Any, edge: Edge) -> Any:
 def _targets(edges: Sequence[Edge | None], adding: bool) -> list[Array | None]:
     """Where gradients may be written that go to a leaf once; `adding`: or be added to what is there."""
     return [
-        edge.slot.target(adding) if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1 else None
+        edge.grad_buffer.target(adding) if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1 else None
         for edge in edges
     ]
 
@@ -264,4 +264,4 @@ def _targets(edges: Sequence[Edge | None], adding: bool) -> list[Array | None]:
 def _hooks(edge: Edge) -> Sequence[Hook]:
     if isinstance(edge, Leaf):
         return edge.hooks
-    return () if edge.attached is None else edge.attached.hooks
+    return () if edge.metadata is None else edge.metadata.hooks

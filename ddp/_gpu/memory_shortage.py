@@ -111,14 +111,14 @@ def _arrays(cupy: Any) -> Iterator[tuple[int, Any]]:
         if issubclass(kind, cupy.ndarray):
             found, role = [each], 5
         elif issubclass(kind, tensor):
-            array = getattr(each, "_array", None)  # one that is just being made has none
-            found, role = [array], 0 if getattr(each, "_end", None) is not None and each.requires_grad else 4
+            array = getattr(each, "array", None)  # one that is just being made has none
+            found, role = [array], 0 if getattr(each, "maybe_leaf", None) is not None and each.requires_grad else 4
         elif issubclass(kind, leaf):
-            found, role = [each.slot.buffer], 1
+            found, role = [each.grad_buffer.array], 1
         elif issubclass(kind, node):
             found, role = [each.saved, each.residual], 3
         elif issubclass(kind, optimizer):
-            found, role = [getattr(x, "_array", x) for s in list(each.state.values()) for x in list(s.values())], 2
+            found, role = [getattr(x, "array", x) for s in list(each.state.values()) for x in list(s.values())], 2
         else:
             continue
         while found:

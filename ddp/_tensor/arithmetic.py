@@ -25,7 +25,7 @@ Other = Any  # a tensor, a Python number, or an array
 
 def convert(x: TensorBase, dtype: np.dtype[Any]) -> TensorBase:
     """`x` in `dtype`; the same tensor if it has it."""
-    return x if x._array.dtype == dtype else apply(ops.cast, (x,), dtype=dtype)
+    return x if x.array.dtype == dtype else apply(ops.cast, (x,), dtype=dtype)
 
 
 def adopted(x: TensorBase, y: Other) -> Tensor | None:
@@ -51,7 +51,7 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
     if isinstance(y, np.generic):
         y = y.item()  # a NumPy scalar counts as a number; its float64 must not widen the result
     if isinstance(y, bool | int | float):
-        dtype = promote_scalar(x._array.dtype, y)
+        dtype = promote_scalar(x.array.dtype, y)
         if floating and not is_float(dtype):
             dtype = get_default_dtype()
         return convert(x, dtype), y
@@ -59,7 +59,7 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
         y = adopted(x, y)
         if y is None:
             return None
-    a, b = x._array, y._array
+    a, b = x.array, y.array
     if a.shape != b.shape:
         broadcast(a.shape, b.shape, name)
     if a.dtype == b.dtype and not floating:
@@ -79,7 +79,7 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> None:
 
 def floating(x: TensorBase) -> TensorBase:
     """`x`, or for integers and bool its form in the default dtype: what exp, mean and kin compute on."""
-    return x if is_float(x._array.dtype) else convert(x, get_default_dtype())
+    return x if is_float(x.array.dtype) else convert(x, get_default_dtype())
 
 
 def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
@@ -89,7 +89,7 @@ def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
 
 def flat_integers(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
     """A function that leaves integers and bool as they are: a copy of these."""
-    return apply(op, (x,), **parameters) if is_float(x._array.dtype) else apply(ops.clone, (x,))
+    return apply(op, (x,), **parameters) if is_float(x.array.dtype) else apply(ops.clone, (x,))
 
 
 def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool = False, **parameters: Any) -> Any:
@@ -115,11 +115,11 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
         a, b = together(name, pair)
     where = a._device
     if where.watched and away(where):
-        return watched(name, where, (a._array,), partial(compare, name, a, b, swap))
+        return watched(name, where, (a.array,), partial(compare, name, a, b, swap))
     xp = where.xp
-    operands = a._array, b._array if isinstance(b, TensorBase) else b
+    operands = a.array, b.array if isinstance(b, TensorBase) else b
     try:
-        if xp is not np and a._array.dtype is BFLOAT16:  # CuPy may lack its loops; a number is rounded as the tensor
+        if xp is not np and a.array.dtype is BFLOAT16:  # CuPy may lack its loops; a number is rounded as the tensor
             operands = widen(operands[0]), widen(operands[1]) if hasattr(b, "dtype") else float(BFLOAT16.type(b))
         with np.errstate(invalid="ignore"):  # a nan compares
             one, other = operands[::-1] if swap else operands
@@ -141,7 +141,7 @@ def beside(number: Other, x: TensorBase) -> Tensor:
     if isinstance(number, np.generic):
         number = number.item()
     if isinstance(number, bool | int | float) and isinstance(x, TensorBase):
-        dtype = promote_scalar(x._array.dtype, number)
+        dtype = promote_scalar(x.array.dtype, number)
         try:
             with on(x._device) if x._device.watched else nullcontext():
                 return wrap(x._device.xp.asarray(number, dtype), x._device)
@@ -153,11 +153,11 @@ def beside(number: Other, x: TensorBase) -> Tensor:
 def jointly(name: str, *tensors: TensorBase) -> list[TensorBase]:
     """The tensors in the dtype of their common result. Raises: ShapeError if they do not broadcast."""
     first = tensors[0]
-    dtype, dims, shape = first._array.dtype, first._array.ndim, first._array.shape
+    dtype, dims, shape = first.array.dtype, first.array.ndim, first.array.shape
     for x in tensors[1:]:
         if not isinstance(x, TensorBase):
             raise DtypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-        broadcast(shape, x._array.shape, name)
-        shape = np.broadcast_shapes(shape, x._array.shape)
-        dtype, dims = promote(dtype, dims, x._array.dtype, x._array.ndim), max(dims, x._array.ndim)
+        broadcast(shape, x.array.shape, name)
+        shape = np.broadcast_shapes(shape, x.array.shape)
+        dtype, dims = promote(dtype, dims, x.array.dtype, x.array.ndim), max(dims, x.array.ndim)
     return [convert(x, dtype) for x in tensors]

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy import errstate
 
-from ddp._device import device, device_of, on, place
-from ddp._engine import Joint, Leaf, Node, Version, modes, ports
+from ddp._device import device as Device
+from ddp._device import device_of, on, place
+from ddp._engine import Leaf, MultiOutputNode, Node, Version, modes, output_nodes
 from ddp._tensor.watching import away, watched
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
 from ddp.ops._op import BFLOAT16
@@ -30,19 +31,24 @@ Self = TypeVar("Self", bound="TensorBase")
 class TensorBase:
     """Storage, graph and gradient of a tensor; see `Tensor`."""
 
-    __slots__ = ("__weakref__", "_array", "_device", "_edge", "_end", "_epoch", "_grad", "_version")
-    _array: Array  # the raw array
-    _device: device
-    _edge: Node | Leaf | None  # where a gradient goes from here; None if none is wanted
-    _end: Leaf | None  # the graph's end for this tensor, kept while requires_grad is off
+    __slots__ = ("__weakref__", "_device", "_epoch", "array", "edge", "grad_view", "maybe_leaf", "version")
+    array: Array  # the raw array
+    _device: Device
+    edge: Node | Leaf | None  # where a gradient goes from here; None if none is wanted
+    maybe_leaf: Leaf | None  # the graph's end for this tensor, kept while requires_grad is off
     _epoch: int  # of the version, when this tensor's place in the graph was true; -1 if detached: it has none
-    _grad: Tensor | None  # the tensor around the slot's buffer, made when `grad` is first read
-    _version: Version
+    grad_view: Tensor | None  # the tensor around the slot's buffer, made when `grad` is first read
+    version: Version
+
+    @property
+    def device(self) -> Device:
+        """Where the memory is."""
+        return self._device
 
     @property
     def requires_grad(self) -> bool:
         """Whether backward computes a gradient for this tensor, or passes through it."""
-        return self._edge is not None
+        return self.edge is not None
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -53,32 +59,32 @@ class TensorBase:
 
         Raises: DtypeError unless floating; GraphError to turn it off on the result of an op.
         """
-        if isinstance(self._edge, Node):
+        if isinstance(self.edge, Node):
             if not requires_grad:
                 raise GraphError("requires_grad_(False): this tensor is the result of an op; use detach()")
         elif requires_grad:
-            if self._array.dtype.kind not in FLOATS:
-                raise DtypeError(f"requires_grad: only floating tensors have gradients, not {self._array.dtype}")
-            version = self._version
-            if self._end is None and version.base is not None and version.base() is self:
+            if self.array.dtype.kind not in FLOATS:
+                raise DtypeError(f"requires_grad: only floating tensors have gradients, not {self.array.dtype}")
+            version = self.version
+            if self.maybe_leaf is None and version.base is not None and version.base() is self:
                 # Views made before lead to no leaf: what is computed of them would lack its gradient.
                 version.epoch = self._epoch = version.epoch + 1
-            self._edge = self._leaf
+            self.edge = self.leaf
         else:
-            self._edge = None
+            self.edge = None
         return self
 
     @property
     def is_leaf(self) -> bool:
         """Whether no recorded op made this tensor."""
-        return not isinstance(self._edge, Node)
+        return not isinstance(self.edge, Node)
 
     @property
-    def _leaf(self) -> Leaf:
-        if self._end is None:
-            array = self._array
-            self._end = Leaf(array.shape, array.dtype, self._device.xp)
-        return self._end
+    def leaf(self) -> Leaf:
+        if self.maybe_leaf is None:
+            array = self.array
+            self.maybe_leaf = Leaf(array.shape, array.dtype, self._device.xp)
+        return self.maybe_leaf
 
     @property
     def grad(self) -> Tensor | None:
@@ -87,68 +93,76 @@ class TensorBase:
         Assigning a tensor copies it in; None empties the slot. Raises: ShapeError, DtypeError, DeviceError if the
         assigned tensor is unlike this one; ParallelError where ranks hold it in parts, as under ZeroOptimizer.
         """
-        if self._end is None or not self._end.slot.full:
+        if self.maybe_leaf is None or not self.maybe_leaf.grad_buffer.full:
             return None
-        slot = self._end.slot
+        slot = self.maybe_leaf.grad_buffer
         if slot.withheld is not None:
             raise ParallelError(slot.withheld)
-        buffer = slot.buffer
+        buffer = slot.array
         slot.lent = True
-        if self._grad is None or self._grad._array is not buffer:
-            self._grad = wrap(buffer, self._device)
-        return self._grad
+        if self.grad_view is None or self.grad_view.array is not buffer:
+            self.grad_view = wrap(buffer, self._device)
+        return self.grad_view
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         if value is None:
-            if self._end is not None:
-                self._end.slot.clear()
-            self._grad = None
+            if self.maybe_leaf is not None:
+                self.maybe_leaf.grad_buffer.clear()
+            self.grad_view = None
             return
         if not isinstance(value, TensorBase):
             raise DtypeError(f"grad: expected a Tensor or None, got {type(value).__name__}")
-        if value._array.shape != self._array.shape:
-            raise ShapeError(f"grad: a tensor of shape {self._array.shape} was given one of {value._array.shape}")
-        if value._array.dtype != self._array.dtype:
-            raise DtypeError(f"grad: a tensor of {self._array.dtype} was given one of {value._array.dtype}")
+        if value.array.shape != self.array.shape:
+            raise ShapeError(f"grad: a tensor of shape {self.array.shape} was given one of {value.array.shape}")
+        if value.array.dtype != self.array.dtype:
+            raise DtypeError(f"grad: a tensor of {self.array.dtype} was given one of {value.array.dtype}")
         if value._device is not self._device:
             raise DeviceError(f"grad: a tensor on {self._device} was given one on {value._device}")
         if self._device.watched and away(self._device):
             with on(self._device):
-                self._leaf.slot.set(value._array)
+                self.leaf.grad_buffer.set(value.array)
         else:
-            self._leaf.slot.set(value._array)
+            self.leaf.grad_buffer.set(value.array)
 
-    def _check_replaceable(self) -> None:
+    def check_replaceable(self) -> None:
         """Raises: GraphError if somebody watches the leaf, which another one would replace."""
-        if self._end is not None and self._end.watcher is not None:
+        if self.maybe_leaf is not None and self.maybe_leaf.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
-    def _replace(self, array: Array, where: device) -> None:
+    def replace_storage(self, array: Array, where: Device) -> None:
         """Puts this leaf on another array of the same shape, gradient included: how modules change dtype and device.
 
         Raises: GraphError if somebody watches the leaf.
         """
-        self._check_replaceable()
-        end = self._end
-        self._array, self._device, self._version, self._epoch = array, where, Version(), 0
-        self._end = self._grad = None
+        self.check_replaceable()
+        end = self.maybe_leaf
+        self.array, self._device, self.version, self._epoch = array, where, Version(), 0
+        self.maybe_leaf = self.grad_view = None
         if end is not None:
-            if end.slot.full:
-                self._leaf.slot.set(place(end.slot.buffer, where))
-            if self._edge is not None:
-                self._edge = self._leaf
+            if end.grad_buffer.full:
+                self.leaf.grad_buffer.set(place(end.grad_buffer.array, where))
+            if self.edge is not None:
+                self.edge = self.leaf
 
 
-def wrap(array: Array, where: device, like: TensorBase | None = None) -> Tensor:
+def share_storage(self: Self, data: TensorBase) -> Self:
+    """Makes `self`, a new object, a tensor over the memory of `data`, outside of the graph."""
+    self.array, self._device = data.array, data._device
+    self.edge = self.maybe_leaf = self.grad_view = None
+    see(self, data)
+    return self
+
+
+def wrap(array: Array, where: Device, like: TensorBase | None = None) -> Tensor:
     """A tensor around `array`, outside the graph; with `like`, one more view of that tensor's memory."""
     kind = _plain[0]
     self = kind.__new__(kind)
-    self._array = array
+    self.array = array
     self._device = where
-    self._edge = self._end = self._grad = None
+    self.edge = self.maybe_leaf = self.grad_view = None
     if like is None:
-        self._version = Version()
+        self.version = Version()
         self._epoch = 0
     else:
         see(self, like)
@@ -157,7 +171,7 @@ def wrap(array: Array, where: device, like: TensorBase | None = None) -> Tensor:
 
 def see(view: TensorBase, x: TensorBase) -> None:
     """`view` shares the memory of `x` from now on, and its version."""
-    version = view._version = x._version
+    version = view.version = x.version
     if x._epoch < 0:  # from here on a write into one of the two moves the other's place, too
         x._epoch = version.epoch
     view._epoch = x._epoch
@@ -180,20 +194,20 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if state.autocast is not None:
         inputs = state.autocast(op, inputs)
     arrays: list[Array] = []
-    where: device | None = None
+    where: Device | None = None
     recorded = wide = False
     for x in inputs:
         if isinstance(x, TensorBase):
-            array = x._array
+            array = x.array
             arrays.append(array)
             if where is not x._device:
                 if where is not None:
                     return apply(op, together(op.name, inputs), **parameters)
                 where = x._device
-            if x._edge is not None:
+            if x.edge is not None:
                 recorded = True
-            if x._epoch != x._version.epoch and x._epoch >= 0 and state.enabled:
-                raise left_behind(op.name, x)
+            if x._epoch != x.version.epoch and x._epoch >= 0 and state.enabled:
+                raise stale_view(op.name, x)
             if array.dtype is BFLOAT16:
                 wide = True
         else:
@@ -227,7 +241,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
         if wide and run is op and not op.whole:  # only the backward may have to compute
             run, residual = op.widened, (residual, None)
         node = _node(Node, op, run, xp, inputs, result, residual)
-        result._edge = node
+        result.edge = node
         for observer in state.observers:
             observer(node)
     return result
@@ -239,10 +253,10 @@ def together(name: str, inputs: Sequence[Any]) -> list[Any]:
     Raises: DeviceError for other tensors on different devices.
     """
     tensors = [x for x in inputs if isinstance(x, TensorBase)]
-    big = [x for x in tensors if x._device.type != "cpu" or x._array.ndim]
+    big = [x for x in tensors if x._device.type != "cpu" or x.array.ndim]
     for x in big:
         if x._device is not big[0]._device:
-            shapes = ", ".join(f"{tuple(x._array.shape)} on {x._device}" for x in tensors)
+            shapes = ", ".join(f"{tuple(x.array.shape)} on {x._device}" for x in tensors)
             raise DeviceError(f"{name}: one tensor is on {big[0]._device}, another on {x._device} ({shapes})")
     where = big[0]._device
     return [x.to(where) if isinstance(x, TensorBase) and x._device is not where else x for x in inputs]  # type: ignore[attr-defined]
@@ -252,17 +266,17 @@ FLOATS = "fV"  # the kinds of dtypes that have gradients: V is bfloat16's, and n
 
 
 def _several(
-    op: Op, run: Any, where: device, inputs: Sequence[Any], outs: tuple[Array, ...], residual: Any, recorded: bool
+    op: Op, run: Any, where: Device, inputs: Sequence[Any], outs: tuple[Array, ...], residual: Any, recorded: bool
 ) -> tuple[Tensor, ...]:
     """The results of an op that has several, each with a port of their joint node."""
     xp = where.xp
     results = tuple([wrap(out if isinstance(out, xp.ndarray) else xp.asarray(out), where) for out in outs])
     if recorded:
-        joint = _node(Joint, op, run, xp, inputs, None, residual)
+        joint = _node(MultiOutputNode, op, run, xp, inputs, None, residual)
         joint.outputs = len(outs)
-        for result, port in zip(results, ports(joint), strict=True):
-            if result._array.dtype.kind in FLOATS:
-                result._edge = port
+        for result, port in zip(results, output_nodes(joint), strict=True):
+            if result.array.dtype.kind in FLOATS:
+                result.edge = port
         for observer in modes.state.observers:
             observer(joint)
     return results
@@ -275,7 +289,7 @@ def _node(
     kind: type[N], op: Op, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
 ) -> N:
     """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
-    edges = tuple([x._edge if isinstance(x, TensorBase) else None for x in inputs])
+    edges = tuple([x.edge if isinstance(x, TensorBase) else None for x in inputs])
     needs = tuple([edge is not None for edge in edges])
     saved: list[Any] = []
     versions: list[tuple[Version, int, int]] = []
@@ -285,17 +299,29 @@ def _node(
             continue
         x = inputs[position] if position < len(inputs) else result
         if isinstance(x, TensorBase):
-            versions.append((x._version, x._version.count, len(saved)))
-            saved.append(x._array)
+            versions.append((x.version, x.version.count, len(saved)))
+            saved.append(x.array)
         else:
             saved.append(x)
     return kind(run, xp, edges, needs, tuple(saved), versions, residual)
 
 
-def left_behind(name: str, x: TensorBase) -> InplaceError:
+def written_in_graph(x: TensorBase) -> None:
+    """Counts a write into `x` that autograd follows: other views of its memory are stale from now on."""
+    x.version.count += 1
+    x.version.epoch = x._epoch = x.version.epoch + 1
+
+
+def check_current(name: str, x: TensorBase) -> None:
+    """Raises: InplaceError where ops are recorded and `x` is a view from before its base was changed in place."""
+    if modes.state.enabled and x._epoch != x.version.epoch and x._epoch >= 0:
+        raise stale_view(name, x)
+
+
+def stale_view(name: str, x: TensorBase) -> InplaceError:
     """What to raise where `x` has a place in the graph that is not true any more."""
     return InplaceError(
-        f"{name}: a tensor of shape {x._array.shape} shares memory with one that was changed in place inside the graph "
+        f"{name}: a tensor of shape {x.array.shape} shares memory with one that was changed in place inside the graph "
         "after this view was made, so its place in the graph is not true any more: make the view after the change, or "
         "use the out-of-place form"
     )
@@ -306,11 +332,11 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
     if set_to_none:
         x.grad = None
         return
-    if x._end is not None:
-        x._end.slot.withheld = None  # zeros are the same everywhere
+    if x.maybe_leaf is not None:
+        x.maybe_leaf.grad_buffer.withheld = None  # zeros are the same everywhere
     if x.grad is not None:
         x.grad.zero_()
-        x._leaf.slot.zeroed = True
+        x.leaf.grad_buffer.zeroed = True
 
 
 def borrowed(array: Array, *readers: Any) -> Array:
@@ -318,7 +344,7 @@ def borrowed(array: Array, *readers: Any) -> Array:
 
     An index, a class target or a plain array has no version that would tell of the write.
     """
-    if modes.state.enabled and any(isinstance(x, TensorBase) and x._edge is not None for x in readers):
+    if modes.state.enabled and any(isinstance(x, TensorBase) and x.edge is not None for x in readers):
         where = device_of(array)
         if not where.watched:
             return array.copy()
@@ -329,27 +355,27 @@ def borrowed(array: Array, *readers: Any) -> Array:
 
 def root_of(x: TensorBase) -> Node | Leaf:
     """Where a backward from `x` starts. Raises: GraphError if nothing it came from requires grad; InplaceError."""
-    if x._edge is None:
+    if x.edge is None:
         raise GraphError("backward: this tensor does not require grad, and nothing it was made of does")
-    if x._epoch != x._version.epoch and x._epoch >= 0:
-        raise left_behind("backward", x)
-    return x._edge
+    if x._epoch != x.version.epoch and x._epoch >= 0:
+        raise stale_view("backward", x)
+    return x.edge
 
 
 def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
     """The array that a backward from `x` starts with. Raises: ShapeError, ArgumentError, DeviceError."""
     if gradient is None:
-        if x._array.size != 1:
-            raise ShapeError(f"backward: shape {x._array.shape} needs a gradient of that shape; sum() it first")
+        if x.array.size != 1:
+            raise ShapeError(f"backward: shape {x.array.shape} needs a gradient of that shape; sum() it first")
         where = x._device
         if where.index is None:
-            return where.xp.ones(x._array.shape, x._array.dtype)
+            return where.xp.ones(x.array.shape, x.array.dtype)
         with on(where):
-            return where.xp.ones(x._array.shape, x._array.dtype)
+            return where.xp.ones(x.array.shape, x.array.dtype)
     if not isinstance(gradient, TensorBase):
         raise ArgumentError(f"backward: gradient is a Tensor, not {type(gradient).__name__}")
-    if gradient._array.shape != x._array.shape:
-        raise ShapeError(f"backward: gradient of shape {gradient._array.shape} for a tensor of {x._array.shape}")
+    if gradient.array.shape != x.array.shape:
+        raise ShapeError(f"backward: gradient of shape {gradient.array.shape} for a tensor of {x.array.shape}")
     if gradient._device is not x._device:
         raise DeviceError(f"backward: gradient on {gradient._device} for a tensor on {x._device}")
-    return gradient._array.astype(x._array.dtype, copy=False)
+    return gradient.array.astype(x.array.dtype, copy=False)

@@ -55,7 +55,7 @@ class Arithmetic(TensorBase):
         return binary(ops.pow, self, y, swap=True)
 
     def __neg__(self) -> Tensor:
-        if self._array.dtype.kind == "b":
+        if self.array.dtype.kind == "b":
             raise DtypeError("neg: bool has no negative; use ~")
         return apply(ops.neg, (self,))
 
@@ -134,7 +134,7 @@ class Arithmetic(TensorBase):
 
     def positive(self) -> Tensor:
         """self. Raises: DtypeError for bool."""
-        if self._array.dtype.kind == "b":
+        if self.array.dtype.kind == "b":
             raise DtypeError("positive: bool has no sign")
         return self  # type: ignore[return-value]  # every tensor has the mixins
 
@@ -150,7 +150,7 @@ class Arithmetic(TensorBase):
 
     def square(self) -> Tensor:
         """self * self; of bool int64."""
-        x = convert(self, np.dtype("int64")) if self._array.dtype.kind == "b" else self
+        x = convert(self, np.dtype("int64")) if self.array.dtype.kind == "b" else self
         return apply(ops.square, (x,))
 
     def addcmul(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
@@ -160,8 +160,8 @@ class Arithmetic(TensorBase):
     def addcdiv(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
         """self + value*tensor1/tensor2; all broadcast. Raises: DtypeError for integers."""
         xs = jointly("addcdiv", self, tensor1, tensor2)
-        if not is_float(xs[0]._array.dtype):
-            raise DtypeError(f"addcdiv: expected floating tensors, got {xs[0]._array.dtype}")
+        if not is_float(xs[0].array.dtype):
+            raise DtypeError(f"addcdiv: expected floating tensors, got {xs[0].array.dtype}")
         return apply(ops.addcdiv, xs, value=value)
 
     def lerp(self, end: TensorBase, weight: Other) -> Tensor:
@@ -170,8 +170,8 @@ class Arithmetic(TensorBase):
             xs: Sequence[Any] = jointly("lerp", self, end, weight)
         else:
             xs = (*jointly("lerp", self, end), float(weight))
-        if not is_float(xs[0]._array.dtype):
-            raise DtypeError(f"lerp: expected floating tensors, got {xs[0]._array.dtype}")
+        if not is_float(xs[0].array.dtype):
+            raise DtypeError(f"lerp: expected floating tensors, got {xs[0].array.dtype}")
         return apply(ops.lerp, xs)
 
 
@@ -180,8 +180,8 @@ def scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) ->
     if alpha == 1:
         return required(binary(op, x, y, swap), op.name, y)
     pair = aligned(x, y, op.name)
-    if pair is not None and isinstance(alpha, float) and not is_float(pair[0]._array.dtype):
-        raise DtypeError(f"{op.name}: alpha={alpha} for a result of {pair[0]._array.dtype}: expected an integer")
+    if pair is not None and isinstance(alpha, float) and not is_float(pair[0].array.dtype):
+        raise DtypeError(f"{op.name}: alpha={alpha} for a result of {pair[0].array.dtype}: expected an integer")
     return required(binary(op, x, y, swap, alpha=alpha), op.name, y)
 
 
@@ -195,16 +195,16 @@ def divided(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: A
     pair = aligned(x, y, name)
     if pair is None:
         return NotImplemented
-    if not is_float(pair[0]._array.dtype):
+    if not is_float(pair[0].array.dtype):
         divisor = pair[0 if swap else 1]
         if isinstance(divisor, TensorBase):
-            zero = divisor._device.type == "cpu" and not divisor._array.all()
+            zero = divisor._device.type == "cpu" and not divisor.array.all()
         else:
             zero = divisor == 0
         if zero:
             above, below = (y, x) if swap else (x, y)
             raise ArgumentError(
                 f"{name}: {getattr(above, 'shape', above)} / {getattr(below, 'shape', below)}, "
-                f"of {pair[0]._array.dtype}: division by zero"
+                f"of {pair[0].array.dtype}: division by zero"
             )
     return binary(op, *pair, swap, **parameters)

@@ -52,7 +52,7 @@ class Choosing(TensorBase):
         x = self
         for bound in (min, max):
             if bound is not None:
-                x = convert(x, promote_scalar(x._array.dtype, bound))
+                x = convert(x, promote_scalar(x.array.dtype, bound))
         return apply(choice.clamp, (x,), low=min, high=max)
 
     clip = clamp
@@ -71,9 +71,9 @@ class Choosing(TensorBase):
 
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
         """Numbers in place of nan and infinities: by default 0, and the largest and smallest of the dtype."""
-        if not is_float(self._array.dtype):
+        if not is_float(self.array.dtype):
             return self.clone()  # type: ignore[attr-defined]  # every tensor has the mixins
-        bounds = finfo(self._array.dtype)
+        bounds = finfo(self.array.dtype)
         return apply(
             choice.nan_to_num,
             (self,),
@@ -84,20 +84,20 @@ class Choosing(TensorBase):
 
     def relu(self) -> Tensor:
         """max(self, 0). Raises: DtypeError for bool."""
-        if self._array.dtype.kind == "b":
+        if self.array.dtype.kind == "b":
             raise DtypeError("relu: expected numbers, got bool")
         return apply(piecewise.relu, (self,))
 
 
 def chosen(condition: TensorBase, input: Any, other: Any) -> Tensor:
     """`input` where `condition`, else `other`: tensors or numbers. Raises: DtypeError, ShapeError."""
-    if condition._array.dtype.kind != "b":
-        raise DtypeError(f"where: the condition is bool, not {condition._array.dtype}")
+    if condition.array.dtype.kind != "b":
+        raise DtypeError(f"where: the condition is bool, not {condition.array.dtype}")
     values = [input, other]
     for i, each in enumerate(values):
         if not isinstance(each, TensorBase):
             values[i] = beside(each, values[1 - i] if isinstance(values[1 - i], TensorBase) else condition)
     pair = jointly("where", *values)
     for x in pair:
-        broadcast(condition._array.shape, x._array.shape, "where")
+        broadcast(condition.array.shape, x.array.shape, "where")
     return apply(choice.where, (condition, *pair))

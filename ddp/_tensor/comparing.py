@@ -40,9 +40,9 @@ class Comparing(TensorBase):
 
     @placed
     def __invert__(self) -> Tensor:
-        if is_float(self._array.dtype):
-            raise DtypeError(f"invert: expected integers or bool, got {self._array.dtype}")
-        return wrap(self._device.xp.asarray(~self._array), self._device)
+        if is_float(self.array.dtype):
+            raise DtypeError(f"invert: expected integers or bool, got {self.array.dtype}")
+        return wrap(self._device.xp.asarray(~self.array), self._device)
 
     def __and__(self, y: Other) -> Tensor:
         return compare("bitwise_and", self, y)
@@ -115,7 +115,7 @@ class Comparing(TensorBase):
     @placed
     def logical_not(self) -> Tensor:
         """Whether each element is zero, bool."""
-        return wrap(self._device.xp.logical_not(self._array), self._device)
+        return wrap(self._device.xp.logical_not(self.array), self._device)
 
     def bitwise_and(self, other: Other) -> Tensor:
         """`and` of the bits of integers or bool. Raises: DtypeError for floats."""
@@ -144,22 +144,22 @@ class Comparing(TensorBase):
     @placed
     def isnan(self) -> Tensor:
         """Whether each element is nan, bool."""
-        return wrap(self._device.xp.asarray(self._device.xp.isnan(self._array)), self._device)
+        return wrap(self._device.xp.asarray(self._device.xp.isnan(self.array)), self._device)
 
     @placed
     def isinf(self) -> Tensor:
         """Whether each element is infinite, bool."""
-        return wrap(self._device.xp.asarray(self._device.xp.isinf(self._array)), self._device)
+        return wrap(self._device.xp.asarray(self._device.xp.isinf(self.array)), self._device)
 
     @placed
     def isfinite(self) -> Tensor:
         """Whether each element is neither infinite nor nan, bool."""
-        return wrap(self._device.xp.asarray(self._device.xp.isfinite(self._array)), self._device)
+        return wrap(self._device.xp.asarray(self._device.xp.isfinite(self.array)), self._device)
 
     @placed
     def equal(self, other: TensorBase) -> bool:
         """Whether both have one shape and equal elements."""
-        return self._array.shape == other._array.shape and bool(self.eq(other)._array.all())
+        return self.array.shape == other.array.shape and bool(self.eq(other).array.all())
 
     @placed
     def isclose(self, other: Other, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
@@ -174,7 +174,7 @@ class Comparing(TensorBase):
         if isinstance(y, TensorBase) and y._device is not x._device:
             x, y = together("isclose", pair)
         xp = x._device.xp
-        a, b = x._array, y._array if isinstance(y, TensorBase) else y
+        a, b = x.array, y.array if isinstance(y, TensorBase) else y
         if not is_float(a.dtype) or a.dtype == bfloat16:
             # A difference of unsigned integers would wrap around, and float64 holds bfloat16 whole.
             a, b = xp.asarray(a, "float64"), xp.asarray(b, "float64")
@@ -183,4 +183,4 @@ class Comparing(TensorBase):
     @placed
     def allclose(self, other: Other, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
         """Whether isclose holds everywhere."""
-        return bool(self.isclose(other, rtol, atol, equal_nan)._array.all())
+        return bool(self.isclose(other, rtol, atol, equal_nan).array.all())

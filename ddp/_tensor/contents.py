@@ -49,7 +49,7 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
         except (OverflowError, ValueError) as error:
             raise ArgumentError(f"{name}: {data} does not fit {kind}") from error
     if isinstance(data, TensorBase):
-        array = data._array
+        array = data.array
     elif isinstance(data, np.ndarray):
         array = data if type(data) is np.ndarray else data.view(np.ndarray)
     elif hasattr(data, "__dlpack__") and capsules.is_bfloat16(data):
@@ -103,5 +103,5 @@ def _bare(data: Any, found: set[np.dtype[Any]]) -> Any:
     if isinstance(data, list | tuple):
         return [_bare(part, found) for part in data]
     found.add(data.dtype if hasattr(data, "dtype") else of_number(data))
-    array = place(data._array, CPU) if isinstance(data, TensorBase) else data
+    array = place(data.array, CPU) if isinstance(data, TensorBase) else data
     return array.astype(float32) if getattr(array, "dtype", None) == bfloat16 else array  # NumPy mixes it with no other

@@ -50,7 +50,7 @@ class Conversion(TensorBase):
         flags = [each for each in target if isinstance(each, bool)]
         for each in target:
             if isinstance(each, TensorBase):
-                dtype, device = each._array.dtype, each._device
+                dtype, device = each.array.dtype, each._device
             elif isinstance(each, bool) or each is None:
                 continue
             elif isinstance(each, _Device | int) or (isinstance(each, str) and each[:4] in ("cpu", "cpu:", "cuda")):
@@ -70,7 +70,7 @@ class Conversion(TensorBase):
 
     def _formatted(self, wanted: memory_format) -> Any:
         """This tensor if it lies in that format, else a copy that does. Raises: ShapeError."""
-        array = self._array
+        array = self.array
         if wanted is not channels_last:
             return self if array.flags.c_contiguous else apply(elementwise.clone, (self,))
         if array.ndim != 4:
@@ -98,12 +98,12 @@ class Conversion(TensorBase):
         if self._device is not CPU:
             raise DeviceError(f"pin_memory: only memory of the CPU can be pinned, and this tensor is on {self._device}")
         xp = found_cupy()
-        if xp is None or not self._array.size or self.is_pinned():
+        if xp is None or not self.array.size or self.is_pinned():
             return self.to()
         from ddp._gpu import copies
 
-        array = copies.empty_pinned(xp, self._array.shape, self._array.dtype)
-        array[...] = self._array
+        array = copies.empty_pinned(xp, self.array.shape, self.array.dtype)
+        array[...] = self.array
         return wrap(array, CPU)
 
     def is_pinned(self, device: Any = None) -> Flag:
@@ -112,7 +112,7 @@ class Conversion(TensorBase):
             return False
         from ddp._gpu import copies
 
-        return copies.is_pinned(xp, self._array)
+        return copies.is_pinned(xp, self.array)
 
     def record_stream(self, stream: Any) -> None:
         """Says that work on `stream` (a `ddp.cuda.Stream`) uses this tensor, which another stream's work made.
@@ -127,13 +127,13 @@ class Conversion(TensorBase):
             raise ArgumentError(f"record_stream: expected a ddp.cuda.Stream, got {type(stream).__name__}")
         from ddp._gpu import streams
 
-        streams.record(self._array, lane)
+        streams.record(self.array, lane)
 
     def type(self, dtype: Any = None, non_blocking: Flag = False) -> Any:
         """In another dtype; without one, the name of the type: "ddp.FloatTensor"."""
         place_ = "ddp." if self._device is CPU else "ddp.cuda."
         if dtype is None:
-            return place_ + _NAMES[self._array.dtype]
+            return place_ + _NAMES[self.array.dtype]
         if isinstance(dtype, str) and dtype.endswith("Tensor"):
             name = dtype.rpartition(".")[2]
             if name not in TYPES:
@@ -198,12 +198,12 @@ def _named(text: str) -> Any:
 
 def transfer(x: TensorBase, where: device, non_blocking: Flag = False) -> Tensor:
     """`x` on `where`; its gradient travels back."""
-    result = wrap(place(x._array, where, non_blocking), where)
-    result._device = device_of(result._array)
+    result = wrap(place(x.array, where, non_blocking), where)
+    result._device = device_of(result.array)
     if where.type == x._device.type == "cuda":  # between two GPUs
         _engine.lanes.begin()
-    if x._edge is not None and _engine.is_grad_enabled():
-        result._edge = Node(elementwise.transfer, where.xp, (x._edge,), (True,), (), (), x._device)
+    if x.edge is not None and _engine.is_grad_enabled():
+        result.edge = Node(elementwise.transfer, where.xp, (x.edge,), (True,), (), (), x._device)
         for observer in _engine.modes.state.observers:
-            observer(result._edge)
+            observer(result.edge)
     return result

@@ -32,27 +32,27 @@ class Copying(TensorBase):
         by it. Raises: GraphError if a wrapped parameter would; ShapeError for a tensor unlike the result of an op that
         it replaces, or of another shape than the gradient that is there; DtypeError for integers where requires_grad.
         """
-        return wrap(self._array, self._device)
+        return wrap(self.array, self._device)
 
     @data.setter
     def data(self, value: TensorBase) -> None:
         if not isinstance(value, TensorBase):
             raise DtypeError(f"data: expected a Tensor, got {type(value).__name__}")
-        new, old = value._array, self._array
-        if self._edge is not None and not is_float(new.dtype):
+        new, old = value.array, self.array
+        if self.edge is not None and not is_float(new.dtype):
             raise DtypeError(f"data: a tensor that requires grad cannot become {new.dtype}")
         alike = new.shape == old.shape and new.dtype == old.dtype and value._device is self._device
-        if isinstance(self._edge, Node) and not alike:
+        if isinstance(self.edge, Node) and not alike:
             raise ShapeError(
                 f"data: {old.dtype} {old.shape} on {self._device} is the result of an op, and cannot become "
                 f"{new.dtype} {new.shape} on {value._device}"
             )
-        if new.shape != old.shape and self._end is not None and self._end.slot.full:
+        if new.shape != old.shape and self.maybe_leaf is not None and self.maybe_leaf.grad_buffer.full:
             raise ShapeError(f"data: shape {old.shape} cannot become {new.shape} with grad there; set that to None")
         if alike:  # the leaf, and the graph that leads to it, stay
-            self._array, self._version, self._epoch = new, Version(), 0
+            self.array, self.version, self._epoch = new, Version(), 0
         else:
-            self._replace(new, value._device)
+            self.replace_storage(new, value._device)
 
     def clone(self) -> Tensor:
         """A copy that gradients pass through."""
@@ -60,17 +60,17 @@ class Copying(TensorBase):
 
     def detach_(self: T) -> T:
         """Takes this tensor out of the graph: it becomes a leaf that does not require grad."""
-        self._edge = None
+        self.edge = None
         return self
 
     def __copy__(self: T) -> T:
-        return _twin(self, self._array, "copying", self)
+        return _twin(self, self.array, "copying", self)
 
     @placed
     def __deepcopy__(self: T, memo: dict[int, Any]) -> T:
         if id(self) in memo:
             return memo[id(self)]
-        twin = memo[id(self)] = _twin(self, self._array.copy(order="K"), "copying")
+        twin = memo[id(self)] = _twin(self, self.array.copy(order="K"), "copying")
         if hasattr(self, "__dict__"):
             twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         twin.grad = self.grad
@@ -78,12 +78,12 @@ class Copying(TensorBase):
 
     def __reduce__(self) -> tuple[Any, ...]:
         _check_leaf(self, "pickling")
-        arguments = (type(self), place(self._array, CPU), self._device, self._edge is not None)
+        arguments = (type(self), place(self.array, CPU), self._device, self.edge is not None)
         return _rebuild, arguments, getattr(self, "__dict__", None)
 
 
 def _check_leaf(x: TensorBase, name: str) -> None:
-    if isinstance(x._edge, Node):
+    if isinstance(x.edge, Node):
         raise GraphError(f"{name} the result of an op: the graph cannot go along; use detach()")
 
 
@@ -93,7 +93,7 @@ def _twin(x: T, array: Any, name: str, like: TensorBase | None = None) -> T:
     twin = _of_class(type(x), wrap(array, x._device, like))
     if like is not None and hasattr(x, "__dict__"):
         twin.__dict__.update(x.__dict__)
-    return twin.requires_grad_() if x._edge is not None else twin
+    return twin.requires_grad_() if x.edge is not None else twin
 
 
 def _of_class(kind: type[T], plain: Any) -> T:

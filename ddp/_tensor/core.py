@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import device
 from ddp._engine import Node
 from ddp._tensor import base
 from ddp._tensor.calculating import Arithmetic
@@ -79,53 +78,48 @@ class Tensor(
     # Not __new__, which would take its time for every result of an op.
     def __init__(self, *given: Any, device: Any = None) -> None:
         made = constructed("Tensor", get_default_dtype(), given, device)
-        self._array, self._device, self._version, self._epoch = made._array, made._device, made._version, made._epoch
-        self._edge = self._end = self._grad = None
+        self.array, self._device, self.version, self._epoch = made.array, made._device, made.version, made._epoch
+        self.edge = self.maybe_leaf = self.grad_view = None
 
     @property
     def shape(self) -> Size:
         """The sizes of the dimensions."""
-        return Size(self._array.shape)
+        return Size(self.array.shape)
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the size of one dimension. Raises: RangeError."""
         if dim is None:
-            return Size(self._array.shape)
+            return Size(self.array.shape)
         try:
-            return self._array.shape[dim]
+            return self.array.shape[dim]
         except IndexError:
-            raise RangeError(f"size: dimension {dim} of shape {self._array.shape}") from None
+            raise RangeError(f"size: dimension {dim} of shape {self.array.shape}") from None
 
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self._array.ndim
+        return self.array.ndim
 
     def dim(self) -> int:
         """The number of dimensions."""
-        return self._array.ndim
+        return self.array.ndim
 
     def ndimension(self) -> int:
         """The number of dimensions."""
-        return self._array.ndim
+        return self.array.ndim
 
     def numel(self) -> int:
         """The number of elements."""
-        return self._array.size
+        return self.array.size
 
     def nelement(self) -> int:
         """The number of elements."""
-        return self._array.size
+        return self.array.size
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the elements."""
-        return self._array.dtype
-
-    @property
-    def device(self) -> device:
-        """Where the memory is."""
-        return self._device
+        return self.array.dtype
 
     # Kinds of tensors that only PyTorch has.
     is_meta = is_mps = is_quantized = is_sparse = is_xpu = False
@@ -142,18 +136,18 @@ class Tensor(
 
     def get_device(self) -> int:
         """The index of the GPU; -1 on the CPU."""
-        return -1 if self._device.type == "cpu" else self._array.device.id
+        return -1 if self._device.type == "cpu" else self.array.device.id
 
     @property
     def grad_fn(self) -> GradFn | None:
         """Which op made this tensor; None for a leaf."""
-        return GradFn(self._edge) if isinstance(self._edge, Node) else None
+        return GradFn(self.edge) if isinstance(self.edge, Node) else None
 
     @property
     def H(self) -> Tensor:
         """The transpose of a matrix; a number stays. Raises: ShapeError for other dimensions."""
-        if self._array.ndim not in (0, 2):
-            raise ShapeError(f"H: expected a matrix, got shape {self._array.shape}; mH is for batches of them")
+        if self.array.ndim not in (0, 2):
+            raise ShapeError(f"H: expected a matrix, got shape {self.array.shape}; mH is for batches of them")
         return self.T
 
     @property
@@ -168,8 +162,8 @@ class Tensor(
     def is_contiguous(self, memory_format: memory_format = contiguous_format) -> bool:
         """Whether the elements lie in memory in the order of their indices; with ddp.channels_last in N, H, W, C."""
         if memory_format is channels_last:
-            return is_channels_last(self._array)
-        return bool(self._array.flags.c_contiguous)
+            return is_channels_last(self.array)
+        return bool(self.array.flags.c_contiguous)
 
     def contiguous(self, memory_format: memory_format = contiguous_format) -> Tensor:
         """This tensor if it is contiguous in that format, else a copy that is.
@@ -184,20 +178,20 @@ class Tensor(
 
     def is_signed(self) -> bool:
         """Whether the dtype has negative numbers."""
-        return self._array.dtype.kind not in "bu"
+        return self.array.dtype.kind not in "bu"
 
     @placed
     def __contains__(self, element: Any) -> bool:
         if not isinstance(element, Tensor | bool | int | float):
             raise DtypeError(f"in: expected a tensor or a number, got {type(element).__name__}")
-        return bool((self == element)._array.any())
+        return bool((self == element).array.any())
 
     def __reversed__(self) -> Tensor:
-        return self.flip(0) if self._array.ndim else self
+        return self.flip(0) if self.array.ndim else self
 
     def __bool__(self) -> bool:
-        if self._array.size != 1:
-            raise ArgumentError(f"the truth of shape {self._array.shape} is not one value; use all() or any()")
+        if self.array.size != 1:
+            raise ArgumentError(f"the truth of shape {self.array.shape} is not one value; use all() or any()")
         return bool(self.item())
 
     def __float__(self) -> float:
@@ -210,7 +204,7 @@ class Tensor(
         return operator.index(self.item())
 
     def __format__(self, spec: str) -> str:
-        return object.__format__(self, spec) if self._array.ndim else format(self.item(), spec)
+        return object.__format__(self, spec) if self.array.ndim else format(self.item(), spec)
 
     def __repr__(self) -> str:
         return text_of(self)

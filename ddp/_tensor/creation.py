@@ -261,14 +261,14 @@ def eye(
 
 def alike(x: TensorBase, dtype: Any, device: Where) -> dict[str, Any]:
     """The dtype and device that were asked for, else those of `x`."""
-    return {"dtype": x._array.dtype if dtype is None else dtype, "device": x._device if device is None else device}
+    return {"dtype": x.array.dtype if dtype is None else dtype, "device": x._device if device is None else device}
 
 
 def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`make` with the shape, dtype and device of another tensor."""
 
     def like(input: TensorBase, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-        return make(input._array.shape, **alike(input, dtype, device), requires_grad=requires_grad)
+        return make(input.array.shape, **alike(input, dtype, device), requires_grad=requires_grad)
 
     like.__name__ = like.__qualname__ = f"{make.__name__}_like"
     like.__doc__ = f"{make.__name__}() in the shape, dtype and device of `input`, unless given."
@@ -284,7 +284,7 @@ def full_like(
     input: TensorBase, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
     """`fill_value` everywhere, in the shape, dtype and device of `input`, unless given."""
-    return full(input._array.shape, fill_value, **alike(input, dtype, device), requires_grad=requires_grad)
+    return full(input.array.shape, fill_value, **alike(input, dtype, device), requires_grad=requires_grad)
 
 
 class Making(TensorBase):

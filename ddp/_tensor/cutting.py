@@ -31,7 +31,7 @@ class Cutting(TensorBase):
         if not isinstance(split_size, int):
             return self.split_with_sizes(split_size, dim)
         if split_size < 0 or (split_size == 0 and n):
-            raise ArgumentError(f"split: pieces of {split_size} of shape {self._array.shape}, dimension {at}")
+            raise ArgumentError(f"split: pieces of {split_size} of shape {self.array.shape}, dimension {at}")
         whole, rest = divmod(n, split_size) if n else (0, 0)
         return _split(self, at, (split_size,) * whole + ((rest,) if rest or not n else ()))
 
@@ -40,7 +40,7 @@ class Cutting(TensorBase):
         at, n = _dimension(self, dim, "split")
         lengths = tuple(split_sizes)
         if sum(lengths) != n or any(length < 0 for length in lengths):
-            raise ShapeError(f"split: sizes {lengths} do not add up to {n}, dimension {at} of {self._array.shape}")
+            raise ShapeError(f"split: sizes {lengths} do not add up to {n}, dimension {at} of {self.array.shape}")
         return _split(self, at, lengths)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
@@ -57,7 +57,7 @@ class Cutting(TensorBase):
         """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
         at, n = _dimension(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
-            indices_or_sections = place(indices_or_sections._array, CPU).tolist()
+            indices_or_sections = place(indices_or_sections.array, CPU).tolist()
         if isinstance(indices_or_sections, int):
             if indices_or_sections < 1:
                 raise ArgumentError(f"tensor_split: expected at least 1 section, got {indices_or_sections}")
@@ -76,17 +76,17 @@ class Cutting(TensorBase):
         at, n = _dimension(self, dim, "narrow")
         first = int(start)
         if not -n <= first <= n:
-            raise RangeError(f"narrow: start {first} in dimension {at} of shape {self._array.shape}")
+            raise RangeError(f"narrow: start {first} in dimension {at} of shape {self.array.shape}")
         first += n if first < 0 else 0
         if length < 0 or first + length > n:
-            raise ShapeError(f"narrow: {first} + {length} elements in dimension {at} of shape {self._array.shape}")
+            raise ShapeError(f"narrow: {first} + {length} elements in dimension {at} of shape {self.array.shape}")
         return _viewed(self, at, slice(first, first + length))
 
     def select(self, dim: int, index: int) -> Tensor:
         """The slice at `index` along `dim`, which vanishes. Raises: RangeError."""
         at, n = _dimension(self, dim, "select")
         if not -n <= index < n:
-            raise RangeError(f"select: index {index} in dimension {at} of shape {self._array.shape}")
+            raise RangeError(f"select: index {index} in dimension {at} of shape {self.array.shape}")
         return _viewed(self, at, int(index))
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
@@ -100,12 +100,12 @@ class Cutting(TensorBase):
         Raises: ShapeError if no window fits; ArgumentError for a step below 1.
         """
         at = axis(self, dimension, "unfold")
-        n = self._array.shape[at] if self._array.ndim else 1
+        n = self.array.shape[at] if self.array.ndim else 1
         if step < 1 or size < 0:
             raise ArgumentError(f"unfold: windows of {size}, {step} apart: expected a step of at least 1")
         if size > n:
-            raise ShapeError(f"unfold: windows of {size} in dimension {at} of shape {self._array.shape}")
-        if not self._array.ndim:
+            raise ShapeError(f"unfold: windows of {size} in dimension {at} of shape {self.array.shape}")
+        if not self.array.ndim:
             return cast(Any, self).reshape(1)[:size]
         return apply(shape.unfold, (self,), dim=at, size=size, step=step)
 
@@ -116,7 +116,7 @@ class Cutting(TensorBase):
 
         Raises: ShapeError unless contiguous; RangeError if an element lies outside of it.
         """
-        array = self._array
+        array = self.array
         if not array.flags.c_contiguous:
             raise ShapeError(f"as_strided: shape {array.shape} with strides {array.strides} is not contiguous")
         if len(size) != len(stride) or any(n < 0 for n in (*size, *stride, storage_offset)):
@@ -127,12 +127,12 @@ class Cutting(TensorBase):
         return apply(shape.as_strided, (self,), shape=tuple(size), stride=tuple(stride), offset=storage_offset)
 
     def __len__(self) -> int:
-        if not self._array.ndim:
+        if not self.array.ndim:
             raise DtypeError("len() of a 0-d tensor")
-        return len(self._array)
+        return len(self.array)
 
     def __iter__(self) -> Iterator[Tensor]:
-        if not self._array.ndim:
+        if not self.array.ndim:
             raise DtypeError("iteration over a 0-d tensor")
         return iter(self.unbind(0))
 
@@ -140,15 +140,15 @@ class Cutting(TensorBase):
 def _dimension(x: TensorBase, dim: int, name: str) -> tuple[int, int]:
     """The dimension, non-negative, and its size. Raises: RangeError; ShapeError for a 0-d tensor."""
     at = axis(x, dim, name)
-    if not x._array.ndim:
+    if not x.array.ndim:
         raise ShapeError(f"{name}: a 0-d tensor has no dimension to cut")
-    return at, x._array.shape[at]
+    return at, x.array.shape[at]
 
 
 def _two(x: TensorBase, dim1: int, dim2: int, name: str) -> tuple[int, int]:
     a, b = axis(x, dim1, name), axis(x, dim2, name)
-    if a == b or x._array.ndim < 2:
-        raise ShapeError(f"{name}: dimensions {dim1} and {dim2} of shape {x._array.shape}: expected two of them")
+    if a == b or x.array.ndim < 2:
+        raise ShapeError(f"{name}: dimensions {dim1} and {dim2} of shape {x.array.shape}: expected two of them")
     return a, b
 
 

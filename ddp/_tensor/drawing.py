@@ -56,15 +56,15 @@ def normal(
     if len({x._device for x in given}) > 1:
         mean, std = together("normal", (mean, std))
         return normal(mean, std, generator=generator, requires_grad=requires_grad)
-    centre, width = (x._array if isinstance(x, TensorBase) else x for x in (mean, std))
+    centre, width = (x.array if isinstance(x, TensorBase) else x for x in (mean, std))
     if isinstance(std, TensorBase):
         demand(std._device.xp, ~(width < 0), ArgumentError, "normal: std is negative")
     elif width < 0:
         raise ArgumentError("normal: std is negative")
     if given:
-        where, kind = given[0]._device, given[0]._array.dtype
+        where, kind = given[0]._device, given[0].array.dtype
         try:
-            shape: tuple[int, ...] = np.broadcast_shapes(*(x._array.shape for x in given))
+            shape: tuple[int, ...] = np.broadcast_shapes(*(x.array.shape for x in given))
         except ValueError as error:
             raise ShapeError(f"normal: means {centre.shape} and deviations {width.shape} do not broadcast") from error
     elif size is None:
@@ -84,7 +84,7 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: Stream | 
 
     Raises: ArgumentError for probabilities outside [0, 1]; DtypeError for integers without `p`.
     """
-    x, xp = input._array, input._device.xp
+    x, xp = input.array, input._device.xp
     if p is None and not is_float(x.dtype):
         raise DtypeError(f"bernoulli: probabilities are floating, not {x.dtype}")
     chance = x if p is None else p
@@ -107,7 +107,7 @@ def multinomial(
     int64. Weights are non-negative and need not sum to 1. Raises: ShapeError for other dimensions; DtypeError unless
     floating; ArgumentError for weights that are negative, not finite or all 0, or fewer than asked for.
     """
-    x, xp = input._array, input._device.xp
+    x, xp = input.array, input._device.xp
     if x.ndim not in (1, 2) or not x.shape[-1]:
         raise ShapeError(f"multinomial: expected weights of shape (C,) or (N, C), got {x.shape}")
     if not is_float(x.dtype):
@@ -183,13 +183,13 @@ class Drawing(TensorBase):
 
         Raises: ArgumentError for a probability outside [0, 1].
         """
-        chance = p._array if isinstance(p, TensorBase) else float(p)
+        chance = p.array if isinstance(p, TensorBase) else float(p)
         told = "bernoulli_: a probability is outside [0, 1]"
         if isinstance(p, TensorBase):
             demand(p._device.xp, (chance >= 0) & (chance <= 1), ArgumentError, told)
         elif not 0 <= chance <= 1:
             raise ArgumentError(told)
-        drawn = _device.generator(self._device, generator).random(self._array.shape)
+        drawn = _device.generator(self._device, generator).random(self.array.shape)
         return _overwritten(self, "bernoulli_", drawn < chance)
 
     @placed
@@ -197,7 +197,7 @@ class Drawing(TensorBase):
         """Random numbers, exponentially distributed with rate `lambd`. Raises: ArgumentError unless it is positive."""
         if not lambd > 0:
             raise ArgumentError(f"exponential_: lambd={lambd} is not positive")
-        drawn = _exponential(self._device.xp, _device.generator(self._device, generator), self._array.shape)
+        drawn = _exponential(self._device.xp, _device.generator(self._device, generator), self.array.shape)
         return _overwritten(self, "exponential_", drawn / lambd)
 
     @placed
@@ -207,10 +207,10 @@ class Drawing(TensorBase):
         Raises: ArgumentError for an empty range.
         """
         if high is None:
-            low, high = 0, low or _COUNTS.get(self._array.dtype) or iinfo(self._array.dtype).max + 1
+            low, high = 0, low or _COUNTS.get(self.array.dtype) or iinfo(self.array.dtype).max + 1
         if high <= low:
             raise ArgumentError(f"random_: no integer is in [{low}, {high})")
-        drawn = _device.generator(self._device, generator).integers(low, high, self._array.shape, dtype="int64")
+        drawn = _device.generator(self._device, generator).integers(low, high, self.array.shape, dtype="int64")
         return _overwritten(self, "random_", drawn)
 
 

@@ -44,9 +44,9 @@ def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> t
         raise ArgumentError(f"einsum: {len(terms)} terms for {len(operands)} operands")
     full, most = [], 0
     for x, labels in zip(operands, terms, strict=True):
-        spare = x._array.ndim - len([k for k in labels if k != DOTS])
+        spare = x.array.ndim - len([k for k in labels if k != DOTS])
         if spare < 0 or (spare and DOTS not in labels):
-            raise ArgumentError(f"einsum: {len(labels)} labels for an operand of shape {x._array.shape}")
+            raise ArgumentError(f"einsum: {len(labels)} labels for an operand of shape {x.array.shape}")
         full.append(_filled(labels, spare))
         most = max(most, spare if DOTS in labels else 0)
     if out is None:
@@ -68,10 +68,10 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
     """The sum of products of operands with these labels over all that `out` lacks. Raises: ShapeError."""
     sizes: dict[int, int] = {}
     for x, labels in zip(operands, terms, strict=True):
-        for k, n in zip(labels, x._array.shape, strict=True):
+        for k, n in zip(labels, x.array.shape, strict=True):
             if sizes.setdefault(k, n) != n and n != 1:
                 if sizes[k] != 1:
-                    shapes = ", ".join(str(each._array.shape) for each in operands)
+                    shapes = ", ".join(str(each.array.shape) for each in operands)
                     raise ShapeError(f"einsum: sizes {sizes[k]} and {n} of one label differ, in shapes {shapes}")
                 sizes[k] = n
     ready = [_single(x, labels, sizes) for x, labels in zip(operands, terms, strict=True)]
@@ -87,7 +87,7 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
     x, labels = _alone(x, labels, set(out))
     lacking = [k for k in out if k not in labels]  # a size of 1 in every operand
     if lacking:
-        x = x.reshape(*x._array.shape, *[1] * len(lacking))
+        x = x.reshape(*x.array.shape, *[1] * len(lacking))
         labels = [*labels, *lacking]
     order = [labels.index(k) for k in out]
     return x if order == list(range(len(order))) else x.permute(order)
@@ -95,9 +95,9 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
 
 def _single(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, Labels]:
     """`x` with every label once, without those along which it is broadcast."""
-    broadcast = [n == 1 and sizes[k] != 1 for k, n in zip(labels, x._array.shape, strict=True)]
+    broadcast = [n == 1 and sizes[k] != 1 for k, n in zip(labels, x.array.shape, strict=True)]
     if any(broadcast):
-        x = x.reshape([n for n, alone in zip(x._array.shape, broadcast, strict=True) if not alone])
+        x = x.reshape([n for n, alone in zip(x.array.shape, broadcast, strict=True) if not alone])
         labels = [k for k, alone in zip(labels, broadcast, strict=True) if not alone]
     if len(set(labels)) < len(labels):
         x = apply(contract.diagonals, (x,), labels=tuple(labels))

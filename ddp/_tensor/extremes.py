@@ -95,7 +95,7 @@ class Extremes(TensorBase):
         if dim is None:
             return apply(reducing.median, (filled(self, axes(self, None, "median"), "median"),))
         filled(self, axes(self, dim, "median"), "median")
-        array, xp = widen(self._array), self._device.xp
+        array, xp = widen(self.array), self._device.xp
         if not array.ndim:
             return results.median(*_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
         at = axis(self, dim, "median")
@@ -138,7 +138,7 @@ class Extremes(TensorBase):
 @placed
 def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
     filled(x, axes(x, dim, name), name)
-    array, xp = widen(x._array), x._device.xp
+    array, xp = widen(x.array), x._device.xp
     if dim is None:
         found = xp.asarray(getattr(array, name)())
         return found.reshape((1,) * array.ndim) if keepdim else found
@@ -150,20 +150,20 @@ def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
 @placed
 def _at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """The values of `x` at `found`, which keeps the dimension, and `found` as a tensor of its own memory."""
-    if not x._array.ndim:
+    if not x.array.ndim:
         return apply(reducing.amax, (x,), dims=(), keepdim=False), wrap(found, x._device)
     at = axis(x, dim, name)
     values = apply(reducing.pick, (x,), index=found, dim=at, keepdim=keepdim)
     shown = found if keepdim else found.squeeze(at)
-    return values, wrap(shown if values._edge is None else shown.copy(), x._device)
+    return values, wrap(shown if values.edge is None else shown.copy(), x._device)
 
 
 @placed
 def _running(x: TensorBase, name: str, dim: int) -> tuple[Tensor, Tensor]:
     xp = x._device.xp
     at = axis(x, dim, f"cum{name[:3]}")
-    if not x._array.ndim:
+    if not x.array.ndim:
         return x.clone(), wrap(xp.zeros((), "int64"), x._device)  # type: ignore[attr-defined]  # as above
-    found = scan.running(xp, name, widen(x._array), at)
+    found = scan.running(xp, name, widen(x.array), at)
     values = apply(scan.running_extreme, (x,), index=found, dim=at)
-    return values, wrap(found if values._edge is None else found.copy(), x._device)
+    return values, wrap(found if values.edge is None else found.copy(), x._device)

@@ -28,9 +28,9 @@ def constructed(name: str, dtype: np.dtype[Any], given: tuple[Any, ...], device:
     """
     if len(given) == 1 and isinstance(given[0], TensorBase):
         x = given[0]
-        if x._array.dtype != dtype:
-            raise DtypeError(f"{name}: a tensor of {dtype} was expected, not {x._array.dtype}; use to()")
-        return wrap(x._array, x._device, x)
+        if x.array.dtype != dtype:
+            raise DtypeError(f"{name}: a tensor of {dtype} was expected, not {x.array.dtype}; use to()")
+        return wrap(x.array, x._device, x)
     if len(given) == 1 and isinstance(given[0], Size):
         return empty(given[0], dtype=dtype, device=device)
     if all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in given):
@@ -66,7 +66,7 @@ class TypedTensor(type):
         return constructed(cls.__name__, cls.dtype, given, where)
 
     def __instancecheck__(cls, x: Any) -> bool:
-        return isinstance(x, TensorBase) and x._array.dtype == cls.dtype and x._device.type == cls.device_type
+        return isinstance(x, TensorBase) and x.array.dtype == cls.dtype and x._device.type == cls.device_type
 
     def __repr__(cls) -> str:
         return f"{cls.__module__}.{cls.__name__}"

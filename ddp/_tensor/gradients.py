@@ -47,10 +47,10 @@ class Gradients(TensorBase):
 
     def detach(self) -> Tensor:
         """The same memory outside the graph; in-place changes of either are seen by both, and by backward."""
-        x = wrap(self._array, self._device)
-        x._version, x._epoch = self._version, -1  # what becomes of this tensor's place does not matter to x
-        if x._version.base is None:
-            x._version.base = weakref.ref(self)
+        x = wrap(self.array, self._device)
+        x.version, x._epoch = self.version, -1  # what becomes of this tensor's place does not matter to x
+        if x.version.base is None:
+            x.version.base = weakref.ref(self)
         return x
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
@@ -61,7 +61,7 @@ class Gradients(TensorBase):
         backward if the hook returns what does not fit.
         """
         hooks = _hooks(self, "register_hook")
-        shape, dtype, where = self._array.shape, self._array.dtype, self._device
+        shape, dtype, where = self.array.shape, self.array.dtype, self._device
 
         def run(g: Any) -> Any:
             # A copy: what the engine hands over may be shared, broadcast or read-only.
@@ -70,19 +70,19 @@ class Gradients(TensorBase):
                 return None
             if not isinstance(result, TensorBase):
                 raise DtypeError(f"hook: expected a Tensor or None, got {type(result).__name__}")
-            if result._array.shape != shape:
-                raise ShapeError(f"hook: a gradient of shape {result._array.shape} for a tensor of shape {shape}")
-            return result._array.astype(dtype, copy=False)
+            if result.array.shape != shape:
+                raise ShapeError(f"hook: a gradient of shape {result.array.shape} for a tensor of shape {shape}")
+            return result.array.astype(dtype, copy=False)
 
         hooks.append(run)
         return RemovableHandle(hooks, run)
 
     def register_post_accumulate_grad_hook(self, hook: Hook) -> RemovableHandle:
         """Calls `hook(tensor)` in each backward once this leaf's `grad` is complete. Raises: GraphError for no leaf."""
-        if isinstance(self._edge, Node) or self._edge is None:
+        if isinstance(self.edge, Node) or self.edge is None:
             raise GraphError("register_post_accumulate_grad_hook: expected a leaf that requires grad")
         owner = weakref.ref(self)  # no cycle: the leaf is the tensor's
-        after = self._edge.after
+        after = self.edge.after
 
         def run() -> None:
             x = owner()
@@ -94,22 +94,22 @@ class Gradients(TensorBase):
 
     def retain_grad(self) -> None:
         """Keeps the gradient of this tensor in `grad` although it is no leaf. Raises: GraphError without a graph."""
-        if self._edge is None:
+        if self.edge is None:
             raise GraphError("retain_grad: this tensor does not require grad, and nothing it was made of does")
-        if isinstance(self._edge, Node):
-            self._edge.attach().retained = self._leaf.slot
+        if isinstance(self.edge, Node):
+            self.edge.ensure_metadata().retained_grad = self.leaf.grad_buffer
 
     @property
     def retains_grad(self) -> bool:
         """Whether this tensor is no leaf, and backward keeps its gradient nevertheless."""
-        edge = self._edge
-        return isinstance(edge, Node) and edge.attached is not None and edge.attached.retained is not None
+        edge = self.edge
+        return isinstance(edge, Node) and edge.metadata is not None and edge.metadata.retained_grad is not None
 
 
 def _hooks(x: TensorBase, name: str) -> list[Hook]:
-    if x._edge is None:
+    if x.edge is None:
         raise GraphError(f"{name}: this tensor does not require grad, and nothing it was made of does")
-    return x._edge.attach().hooks if isinstance(x._edge, Node) else x._edge.hooks
+    return x.edge.ensure_metadata().hooks if isinstance(x.edge, Node) else x.edge.hooks
 
 
 def into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph: bool) -> None:
@@ -122,9 +122,9 @@ def into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph:
     if not wanted:
         raise ArgumentError("backward(inputs=[]): there is nothing to compute a gradient for")
     for x in wanted:
-        if x._end is not None and x._end.watcher is not None:
+        if x.maybe_leaf is not None and x.maybe_leaf.ready_hook is not None:
             raise GraphError(
-                f"backward(inputs=...): the parameter of shape {x._array.shape} is under DataParallel, and the other "
+                f"backward(inputs=...): the parameter of shape {x.array.shape} is under DataParallel, and the other "
                 "ranks would not reduce its gradient: leave inputs out, or use autograd.grad"
             )
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
@@ -132,6 +132,6 @@ def into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph:
     for x in {id(x): x for x in wanted}.values():  # one that is named twice gets its gradient once
         g = sinks[root_of(x)]
         if g is not None:
-            x._leaf.slot.accumulate(g)
-            for after in [*x._leaf.after]:
+            x.leaf.grad_buffer.accumulate(g)
+            for after in [*x.leaf.after]:
                 after()

@@ -67,7 +67,7 @@ def _part(part: Any, x: TensorBase) -> Any:
     if kind in _PLAIN or kind is bool:
         return part
     if isinstance(part, TensorBase):
-        array = part._array
+        array = part.array
     elif isinstance(part, Sequence) and not isinstance(part, str):
         array = np.asarray(part) if len(part) else np.zeros(0, np.int64)
     elif hasattr(part, "dtype") and hasattr(part, "ndim"):
@@ -84,7 +84,7 @@ def _part(part: Any, x: TensorBase) -> Any:
 
 
 def _mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
-    xp, shape = x._device.xp, x._array.shape
+    xp, shape = x._device.xp, x.array.shape
     if len(parts) == 1 and hasattr(parts[0], "dtype"):  # the usual one, and the quick way
         part = parts[0]
         taken = part.ndim if part.dtype.kind == "b" else 1
@@ -168,7 +168,7 @@ def read(x: TensorBase, step: Step) -> Tensor:
 
 def assignable(value: TensorBase) -> TensorBase:
     """`value` without leading dimensions of size 1, which an assignment may have more of than its target."""
-    shape = value._array.shape
+    shape = value.array.shape
     if not shape or shape[0] != 1:
         return value
     lead = next((i for i, n in enumerate(shape) if n != 1), len(shape))
@@ -177,7 +177,7 @@ def assignable(value: TensorBase) -> TensorBase:
 
 def along(x: TensorBase, dim: int, where: Any) -> Step:
     """`where` along dimension `dim`, everything along the others."""
-    return tuple([where if i == dim else FULL for i in range(x._array.ndim)])
+    return tuple([where if i == dim else FULL for i in range(x.array.ndim)])
 
 
 def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
@@ -185,10 +185,10 @@ def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
 
     Raises: DtypeError; RangeError naming the first that is out of range.
     """
-    if not isinstance(index, TensorBase) or index._array.dtype.kind not in "iu":
-        what = index._array.dtype if isinstance(index, TensorBase) else type(index).__name__
+    if not isinstance(index, TensorBase) or index.array.dtype.kind not in "iu":
+        what = index.array.dtype if isinstance(index, TensorBase) else type(index).__name__
         raise DtypeError(f"{name}: the index is an int64 tensor, not {what}")
-    array = place(index._array, x._device)
+    array = place(index.array, x._device)
     if x._device is not CPU:
         return bounds.checked(x._device.xp, array, low, n, RangeError, _OUT_OF_RANGE.format(name=name))
     # Read as unsigned, a negative number is larger than any size: one pass instead of two.
@@ -197,7 +197,7 @@ def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
     )
     if not inside:
         bad = array[(array < low) | (array >= n)].reshape(-1)[0]
-        raise RangeError(f"{name}: index {int(bad)} is out of range for {n} elements of shape {x._array.shape}")
+        raise RangeError(f"{name}: index {int(bad)} is out of range for {n} elements of shape {x.array.shape}")
     return array
 
 
@@ -208,7 +208,7 @@ def gatherable(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int
     Raises: ShapeError unless index has as many dimensions and is nowhere larger, except along `dim`.
     """
     at = axis(x, dim, name)
-    shape = x._array.shape
+    shape = x.array.shape
     array = indices(x, index, shape[at] if shape else 1, name)
     if array.size == 1 and array.ndim + len(shape) == 1:
         array = array.reshape((1,) * len(shape))
@@ -226,12 +226,12 @@ class Indexing(TensorBase):
 
     def __getitem__(self, where: Any) -> Tensor:
         if self._device.watched and away(self._device):
-            return cast("Tensor", watched("x[index]", self._device, (self._array,), lambda: self[where]))
+            return cast("Tensor", watched("x[index]", self._device, (self.array,), lambda: self[where]))
         try:
             view, step = index_parts(self, where)
             return read(self if view is None else read(self, view), step)
         except (RangeError, IndexError) as error:
-            raise RangeError(f"indexing a tensor of shape {self._array.shape}: {error}") from error
+            raise RangeError(f"indexing a tensor of shape {self.array.shape}: {error}") from error
 
     def __contains__(self, element: Any) -> bool:
         """Whether some element equals this number, or the tensor's element that it broadcasts to."""
@@ -244,26 +244,26 @@ class Indexing(TensorBase):
         sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
         """
         x: Any = self
-        if not self._array.ndim and isinstance(index, TensorBase) and index._array.ndim == 1:
+        if not self.array.ndim and isinstance(index, TensorBase) and index.array.ndim == 1:
             x = x.reshape(1)
         where, at = gatherable(x, dim, index, "gather")
         if not where.size:
-            return wrap(self._device.xp.zeros(where.shape, self._array.dtype), self._device)
-        if not x._array.ndim:
+            return wrap(self._device.xp.zeros(where.shape, self.array.dtype), self._device)
+        if not x.array.ndim:
             return cast("Tensor", x.clone())
         found = apply(ops.gather, (x,), index=where, dim=at)
-        return found if index._array.ndim else cast("Tensor", found.reshape(()))
+        return found if index.array.ndim else cast("Tensor", found.reshape(()))
 
     def take_along_dim(self, indices: TensorBase, dim: int | None = None) -> Tensor:
         """As gather, but both broadcast, and indices may be negative; without `dim`, of the flattened tensor."""
         x: Any = self
         index: Any = indices
         if dim is None:
-            return cast("Tensor", x.reshape(-1).gather(0, _positive(index.reshape(-1), x._array.size)))
-        if index._array.ndim != self._array.ndim:
-            raise ShapeError(f"take_along_dim: {self._array.shape} by {index._array.shape}: dimensions differ")
+            return cast("Tensor", x.reshape(-1).gather(0, _positive(index.reshape(-1), x.array.size)))
+        if index.array.ndim != self.array.ndim:
+            raise ShapeError(f"take_along_dim: {self.array.shape} by {index.array.shape}: dimensions differ")
         at = axis(self, dim, "take_along_dim")
-        shape, where = list(self._array.shape), list(index._array.shape)
+        shape, where = list(self.array.shape), list(index.array.shape)
         for i, (m, n) in enumerate(zip(shape, where, strict=True)):
             if i != at:
                 if m != n and m != 1 and n != 1:
@@ -275,33 +275,33 @@ class Indexing(TensorBase):
     def take(self, index: TensorBase) -> Tensor:
         """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
         x: Any = self
-        array = indices(self, index, self._array.size, "take", low=-self._array.size)
+        array = indices(self, index, self.array.size, "take", low=-self.array.size)
         return read(x.reshape(-1), (array,)) if array.ndim else x.reshape(-1)[int(array)]
 
     @placed
     def index_select(self, dim: int, index: TensorBase) -> Tensor:
         """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
         at = axis(self, dim, "index_select")
-        array = indices(self, index, self._array.shape[at] if self._array.ndim else 1, "index_select")
+        array = indices(self, index, self.array.shape[at] if self.array.ndim else 1, "index_select")
         if array.ndim > 1:
             raise ShapeError(f"index_select: the index is a vector, got shape {array.shape}")
-        if not self._array.ndim:
+        if not self.array.ndim:
             return cast(Any, self).clone()
         return read(self, along(self, at, array.reshape(-1)))
 
     def masked_select(self, mask: TensorBase) -> Tensor:
         """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""
-        if mask._array.dtype.kind != "b":
-            raise DtypeError(f"masked_select: the mask is bool, not {mask._array.dtype}")
+        if mask.array.dtype.kind != "b":
+            raise DtypeError(f"masked_select: the mask is bool, not {mask.array.dtype}")
         x: Any = self
         m: Any = mask
-        shape = broadcast_shape("masked_select", self._array.shape, mask._array.shape)
+        shape = broadcast_shape("masked_select", self.array.shape, mask.array.shape)
         return cast("Tensor", x.expand(shape).reshape(-1)[m.expand(shape).reshape(-1)])
 
     @placed
     def nonzero(self, as_tuple: bool = False) -> Any:
         """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
-        array, xp = self._array, self._device.xp
+        array, xp = self.array, self._device.xp
         if as_tuple:
             return tuple([wrap(each, self._device) for each in xp.nonzero(array if array.ndim else array.reshape(1))])
         if not array.ndim:
@@ -316,7 +316,7 @@ class Indexing(TensorBase):
 @placed
 def _positive(index: Any, n: int) -> Any:
     """`index` with negative places counted from the end of `n`."""
-    array = index._array
+    array = index.array
     return wrap(array + (array < 0) * n, index._device)
 
 

@@ -17,7 +17,7 @@ from ddp import _device
 from ddp._device import on, place
 from ddp._engine import Leaf, Node, modes
 from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
-from ddp._tensor.base import FLOATS, TensorBase, apply, wrap
+from ddp._tensor.base import FLOATS, TensorBase, apply, wrap, written_in_graph
 from ddp._tensor.contents import array_of
 from ddp._tensor.indexing import assignable, index_parts, kept
 from ddp._tensor.watching import away, placed, watched
@@ -32,21 +32,21 @@ def followed(x: TensorBase, name: str, *operands: Other) -> bool:
     """Whether autograd must follow a write of `operands` into `x`. Raises: InplaceError if it cannot."""
     if not modes.state.enabled:
         return False
-    if x._edge is None and not any(isinstance(y, TensorBase) and y._edge is not None for y in operands):
+    if x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands):
         return False
-    where = f"{name} on a tensor of shape {x._array.shape}"
-    if x._edge is not None and not isinstance(x._edge, Node):
+    where = f"{name} on a tensor of shape {x.array.shape}"
+    if x.edge is not None and not isinstance(x.edge, Node):
         raise InplaceError(f"{where} that is a leaf and requires grad: wrap the call in ddp.no_grad()")
-    version = x._version
+    version = x.version
     if version.epoch != x._epoch and x._epoch >= 0:
         raise InplaceError(f"{where} that shares memory with one that was changed in place inside the graph since")
     base = None if version.base is None else version.base()
     if base is not None and base is not x:
         raise InplaceError(
-            f"{where} that is a view of a tensor of shape {base._array.shape}, inside the graph: use the out-of-place "
+            f"{where} that is a view of a tensor of shape {base.array.shape}, inside the graph: use the out-of-place "
             "form, such as x = x + y, or assign to the tensor itself by x[index] = value"
         )
-    array = x._array
+    array = x.array
     if array.size and any(step == 0 and n > 1 for step, n in zip(array.strides, array.shape, strict=True)):
         raise InplaceError(f"{where} that shows elements of its memory several times, as expand() does: clone() it")
     return True
@@ -56,9 +56,9 @@ def _written(x: TensorBase, values: Any) -> None:
     """Writes values into the memory of `x`, on its GPU."""
     if x._device.watched and away(x._device):
         with on(x._device):
-            x._array[...] = values
+            x.array[...] = values
     else:
-        x._array[...] = values
+        x.array[...] = values
 
 
 def become(x: Self, name: str, result: TensorBase) -> Self:
@@ -66,7 +66,7 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
 
     Raises: ShapeError, DtypeError if it does not fit; InplaceError (see `followed`). Nothing is written then.
     """
-    array, values = x._array, result._array
+    array, values = x.array, result.array
     if values.shape != array.shape:
         raise ShapeError(f"{name}: a result of shape {values.shape} does not fit a tensor of shape {array.shape}")
     if _CATEGORY[values.dtype.kind] > _CATEGORY[array.dtype.kind]:
@@ -74,12 +74,12 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
     if not followed(x, name, result):
         if values is not array:
             _written(x, values)
-            x._version.count += 1
+            x.version.count += 1
         return x
-    before = x._edge
-    node = convert(result, array.dtype)._edge
+    before = x.edge
+    node = convert(result, array.dtype).edge
     if isinstance(node, Leaf):  # the result is an operand itself
-        node = apply(elementwise.clone, (result,))._edge
+        node = apply(elementwise.clone, (result,)).edge
     if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
         _own(node, x)
     made = before
@@ -88,12 +88,11 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
         made = made.edges[0] if getattr(made.op, "view", False) and made.edges else None
     if values is not array:
         _written(x, values)
-    x._version.count += 1
-    x._version.epoch = x._epoch = x._version.epoch + 1
-    x._edge = node
-    old = before.attached if isinstance(before, Node) else None
-    if isinstance(node, Node) and old is not None and old.retained is not None:
-        node.attach().retained, old.retained = old.retained, None
+    written_in_graph(x)
+    x.edge = node
+    old = before.metadata if isinstance(before, Node) else None
+    if isinstance(node, Node) and old is not None and old.retained_grad is not None:
+        node.ensure_metadata().retained_grad, old.retained_grad = old.retained_grad, None
     return x
 
 
@@ -104,7 +103,7 @@ def _own(node: Node, x: TensorBase) -> None:
     """What `node` saved of `x`, which is about to be overwritten, becomes a copy of its own."""
     saved, versions = list(node.saved), []
     for counter, count, position in node.versions:
-        if counter is x._version and counter.count == count:
+        if counter is x.version and counter.count == count:
             if saved:  # a checkpointed region keeps none
                 saved[position] = saved[position].copy()
         else:
@@ -122,12 +121,12 @@ def raw(x: TensorBase, y: Other, name: str) -> Any:
     if isinstance(y, bool | int | float):
         return y
     if isinstance(y, TensorBase):
-        y = y._array
+        y = y.array
     elif not hasattr(y, "dtype"):
         raise DtypeError(f"{name}: expected a tensor, an array or a number, got {type(y).__name__}")
     elif not isinstance(y, (np.ndarray, x._device.xp.ndarray)):
         y, _ = array_of(y, None, name)
-    shape = x._array.shape
+    shape = x.array.shape
     broadcast(shape, y.shape, name)
     if len(y.shape) > len(shape) or any(m != n and n != 1 for m, n in zip(shape[::-1], y.shape[::-1], strict=False)):
         raise ShapeError(f"{name}: shape {tuple(y.shape)} does not broadcast to {shape}")
@@ -138,22 +137,22 @@ def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, 
     """x = function(x, y) in the memory of `x`; where autograd need not follow, by the array module's `ufunc`."""
     if followed(x, name, y):
         return become(x, name, function(x, y))
-    if isinstance(y, TensorBase) and y._device is not x._device and (y._array.ndim or y._device.type != "cpu"):
+    if isinstance(y, TensorBase) and y._device is not x._device and (y.array.ndim or y._device.type != "cpu"):
         raise DeviceError(f"{name}: one tensor is on {x._device}, another on {y._device}")
     where = x._device
     if where.watched and away(where):
-        return watched(name, where, (x._array,), partial(update, x, name, function, ufunc, y))
+        return watched(name, where, (x.array,), partial(update, x, name, function, ufunc, y))
     value = raw(x, y, name)
-    if x._array.dtype.kind == "V":  # bfloat16 computes in float32
+    if x.array.dtype.kind == "V":  # bfloat16 computes in float32
         return become(x, name, function(x, y))
     try:
         with np.errstate(all="ignore"):
-            getattr(x._device.xp, ufunc)(x._array, value, out=x._array, casting="same_kind")
+            getattr(x._device.xp, ufunc)(x.array, value, out=x.array, casting="same_kind")
     except TypeError as error:
-        raise DtypeError(f"{name}: the result does not fit a tensor of {x._array.dtype}") from error
+        raise DtypeError(f"{name}: the result does not fit a tensor of {x.array.dtype}") from error
     except (ValueError, OverflowError) as error:
         raise refusal(name, error) from error
-    x._version.count += 1
+    x.version.count += 1
     return x
 
 
@@ -200,40 +199,40 @@ class InPlace(TensorBase):
         non_blocking: between a GPU and pinned memory of one shape and dtype nobody waits; see `to`.
         """
         if self._device.watched and away(self._device):
-            return watched("copy_", self._device, (self._array,), partial(self.copy_, source, non_blocking))
+            return watched("copy_", self._device, (self.array,), partial(self.copy_, source, non_blocking))
         if isinstance(source, TensorBase) and source._device is not self._device:
             plain = not followed(self, "copy_", source)
-            if plain and "cpu" in (source._device.type, self._device.type) and self._array.flags.c_contiguous:
+            if plain and "cpu" in (source._device.type, self._device.type) and self.array.flags.c_contiguous:
                 from ddp._gpu import copies  # only where there is a GPU
 
-                if copies.straight(self._array, source._array, non_blocking):
-                    self._version.count += 1
+                if copies.straight(self.array, source.array, non_blocking):
+                    self.version.count += 1
                     return self
         value = raw(self, source, "copy_")
         if followed(self, "copy_", source):
             self[...] = source
             return self
         try:
-            self._array[...] = value
+            self.array[...] = value
         except REFUSED as error:
             raise refusal("copy_", error) from error
-        self._version.count += 1
+        self.version.count += 1
         return self
 
     def fill_(self: Self, value: Any) -> Self:
         """Every element becomes `value`, a number or a tensor of one element."""
         if self._device.watched and away(self._device):
-            return watched("fill_", self._device, (self._array,), partial(self.fill_, value))
-        if isinstance(value, TensorBase) and value._array.size != 1:
-            raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {value._array.shape}")
+            return watched("fill_", self._device, (self.array,), partial(self.fill_, value))
+        if isinstance(value, TensorBase) and value.array.size != 1:
+            raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {value.array.shape}")
         if followed(self, "fill_", value):
             self[...] = value
             return self
         try:
-            self._array.fill(value._array.item() if isinstance(value, TensorBase) else value)
+            self.array.fill(value.array.item() if isinstance(value, TensorBase) else value)
         except REFUSED as error:
             raise refusal("fill_", error) from error
-        self._version.count += 1
+        self.version.count += 1
         return self
 
     def zero_(self: Self) -> Self:
@@ -247,7 +246,7 @@ class InPlace(TensorBase):
             raise ArgumentError(f"uniform_: low {low} is above high {high}")
         _check_floating(self, "uniform_")
         # In float64, so that one seed gives the same weights, rounded, in every dtype.
-        drawn = _device.generator(self._device, generator).random(self._array.shape)
+        drawn = _device.generator(self._device, generator).random(self.array.shape)
         return _drawn(self, "uniform_", drawn * (high - low) + low)
 
     @placed
@@ -256,33 +255,33 @@ class InPlace(TensorBase):
         if std < 0:
             raise ArgumentError(f"normal_: std is at least 0, not {std}")
         _check_floating(self, "normal_")
-        drawn = _device.generator(self._device, generator).standard_normal(self._array.shape)
+        drawn = _device.generator(self._device, generator).standard_normal(self.array.shape)
         return _drawn(self, "normal_", drawn * std + mean)
 
     def __setitem__(self, where: Any, value: Other) -> None:
         name = "x[index] = value"
         if self._device.watched and away(self._device):
-            watched(name, self._device, (self._array,), partial(self.__setitem__, where, value))
+            watched(name, self._device, (self.array,), partial(self.__setitem__, where, value))
             return
         try:
             selects, rest = index_parts(self, where)
             if followed(self, name, value):
                 if isinstance(value, TensorBase):
-                    value = assignable(convert(value, self._array.dtype))
+                    value = assignable(convert(value, self.array.dtype))
                     if value._device is not self._device:
                         value = value.to(self._device)
                 else:
-                    value = wrap(self._device.xp.asarray(value, self._array.dtype), self._device)
+                    value = wrap(self._device.xp.asarray(value, self.array.dtype), self._device)
                 rest = kept(rest, self, value)
                 steps = (rest,) if selects is None else (selects, rest)
                 become(self, name, apply(index.setitem, (self, value), steps=steps, within=True))
                 return
-            source = place(assignable(value)._array, self._device) if isinstance(value, TensorBase) else value
-            target = self._array if selects is None else self._array[selects]
+            source = place(assignable(value).array, self._device) if isinstance(value, TensorBase) else value
+            target = self.array if selects is None else self.array[selects]
             index.WRITES[self._device.xp.__name__](self._device.xp, target, rest, source)
-            self._version.count += 1
+            self.version.count += 1
         except IndexError as error:
-            raise RangeError(f"{name} on a tensor of shape {self._array.shape}: {error}") from error
+            raise RangeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
         except DdpError:
             raise
         except OverflowError as error:
@@ -291,19 +290,19 @@ class InPlace(TensorBase):
             if isinstance(error, TypeError) and not getattr(value, "shape", ()):
                 raise refusal(name, error) from error
             # NumPy calls it a TypeError if a mask is given more than a vector.
-            raise ShapeError(f"{name} on a tensor of shape {self._array.shape}: {error}") from error
+            raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
 
 
 def _check_floating(x: TensorBase, name: str) -> None:
-    if x._array.dtype.kind not in FLOATS:
-        raise DtypeError(f"{name}: expected a floating tensor, got {x._array.dtype} of shape {x._array.shape}")
+    if x.array.dtype.kind not in FLOATS:
+        raise DtypeError(f"{name}: expected a floating tensor, got {x.array.dtype} of shape {x.array.shape}")
 
 
 @placed
 def _drawn(x: Self, name: str, numbers: Any) -> Self:
     if followed(x, name):
-        x[...] = wrap(numbers.astype(x._array.dtype), x._device)
+        x[...] = wrap(numbers.astype(x.array.dtype), x._device)
     else:
-        x._array[...] = numbers
-        x._version.count += 1
+        x.array[...] = numbers
+        x.version.count += 1
     return x

@@ -21,12 +21,12 @@ Self = TypeVar("Self", bound="ElementwiseInPlace")
 @placed
 def _direct(x: Self, name: str, ufunc: str) -> Self:
     """x = x.NAME() in the memory of `x`."""
-    array = x._array
+    array = x.array
     if array.dtype.kind != "f" or followed(x, f"{name}_"):
         return become(x, f"{name}_", getattr(x, name)())
     with np.errstate(all="ignore"):
         getattr(x._device.xp, ufunc)(array, out=array)
-    x._version.count += 1
+    x.version.count += 1
     return x
 
 
@@ -198,9 +198,9 @@ class ElementwiseInPlace(LogicInPlace):
     def clamp_(self: Self, min: Other = None, max: Other = None) -> Self:
         """self held within [min, max], numbers or tensors."""
         numbers = not (isinstance(min, TensorBase) or isinstance(max, TensorBase) or (min is None and max is None))
-        if numbers and self._array.dtype.kind == "f" and not followed(self, "clamp_"):
-            self._device.xp.clip(self._array, min, max, out=self._array)
-            self._version.count += 1
+        if numbers and self.array.dtype.kind == "f" and not followed(self, "clamp_"):
+            self._device.xp.clip(self.array, min, max, out=self.array)
+            self.version.count += 1
             return self
         return computed(self, "clamp", min, max)
 

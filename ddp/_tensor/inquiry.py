@@ -24,19 +24,19 @@ def is_floating_point(input: Interop) -> bool:
 
 def numel(input: TensorBase) -> int:
     """The number of elements of `input`."""
-    return input._array.size
+    return input.array.size
 
 
 def result_type(tensor1: Any, tensor2: Any) -> np.dtype[Any]:
     """The dtype of an operation on two tensors or Python numbers. Raises: DtypeError for anything else."""
     if isinstance(tensor1, TensorBase) and isinstance(tensor2, TensorBase):
-        a, b = tensor1._array, tensor2._array
+        a, b = tensor1.array, tensor2.array
         return promote(a.dtype, a.ndim, b.dtype, b.ndim)
     for x, y in ((tensor1, tensor2), (tensor2, tensor1)):
         if not isinstance(y, bool | int | float):
             continue
         if isinstance(x, TensorBase):
-            return promote_scalar(x._array.dtype, y)
+            return promote_scalar(x.array.dtype, y)
         if isinstance(x, bool | int | float):
             return promote_scalar(of_number(x), y) if of_number(x) != bool_ else of_number(y)
     raise DtypeError(

@@ -66,7 +66,7 @@ def asarray(
     if isinstance(obj, TensorBase) or not hasattr(obj, "__dlpack__") or hasattr(obj, "__array__"):
         array, new = array_of(obj, dtype, "asarray")
     else:
-        array, new = from_dlpack(obj)._array, False
+        array, new = from_dlpack(obj).array, False
     where = _where(obj, array, device)
     moved = place(array, where)
     new = new or moved is not array
@@ -74,7 +74,7 @@ def asarray(
         raise ArgumentError(f"asarray: a {type(obj).__name__} cannot become this tensor without a copy")
     if copy and not new:
         moved = moved.copy()
-    if isinstance(obj, TensorBase) and moved is obj._array:
+    if isinstance(obj, TensorBase) and moved is obj.array:
         x = wrap(moved, obj._device, obj)
         return x.requires_grad_() if requires_grad else x
     return made(moved, where, requires_grad)
@@ -119,7 +119,7 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
         raise ArgumentError(f"from_dlpack: an array on {where} cannot become a tensor on {device} without a copy")
     array = capsules.shared(ext_tensor, where)
     x = made(array.copy() if copy else array, where)
-    return x if device is None else made(x._array, target(device))
+    return x if device is None else made(x.array, target(device))
 
 
 def from_foreign(value: Any) -> Any:
@@ -148,14 +148,14 @@ class Interop(TensorBase):
 
     def item(self) -> Any:
         """The one element as a Python number. Raises: ShapeError if there are more, or none; CudaError."""
-        if self._array.size != 1:
-            raise ShapeError(f"item: a tensor of shape {self._array.shape} has {self._array.size} elements, not one")
-        return self._array.item() if self._device is CPU else self._fetched()
+        if self.array.size != 1:
+            raise ShapeError(f"item: a tensor of shape {self.array.shape} has {self.array.size} elements, not one")
+        return self.array.item() if self._device is CPU else self._fetched()
 
     @placed
     def _fetched(self) -> Any:
         try:
-            found = self._array.item()
+            found = self.array.item()
         except Exception as error:
             door(self._device, error, "item")
             raise
@@ -166,7 +166,7 @@ class Interop(TensorBase):
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers; a number for a 0-d tensor."""
         try:
-            array = self._array
+            array = self.array
             # CuPy copies what does not lie in one piece under a context of its own, which may leave another stream.
             found = (array if array.flags.c_contiguous else self._device.xp.ascontiguousarray(array)).tolist()
         except Exception as error:
@@ -183,12 +183,12 @@ class Interop(TensorBase):
         DeviceError if it is on a GPU.
         """
         if force:
-            return place(self._array, CPU)
-        if self._edge is not None:
+            return place(self.array, CPU)
+        if self.edge is not None:
             raise GraphError("numpy: this tensor requires grad; use detach().numpy()")
         if self._device is not CPU:
             raise DeviceError(f"numpy: this tensor is on {self._device}; use cpu().numpy()")
-        return self._array
+        return self.array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype, copy=copy)
@@ -196,9 +196,9 @@ class Interop(TensorBase):
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """NumPy's protocol: shared memory. Raises: AttributeError where numpy() would raise, and for bfloat16."""
-        if self._device is not CPU or self._edge is not None or self._array.dtype == bfloat16:
+        if self._device is not CPU or self.edge is not None or self.array.dtype == bfloat16:
             raise AttributeError("__array_interface__: only for tensors on the CPU that do not require grad")
-        return self._array.__array_interface__
+        return self.array.__array_interface__
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -206,12 +206,12 @@ class Interop(TensorBase):
 
         Raises: AttributeError on the CPU, if it requires grad, and for bfloat16, which has no name there.
         """
-        if self._device is CPU or self._edge is not None:
+        if self._device is CPU or self.edge is not None:
             raise AttributeError("__cuda_array_interface__: only for tensors on CUDA that do not require grad")
-        if self._array.dtype == bfloat16:
+        if self.array.dtype == bfloat16:
             raise AttributeError("__cuda_array_interface__: it has no name for bfloat16; DLPack has (from_dlpack)")
         with on(self._device):  # the stream that it names is the current one there
-            return self._array.__cuda_array_interface__
+            return self.array.__cuda_array_interface__
 
     def __dlpack__(
         self,
@@ -229,10 +229,10 @@ class Interop(TensorBase):
         Raises: GraphError if it requires grad; BufferError for a device it cannot be given on; ArgumentError for a
         stream that is none.
         """
-        if self._edge is not None:
+        if self.edge is not None:
             raise GraphError("__dlpack__: this tensor requires grad; use detach()")
         options: dict[str, Any] = {} if max_version is None else {"max_version": max_version}
-        array = self._array
+        array = self.array
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             if tuple(dl_device) != (1, 0) or copy is False:
                 raise BufferError(f"__dlpack__: a tensor on {self._device} has no memory on {dl_device} to share")
@@ -251,43 +251,43 @@ class Interop(TensorBase):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's number of the kind of device, and its index."""
-        kind, index = self._array.__dlpack_device__()
+        kind, index = self.array.__dlpack_device__()
         return int(kind), int(index)
 
     def data_ptr(self) -> int:
         """The address of the first element; 0 for a tensor of none."""
-        return _POINTERS[self._device.xp.__name__](self._array) if self._array.size else 0
+        return _POINTERS[self._device.xp.__name__](self.array) if self.array.size else 0
 
     def storage_offset(self) -> int:
         """How many elements lie before the first one in the memory that this tensor is a view of."""
-        root = self._array
+        root = self.array
         while isinstance(root.base, self._device.xp.ndarray):
             root = root.base
         at = _POINTERS[self._device.xp.__name__]
-        return (at(self._array) - at(root)) // self._array.itemsize
+        return (at(self.array) - at(root)) // self.array.itemsize
 
     def stride(self, dim: int | None = None) -> Any:
         """How many elements to step over for the next index, in each dimension or in one."""
-        steps = tuple([step // self._array.itemsize for step in self._array.strides])
+        steps = tuple([step // self.array.itemsize for step in self.array.strides])
         return steps if dim is None else steps[dim]
 
     def element_size(self) -> int:
         """The size of an element in bytes."""
-        return self._array.itemsize
+        return self.array.itemsize
 
     @property
     def itemsize(self) -> int:
         """The size of an element in bytes."""
-        return self._array.itemsize
+        return self.array.itemsize
 
     @property
     def nbytes(self) -> int:
         """The size of all elements in bytes."""
-        return self._array.nbytes
+        return self.array.nbytes
 
     def is_floating_point(self) -> bool:
         """Whether the dtype is floating, so that the tensor can require grad."""
-        return self._array.dtype in FLOATS
+        return self.array.dtype in FLOATS
 
     def new_tensor(self, data: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
         """A new tensor with a copy of `data`, in the dtype and on the device of this one, unless given."""

@@ -20,7 +20,7 @@ Other = Any  # a tensor, or an array
 
 def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:
     """x @ y, checked."""
-    a, b = x._array, y._array
+    a, b = x.array, y.array
     same_dtype(name, x, y)
     if not a.ndim or not b.ndim:
         raise ShapeError(f"{name}: {a.shape} @ {b.shape}: both sides need at least one dimension")
@@ -34,25 +34,25 @@ def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:
 
 def same_dtype(name: str, x: TensorBase, y: TensorBase) -> None:
     """Raises: DtypeError unless both have one dtype, or autocast is going to give them one."""
-    a, b = x._array.dtype, y._array.dtype
+    a, b = x.array.dtype, y.array.dtype
     if a != b and modes.state.autocast is None:
         raise DtypeError(f"{name}: both sides need one dtype, got {a} and {b}")
 
 
 def ranks(name: str, *each: tuple[TensorBase, int]) -> None:
     """Raises: ShapeError unless every tensor has its number of dimensions."""
-    if any(x._array.ndim != ndim for x, ndim in each):
-        got = ", ".join(str(x._array.shape) for x, _ in each)
+    if any(x.array.ndim != ndim for x, ndim in each):
+        got = ", ".join(str(x.array.shape) for x, _ in each)
         raise ShapeError(f"{name}: expected {', '.join(f'{ndim}-d' for _, ndim in each)}, got shapes {got}")
 
 
 def _plus(name: str, base: Any, made: Any, beta: float, alpha: float) -> Tensor:
     """beta * base + alpha * made; a beta of 0 lets no nan of `base` through."""
-    broadcast(base._array.shape, made._array.shape, name)
-    if len(base._array.shape) > made._array.ndim or any(
-        m not in (1, n) for m, n in zip(base._array.shape[::-1], made._array.shape[::-1], strict=False)
+    broadcast(base.array.shape, made.array.shape, name)
+    if len(base.array.shape) > made.array.ndim or any(
+        m not in (1, n) for m, n in zip(base.array.shape[::-1], made.array.shape[::-1], strict=False)
     ):
-        raise ShapeError(f"{name}: shape {base._array.shape} does not broadcast to {made._array.shape}")
+        raise ShapeError(f"{name}: shape {base.array.shape} does not broadcast to {made.array.shape}")
     if alpha != 1:
         made = made * alpha
     if beta == 0:
@@ -90,8 +90,8 @@ class LinearAlgebra(TensorBase):
     def bmm(self, mat2: TensorBase) -> Tensor:
         """(b, n, k) @ (b, k, m), without broadcasting."""
         ranks("bmm", (self, 3), (mat2, 3))
-        if self._array.shape[0] != mat2._array.shape[0]:
-            raise ShapeError(f"bmm: {self._array.shape} @ {mat2._array.shape}: numbers of matrices differ")
+        if self.array.shape[0] != mat2.array.shape[0]:
+            raise ShapeError(f"bmm: {self.array.shape} @ {mat2.array.shape}: numbers of matrices differ")
         return matmul(self, mat2, "bmm")
 
     def mv(self, vec: TensorBase) -> Tensor:
@@ -117,7 +117,7 @@ class LinearAlgebra(TensorBase):
         """The sum of products over the last dimensions: (..., k), (..., k); a 0-d factor multiplies."""
         x: Any = self
         y: Any = other
-        a, b = x._array, y._array
+        a, b = x.array, y.array
         if not a.ndim or not b.ndim:
             return x * y
         if a.shape[-1] != b.shape[-1]:

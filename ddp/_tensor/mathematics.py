@@ -167,4 +167,4 @@ class Mathematics(TensorBase):
 
     def sign(self) -> Tensor:
         """-1, 0 or 1; bool stays."""
-        return self.clone() if self._array.dtype.kind == "b" else apply(rounding.sign, (self,))  # type: ignore[attr-defined]  # every tensor has the mixins
+        return self.clone() if self.array.dtype.kind == "b" else apply(rounding.sign, (self,))  # type: ignore[attr-defined]  # every tensor has the mixins

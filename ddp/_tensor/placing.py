@@ -90,24 +90,24 @@ class Placing(InPlace):
     def masked_fill(self, mask: TensorBase, value: Any) -> Tensor:
         """self with `value`, a number or a 0-d tensor, where `mask` (bool) holds; self and mask broadcast."""
         call = _masked_fill(self, "masked_fill", mask, value)
-        shape = broadcast_shape("masked_fill", self._array.shape, mask._array.shape)
-        return _copied(self if shape == self._array.shape else cast(Any, self).expand(shape), "masked_fill", call)
+        shape = broadcast_shape("masked_fill", self.array.shape, mask.array.shape)
+        return _copied(self if shape == self.array.shape else cast(Any, self).expand(shape), "masked_fill", call)
 
     def masked_fill_(self: Self, mask: TensorBase, value: Any) -> Self:
         """masked_fill in place; mask broadcasts to this shape."""
         call = _masked_fill(self, "masked_fill_", mask, value)
-        _fits(self, "masked_fill_", mask._array.shape)
+        _fits(self, "masked_fill_", mask.array.shape)
         return _written(self, "masked_fill_", call)
 
     def masked_scatter(self, mask: TensorBase, source: TensorBase) -> Tensor:
         """self with the elements of source, in order, where `mask` (bool) holds; self and mask broadcast."""
-        shape = broadcast_shape("masked_scatter", self._array.shape, mask._array.shape)
-        x: Any = self if shape == self._array.shape else cast(Any, self).expand(shape)
+        shape = broadcast_shape("masked_scatter", self.array.shape, mask.array.shape)
+        x: Any = self if shape == self.array.shape else cast(Any, self).expand(shape)
         return _copied(x, "masked_scatter", _masked_scatter(x, "masked_scatter", mask, source))
 
     def masked_scatter_(self: Self, mask: TensorBase, source: TensorBase) -> Self:
         """masked_scatter in place; mask broadcasts to this shape."""
-        _fits(self, "masked_scatter_", mask._array.shape)
+        _fits(self, "masked_scatter_", mask.array.shape)
         return _written(self, "masked_scatter_", _masked_scatter(self, "masked_scatter_", mask, source))
 
 
@@ -118,9 +118,9 @@ def _copied(x: TensorBase, name: str, call: Call) -> Tensor:
     except DdpError:
         raise
     except IndexError as error:
-        raise RangeError(f"{name} on a tensor of shape {x._array.shape}: {error}") from error
+        raise RangeError(f"{name} on a tensor of shape {x.array.shape}: {error}") from error
     except ValueError as error:
-        raise ShapeError(f"{name} on a tensor of shape {x._array.shape}: {error}") from error
+        raise ShapeError(f"{name} on a tensor of shape {x.array.shape}: {error}") from error
     except REFUSED as error:
         raise refusal(name, error) from error
 
@@ -131,27 +131,27 @@ def _written(x: Self, name: str, call: Call) -> Self:
     result = _copied(x, name, (call[0], call[1], {**call[2], "within": True}))
     if tracked:
         return become(x, name, result)
-    if result._array is not x._array:  # bfloat16 was widened for a sum
-        x._array[...] = result._array
-    x._version.count += 1
+    if result.array is not x.array:  # bfloat16 was widened for a sum
+        x.array[...] = result.array
+    x.version.count += 1
     return x
 
 
 def _alike(x: TensorBase, name: str, source: Any) -> TensorBase:
     """`source`, if it is a tensor of the dtype of `x`. Raises: DtypeError."""
     if not isinstance(source, TensorBase):
-        raise DtypeError(f"{name}: expected a tensor of {x._array.dtype}, got {type(source).__name__}")
-    if source._array.dtype != x._array.dtype:
-        raise DtypeError(f"{name}: expected {x._array.dtype}, as the tensor is, got {source._array.dtype}")
+        raise DtypeError(f"{name}: expected a tensor of {x.array.dtype}, got {type(source).__name__}")
+    if source.array.dtype != x.array.dtype:
+        raise DtypeError(f"{name}: expected {x.array.dtype}, as the tensor is, got {source.array.dtype}")
     return source
 
 
 def _number(x: TensorBase, name: str, value: Any) -> Any:
     """`value`, a number or a 0-d tensor, as what can be written into `x`. Raises: ShapeError, DtypeError."""
     if isinstance(value, TensorBase):
-        if value._array.ndim:
-            raise ShapeError(f"{name}: the value is a number or a 0-d tensor, got shape {value._array.shape}")
-        return convert(value, x._array.dtype)
+        if value.array.ndim:
+            raise ShapeError(f"{name}: the value is a number or a 0-d tensor, got shape {value.array.shape}")
+        return convert(value, x.array.dtype)
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, bool | int | float):
@@ -161,9 +161,9 @@ def _number(x: TensorBase, name: str, value: Any) -> Any:
 
 def _fits(x: TensorBase, name: str, shape: tuple[int, ...]) -> None:
     """Raises: ShapeError unless `shape` broadcasts to that of `x`."""
-    broadcast(x._array.shape, shape, name)
-    if broadcast_shape(name, x._array.shape, shape) != x._array.shape:
-        raise ShapeError(f"{name}: shape {shape} does not broadcast to {x._array.shape}")
+    broadcast(x.array.shape, shape, name)
+    if broadcast_shape(name, x.array.shape, shape) != x.array.shape:
+        raise ShapeError(f"{name}: shape {shape} does not broadcast to {x.array.shape}")
 
 
 @placed
@@ -174,31 +174,31 @@ def _scatter(x: TensorBase, name: str, dim: int, index: TensorBase, src: Any, va
         raise ArgumentError(f"{name}: expected src or value, one of them")
     where, at = gatherable(x, dim, index, name)
     v: Any = src if value is None else value
-    if isinstance(src, TensorBase) and src._array.size == where.size == 1 and src._array.ndim + where.ndim == 1:
+    if isinstance(src, TensorBase) and src.array.size == where.size == 1 and src.array.ndim + where.ndim == 1:
         v = cast(Any, src).reshape(where.shape)
-    if isinstance(v, TensorBase) and (v._array.ndim or not x._array.ndim):
+    if isinstance(v, TensorBase) and (v.array.ndim or not x.array.ndim):
         v = _alike(x, name, v)
-        shape = v._array.shape
+        shape = v.array.shape
         if where.size and (len(shape) != where.ndim or any(m > n for m, n in zip(where.shape, shape, strict=False))):
             raise ShapeError(f"{name}: index of shape {where.shape} is larger than the source of {shape}")
     else:
         v = _number(x, name, v)
     if not where.size:  # names no place, whatever its shape
-        where, v = where.reshape((0,) * x._array.ndim), 0
+        where, v = where.reshape((0,) * x.array.ndim), 0
     if reduce != "add":
         return placing.scatter, v, {"index": where, "dim": at}
     if not isinstance(v, TensorBase):
-        v = wrap(x._device.xp.full(where.shape, v, x._array.dtype), x._device)
+        v = wrap(x._device.xp.full(where.shape, v, x.array.dtype), x._device)
     return placing.scatter_add, v, {"index": where, "dim": at}
 
 
 def _vector(x: TensorBase, name: str, dim: int, index: TensorBase) -> tuple[Any, tuple[Any, ...], int]:
     """The array of `index`, a vector along `dim`; the places it names in `x`; and the non-negative dim."""
     at = axis(x, dim, name)
-    where = indices(x, index, x._array.shape[at] if x._array.ndim else 1, name)
-    if where.ndim > 1 or not x._array.ndim:
+    where = indices(x, index, x.array.shape[at] if x.array.ndim else 1, name)
+    if where.ndim > 1 or not x.array.ndim:
         raise ShapeError(
-            f"{name}: an index of shape {where.shape} for a tensor of shape {x._array.shape}: expected a vector"
+            f"{name}: an index of shape {where.shape} for a tensor of shape {x.array.shape}: expected a vector"
         )
     where = where.reshape(-1)
     return where, along(x, at, where), at
@@ -207,12 +207,12 @@ def _vector(x: TensorBase, name: str, dim: int, index: TensorBase) -> tuple[Any,
 def _slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> TensorBase:
     """`source`, if it is what a vector of places along `at` asks for. Raises: ShapeError, DtypeError."""
     source = _alike(x, name, source)
-    shape = x._array.shape
-    if source._array.ndim == 0 and where.size == 1 and len(shape) == 1:
+    shape = x.array.shape
+    if source.array.ndim == 0 and where.size == 1 and len(shape) == 1:
         return source
-    if source._array.shape != (*shape[:at], where.size, *shape[at + 1 :]):
+    if source.array.shape != (*shape[:at], where.size, *shape[at + 1 :]):
         raise ShapeError(
-            f"{name}: {where.size} places along dimension {at} of shape {shape}, but a source of {source._array.shape}"
+            f"{name}: {where.size} places along dimension {at} of shape {shape}, but a source of {source.array.shape}"
         )
     return source
 
@@ -235,11 +235,11 @@ def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: A
 @placed
 def _index_fill(x: TensorBase, name: str, dim: int, index: TensorBase, value: Any) -> Call:
     at = axis(x, dim, name)
-    n = x._array.shape[at] if x._array.ndim else 1
+    n = x.array.shape[at] if x.array.ndim else 1
     where = indices(x, index, n, name, low=-n)
-    if where.ndim > 1 or not x._array.ndim:
+    if where.ndim > 1 or not x.array.ndim:
         raise ShapeError(
-            f"{name}: an index of shape {where.shape} for a tensor of shape {x._array.shape}: expected a vector"
+            f"{name}: an index of shape {where.shape} for a tensor of shape {x.array.shape}: expected a vector"
         )
     value = _number(x, name, value)
     return ops.setitem, value, {"steps": (kept(along(x, at, where.reshape(-1)), x, value),)}
@@ -251,7 +251,7 @@ def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bo
     try:
         view, places = index_parts(x, tuple(where))
     except (RangeError, IndexError) as error:
-        raise RangeError(f"{name} on a tensor of shape {x._array.shape}: {error}") from error
+        raise RangeError(f"{name} on a tensor of shape {x.array.shape}: {error}") from error
     places = kept(places, x, values)
     if not accumulate:
         return ops.setitem, values, {"steps": (places,) if view is None else (view, places)}
@@ -267,33 +267,33 @@ def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call
 
 
 def _mask(x: TensorBase, name: str, mask: TensorBase) -> Any:
-    if not isinstance(mask, TensorBase) or mask._array.dtype.kind != "b":
-        what = mask._array.dtype if isinstance(mask, TensorBase) else type(mask).__name__
+    if not isinstance(mask, TensorBase) or mask.array.dtype.kind != "b":
+        what = mask.array.dtype if isinstance(mask, TensorBase) else type(mask).__name__
         raise DtypeError(f"{name}: the mask is a bool tensor, not {what}")
-    return place(mask._array, x._device)
+    return place(mask.array, x._device)
 
 
 @placed
 def _scattered(x: TensorBase, name: str, where: Any, source: Any) -> Call:
     """Without asking how many places there are: where the mask holds, the number of those before it says which one."""
     xp, value = x._device.xp, cast(Any, _alike(x, name, source)).reshape(-1)
-    n = value._array.size
+    n = value.array.size
     if not n:
-        raise ShapeError(f"{name}: a source of shape {source._array.shape} for a tensor of shape {x._array.shape}")
+        raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {x.array.shape}")
     which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
     told = f"{name}: more places than the {{limit}} elements of the source"
     which = bounds.checked(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, told)
-    value = apply(ops.index, (value,), places=(which,)).reshape(x._array.shape)
+    value = apply(ops.index, (value,), places=(which,)).reshape(x.array.shape)
     return placing.masked_fill, value, {"mask": borrowed(where, x, value)}
 
 
 def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> Call:
-    where = x._device.xp.broadcast_to(_mask(x, name, mask), x._array.shape)
+    where = x._device.xp.broadcast_to(_mask(x, name, mask), x.array.shape)
     if x._device is not CPU:
         return _scattered(x, name, where, source)
     count = int(where.sum())
     source = _alike(x, name, source)
-    if source._array.size < count:
-        raise ShapeError(f"{name}: {count} places, but a source of shape {source._array.shape}")
+    if source.array.size < count:
+        raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
     value = cast(Any, source).reshape(-1)[:count]
     return ops.setitem, value, {"steps": ((borrowed(where, x, value),) if where.ndim else (where.reshape(1),),)}

@@ -64,15 +64,15 @@ def set_printoptions(
 
 def text_of(x: Tensor) -> str:
     """The text of `tensor(...)`."""
-    dtype, shape = x._array.dtype, x._array.shape
+    dtype, shape = x.array.dtype, x.array.shape
     notes = [] if x._device is CPU else [f"device='{x._device}'"]
-    if not x._array.size:
+    if not x.array.size:
         body = "[]"
         if len(shape) != 1:
             notes.append(f"size={shape}")
         usual: tuple[Any, ...] = (get_default_dtype(),)
     else:
-        body = _body(x._array, x._device.xp, len("tensor("))
+        body = _body(x.array, x._device.xp, len("tensor("))
         usual = (get_default_dtype(), int64, bool_)
     if dtype not in usual:
         notes.append(f"dtype=ddp.{dtype.name}")

@@ -42,9 +42,9 @@ class Rearranging(TensorBase):
     def repeat(self, *sizes: int | Sequence[int], repeats: Sequence[int] | None = None) -> Tensor:
         """Laid out so many times along each dimension; further ones lead. Raises: ShapeError for fewer."""
         times = spread(sizes, repeats)
-        ndim = self._array.ndim
+        ndim = self.array.ndim
         if len(times) < ndim or any(n < 0 for n in times):
-            raise ShapeError(f"repeat: {times} for shape {self._array.shape}: expected a number for each dimension")
+            raise ShapeError(f"repeat: {times} for shape {self.array.shape}: expected a number for each dimension")
         if not times:
             return cast(Any, self).clone()
         x = cast(Any, self)[(None,) * (len(times) - ndim)] if len(times) > ndim else self
@@ -53,7 +53,7 @@ class Rearranging(TensorBase):
     def tile(self, *sizes: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
         """As repeat, but fewer numbers count from the last dimension."""
         times = spread(sizes, dims)
-        return self.repeat((*(1,) * (self._array.ndim - len(times)), *times))
+        return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
 
     @placed
     def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
@@ -63,12 +63,12 @@ class Rearranging(TensorBase):
         Raises: ShapeError, ArgumentError, DtypeError.
         """
         x: Any = self
-        if dim is None or not self._array.ndim:
+        if dim is None or not self.array.ndim:
             x, dim = x.reshape(-1), 0
         at = axis(x, dim, "repeat_interleave")
-        n, xp = x._array.shape[at], self._device.xp
+        n, xp = x.array.shape[at], self._device.xp
         if isinstance(repeats, TensorBase):
-            times = place(repeats._array, self._device)
+            times = place(repeats.array, self._device)
             if times.dtype.kind not in "iu":
                 raise DtypeError(f"repeat_interleave: repeats are int64, not {times.dtype}")
             if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
@@ -77,7 +77,7 @@ class Rearranging(TensorBase):
             return apply(index.index, (x,), places=along(x, at, where))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
-        shape = x._array.shape
+        shape = x.array.shape
         wide = x.unsqueeze(at + 1).expand(*shape[: at + 1], repeats, *shape[at + 1 :])
         return wide.reshape(*shape[:at], n * repeats, *shape[at + 1 :])
 
@@ -117,7 +117,7 @@ class Rearranging(TensorBase):
             if len(by) != 1:
                 raise ArgumentError(f"roll: shifts {by} without dims: expected one shift")
             return cast(Any, apply(joins.roll, (cast(Any, self).reshape(-1),), shifts=by, dims=(0,))).reshape(
-                self._array.shape
+                self.array.shape
             )
         if len(at) != len(by):
             raise ArgumentError(f"roll: {len(by)} shifts {by} for {len(at)} dims {at}")
@@ -133,22 +133,22 @@ class Rearranging(TensorBase):
 
     def diag(self, diagonal: int = 0) -> Tensor:
         """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal. Raises: ShapeError."""
-        if self._array.ndim not in (1, 2):
-            raise ShapeError(f"diag: expected a vector or a matrix, got shape {self._array.shape}")
-        if self._array.ndim == 1:
+        if self.array.ndim not in (1, 2):
+            raise ShapeError(f"diag: expected a vector or a matrix, got shape {self.array.shape}")
+        if self.array.ndim == 1:
             return self.diag_embed(diagonal)
         return cast(Any, self).diagonal(diagonal).clone()
 
     def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
         """The last dimension on the diagonal over two new ones, zero elsewhere. Raises: ShapeError, RangeError."""
-        x: Any = self if self._array.ndim else cast(Any, self).reshape(1)
+        x: Any = self if self.array.ndim else cast(Any, self).reshape(1)
         a, b = inserted(x, dim1, "diag_embed"), inserted(x, dim2, "diag_embed")
         if a == b:
-            raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self._array.shape} are one")
+            raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
         return apply(joins.diag_embed, (x,), offset=offset, dim0=a, dim1=b)
 
 
 def _matrix(x: TensorBase, name: str) -> TensorBase:
-    if x._array.ndim < 2:
-        raise ShapeError(f"{name}: expected at least 2 dimensions, got shape {x._array.shape}")
+    if x.array.ndim < 2:
+        raise ShapeError(f"{name}: expected at least 2 dimensions, got shape {x.array.shape}")
     return x

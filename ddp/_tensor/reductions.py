@@ -22,15 +22,15 @@ Dims = int | Sequence[int] | None
 
 def axis(x: TensorBase, dim: int, name: str) -> int:
     """`dim` as a non-negative axis; a 0-d tensor counts as having one. Raises: RangeError."""
-    ndim = max(x._array.ndim, 1)
+    ndim = max(x.array.ndim, 1)
     if not -ndim <= dim < ndim:
-        raise RangeError(f"{name}: dimension {dim} of shape {x._array.shape}: expected {-ndim} to {ndim - 1}")
+        raise RangeError(f"{name}: dimension {dim} of shape {x.array.shape}: expected {-ndim} to {ndim - 1}")
     return dim % ndim
 
 
 def axes(x: TensorBase, dim: Dims, name: str) -> tuple[int, ...]:
     """`dim` as non-negative axes, all of them for None, () or []. Raises: RangeError; ArgumentError if one is twice."""
-    ndim: int = x._array.ndim
+    ndim: int = x.array.ndim
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(ndim))
     named = [axis(x, d, name) for d in ([dim] if isinstance(dim, int) else dim)]
@@ -41,8 +41,8 @@ def axes(x: TensorBase, dim: Dims, name: str) -> tuple[int, ...]:
 
 def filled(x: TensorBase, dims: tuple[int, ...], name: str) -> TensorBase:
     """`x`, if every reduction over `dims` sees an element. Raises: ArgumentError."""
-    if any(x._array.shape[d] == 0 for d in dims):
-        raise ArgumentError(f"{name}: shape {x._array.shape} has no element along dimensions {dims}")
+    if any(x.array.shape[d] == 0 for d in dims):
+        raise ArgumentError(f"{name}: shape {x.array.shape} has no element along dimensions {dims}")
     return x
 
 
@@ -53,8 +53,8 @@ def typed(x: TensorBase, dtype: Any) -> TensorBase:
 
 def required_float(x: T, name: str) -> T:
     """`x`, if it is floating. Raises: DtypeError."""
-    if not is_float(x._array.dtype):
-        raise DtypeError(f"{name}: expected a floating tensor, got {x._array.dtype}; convert it with float()")
+    if not is_float(x.array.dtype):
+        raise DtypeError(f"{name}: expected a floating tensor, got {x.array.dtype}; convert it with float()")
     return x
 
 
@@ -72,7 +72,7 @@ class Reductions(TensorBase):
     def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum of what is not nan."""
         x = typed(self, dtype)
-        op = reducing.nansum if is_float(x._array.dtype) else reducing.sum
+        op = reducing.nansum if is_float(x.array.dtype) else reducing.sum
         return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
 
     @spelled
@@ -85,7 +85,7 @@ class Reductions(TensorBase):
     def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean of what is not nan. Raises: DtypeError unless floating."""
         x: Any = required_float(typed(self, dtype), "nanmean")
-        there = wrap(x._array == x._array, x._device)
+        there = wrap(x.array == x.array, x._device)
         return x.nansum(dim, keepdim) / there.sum(dim, keepdim)
 
     @spelled
@@ -173,12 +173,12 @@ class Reductions(TensorBase):
     def count_nonzero(self, dim: Dims = None) -> Tensor:
         """How many elements are not zero, int64."""
         xp = self._device.xp
-        return wrap(xp.asarray((self._array != 0).sum(axis=axes(self, dim, "count_nonzero"))), self._device)
+        return wrap(xp.asarray((self.array != 0).sum(axis=axes(self, dim, "count_nonzero"))), self._device)
 
 
 @placed
 def _truth(x: TensorBase, name: str, dim: Dims, keepdim: bool) -> Tensor:
-    array, xp = x._array, x._device.xp
+    array, xp = x.array, x._device.xp
     truth = array if array.dtype.kind == "b" else array != 0
     out = xp.asarray(getattr(truth, name)(axis=axes(x, dim, name), keepdims=keepdim))
     return wrap(out.astype(uint8) if array.dtype == uint8 else out, x._device)
@@ -187,6 +187,6 @@ def _truth(x: TensorBase, name: str, dim: Dims, keepdim: bool) -> Tensor:
 def along(op: Any, x: TensorBase, dim: int) -> Any:
     """`op` along one dimension; a 0-d tensor counts as having one."""
     at = axis(x, dim, op.name)
-    if x._array.ndim:
+    if x.array.ndim:
         return apply(op, (x,), dim=at)
     return apply(op, (x.reshape(1),), dim=0).reshape(())  # type: ignore[attr-defined]  # every tensor has the mixins

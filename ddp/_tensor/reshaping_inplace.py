@@ -15,13 +15,13 @@ Self = TypeVar("Self", bound=TensorBase)
 
 def _seen_as(x: Self, name: str, view: TensorBase) -> Self:
     """`x` in the shape of `view`, one of its own. Raises: InplaceError if a gradient of the old shape is to come."""
-    if x._edge is not None and (x.is_leaf or not modes.state.enabled):
+    if x.edge is not None and (x.is_leaf or not modes.state.enabled):
         raise InplaceError(
-            f"{name}: a tensor of shape {x._array.shape} that requires grad cannot change shape in place, if it is a "
+            f"{name}: a tensor of shape {x.array.shape} that requires grad cannot change shape in place, if it is a "
             "leaf or where no graph is recorded; use the out-of-place form"
         )
-    x._check_replaceable()
-    x._array, x._edge, x._end, x._grad = view._array, view._edge, None, None
+    x.check_replaceable()
+    x.array, x.edge, x.maybe_leaf, x.grad_view = view.array, view.edge, None, None
     return x
 
 
@@ -62,7 +62,7 @@ class ReshapingInPlace(TensorBase):
     @placed
     def fill_diagonal_(self: Self, fill_value: float) -> Self:
         """The diagonal of a matrix becomes `fill_value`. Raises: ShapeError for other dimensions."""
-        if self._array.ndim != 2:
-            raise ShapeError(f"fill_diagonal_: expected a matrix, got shape {self._array.shape}")
-        diagonal = wrap(self._device.xp.eye(*self._array.shape, dtype=bool), self._device)
+        if self.array.ndim != 2:
+            raise ShapeError(f"fill_diagonal_: expected a matrix, got shape {self.array.shape}")
+        diagonal = wrap(self._device.xp.eye(*self.array.shape, dtype=bool), self._device)
         return self.masked_fill_(diagonal, fill_value)  # type: ignore[attr-defined]  # as above

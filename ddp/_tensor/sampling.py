@@ -39,7 +39,7 @@ class Generator(Stream):
 
     def set_state(self, new_state: TensorBase) -> None:
         """Goes back to where `get_state` was called. Raises: ArgumentError for what is no state."""
-        array = new_state._array
+        array = new_state.array
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ArgumentError(f"set_state: expected a 1-d uint8 tensor, got {array.dtype} of shape {array.shape}")
         if self.device.type == "cpu":
@@ -215,7 +215,7 @@ def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         requires_grad: bool = False,
     ) -> Tensor:
         options = alike(input, dtype, device)
-        return make(input._array.shape, generator=generator, **options, requires_grad=requires_grad)
+        return make(input.array.shape, generator=generator, **options, requires_grad=requires_grad)
 
     like.__name__ = like.__qualname__ = f"{make.__name__}_like"
     like.__doc__ = f"{make.__name__}() in the shape, dtype and device of `input`, unless given."
@@ -239,4 +239,4 @@ def randint_like(
     """Random integers in [low, high) in the shape, dtype and device of `input`: randint_like(x, high) from 0 on."""
     low, high = (0, low) if high is None else (low, high)
     options = alike(input, dtype, device)
-    return _integers(int(low), int(high), input._array.shape, generator, **options, requires_grad=requires_grad)
+    return _integers(int(low), int(high), input.array.shape, generator, **options, requires_grad=requires_grad)

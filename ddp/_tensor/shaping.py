@@ -47,9 +47,9 @@ def infer(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, .
 
 def inserted(x: TensorBase, dim: int, name: str) -> int:
     """`dim` as the non-negative place of a new dimension. Raises: RangeError."""
-    ndim: int = x._array.ndim
+    ndim: int = x.array.ndim
     if not -ndim - 1 <= dim <= ndim:
-        raise RangeError(f"{name}: dimension {dim} of shape {x._array.shape}: expected {-ndim - 1} to {ndim}")
+        raise RangeError(f"{name}: dimension {dim} of shape {x.array.shape}: expected {-ndim - 1} to {ndim}")
     return dim % (ndim + 1)
 
 
@@ -60,11 +60,11 @@ class Shaping(TensorBase):
 
     def reshape(self, *sizes: int | Sequence[int], shape: Sequence[int] | None = None) -> Tensor:
         """The same elements in another shape; one size may be -1. Raises: ShapeError if the elements do not fit."""
-        return _reshaped(self, infer(self._array.shape, spread(sizes, shape), "reshape"))
+        return _reshaped(self, infer(self.array.shape, spread(sizes, shape), "reshape"))
 
     def reshape_as(self, other: TensorBase) -> Tensor:
         """The same elements in the shape of `other`. Raises: ShapeError."""
-        return self.reshape(other._array.shape)
+        return self.reshape(other.array.shape)
 
     def view(self, *shape: Any, size: Sequence[int] | None = None) -> Tensor:
         """As reshape, but never a copy: view(2, -1). view(dtype): the same bytes as numbers of another dtype.
@@ -75,32 +75,32 @@ class Shaping(TensorBase):
         """
         if len(shape) == 1 and not hasattr(type(shape[0]), "__index__") and not isinstance(shape[0], Sequence):
             return self._as_dtype(shape[0])
-        out = _reshaped(self, infer(self._array.shape, spread(shape, size), "view"))
-        if out._version is not self._version and out._array.size:
+        out = _reshaped(self, infer(self.array.shape, spread(shape, size), "view"))
+        if out.version is not self.version and out.array.size:
             raise ShapeError(
-                f"view: shape {self._array.shape} with strides {self._array.strides} cannot be seen as "
-                f"{out._array.shape} without a copy; use reshape()"
+                f"view: shape {self.array.shape} with strides {self.array.strides} cannot be seen as "
+                f"{out.array.shape} without a copy; use reshape()"
             )
         return out
 
     def _as_dtype(self, dtype: Any) -> Tensor:
         kind = parse(dtype)
-        if kind == self._array.dtype:
-            return self.reshape(self._array.shape)
+        if kind == self.array.dtype:
+            return self.reshape(self.array.shape)
         try:
-            return wrap(self._array.view(kind), self._device, self)
+            return wrap(self.array.view(kind), self._device, self)
         except ValueError as error:
             raise ShapeError(
-                f"view({kind}): the last dimension of shape {self._array.shape} of {self._array.dtype}: {error}"
+                f"view({kind}): the last dimension of shape {self.array.shape} of {self.array.dtype}: {error}"
             ) from error
 
     def view_as(self, other: TensorBase) -> Tensor:
         """As view, in the shape of `other`. Raises: ShapeError."""
-        return self.view(other._array.shape)
+        return self.view(other.array.shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         """Dimensions start_dim to end_dim (inclusive) joined into one."""
-        old: tuple[int, ...] = self._array.shape or (1,)
+        old: tuple[int, ...] = self.array.shape or (1,)
         first, last = axis(self, start_dim, "flatten"), axis(self, end_dim, "flatten")
         if first > last:
             raise ArgumentError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {old}")
@@ -112,7 +112,7 @@ class Shaping(TensorBase):
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
         """Dimension `dim` cut into several of these sizes; one may be -1. Raises: ShapeError if they do not fit."""
-        old: tuple[int, ...] = self._array.shape
+        old: tuple[int, ...] = self.array.shape
         at = axis(self, dim, "unflatten")
         if not old:
             raise ShapeError("unflatten: a 0-d tensor has no dimension to cut")
@@ -120,7 +120,7 @@ class Shaping(TensorBase):
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions exchanged."""
-        dims = list(range(self._array.ndim))
+        dims = list(range(self.array.ndim))
         a, b = axis(self, dim0, "transpose"), axis(self, dim1, "transpose")
         if dims:
             dims[a], dims[b] = dims[b], dims[a]
@@ -138,8 +138,8 @@ class Shaping(TensorBase):
         """The dimensions in another order. Raises: ArgumentError unless each is named once."""
         wanted = spread(order, dims)
         places = tuple([axis(self, d, "permute") for d in wanted])
-        if sorted(places) != list(range(self._array.ndim)):
-            raise ArgumentError(f"permute: {wanted} does not name each dimension of {self._array.shape} once")
+        if sorted(places) != list(range(self.array.ndim)):
+            raise ArgumentError(f"permute: {wanted} does not name each dimension of {self.array.shape} once")
         return _permuted(self, places)
 
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
@@ -148,9 +148,9 @@ class Shaping(TensorBase):
         taken, places = (tuple([axis(self, d, "movedim") for d in dims]) for dims in pairs)
         if len(taken) != len(places) or len(set(taken)) < len(taken) or len(set(places)) < len(places):
             raise ArgumentError(f"movedim: {source} to {destination}: expected as many of both, each named once")
-        rest = iter(i for i in range(self._array.ndim) if i not in taken)
+        rest = iter(i for i in range(self.array.ndim) if i not in taken)
         back = dict(zip(places, taken, strict=True))
-        return _permuted(self, tuple([back[i] if i in back else next(rest) for i in range(self._array.ndim)]))
+        return _permuted(self, tuple([back[i] if i in back else next(rest) for i in range(self.array.ndim)]))
 
     def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
         """Dimensions moved to other places: movedim under NumPy's name."""
@@ -159,19 +159,19 @@ class Shaping(TensorBase):
     @property
     def T(self) -> Tensor:
         """The dimensions reversed."""
-        return _permuted(self, tuple(reversed(range(self._array.ndim))))
+        return _permuted(self, tuple(reversed(range(self.array.ndim))))
 
     @property
     def mT(self) -> Tensor:
         """The last two dimensions exchanged. Raises: ShapeError for fewer than two."""
-        if self._array.ndim < 2:
-            raise ShapeError(f"mT: expected at least 2 dimensions, got shape {self._array.shape}")
+        if self.array.ndim < 2:
+            raise ShapeError(f"mT: expected at least 2 dimensions, got shape {self.array.shape}")
         return self.transpose(-2, -1)
 
     def t(self) -> Tensor:
         """The transpose of a matrix; vectors stay. Raises: ShapeError beyond two dimensions."""
-        if self._array.ndim > 2:
-            raise ShapeError(f"t: expected at most 2 dimensions, got shape {self._array.shape}")
+        if self.array.ndim > 2:
+            raise ShapeError(f"t: expected at most 2 dimensions, got shape {self.array.shape}")
         return self.T
 
     def expand(self, *sizes: int | Sequence[int], size: Sequence[int] | None = None) -> Tensor:
@@ -179,7 +179,7 @@ class Shaping(TensorBase):
 
         Raises: ShapeError for any other change of size.
         """
-        old: tuple[int, ...] = self._array.shape
+        old: tuple[int, ...] = self.array.shape
         wanted = spread(sizes, size)
         lead = len(wanted) - len(old)
         new = tuple([old[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted)])
@@ -189,7 +189,7 @@ class Shaping(TensorBase):
 
     def expand_as(self, other: TensorBase) -> Tensor:
         """As expand, to the shape of `other`. Raises: ShapeError."""
-        return self.expand(other._array.shape)
+        return self.expand(other.array.shape)
 
     def broadcast_to(self, size: Sequence[int]) -> Tensor:
         """As expand, to `size`. Raises: ShapeError."""
@@ -198,14 +198,14 @@ class Shaping(TensorBase):
     @spelled
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
         """Without dimensions of size 1: all of them, or those of `dim` that are."""
-        old: tuple[int, ...] = self._array.shape
+        old: tuple[int, ...] = self.array.shape
         among = range(len(old)) if dim is None else () if dim == () else axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
     @spelled
     def unsqueeze(self, dim: int) -> Tensor:
         """With a new dimension of size 1 at `dim`. Raises: RangeError."""
-        old: tuple[int, ...] = self._array.shape
+        old: tuple[int, ...] = self.array.shape
         at = inserted(self, dim, "unsqueeze")
         return _reshaped(self, (*old[:at], 1, *old[at:]))
 

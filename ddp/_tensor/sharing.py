@@ -45,7 +45,7 @@ class Sharing(TensorBase):
 
     def is_shared(self) -> bool:
         """Whether other processes can map this tensor's memory; always on a GPU."""
-        return self._device is not CPU or is_shared(self._array)
+        return self._device is not CPU or is_shared(self.array)
 
 
 _told: list[Callable[[type], Any]] = []
@@ -62,11 +62,11 @@ def for_each_class(tell: Callable[[type], Any]) -> None:
 
 def move(tensors: list[Any]) -> None:
     """Moves tensors that are not shared yet into one new block, with all that share their memory."""
-    tensors = [x for x in tensors if x._device is CPU and not is_shared(x._array)]
+    tensors = [x for x in tensors if x._device is CPU and not is_shared(x.array)]
     if not tensors:
         return
     alone = all(map(_alone, tensors))  # first: what follows holds references, too
-    roots = {id(root): root for root in map(_root, (x._array for x in tensors))}
+    roots = {id(root): root for root in map(_root, (x.array for x in tensors))}
     found: Any = tensors
     if not alone:
         # Not isinstance: that asks objects for their __class__, and lazy ones do things when asked.
@@ -82,10 +82,10 @@ def move(tensors: list[Any]) -> None:
     for key, root in roots.items():
         _moved(root, memory, *places[key])[...] = root
     for x in found:
-        array = x._array
+        array = x.array
         after = _moved(array, memory, *places[id(_root(array))])
         after.flags.writeable = array.flags.writeable
-        x._array = after
+        x.array = after
 
 
 def _root(array: Array) -> Array:
@@ -96,7 +96,7 @@ def _root(array: Array) -> Array:
 
 
 def _is_over(x: TensorBase, roots: dict[int, Array]) -> bool:
-    array = getattr(x, "_array", None)  # one that is just being made has none
+    array = getattr(x, "array", None)  # one that is just being made has none
     return isinstance(array, np.ndarray) and id(_root(array)) in roots
 
 
@@ -119,7 +119,7 @@ def _moved(array: Array, memory: Array, low: int, offset: int) -> Array:
 
 def _references(x: Any) -> tuple[int, ...]:
     """How many references there are to a tensor's array and to the memory below it."""
-    array = x._array
+    array = x.array
     root = _root(array)
     return (array is root, sys.getrefcount(array), sys.getrefcount(root))
 
@@ -133,7 +133,7 @@ class _Sample:
     """The counts of an array that one object holds, of its own or as a view: they differ among Pythons."""
 
     def __init__(self, array: Array) -> None:
-        self._array = array
+        self.array = array
 
 
 _PRIVATE = {_references(_Sample(np.empty(2))), _references(_Sample(np.empty((2, 2)).reshape(4)))}

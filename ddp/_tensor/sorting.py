@@ -47,7 +47,7 @@ class Sorting(TensorBase):
         """(values, indices) of the k largest, or smallest, along `dim`. Raises: RangeError if there are fewer."""
         xp, x, at = _along(self, dim, "topk")
         if not 0 <= k <= x.shape[at]:
-            raise RangeError(f"topk: k={k} of dimension {at} of shape {self._array.shape}")
+            raise RangeError(f"topk: k={k} of dimension {at} of shape {self.array.shape}")
         return results.topk(*_picked(self, order.extremes(xp, x, k, at, largest, sorted), dim))
 
     @placed
@@ -55,9 +55,9 @@ class Sorting(TensorBase):
         """(values, indices) of the k-th smallest, from 1, along `dim`. Raises: RangeError if there are fewer."""
         xp, x, at = _along(self, dim, "kthvalue")
         if not 1 <= k <= x.shape[at]:
-            raise RangeError(f"kthvalue: k={k} of dimension {at} of shape {self._array.shape}")
+            raise RangeError(f"kthvalue: k={k} of dimension {at} of shape {self.array.shape}")
         values, indices = _picked(self, order.ranked(xp, x, k, at), dim)
-        if keepdim or not self._array.ndim:
+        if keepdim or not self.array.ndim:
             return results.kthvalue(values, indices)
         return results.kthvalue(cast(Any, values).squeeze(at), cast(Any, indices).squeeze(at))
 
@@ -71,9 +71,9 @@ class Sorting(TensorBase):
         sorted: accepted; they always are.
         """
         at = None if dim is None else axis(self, dim, "unique")
-        if not self._array.ndim:
+        if not self.array.ndim:
             at = None
-        return _chosen(self, order.unique(self._device.xp, self._array, at, return_inverse, return_counts))
+        return _chosen(self, order.unique(self._device.xp, self.array, at, return_inverse, return_counts))
 
     @placed
     def unique_consecutive(
@@ -81,7 +81,7 @@ class Sorting(TensorBase):
     ) -> Any:
         """As unique, but only what is next to its equal counts as one, and nothing is sorted."""
         at = None if dim is None else axis(self, dim, "unique_consecutive")
-        values, inverse, counts = order.runs(self._device.xp, self._array, at if self._array.ndim else None)
+        values, inverse, counts = order.runs(self._device.xp, self.array, at if self.array.ndim else None)
         return _chosen(self, (values, inverse if return_inverse else None, counts if return_counts else None))
 
     @placed
@@ -90,7 +90,7 @@ class Sorting(TensorBase):
 
         The result has max(minlength, the largest + 1) elements. Raises: DtypeError, ShapeError, RangeError.
         """
-        x, xp = self._array, self._device.xp
+        x, xp = self.array, self._device.xp
         if x.dtype.kind not in "iu":
             raise DtypeError(f"bincount: expected a vector of integers, got {x.dtype}")
         if x.ndim != 1:
@@ -101,9 +101,9 @@ class Sorting(TensorBase):
             raise ArgumentError(f"bincount: minlength is {minlength}")
         if weights is None:
             return wrap(order.bincount(xp, x, None, minlength), self._device)
-        if weights._array.shape != x.shape:
-            raise ShapeError(f"bincount: weights of shape {weights._array.shape} for shape {x.shape}")
-        w = place(weights._array, self._device)
+        if weights.array.shape != x.shape:
+            raise ShapeError(f"bincount: weights of shape {weights.array.shape} for shape {x.shape}")
+        w = place(weights.array, self._device)
         kind = w.dtype if w.dtype == "float32" else np.dtype("float64")
         return wrap(order.bincount(xp, x, w.astype("float64"), minlength).astype(kind, copy=False), self._device)
 
@@ -113,7 +113,7 @@ class Sorting(TensorBase):
 
         In this dtype, which is floating; elements outside, and nan, are not counted. Raises: DtypeError, ArgumentError.
         """
-        array, xp = self._array.reshape(-1), self._device.xp
+        array, xp = self.array.reshape(-1), self._device.xp
         if array.dtype.kind in "biu":
             raise DtypeError(f"histc: expected a floating tensor, got {array.dtype}")
         if bins < 1 or min > max:
@@ -132,12 +132,12 @@ class Sorting(TensorBase):
 
 def _along(x: TensorBase, dim: int, name: str) -> tuple[Any, Any, int]:
     """The array module, the array with a dimension at least, and the non-negative dim."""
-    return x._device.xp, x._array if x._array.ndim else x._array.reshape(1), axis(x, dim, name)
+    return x._device.xp, x.array if x.array.ndim else x.array.reshape(1), axis(x, dim, name)
 
 
 def _shaped(x: TensorBase, found: Any) -> Tensor:
     """Indices along a dimension, 0-d again where `x` is, unless there is none."""
-    if not x._array.ndim and found.size:
+    if not x.array.ndim and found.size:
         found = found.reshape(())
     return wrap(x._device.xp.ascontiguousarray(found).reshape(found.shape), x._device)
 
@@ -145,10 +145,10 @@ def _shaped(x: TensorBase, found: Any) -> Tensor:
 def _picked(x: TensorBase, found: Any, dim: int) -> tuple[Tensor, Tensor]:
     """The values of `x` at `found`, no two of which are the same place, and the indices."""
     indices = _shaped(x, found)
-    if not x._array.ndim:
+    if not x.array.ndim:
         row = cast(Any, x).reshape(1)
         return (row.reshape(()).clone() if found.size else row[:0]), indices
-    return apply(ops.gather, (x,), index=indices._array, dim=dim % x._array.ndim, distinct=True), indices
+    return apply(ops.gather, (x,), index=indices.array, dim=dim % x.array.ndim, distinct=True), indices
 
 
 def _chosen(x: TensorBase, found: tuple[Any, Any, Any]) -> Any:
@@ -177,9 +177,9 @@ def searchsorted(
     where, xp = sorted_sequence._device, sorted_sequence._device.xp
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ArgumentError(f"searchsorted: side={side!r} with right={right}: expected 'left' or 'right'")
-    rows = sorted_sequence._array
+    rows = sorted_sequence.array
     if isinstance(input, TensorBase):
-        values = place(input._array, where)
+        values = place(input.array, where)
         if rows.ndim != 1 and (not rows.ndim or rows.shape[:-1] != values.shape[:-1]):
             raise ShapeError(f"searchsorted: values of shape {values.shape} in rows of shape {rows.shape}")
     elif rows.ndim == 1:
@@ -187,9 +187,9 @@ def searchsorted(
     else:
         raise ShapeError(f"searchsorted: a number in rows of shape {rows.shape}: expected one row")
     if sorter is not None:
-        if sorter._array.shape != rows.shape:
-            raise ShapeError(f"searchsorted: a sorter of shape {sorter._array.shape} for rows of shape {rows.shape}")
-        rows = xp.take_along_axis(rows, place(sorter._array, where), axis=-1)
+        if sorter.array.shape != rows.shape:
+            raise ShapeError(f"searchsorted: a sorter of shape {sorter.array.shape} for rows of shape {rows.shape}")
+        rows = xp.take_along_axis(rows, place(sorter.array, where), axis=-1)
     found = order.searchsorted(xp, rows, values, "right" if right or side == "right" else "left")
     return wrap(found.astype("int32" if out_int32 else "int64", copy=False), where)
 
@@ -205,6 +205,6 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
         raise DtypeError("isin: expected a tensor among elements and test_elements")
     xp = one._device.xp
     a, b = (
-        place(x._array, one._device) if isinstance(x, TensorBase) else xp.asarray(x) for x in (elements, test_elements)
+        place(x.array, one._device) if isinstance(x, TensorBase) else xp.asarray(x) for x in (elements, test_elements)
     )
     return wrap(xp.asarray(xp.isin(a, b, invert=invert)), one._device)

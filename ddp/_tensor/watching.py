@@ -34,7 +34,7 @@ def placed(method: Method) -> Method:
     def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
         where = self._device
         if where.watched and away(where):
-            return watched(method.__name__, where, (self._array,), functools.partial(method, self, *args, **kwargs))
+            return watched(method.__name__, where, (self.array,), functools.partial(method, self, *args, **kwargs))
         return method(self, *args, **kwargs)
 
     return cast(Method, inner)
@@ -52,7 +52,7 @@ def placed_by_any(function: Method) -> Method:
         else:
             where = next((x._device for x in kwargs.values() if hasattr(x, "_device")), CPU)
         if where.watched and away(where):
-            arrays = [x._array for x in (*args, *kwargs.values()) if hasattr(x, "_device")]
+            arrays = [x.array for x in (*args, *kwargs.values()) if hasattr(x, "_device")]
             return watched(function.__name__, where, arrays, functools.partial(function, *args, **kwargs))
         return function(*args, **kwargs)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ddp._engine import Lasting, Leaf, Node, Version, lanes, modes
+from ddp._engine import Leaf, Node, ReusableNode, Version, lanes, modes
 from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import bfloat16, float16, float32, is_float, parse
@@ -83,12 +83,12 @@ class _Casting:
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         first = next(x for x in inputs if isinstance(x, TensorBase))
-        low = self.rules.get(first._device.type)
+        low = self.rules.get(first.device.type)
         if low is None:
             return inputs
-        if op.name in LOW[first._device.type]:
+        if op.name in LOW[first.device.type]:
             return [self._lowered(x, low) if isinstance(x, TensorBase) else x for x in inputs]
-        if op.name in SINGLE[first._device.type]:
+        if op.name in SINGLE[first.device.type]:
             if self.spares(op, first):
                 return inputs
             return [_raised(x) if isinstance(x, TensorBase) else x for x in inputs]
@@ -99,18 +99,18 @@ class _Casting:
 
         Its kernel computes in float32; a copy of the logits of a large vocabulary would take longer than the loss.
         """
-        where = x._device.type
-        return where == "cuda" and where in self.rules and op.name in KEPT and x._array.dtype in (float16, bfloat16)
+        where = x.device.type
+        return where == "cuda" and where in self.rules and op.name in KEPT and x.array.dtype in (float16, bfloat16)
 
     def _lowered(self, x: TensorBase, low: np.dtype[Any]) -> TensorBase:
-        if x._array.dtype == low or x._array.dtype not in (float32, float16, bfloat16):
+        if x.array.dtype == low or x.array.dtype not in (float32, float16, bfloat16):
             return x  # float64 and integers are left alone
-        end = x._edge
+        end = x.edge
         if not (self.caches and isinstance(end, Leaf) and modes.state.enabled):
             return convert(x, low)
         found = self.cache.get(end)
-        if found is None or found[0] is not x._version or found[1] != x._version.count:
-            found = self.cache[end] = (x._version, x._version.count, _shared(x, low))
+        if found is None or found[0] is not x.version or found[1] != x.version.count:
+            found = self.cache[end] = (x.version, x.version.count, _shared(x, low))
         return found[2]
 
 
@@ -123,11 +123,11 @@ def _shared(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
         result = convert(x, low)
     finally:
         state.observers = before
-    assert type(result._edge) is Node
-    result._edge.__class__ = Lasting
+    assert type(result.edge) is Node
+    result.edge.__class__ = ReusableNode
     return result
 
 
 def _raised(x: TensorBase) -> TensorBase:
-    dtype = x._array.dtype
+    dtype = x.array.dtype
     return convert(x, float32) if is_float(dtype) and dtype in (float16, bfloat16) else x

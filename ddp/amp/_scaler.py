@@ -222,7 +222,7 @@ class GradScaler:
 
 def _device_of(optimizer: Optimizer) -> device | None:
     """The device of all its parameters, if they are on one."""
-    devices = {p._device for group in optimizer.param_groups for p in group["params"]}
+    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
     return devices.pop() if len(devices) == 1 else None
 
 
@@ -231,10 +231,10 @@ def _gradients(optimizer: Optimizer) -> list[Any]:
     found = []
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if p._end is not None and p._end.slot.full:
-                if p._grad is not None:
-                    p._grad._version.count += 1
-                found.append(p._end.slot.buffer)
+            if p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full:
+                if p.grad_view is not None:
+                    p.grad_view.version.count += 1
+                found.append(p.maybe_leaf.grad_buffer.array)
     return found
 
 
@@ -243,11 +243,11 @@ def _unscale(optimizer: Optimizer, factor: float) -> bool:
     found = False
     for group in optimizer.param_groups:
         for p in group["params"]:
-            end = p._end
-            if end is None or not end.slot.full or not p._array.size:
+            end = p.maybe_leaf
+            if end is None or not end.grad_buffer.full or not p.array.size:
                 continue
-            g, xp = end.slot.buffer, p._device.xp
-            with on(p._device):
+            g, xp = end.grad_buffer.array, p.device.xp
+            with on(p.device):
                 # The extremes are nan or infinite if anything is, and take no second array.
                 found = found or not bool(xp.isfinite(g.max()) and xp.isfinite(g.min()))
                 g *= factor

@@ -62,15 +62,15 @@ class ScaleThere:
                 self._founds[:1] = 1
             clipping.adapt(self.where.xp, self._scale, self._good, self._founds, growth, backoff, interval)
         self._used = 0
-        self.scale._version.count += 1
+        self.scale.version.count += 1
 
     def set(self, scale: Any) -> None:
         """Begins with another scale, a number or a tensor; what was found is forgotten."""
         with on(self.where):
-            self._scale[...] = scale._array.reshape(1) if isinstance(scale, Tensor) else scale
+            self._scale[...] = scale.array.reshape(1) if isinstance(scale, Tensor) else scale
             self._founds[...] = 0
         self._used = 0
-        self.scale._version.count += 1
+        self.scale.version.count += 1
 
     def set_good_steps(self, count: int) -> None:
         """How many steps were good since the scale last changed."""

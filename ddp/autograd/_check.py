@@ -38,7 +38,7 @@ def gradcheck(
     """
     tensors = [x for x in ([inputs] if isinstance(inputs, Tensor) else inputs) if isinstance(x, Tensor)]
     try:
-        with on(tensors[0]._device if tensors else CPU):
+        with on(tensors[0].device if tensors else CPU):
             return _agree(func, inputs, eps, atol, rtol)
     except GradcheckError:
         if raise_exception:
@@ -54,13 +54,13 @@ def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, a
     for i, x in checked:
         if x.dtype != np.float64:
             raise DtypeError(f"gradcheck: input {i} is {x.dtype}; differences need float64")
-        if not x.is_leaf or 0 in [s for s, n in zip(x._array.strides, x.shape, strict=True) if n > 1]:
+        if not x.is_leaf or 0 in [s for s, n in zip(x.array.strides, x.shape, strict=True) if n > 1]:
             raise ArgumentError(f"gradcheck: input {i} is not a leaf, or repeats elements in memory")
     outputs = {i: y for i, y in enumerate(_listed(fn(*given))) if isinstance(y, Tensor) and y.requires_grad}
     if not outputs:
         raise GradcheckError("gradcheck: no output depends on the inputs that require grad")
     random = np.random.default_rng(0)
-    weights = {i: y._device.xp.asarray(random.uniform(0.5, 1.5, y.shape)) for i, y in outputs.items()}
+    weights = {i: y.device.xp.asarray(random.uniform(0.5, 1.5, y.shape)) for i, y in outputs.items()}
     seeds = [y.detach().clone().copy_(weights[i]) for i, y in outputs.items()]
     leaves = [x for _, x in checked]
     analytic = grad(list(outputs.values()), leaves, seeds, allow_unused=True)
@@ -68,20 +68,20 @@ def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, a
     def value() -> float:
         with no_grad():
             results = _listed(fn(*given))
-            return sum(float((results[i]._array * w).sum()) for i, w in weights.items())
+            return sum(float((results[i].array * w).sum()) for i, w in weights.items())
 
     for (i, x), g in zip(checked, analytic, strict=True):
         for at in np.ndindex(x.shape):
-            kept = x._array[at].copy()
+            kept = x.array[at].copy()
             try:
-                x._array[at] = kept + eps
+                x.array[at] = kept + eps
                 above = value()
-                x._array[at] = kept - eps
+                x.array[at] = kept - eps
                 below = value()
             finally:
-                x._array[at] = kept
+                x.array[at] = kept
             numeric = (above - below) / (2 * eps)
-            ours = 0.0 if g is None else float(g._array[at])
+            ours = 0.0 if g is None else float(g.array[at])
             if not abs(ours - numeric) <= atol + rtol * abs(numeric):
                 raise GradcheckError(
                     f"gradcheck: input {i} of shape {x.shape}, element {list(at)}: "

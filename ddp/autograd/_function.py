@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp import _engine
-from ddp._engine import Joint, Node, Version, modes, no_grad, ports
-from ddp._tensor.base import FLOATS, TensorBase, left_behind, wrap
+from ddp._engine import MultiOutputNode, Node, Version, modes, no_grad, output_nodes
+from ddp._tensor.base import FLOATS, TensorBase, check_current, wrap, written_in_graph
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
 
@@ -97,9 +97,9 @@ class _Backward:
         if not isinstance(g, TensorBase):
             raise DtypeError(f"{self.name}: backward returned {type(g).__name__} for argument {i}, expected a Tensor")
         shape, dtype = like
-        if g._array.shape != shape:
-            raise ShapeError(f"{self.name}: backward returned shape {g._array.shape} for argument {i} of shape {shape}")
-        return g._array.astype(dtype, copy=False)
+        if g.array.shape != shape:
+            raise ShapeError(f"{self.name}: backward returned shape {g.array.shape} for argument {i} of shape {shape}")
+        return g.array.astype(dtype, copy=False)
 
 
 class Function:
@@ -147,12 +147,11 @@ class Function:
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Runs forward, and records a node if an argument requires grad."""
         tensors = [x for x in args if isinstance(x, TensorBase)]
-        edges = tuple([x._edge if isinstance(x, TensorBase) else None for x in args])
+        edges = tuple([x.edge if isinstance(x, TensorBase) else None for x in args])
         recorded = modes.state.enabled and any(edge is not None for edge in edges)
         if recorded:
             for x in tensors:
-                if x._epoch != x._version.epoch and x._epoch >= 0:
-                    raise left_behind(cls.__name__, x)
+                check_current(cls.__name__, x)
         ctx = FunctionContext()
         ctx.needs_input_grad = tuple([recorded and edge is not None for edge in edges])
         with no_grad():
@@ -179,11 +178,11 @@ def _output(cls: type[Function], x: Any, inputs: Sequence[TensorBase], ctx: Func
     """A result that may be given a place in the graph: an input that is returned as it is becomes a view of it."""
     if isinstance(x, TensorBase):
         if _among(x, ctx._dirty):
-            if modes.state.enabled and isinstance(x._edge, _engine.Leaf):
+            if modes.state.enabled and isinstance(x.edge, _engine.Leaf):
                 raise GraphError(f"{cls.__name__}: a leaf that requires grad was changed in place")
             return x
         if _among(x, inputs):
-            return wrap(x._array, x._device, x)
+            return wrap(x.array, x.device, x)
     return x
 
 
@@ -193,25 +192,24 @@ def _record(
     tensors = [x for x in outputs if isinstance(x, TensorBase)]
     if not tensors:
         raise DtypeError(f"{cls.__name__}: forward returned no tensor")
-    where = tensors[0]._device
+    where = tensors[0].device
     for x in ctx._dirty:
-        x._version.count += 1
-        x._version.epoch = x._epoch = x._version.epoch + 1
-    saved = tuple([None if x is None else x._array for x in ctx._to_save])
+        written_in_graph(x)
+    saved = tuple([None if x is None else x.array for x in ctx._to_save])
     versions: list[tuple[Version, int, int]] = [
-        (x._version, x._version.count, i) for i, x in enumerate(ctx._to_save) if x is not None
+        (x.version, x.version.count, i) for i, x in enumerate(ctx._to_save) if x is not None
     ]
-    inputs = [(x._array.shape, x._array.dtype) if isinstance(x, TensorBase) else None for x in args]
-    shapes = [(x._array.shape, x._array.dtype) if isinstance(x, TensorBase) else ((), "float32") for x in outputs]
+    inputs = [(x.array.shape, x.array.dtype) if isinstance(x, TensorBase) else None for x in args]
+    shapes = [(x.array.shape, x.array.dtype) if isinstance(x, TensorBase) else ((), "float32") for x in outputs]
     residual = (ctx, inputs, shapes, where)
-    kind = Node if len(outputs) == 1 else Joint
+    kind = Node if len(outputs) == 1 else MultiOutputNode
     node = kind(cls._op, where.xp, edges, ctx.needs_input_grad, saved, versions, residual)
     places: list[Node] = [node]
-    if isinstance(node, Joint):
+    if isinstance(node, MultiOutputNode):
         node.outputs = len(outputs)
-        places = ports(node)
+        places = output_nodes(node)
     for x, place in zip(outputs, places, strict=True):
-        if isinstance(x, TensorBase) and x._array.dtype.kind in FLOATS and not _among(x, ctx._not_differentiable):
-            x._edge = place
+        if isinstance(x, TensorBase) and x.array.dtype.kind in FLOATS and not _among(x, ctx._not_differentiable):
+            x.edge = place
     for observer in modes.state.observers:
         observer(node)

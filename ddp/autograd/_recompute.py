@@ -32,7 +32,7 @@ class _Region:
         """Sees a new node, and lets go of what it saved; its versions stay, to be compared in backward."""
         self.nodes.append(weakref.ref(node))
         node.saved, node.residual = (), None
-        node.attach().recall = self.fill
+        node.ensure_metadata().recompute = self.fill
 
     def collect(self, node: Node) -> None:
         """Sees a new node of the second run."""
@@ -57,7 +57,7 @@ class _Region:
             _device.set_random_state(random)
         for i, ref in enumerate(self.nodes):
             node = ref()
-            if node is None or node.attached is None or node.attached.recall is None:
+            if node is None or node.metadata is None or node.metadata.recompute is None:
                 continue
             if i >= len(made) or made[i].op.name != node.op.name:
                 ran = made[i].op.name if i < len(made) else "nothing"
@@ -65,7 +65,7 @@ class _Region:
                     f"checkpoint: the second run of {getattr(self.function, '__name__', self.function)} differs from "
                     f"the first: op {i} was {node.op.name}, now {ran}"
                 )
-            node.attached.recall = None
+            node.metadata.recompute = None
             node.check_versions()
             node.saved, node.residual, node.versions = made[i].saved, made[i].residual, made[i].versions
 
@@ -81,7 +81,7 @@ class _Kept(NamedTuple):
 def _outside(x: Any) -> Any:
     """An argument to keep: the tensors in it, also those in lists, tuples and dicts, as `_Kept`."""
     if isinstance(x, TensorBase):
-        return _Kept(wrap(x._array, x._device, x), x.requires_grad, x._version.count)
+        return _Kept(wrap(x.array, x.device, x), x.requires_grad, x.version.count)
     return _each(_outside, x)
 
 
@@ -96,12 +96,12 @@ def _inside(kept: Any) -> Any:
     if not isinstance(kept, _Kept):
         return _each(_inside, kept)
     x, requires_grad, count = kept
-    if x._version.count != count:
+    if x.version.count != count:
         raise GraphError(
-            f"checkpoint: an argument of shape {x._array.shape} was changed in place since (version {count}, now "
-            f"{x._version.count}), so the region cannot run again as it did"
+            f"checkpoint: an argument of shape {x.array.shape} was changed in place since (version {count}, now "
+            f"{x.version.count}), so the region cannot run again as it did"
         )
-    return wrap(x._array, x._device, x).requires_grad_(requires_grad)
+    return wrap(x.array, x.device, x).requires_grad_(requires_grad)
 
 
 def checkpoint(

@@ -74,7 +74,7 @@ def grad(
         raise ArgumentError("grad: materialize_grads=True is for unused inputs, which allow_unused=False forbids")
     wanted = _listed(inputs)
     for i, x in enumerate(wanted):
-        if x._edge is None:
+        if x.edge is None:
             raise GraphError(f"grad: input {i} of shape {x.shape} does not require grad")
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
     _engine.backward(*_roots(outputs, grad_outputs), bool(retain_graph), sinks)
@@ -82,9 +82,9 @@ def grad(
     for i, x in enumerate(wanted):
         g = sinks[root_of(x)]
         if g is None and materialize_grads:
-            g = x._device.xp.zeros(x.shape)
+            g = x.device.xp.zeros(x.shape)
         elif g is None and not allow_unused:
             raise GraphError(f"grad: no output depends on input {i} of shape {x.shape}; allow_unused=True gives None")
         # A copy: what the engine hands over may be shared, broadcast or read-only.
-        found.append(None if g is None else wrap(x._device.xp.array(g, x.dtype), x._device))
+        found.append(None if g is None else wrap(x.device.xp.array(g, x.dtype), x.device))
     return tuple(found)

@@ -262,7 +262,7 @@ class Checkpointer:
     def _begin(self) -> None:
         """Starts a save in the background."""
         state = _state.capture(self._training, self._comm)
-        owned = {id(tensor._version) for each in self._training.optimizers for tensor in _optimizers.owned(each)}
+        owned = {id(tensor.version) for each in self._training.optimizers for tensor in _optimizers.owned(each)}
         snapshot = Snapshot(state.sources, owned, self._room)
         write = functools.partial(
             self._store.write, self._reached, snapshot.arrays, state.shared, state.own, state.pieces, gently=True

@@ -40,7 +40,7 @@ def encode(value: Any, name: str, keep: Keep) -> JSON:
     if isinstance(value, np.generic):
         return {"scalar": _kept(np.asarray(value), name, keep)}
     if isinstance(value, TensorBase):
-        return {"tensor": keep(name, value._array, value)}
+        return {"tensor": keep(name, value.array, value)}
     if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "nbytes"):
         return _kept(value, name, keep)
     if value is None or isinstance(value, str | bool | int):

@@ -47,7 +47,7 @@ def pieces(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Kee
     for number, start, stop, state in _pieces(optimizer):
         p = params[number]
         label = f"{where}.{names.get(id(p), number)}"
-        whole = (start, stop) == (0, p._array.size)
+        whole = (start, stop) == (0, p.array.size)
         lead = label if whole else f"{label}.{start}-{stop}"
         cut = [name for name, value in state.items() if _has_elements(name, value, (stop - start,), p.shape)]
         told.append([number, start, stop, cut, encode(state, lead, keep)])
@@ -115,7 +115,7 @@ class SavedOptimizer:
         pieces = self._pieces[number]
         whole = decode(pieces[0][3], self._fetch) if len(pieces) == 1 else self._find(number, 0, math.prod(shape))
         for name in pieces[0][2]:
-            whole[name] = wrap(whole[name]._array.reshape(shape), CPU)
+            whole[name] = wrap(whole[name].array.reshape(shape), CPU)
         return dict(whole)
 
     def _find(self, number: int, first: int, last: int) -> dict[str, Any]:
@@ -128,9 +128,9 @@ class SavedOptimizer:
                     found.setdefault(name, value)
                     continue
                 if name not in found:
-                    found[name] = wrap(CPU.xp.empty(last - first, value._array.dtype), CPU)
-                flat = value._array.reshape(-1)[begin - start : end - start]
-                found[name]._array[begin - first : end - first] = flat
+                    found[name] = wrap(CPU.xp.empty(last - first, value.array.dtype), CPU)
+                flat = value.array.reshape(-1)[begin - start : end - start]
+                found[name].array[begin - first : end - first] = flat
         return found
 
     def _overlapping(self, number: int, first: int, last: int) -> list[tuple[int, int, list[str], JSON]]:
@@ -153,12 +153,12 @@ def _pieces(optimizer: Optimizer) -> Iterator[Piece]:
     state = optimizer.state
     for number, p in enumerate(_params(optimizer)):
         if p in state:
-            yield number, 0, p._array.size, state[p]
+            yield number, 0, p.array.size, state[p]
 
 
 def _has_elements(name: str, value: Any, length: tuple[int, ...], shape: Sequence[int]) -> bool:
     """A state with an element for each of the parameter's is cut like it: see `ddp.parallel.zero.moving`."""
-    return name != "step" and isinstance(value, TensorBase) and value._array.shape in (length, tuple(shape))
+    return name != "step" and isinstance(value, TensorBase) and value.array.shape in (length, tuple(shape))
 
 
 def _words(param: Sequence[Any]) -> str:

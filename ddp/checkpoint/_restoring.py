@@ -217,10 +217,8 @@ def check_model(model: Module, saved: JSON, checkpoint: Saved, strict: bool) -> 
         if isinstance(here, TensorBase) and isinstance(value, dict) and "tensor" in value:
             names = checkpoint.names
             name = value["tensor"] if value["tensor"] in names else own_name(0, value["tensor"])
-            if name in names and names[name][1] != tuple(here._array.shape):
-                texts.append(
-                    f"{path} is {names[name][1]} in the checkpoint and {tuple(here._array.shape)} in the model"
-                )
+            if name in names and names[name][1] != tuple(here.array.shape):
+                texts.append(f"{path} is {names[name][1]} in the checkpoint and {tuple(here.array.shape)} in the model")
     if texts:
         raise StateDictError(f"this is another model: {'; '.join(texts)}")
 
@@ -265,7 +263,7 @@ def _of_another_size(saved: int, size: int) -> str:
 
 def _as_arrays(state: Any) -> Any:
     if isinstance(state, TensorBase):
-        return place(state._array, CPU)
+        return place(state.array, CPU)
     if isinstance(state, dict):
         return {name: _as_arrays(value) for name, value in state.items()}
     return state

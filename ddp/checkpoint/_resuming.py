@@ -143,11 +143,11 @@ def _accumulating(ckpt: Checkpointer) -> bool:
     if any(model._reducer.accumulating for model in ckpt._training.parallel):
         return True
     slots = (
-        p._end.slot
+        p.maybe_leaf.grad_buffer
         for each in ckpt._training.optimizers
         for group in each.param_groups
         for p in group["params"]
-        if p._end is not None
+        if p.maybe_leaf is not None
     )
     return not ckpt._stepped and any(slot.full and not slot.zeroed for slot in slots)
 

@@ -113,7 +113,7 @@ class _Kept:
             number += 1
             free = f"{name}~{number}"
         self.taken.add(free)
-        self.sources.append(Source(name=free, array=array, version=None if tensor is None else tensor._version))
+        self.sources.append(Source(name=free, array=array, version=None if tensor is None else tensor.version))
         return free
 
 
@@ -200,8 +200,8 @@ def _stretch(source: Source, start: int, stop: int) -> Source:
 
 
 def _model(model: Module, parallel: Sequence[DataParallel], alike: _Kept, unknown: _Kept) -> JSON:
-    parameters = {id(p._version) for p in model.parameters()}
-    coming = {id(tensor._version): part for each in parallel for tensor, part in _coming(each)}
+    parameters = {id(p.version) for p in model.parameters()}
+    coming = {id(tensor.version): part for each in parallel for tensor, part in _coming(each)}
     known: dict[Any, str] = {}  # tied ones are written once
     paths = []
     for path, value in model.state_dict().items():
@@ -209,14 +209,14 @@ def _model(model: Module, parallel: Sequence[DataParallel], alike: _Kept, unknow
             paths.append([path, encode(value, f"model.{path}", unknown)])
             continue
         memory = (
-            id(value._version),
-            value._array.shape,
-            _address(value._array),
-            getattr(value._array, "strides", None),
+            id(value.version),
+            value.array.shape,
+            _address(value.array),
+            getattr(value.array, "strides", None),
         )
         if memory not in known:
-            keep = alike if id(value._version) in parameters else unknown
-            known[memory] = keep(f"model.{path}", coming.get(id(value._version), value._array), value)
+            keep = alike if id(value.version) in parameters else unknown
+            known[memory] = keep(f"model.{path}", coming.get(id(value.version), value.array), value)
         paths.append([path, {"tensor": known[memory]}])
     return paths
 

@@ -52,12 +52,12 @@ def fetch(tensor: Tensor) -> Fetched:
     """
     if not isinstance(tensor, TensorBase):
         raise DtypeError(f"fetch: expected a tensor, got {type(tensor).__name__}")
-    if tensor._device is CPU:
-        return Fetched(wrap(tensor._array.copy(), CPU), None)
+    if tensor.device is CPU:
+        return Fetched(wrap(tensor.array.copy(), CPU), None)
     from ddp._gpu import copies, streams
 
-    lane = streams.current(tensor._device.xp, tensor._array.device.id)
-    made = wrap(copies.down(tensor._array, non_blocking=True), CPU)
+    lane = streams.current(tensor.device.xp, tensor.array.device.id)
+    made = wrap(copies.down(tensor.array, non_blocking=True), CPU)
     event = Event()
     event._event, event._lane = lane.record(), lane
     return Fetched(made, event)

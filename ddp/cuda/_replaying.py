@@ -24,8 +24,8 @@ class Slot:
     __slots__ = ("buffer", "full", "leaf", "withheld", "zeroed")
 
     def __init__(self, leaf: Leaf) -> None:
-        slot = leaf.slot
-        self.leaf, self.full, self.buffer = leaf, slot.full, slot.buffer
+        slot = leaf.grad_buffer
+        self.leaf, self.full, self.buffer = leaf, slot.full, slot.array
         self.withheld, self.zeroed = slot.withheld, slot.zeroed
 
     @classmethod
@@ -37,15 +37,15 @@ class Slot:
 
     def restore(self) -> None:
         """Makes the slot what it was."""
-        slot = self.leaf.slot
-        slot.full, slot.buffer, slot.withheld, slot.zeroed = self.full, self.buffer, self.withheld, self.zeroed
+        slot = self.leaf.grad_buffer
+        slot.full, slot.array, slot.withheld, slot.zeroed = self.full, self.buffer, self.withheld, self.zeroed
         slot.lent = False
 
     def matches(self) -> bool:
         """Whether a gradient is there as it was, in the same memory."""
-        slot = self.leaf.slot
+        slot = self.leaf.grad_buffer
         # Of an empty one the memory is forgotten, unless buckets bound it: the graph brings its own.
-        return slot.full == self.full and (slot.buffer is self.buffer or not (self.full or slot.bound))
+        return slot.full == self.full and (slot.array is self.buffer or not (self.full or slot.bound))
 
 
 class Recorded:
@@ -78,13 +78,13 @@ class Recorded:
         """Runs the step on these numbers."""
         for static, x in zip(self._inputs, tensors, strict=True):
             if x is not static:
-                _fill(self._xp, static._array, x)
-                static._version.count += 1
+                _fill(self._xp, static.array, x)
+                static.version.count += 1
         self._graph.replay()
         for each in self._end:
             each.restore()
         for x in self._results:
-            x._version.count += 1
+            x.version.count += 1
         return self._outputs
 
 
@@ -101,19 +101,19 @@ def flatten_outputs(value: Any, tensors: list[TensorBase]) -> None:
 
 
 def detached(x: TensorBase) -> Any:
-    return wrap(x._array, x._device)
+    return wrap(x.array, x.device)
 
 
 def static(xp: Any, x: TensorBase) -> Any:
     """Memory for inputs like `x`; made outside of the graph's pool, so that no graph computes there."""
-    array = xp.empty(x._array.shape, x._array.dtype)
+    array = xp.empty(x.array.shape, x.array.dtype)
     made = wrap(array, _device.device_of(array))
-    return made.requires_grad_() if x._edge is not None else made
+    return made.requires_grad_() if x.edge is not None else made
 
 
 def _fill(xp: Any, target: Any, x: TensorBase) -> None:
-    source = x._array
-    if x._device.type == "cpu":
+    source = x.array
+    if x.device.type == "cpu":
         if copies.is_pinned(xp, source) and source.flags.c_contiguous:
             copies.into(target, source)
         else:

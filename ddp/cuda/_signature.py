@@ -24,7 +24,7 @@ def flatten(value: Any, tensors: list[TensorBase]) -> Hashable:
     """
     if isinstance(value, TensorBase):
         tensors.append(value)
-        array = value._array
+        array = value.array
         return (_Tensor, array.shape, array.dtype.char if array.dtype.kind != "V" else "bfloat16")
     if isinstance(value, tuple | list):
         return (type(value), *[flatten(each, tensors) for each in value])
@@ -143,7 +143,7 @@ class Surroundings:
         ]
 
 
-_training, _array, _edge = attrgetter("training"), attrgetter("_array"), attrgetter("_edge")
+_training, _array, _edge = attrgetter("training"), attrgetter("array"), attrgetter("edge")
 
 
 def _used_by(fn: Any) -> list[Any]:
@@ -185,5 +185,5 @@ def _all_settings(optimizer: Any) -> Hashable:
 
 def _plain(value: Any) -> Hashable:
     if isinstance(value, TensorBase):
-        return id(value._array)
+        return id(value.array)
     return tuple(value) if isinstance(value, list) else value if isinstance(value, Hashable) else id(value)

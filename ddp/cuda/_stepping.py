@@ -131,9 +131,9 @@ class GraphedStep:
     def _anew(self, key: Hashable, kind: _Kind, args: Any, kwargs: Any, tensors: list[TensorBase]) -> Any:
         self._tell()
         for each in tensors:
-            if each._device.type == "cuda" and each._device.index != self._device:
+            if each.device.type == "cuda" and each.device.index != self._device:
                 raise DeviceError(
-                    f"graphed_step: an argument is on {each._device}, and this step runs on cuda:{self._device}, which "
+                    f"graphed_step: an argument is on {each.device}, and this step runs on cuda:{self._device}, which "
                     "was the current device when it was made"
                 )
         if kind.warmup > 0 or kind.eager:
@@ -192,8 +192,8 @@ class GraphedStep:
         found: list[TensorBase] = []
         flatten_outputs(outputs, found)
         for each in found:
-            if each._device is not _device.CPU:  # made on that stream, and read on this one
-                streams.record(each._array, here)
+            if each.device is not _device.CPU:  # made on that stream, and read on this one
+                streams.record(each.array, here)
         return rebuilt(outputs, [detached(x) for x in found])
 
     @contextmanager
@@ -218,7 +218,7 @@ class GraphedStep:
         state, settings = self._around.state(), self._around.settings()
         inputs = [static(self._xp, x) for x in tensors]
         for leaf in self._leaves:
-            leaf.slot.lent = False  # its memory is the graph's from now on, whoever reads param.grad
+            leaf.grad_buffer.lent = False  # its memory is the graph's from now on, whoever reads param.grad
         start = [Slot(leaf) for leaf in self._leaves]
         random = _device.stream(_device.CPU).snapshot()
         made = CUDAGraph()
@@ -231,9 +231,9 @@ class GraphedStep:
                 args, kwargs = rebuilt((args, kwargs), inputs)
                 outputs = self._fn(*args, **kwargs)
                 flatten_outputs(outputs, found)
-                elsewhere = next((x for x in found if x._device.type == "cpu"), None)
+                elsewhere = next((x for x in found if x.device.type == "cpu"), None)
                 if elsewhere is not None:
-                    raise CaptureError(f"the step returns a tensor of the CPU, of shape {elsewhere._array.shape}")
+                    raise CaptureError(f"the step returns a tensor of the CPU, of shape {elsewhere.array.shape}")
                 if self._around.state() != state or self._around.replaced():
                     raise CaptureError(_replacing(self._around))
                 if self._around.settings() != settings:
@@ -290,8 +290,8 @@ class _Refusing:
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         for x in inputs:
-            if isinstance(x, TensorBase) and x._device is _device.CPU:
-                raise CaptureError(f"{op.name} computes on the CPU, on a tensor of shape {x._array.shape}")
+            if isinstance(x, TensorBase) and x.device is _device.CPU:
+                raise CaptureError(f"{op.name} computes on the CPU, on a tensor of shape {x.array.shape}")
         return inputs
 
 
@@ -302,7 +302,7 @@ def _refuse_node(node: Any) -> None:
 
 def _on_gpu(x: TensorBase) -> Any:
     there: Any = x
-    return x if x._device.type == "cuda" else there.to("cuda", non_blocking=True)
+    return x if x.device.type == "cuda" else there.to("cuda", non_blocking=True)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -149,7 +149,7 @@ def _tensors(tensors: Sequence[Any], path: str, out: Out | None) -> Any:
         )
     if out is None and (on_gpu or any(tensor.requires_grad for tensor in tensors)):
         return stack(tensors)
-    return _arrays([tensor._array for tensor in tensors], path, out)
+    return _arrays([tensor.array for tensor in tensors], path, out)
 
 
 def _numbers(numbers: Sequence[Any], path: str, out: Out | None) -> Any:

@@ -108,7 +108,7 @@ class DevicePrefetcher(Iterator[Any]):
         return next(self._batches)
 
     def _send(self, batch: Any) -> tuple[Any, Any]:
-        arrays = [tensor._array for tensor in tensors_of(batch)]
+        arrays = [tensor.array for tensor in tensors_of(batch)]
         buffer = self._buffers[0]
         sources, staging, leaving = self._staged(arrays, buffer)
         with self._xp.cuda.Device(self._lane.device):
@@ -196,7 +196,7 @@ def tensors_of(batch: Any) -> list[Any]:
 def each_tensor(batch: Any, change: Callable[[Any], Any]) -> Any:
     """The batch with `change(tensor)` in the place of each tensor on the CPU, within mappings and sequences."""
     if isinstance(batch, TensorBase):
-        return change(batch) if batch._device.type == "cpu" else batch
+        return change(batch) if batch.device.type == "cpu" else batch
     if isinstance(batch, Mapping):
         return mapping_like(batch, {key: each_tensor(value, change) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

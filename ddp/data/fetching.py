@@ -213,7 +213,7 @@ class ArrayColumns:
             dataset = dataset.dataset
         if type(dataset) is not TensorDataset:
             return None
-        arrays = [each._array if isinstance(each, TensorBase) else each for each in dataset.tensors]
+        arrays = [each.array if isinstance(each, TensorBase) else each for each in dataset.tensors]
         plain = all(isinstance(each, np.ndarray) and each.dtype in SUPPORTED for each in arrays)
         wanted = any(isinstance(each, TensorBase) and each.requires_grad for each in dataset.tensors)
         return cls(arrays, chosen) if plain and not wanted and _within(chosen, len(dataset)) else None

@@ -218,9 +218,9 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         kind = type(obj)
         if kind is Tensor:
-            if obj._edge is not None or obj._device is not CPU:
+            if obj.edge is not None or obj.device is not CPU:
                 return None  # it pickles itself, or says why it cannot be
-            array, is_tensor = obj._array, True
+            array, is_tensor = obj.array, True
         elif kind is np.ndarray:
             array, is_tensor = obj, False
         else:

@@ -119,7 +119,7 @@ def share_together(obj: Any) -> None:
     while left:
         each = left.pop()
         if isinstance(each, TensorBase):
-            if each._array.nbytes <= _SMALL:
+            if each.array.nbytes <= _SMALL:
                 found.append(each)
         elif hasattr(type(each), "share_memory"):  # a Module; to import ddp.nn would cost who needs none
             each.share_memory()
@@ -132,17 +132,17 @@ def share_together(obj: Any) -> None:
 def _reduce_tensor(x: Any) -> tuple[Any, ...]:
     _check_leaf(x, "sending")
     state = getattr(x, "__dict__", None)
-    if x._device is not CPU:
-        where = sharing.offer(x._array, x._device)
-        return _gpu_tensor, (type(x), *where, x._edge is not None), state
+    if x.device is not CPU:
+        where = sharing.offer(x.array, x.device)
+        return _gpu_tensor, (type(x), *where, x.edge is not None), state
     move([x])
-    found = block_of(x._array)
+    found = block_of(x.array)
     assert found is not None
     block, at = found
     _known[block.token] = block
-    array = x._array
+    array = x.array
     layout = (array.dtype, array.shape, at, array.strides, array.flags.writeable)
-    return _tensor, (type(x), block, *layout, x._edge is not None), state
+    return _tensor, (type(x), block, *layout, x.edge is not None), state
 
 
 def _tensor(
@@ -221,7 +221,7 @@ carry(Claim, lambda claim: (_claim_from_channel, (claim.token, claim.pid)))
 
 def _reduce_for_process(x: Any) -> Any:
     """A tensor in a process's arguments goes by handle; in others' queues and pipes only if its memory is shared."""
-    if context.get_spawning_popen() is not None or (x._device is CPU and x.is_shared()):
+    if context.get_spawning_popen() is not None or (x.device is CPU and x.is_shared()):
         return _reduce_tensor(x)
     return x.__reduce__()
 

@@ -37,15 +37,15 @@ def embedding(
     """
     if sparse:
         raise ArgumentError("embedding: sparse gradients are not supported here; leave sparse=False")
-    if input._device is not weight._device:  # the op runs where the table is
-        with on(weight._device):
-            there = input.to(weight._device)
+    if input.device is not weight.device:  # the op runs where the table is
+        with on(weight.device):
+            there = input.to(weight.device)
             return embedding(there, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if input.dtype.kind not in "iu":
         raise DtypeError(f"embedding: input holds row numbers (int64), not {input.dtype}")
     if weight.ndim != 2:
         raise ShapeError(f"embedding: weight {tuple(weight.shape)}: expected (V, D)")
-    rows, index = weight.shape[0], input._array
+    rows, index = weight.shape[0], input.array
     if padding_idx is not None:
         padding_idx = _padding("embedding", padding_idx, rows)
     if weight.device.type == "cuda":
@@ -74,10 +74,10 @@ def _shorten(weight: Tensor, index: Any, max_norm: float, norm_type: float) -> N
     used = xp.unique(index)
     with no_grad():
         long = weight[wrap(used, weight.device)]
-        norms = xp.linalg.norm(long._array.astype("float64"), norm_type, axis=1)
+        norms = xp.linalg.norm(long.array.astype("float64"), norm_type, axis=1)
         over = norms > max_norm
         if over.any():
-            shorter = long._array[over] * (max_norm / (norms[over] + 1e-7))[:, None].astype(weight.dtype)
+            shorter = long.array[over] * (max_norm / (norms[over] + 1e-7))[:, None].astype(weight.dtype)
             weight[wrap(used[over], weight.device)] = wrap(shorter, weight.device)
 
 
@@ -89,7 +89,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
     Raises: DtypeError; RangeError for a class that is not there; ArgumentError if the number cannot be inferred.
     """
-    array, xp = input._array, input.device.xp
+    array, xp = input.array, input.device.xp
     if array.dtype != "int64":
         raise DtypeError(f"one_hot: expected class numbers of int64, got {array.dtype}")
     if num_classes < 0 and (num_classes != -1 or not array.size):

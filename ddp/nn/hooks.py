@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ddp._engine import Joint, Node, RemovableHandle, modes, ports
+from ddp._engine import MultiOutputNode, Node, RemovableHandle, modes, output_nodes
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import zeros
@@ -219,18 +219,18 @@ def _as_array(g: Any, like: tuple[Any, Any]) -> Any:
     shape, dtype = like
     if not isinstance(g, Tensor):
         raise DtypeError(f"backward hook: expected tensors or None, got {type(g).__name__}")
-    if g._array.shape != shape:
-        raise ShapeError(f"backward hook: a gradient of shape {g._array.shape} for a tensor of shape {shape}")
-    return g._array.astype(dtype, copy=False)
+    if g.array.shape != shape:
+        raise ShapeError(f"backward hook: a gradient of shape {g.array.shape} for a tensor of shape {shape}")
+    return g.array.astype(dtype, copy=False)
 
 
 def _split_tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:
     """Positions of the values that gradients go to; and what stands for the others' gradients: zeros for tensors."""
-    positions = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x._edge is not None]
+    positions = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x.edge is not None]
     if not positions:
         return positions, (None,) * len(values)
     others = [
-        zeros(x.shape, dtype=x.dtype, device=x.device) if isinstance(x, Tensor) and x._edge is None else None
+        zeros(x.shape, dtype=x.dtype, device=x.device) if isinstance(x, Tensor) and x.edge is None else None
         for x in values
     ]
     return positions, tuple(others)
@@ -241,19 +241,19 @@ def _through_identity(op: _Identity, values: tuple[Any, ...], positions: list[in
     if not positions:
         return values
     tensors = [values[i] for i in positions]
-    where = tensors[0]._device
-    residual = [(x._array.shape, x._array.dtype) for x in tensors], where
-    edges = tuple([x._edge for x in tensors])
-    kind = Node if len(tensors) == 1 else Joint
+    where = tensors[0].device
+    residual = [(x.array.shape, x.array.dtype) for x in tensors], where
+    edges = tuple([x.edge for x in tensors])
+    kind = Node if len(tensors) == 1 else MultiOutputNode
     node = kind(op, where.xp, edges, (True,) * len(tensors), (), (), residual)
     nodes: list[Node] = [node]
-    if isinstance(node, Joint):
+    if isinstance(node, MultiOutputNode):
         node.outputs = len(tensors)
-        nodes = ports(node)
+        nodes = output_nodes(node)
     results = list(values)
     for i, x, each in zip(positions, tensors, nodes, strict=True):
-        results[i] = wrap(x._array, x._device, x)
-        results[i]._edge = each
+        results[i] = wrap(x.array, x.device, x)
+        results[i].edge = each
     for observer in modes.state.observers:
         observer(node)
     return tuple(results)

@@ -84,7 +84,7 @@ def eye_(tensor: Tensor) -> Tensor:
     """The identity: 1 on the diagonal, else 0. Raises: ShapeError unless two-dimensional."""
     if tensor.ndim != 2:
         raise ShapeError(f"eye_: expected a matrix, got shape {tensor.shape}")
-    return tensor.copy_(tensor._device.xp.eye(*tensor.shape, dtype=tensor.dtype))
+    return tensor.copy_(tensor.device.xp.eye(*tensor.shape, dtype=tensor.dtype))
 
 
 @no_grad()
@@ -202,11 +202,11 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Stream | None = No
         raise ShapeError(f"orthogonal_: expected at least two dimensions, got shape {tensor.shape}")
     if not tensor.numel():
         return tensor
-    rows, xp = tensor.shape[0], tensor._device.xp
+    rows, xp = tensor.shape[0], tensor.device.xp
     columns = tensor.numel() // rows
     flat = randn(max(rows, columns), min(rows, columns), generator=generator, dtype="float64", device=tensor.device)
-    with on(flat._device):
-        q, r = xp.linalg.qr(flat._array)
+    with on(flat.device):
+        q, r = xp.linalg.qr(flat.array)
         q *= xp.sign(xp.diagonal(r))  # uniform over all such matrices: the factorisation alone prefers some
         return tensor.copy_((q.T if rows < columns else q).reshape(tensor.shape) * gain)
 
@@ -220,9 +220,9 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Strea
     if tensor.ndim != 2:
         raise ShapeError(f"sparse_: expected a matrix, got shape {tensor.shape}")
     rows, columns = tensor.shape
-    xp = tensor._device.xp
+    xp = tensor.device.xp
     tensor.normal_(0.0, std, generator=generator)
-    order = source(tensor._device, generator).random((rows, columns)).argsort(axis=0)
+    order = source(tensor.device, generator).random((rows, columns)).argsort(axis=0)
     kept = xp.ones((rows, columns), dtype="float32")
     kept[order[: math.ceil(sparsity * rows)], xp.arange(columns)] = 0
-    return tensor.mul_(place(kept.astype(tensor.dtype), tensor._device))
+    return tensor.mul_(place(kept.astype(tensor.dtype), tensor.device))

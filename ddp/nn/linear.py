@@ -27,8 +27,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises: ShapeError, DtypeError.
     """
     # The array's own attributes: this is called more often than anything else, and a property of ours is a call.
-    x, w = input._array, weight._array
-    b = None if bias is None else bias._array
+    x, w = input.array, weight.array
+    b = None if bias is None else bias.array
     if (x.dtype != w.dtype or (b is not None and b.dtype != w.dtype)) and modes.state.autocast is None:
         one_dtype("linear", input, weight, bias)
     shape = w.shape
@@ -115,9 +115,9 @@ def _separate(x: Tensor, kind: str) -> Tensor:
 
 
 def _fuses(kind: str, weight: Tensor) -> bool:
-    array = weight._array
+    array = weight.array
     return (
-        kind in perceptron.ACTIVATIONS and weight._device.xp is not np and array.ndim == 2 and array.dtype.kind in "fV"
+        kind in perceptron.ACTIVATIONS and weight.device.xp is not np and array.ndim == 2 and array.dtype.kind in "fV"
     )
 
 
@@ -133,7 +133,7 @@ def _check(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> Non
 
 def _kept(*tensors: Any) -> bool:
     """Whether a backward will come."""
-    return modes.state.enabled and any(each is not None and each._edge is not None for each in tensors)
+    return modes.state.enabled and any(each is not None and each.edge is not None for each in tensors)
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

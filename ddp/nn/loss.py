@@ -47,7 +47,7 @@ def paired(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tupl
 
     Raises: ShapeError if they do not broadcast.
     """
-    a, b = input._array, target._array
+    a, b = input.array, target.array
     x: Any = input
     y: Any = target
     if a.dtype != b.dtype:
@@ -88,7 +88,7 @@ def cross_entropy(
     reduction = parsed("cross_entropy", reduction, size_average, reduce)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
-    if is_float(target._array.dtype):
+    if is_float(target.array.dtype):
         return _soft(input, target, weight, ignore_index, reduction, label_smoothing)
     if input.ndim == 1 and target.ndim == 0:
         kept = cross_entropy(
@@ -160,7 +160,7 @@ def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ig
 
     The op reads the targets in forward alone, so nobody's later write can reach backward.
     """
-    x, array = input._array, target._array
+    x, array = input.array, target.array
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{name}: target holds class numbers (int64), not {array.dtype}")
     if x.ndim < 2 or array.shape != (x.shape[0], *x.shape[2:]):
@@ -169,10 +169,10 @@ def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ig
     if array.dtype != "int64":
         array = array.astype("int64")
     keep = None
-    if input._device.type == "cuda":
+    if input.device.type == "cuda":
         told = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
-        where = input._device
-        there = array if target._device is where else place(array, where)
+        where = input.device
+        there = array if target.device is where else place(array, where)
         array, keep = bounds.checked_but(where.xp, there, ignore_index, classes, RangeError, told)
         return array, keep, _weights(name, input, weight, classes)
     # A negative number is a huge one without its sign: one pass finds both kinds of wrong targets.
@@ -191,8 +191,8 @@ def _weights(name: str, input: Tensor, weight: Tensor | None, classes: int) -> A
     if weight is None:
         return None
     _check_weight(name, weight, classes)
-    recorded = modes.state.enabled and input._edge is not None
-    return weight._array.copy() if recorded else weight._array
+    recorded = modes.state.enabled and input.edge is not None
+    return weight.array.copy() if recorded else weight.array
 
 
 @placed_by_any
@@ -212,10 +212,10 @@ def binary_cross_entropy(
     """
     reduction = parsed("binary_cross_entropy", reduction, size_average, reduce)
     _one_shape("binary_cross_entropy", input, target)
-    array = input._array
+    array = input.array
     told = "binary_cross_entropy: input holds probabilities, all between 0 and 1"
-    if input._device.type == "cuda":
-        bounds.demand(input._device.xp, (array >= 0) & (array <= 1), ArgumentError, told)
+    if input.device.type == "cuda":
+        bounds.demand(input.device.xp, (array >= 0) & (array <= 1), ArgumentError, told)
     elif array.size and not (array.min() >= 0 and array.max() <= 1):
         raise ArgumentError(told)
     x, t = paired("binary_cross_entropy", input, target)
@@ -247,14 +247,14 @@ def binary_cross_entropy_with_logits(
     x, t = paired(name, input, target)
     positive = None
     if pos_weight is not None:
-        positive = together(name, (x, pos_weight))[1]._array.astype(x._array.dtype)
+        positive = together(name, (x, pos_weight))[1].array.astype(x.array.dtype)
         try:
-            fits = np.broadcast_shapes(positive.shape, x._array.shape) == x._array.shape
+            fits = np.broadcast_shapes(positive.shape, x.array.shape) == x.array.shape
         except ValueError:
             fits = False
         if not fits:
-            raise ShapeError(f"{name}: pos_weight {positive.shape} does not broadcast to {x._array.shape}")
-        if x._array.dtype.kind == "V":
+            raise ShapeError(f"{name}: pos_weight {positive.shape} does not broadcast to {x.array.shape}")
+        if x.array.dtype.kind == "V":
             positive = positive.astype("float32")
     if weight is None:
         return apply(likelihood.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction=reduction)

@@ -311,16 +311,20 @@ class Module(HasStateDict, HasHooks):
             after = before.to(*target, dtype=dtype, device=device)
             if after.dtype != before.dtype and not (before.is_floating_point() and after.is_floating_point()):
                 after = before.to(device=after.device)
-            return None if after._array is before._array else after
+            return None if after.array is before.array else after
 
         tensors = (*self.parameters(), *self.buffers())
         for tensor in tensors:
-            if tensor._end is not None and tensor._end.watcher is not None and converted(tensor) is not None:
-                tensor._check_replaceable()
+            if (
+                tensor.maybe_leaf is not None
+                and tensor.maybe_leaf.ready_hook is not None
+                and converted(tensor) is not None
+            ):
+                tensor.check_replaceable()
         for tensor in tensors:  # one at a time, so that no second copy of the whole model is held
             after = converted(tensor)
             if after is not None:
-                tensor._replace(after._array, after._device)
+                tensor.replace_storage(after.array, after.device)
         return self
 
     def share_memory(self: M) -> M:

@@ -24,21 +24,21 @@ _EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised 
 
 def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
     """Raises: DtypeError unless `input` is floating, and weight and bias are of its dtype, or float32 beside a half."""
-    dtype = input._array.dtype
+    dtype = input.array.dtype
     if not is_float(dtype):
         raise DtypeError(f"{name}: expected a floating input, got {dtype}")
     for each in parameters:
-        if each is not None and each._array.dtype != dtype and (dtype.itemsize > 2 or each._array.dtype != "float32"):
+        if each is not None and each.array.dtype != dtype and (dtype.itemsize > 2 or each.array.dtype != "float32"):
             raise DtypeError(f"{name}: input is {dtype}, weight or bias {each.dtype}; they need one dtype")
 
 
 def _trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
     """How many axes are normalised. Raises: ShapeError, DtypeError."""
-    shape, whole = tuple(normalized_shape), input._array.shape
+    shape, whole = tuple(normalized_shape), input.array.shape
     if not shape or len(whole) < len(shape) or whole[len(whole) - len(shape) :] != shape:
         raise ShapeError(f"{name}: input {input.shape} does not end in normalized_shape {shape}")
     for each in parameters:
-        if each is not None and each._array.shape != shape:
+        if each is not None and each.array.shape != shape:
             raise ShapeError(f"{name}: weight or bias {each.shape} for normalized_shape {shape}")
     affine_dtype(name, input, *parameters)
     return len(shape)
@@ -121,12 +121,12 @@ def batch_norm(
     if not training:
         if running_mean is None or running_var is None:
             raise ArgumentError("batch_norm: running_mean and running_var are needed out of training")
-        where = {"mean": running_mean._array, "var": running_var._array}
+        where = {"mean": running_mean.array, "var": running_var.array}
         return apply(norm_channels.channel_affine, (input, weight, bias), eps=eps, **where)
     if input.shape[0] * math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"batch_norm: input {input.shape} has one value a channel: training needs more")
     for each in (running_mean, running_var):
-        if each is not None and each._device is not input._device:
+        if each is not None and each.device is not input.device:
             together("batch_norm", (input, each))
     tell = moving(running_mean, running_var, momentum) if input.numel() else None  # nothing has no statistics
     return apply(norm_channels.batch_norm, (input, weight, bias), eps=eps, tell=tell)
@@ -144,7 +144,7 @@ def moving(running_mean: Tensor | None, running_var: Tensor | None, momentum: fl
     def move(mean: Any, var: Any, count: int) -> None:
         for running, value in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
             if running is not None:
-                held = widen(running._array)
+                held = widen(running.array)
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
                 running.copy_(wrap(held + momentum * (value - held), running.device))
 

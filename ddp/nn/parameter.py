@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
-from ddp._tensor.base import see
+from ddp._tensor.base import share_storage
 from ddp._tensor.core import Tensor
 
 __all__ = ["Buffer", "Parameter"]
-
-T = TypeVar("T", bound=Tensor)
 
 
 class Parameter(Tensor):
@@ -21,7 +19,7 @@ class Parameter(Tensor):
     __slots__ = ()
 
     def __new__(cls, data: Tensor, requires_grad: bool = True) -> Parameter:
-        return _around(super().__new__(cls), data).requires_grad_(requires_grad)
+        return share_storage(super().__new__(cls), data).requires_grad_(requires_grad)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass  # __new__ has taken the memory; Tensor would make some
@@ -40,7 +38,7 @@ class Buffer(Tensor):
     _persistent: bool
 
     def __new__(cls, data: Tensor, *, persistent: bool = True) -> Buffer:
-        self = _around(super().__new__(cls), data)
+        self = share_storage(super().__new__(cls), data)
         self._persistent = persistent
         return self
 
@@ -51,10 +49,3 @@ class Buffer(Tensor):
     def persistent(self) -> bool:
         """Whether the state dict of the module that it is assigned to will hold it."""
         return getattr(self, "_persistent", True)  # a copy has lost it, and its module has noted it
-
-
-def _around(self: T, data: Tensor) -> T:
-    self._array, self._device = data._array, data._device
-    see(self, data)
-    self._edge = self._end = self._grad = None
-    return self

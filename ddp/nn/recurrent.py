@@ -27,10 +27,10 @@ def run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[Any
     Raises: DtypeError unless all have one dtype, or autocast is on.
     """
     if modes.state.autocast is None:
-        dtype = x._array.dtype
+        dtype = x.array.dtype
         for each in (*state, *weights):
-            if each is not None and each._array.dtype != dtype:
-                raise DtypeError(f"{mode}: input of {dtype}, state or weights of {each._array.dtype}: expected one")
+            if each is not None and each.array.dtype != dtype:
+                raise DtypeError(f"{mode}: input of {dtype}, state or weights of {each.array.dtype}: expected one")
     if mode == "LSTM":
         return apply(recurrent.lstm, (x, *state, *weights), reverse=reverse)
     if mode == "GRU":

@@ -144,7 +144,7 @@ def gaussian_nll_loss(
     reduction = parsed("gaussian_nll_loss", reduction)
     spread: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
     told = "gaussian_nll_loss: var has a negative entry"
-    demand(spread._device.xp, ~(spread._array < 0), ArgumentError, told)
+    demand(spread.device.xp, ~(spread.array < 0), ArgumentError, told)
     if spread.shape != input.shape:
         other = [m for m, n in zip(input.shape, spread.shape, strict=False) if m != n]
         if input.shape[:-1] == spread.shape:

@@ -41,7 +41,7 @@ class Op:
     view: the result may share the first input's memory, and no number changes.
     into: the backward takes one more argument, `outs`: for each input None, or an array of the input's shape and dtype
         to write its gradient into, and to return: a parameter's gradient is computed where it is kept. It need not.
-        "adding": or an `Onto`, whose array holds a gradient to add it to; the array is returned then.
+        "adding": or an `AccumulateInto`, whose array holds a gradient to add it to; the array is returned then.
     native: the forward knows bfloat16; others compute it in float32, and the result is rounded (`Widened`).
     whole: the backward knows it, too.
     launched: the op as CuPy arrays take it, where it has kernels of its own; else this one.

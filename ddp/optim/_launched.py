@@ -61,7 +61,7 @@ class Launched(Memory):
 
     def step(self, params: Sequence[Tensor], found: Array | None) -> None:
         """One update. found: float32, nothing happens on the device where it is not zero; the host never knows."""
-        slots = [None if p._end is None else p._end.slot for p in params]
+        slots = [None if p.maybe_leaf is None else p.maybe_leaf.grad_buffer for p in params]
         full = [slot is not None and slot.full for slot in slots]
         eager = self._of.eager
         if not any(full) and not (eager and full):
@@ -93,15 +93,15 @@ class Launched(Memory):
                 target[...] = source
         changed = [p for p, is_full in zip(params, full, strict=True) if is_full]
         for p in changed:
-            p._version.count += 1
+            p.version.count += 1
         if graph is not None:
             graph.after(lambda: _touch(changed))
 
     def _settings(self) -> tuple[Sequence[float], Array | None]:
         """The settings that count now, and a learning rate that is on the device."""
         rate = self._group["lr"]
-        if isinstance(rate, TensorBase) and rate._device.type != "cpu":
-            return self._of.settings({**self._group, "lr": 0.0}), rate._array
+        if isinstance(rate, TensorBase) and rate.device.type != "cpu":
+            return self._of.settings({**self._group, "lr": 0.0}), rate.array
         return self._of.settings(self._group), None
 
     def _tell(self, graph: Any, batches: list[Batch], wanted: list[bool]) -> Array:
@@ -127,11 +127,11 @@ class Launched(Memory):
         graph.before(bring)
         graph.keep(held, batches, self._steps, self._flats, self._arrays)
         # The arrays are kept, so that no other one gets their numbers.
-        graph.fix(lambda: (of.names(group), len(group["params"]), [id(p._array) for p in params]))
+        graph.fix(lambda: (of.names(group), len(group["params"]), [id(p.array) for p in params]))
         return held
 
     def _follow(self, params: Sequence[Tensor]) -> None:
-        arrays = [p._array for p in params]
+        arrays = [p.array for p in params]
         same = len(params) == len(self._params) and all(a is b for a, b in zip(params, self._params, strict=True))
         if same and all(a is b for a, b in zip(arrays, self._arrays, strict=True)):
             return
@@ -182,7 +182,7 @@ class Launched(Memory):
     def _found(self, slots: Sequence[Any], full: Sequence[bool]) -> list[Batch]:
         """The batches of these gradients."""
         xp, graph = self._xp, capturing.now
-        gradients = [slot.buffer if is_full else None for slot, is_full in zip(slots, full, strict=True)]
+        gradients = [slot.array if is_full else None for slot, is_full in zip(slots, full, strict=True)]
         here = tables.here(xp)
         if graph is None and self._last is not None and self._last[0] == here and self._last[1].are(gradients):
             return self._last[2]
@@ -252,4 +252,4 @@ def _alike(a: Array, b: Array) -> bool:
 
 def _touch(params: list[Tensor]) -> None:
     for p in params:
-        p._version.count += 1
+        p.version.count += 1

@@ -115,7 +115,7 @@ class Memory:
 
         begin_all: state begins for all parameters at once, not only for those that have a gradient
         """
-        full = [p._end is not None and p._end.slot.full for p in params]
+        full = [p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full for p in params]
         if not any(full) and not (begin_all and full):
             return
         self._follow(params)
@@ -131,14 +131,14 @@ class Memory:
             self._steps += 1 if uniform else np.array(full, np.float32)
         for p, is_full in zip(params, full, strict=True):
             if is_full:
-                p._version.count += 1
+                p.version.count += 1
         for first, tiles in found:
             yield (ages[first] + self._counted if ages else 0), tiles
 
     def _follow(self, params: Sequence[Tensor]) -> None:
         """Notices parameters, arrays and buffers that are not what they were, and lays out anew what changed."""
-        arrays = [p._array for p in params]
-        buffers = [None if p._end is None else p._end.slot.buffer for p in params]
+        arrays = [p.array for p in params]
+        buffers = [None if p.maybe_leaf is None else p.maybe_leaf.grad_buffer.array for p in params]
         same = len(params) == len(self._params) and all(map(is_, params, self._params))
         if same and all(map(is_, arrays, self._arrays)) and all(map(is_, buffers, self._buffers)):
             return
@@ -156,7 +156,7 @@ class Memory:
         self._flats, self._views = [], {name: [None] * len(params) for name in self.names}
         for segment in self._segments:
             array = self._arrays[segment.members[0].number]
-            xp = params[segment.members[0].number]._device.xp
+            xp = params[segment.members[0].number].device.xp
             flats = {name: xp.zeros(segment.length, array.dtype) for name in self.names}
             self._flats.append(flats)
             for member in segment.members:
@@ -186,7 +186,7 @@ class Memory:
             if not known:
                 break
             now = [
-                view if e is None else getattr(e.get(name), "_array", None)
+                view if e is None else getattr(e.get(name), "array", None)
                 for e, view in zip(entries, views, strict=True)
             ]
             known = all(map(is_, now, views))
@@ -207,18 +207,18 @@ class Memory:
         fresh = False
         for name in ("step", *self.names) if self._counted else self.names:
             view, value = self._views[name][index], entry.get(name)
-            if isinstance(value, TensorBase) and value._array is view:
+            if isinstance(value, TensorBase) and value.array is view:
                 continue
             if value is None:
                 fresh = True
                 view[...] = 0 if name == "step" else self._initial
             else:
-                source = value._array if isinstance(value, TensorBase) else value
+                source = value.array if isinstance(value, TensorBase) else value
                 if np.shape(source) not in (view.shape, (1,) if name == "step" else view.shape):
                     raise StateDictError(f"state {name!r} of shape {np.shape(source)} for a parameter of {view.shape}")
-                where = self._clock if name == "step" else p._device
+                where = self._clock if name == "step" else p.device
                 view[...] = place(source, where).reshape(view.shape) if hasattr(source, "shape") else source
-            entry[name] = wrap(view, self._clock if name == "step" else p._device)
+            entry[name] = wrap(view, self._clock if name == "step" else p.device)
         return fresh
 
     def _marks(self, full: list[bool], ages: list[float]) -> Iterator[float | None]:
@@ -241,7 +241,7 @@ class Memory:
         segment, arrays, buffers = self._segments[number], self._arrays, self._buffers
         first = segment.members[0]
         dtype, length = arrays[first.number].dtype, stop - start
-        xp = self._params[first.number]._device.xp
+        xp = self._params[first.number].device.xp
         # 16-bit numbers are computed with in float32, and rounded once.
         wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
@@ -283,12 +283,12 @@ class Memory:
 
 
 def _described(p: Tensor, buffer: Array | None) -> Gradient:
-    array = p._array
+    array = p.array
     rigid = not array.flags.c_contiguous or (buffer is not None and not buffer.flags.c_contiguous)
     return Gradient(
         size=array.size,
         line=max(1, _LINE // array.dtype.itemsize),
-        kind=(p._device, array.dtype),
+        kind=(p.device, array.dtype),
         home=None if rigid or buffer is None else _home(buffer),
         rigid=rigid,
     )

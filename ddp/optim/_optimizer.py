@@ -195,7 +195,7 @@ def _adopted(name: str, value: Any, p: Tensor) -> Any:
         return value
     if name == "step":
         with on(value.device):
-            return wrap(value.detach()._array.copy(), value.device)
+            return wrap(value.detach().array.copy(), value.device)
     dtype = p.dtype if value.is_floating_point() else value.dtype
     return value.detach().clone().to(device=p.device, dtype=dtype)
 

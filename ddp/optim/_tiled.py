@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddp.optim._launched import Launched
 
 Update = Callable[[Tile], None]
-_device_of = attrgetter("_device")
+_device_of = attrgetter("device")
 _ON_CPU = frozenset({CPU})
 
 
@@ -111,7 +111,7 @@ class Tiled(Optimizer):
     def _launch(self, group: Group, params: Sequence[Tensor]) -> None:
         """Updates parameters of which not all are on the CPU."""
         for where in dict.fromkeys(map(_device_of, params)):
-            share = [p for p in params if p._device is where]
+            share = [p for p in params if p.device is where]
             if where.xp is np:
                 self._walk(group, share)
                 continue

@@ -40,8 +40,8 @@ class BufferSync:
         rest = [tensor for tensor in tensors if not (self._mean and tensor.is_floating_point())]
         came: list[tuple[Array, Tensor]] = []
         fresh = not self._waiting  # else the rooms hold what is to become of the buffers
-        for where, dtype in dict.fromkeys((tensor.device, tensor._array.dtype) for tensor in averaged):
-            alike = [tensor for tensor in averaged if tensor.device is where and tensor._array.dtype == dtype]
+        for where, dtype in dict.fromkeys((tensor.device, tensor.array.dtype) for tensor in averaged):
+            alike = [tensor for tensor in averaged if tensor.device is where and tensor.array.dtype == dtype]
             flat, parts = self._room((where, dtype), alike)
             if fresh:
                 _fill(parts, alike)
@@ -64,13 +64,13 @@ class BufferSync:
     def take(self) -> None:
         """Makes what has come this rank's buffers."""
         for part, tensor in self._waiting:
-            tensor._array[...] = part
-            tensor._version.count += 1
+            tensor.array[...] = part
+            tensor.version.count += 1
         self._waiting = []
 
     def _room(self, key: Any, tensors: Sequence[Tensor]) -> tuple[Array, list[Array]]:
         """One array of bytes for these, and each one's part of it."""
-        arrays = [tensor._array for tensor in tensors]
+        arrays = [tensor.array for tensor in tensors]
         starts = np.cumsum([0, *(-(-array.nbytes // _STEP) * _STEP for array in arrays)]).tolist()
         flat = self._rooms.get(key)
         if flat is None or flat.size != starts[-1]:
@@ -84,4 +84,4 @@ class BufferSync:
 
 def _fill(parts: Sequence[Array], tensors: Sequence[Tensor]) -> None:
     for part, tensor in zip(parts, tensors, strict=True):
-        part[...] = tensor._array
+        part[...] = tensor.array

@@ -21,7 +21,7 @@ class Holdings:
         self._leaves, self._tensors = leaves, tensors
         # No backward has added to what the slot holds since it was reduced, or since the model was wrapped.
         self._reduced = [
-            leaf.slot.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
+            leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
         ]
 
     @property
@@ -36,7 +36,7 @@ class Holdings:
     def begin(self, reached: set[int]) -> None:
         """A backward starts that will reach these."""
         for index, leaf in enumerate(self._leaves):
-            if not leaf.slot.full or leaf.slot.zeroed:
+            if not leaf.grad_buffer.full or leaf.grad_buffer.zeroed:
                 self._reduced[index] = False
         self.aside = {
             index
@@ -46,11 +46,11 @@ class Holdings:
 
     def has(self, index: int) -> bool:
         """The slot holds something to be reduced."""
-        return self._leaves[index].slot.full and index not in self.aside
+        return self._leaves[index].grad_buffer.full and index not in self.aside
 
     def any(self) -> bool:
         """Some slot does, and it is more than zeros that were put there in place of what was thrown away."""
-        return any(self.has(index) and not leaf.slot.zeroed for index, leaf in enumerate(self._leaves))
+        return any(self.has(index) and not leaf.grad_buffer.zeroed for index, leaf in enumerate(self._leaves))
 
     def first_mean(self) -> int | None:
         """The first that holds a mean over ranks, to which the backward would add; None if none does."""
@@ -59,5 +59,5 @@ class Holdings:
     def end(self, index: int, by_any: bool) -> None:
         """The backward has ended. by_any: some rank had a gradient, and its mean is in the slot."""
         if by_any or index not in self.aside:
-            slot = self._leaves[index].slot
+            slot = self._leaves[index].grad_buffer
             slot.full, slot.zeroed, self._reduced[index] = by_any, False, by_any

@@ -108,8 +108,8 @@ def adopt(comm: Communicator, source: int, tensors: Sequence[Tensor], optimizers
     """Makes parameters, buffers and optimizers those of the rank `source`. Collective."""
     with naming("join: the model of the last rank"):
         for tensor in tensors:
-            comm.broadcast(tensor._array, source)
-            tensor._version.count += 1
+            comm.broadcast(tensor.array, source)
+            tensor.version.count += 1
         for optimizer in optimizers:
             if getattr(optimizer, "in_parts", False):  # the ranks made all its steps together
                 continue

@@ -29,16 +29,16 @@ class Placement:
         inside = [leaves[index] for index in self.placed]
         layout = lay_out(members, [leaf.shape for leaf in inside], [leaf.dtype for leaf in inside])
         # The ranks of a node reduce their buckets where they lie; NCCL moves them without copies of its own.
-        xp = leaves[0].slot.xp
+        xp = leaves[0].grad_buffer.xp
         zeros = comm.empty if xp is np else xp.zeros if comm.size == 1 else partial(comm.empty, like=xp.empty(0))
         memory = FlatBuckets(layout, zeros)
         self.buckets = Buckets(memory=memory, names=tuple(names[index] for index in self.placed), members=members)
         self.bucket_of: list[int | None] = [None] * len(leaves)
         for at, index in enumerate(self.placed):
-            leaves[index].slot.bind(memory.views[at])
+            leaves[index].grad_buffer.bind(memory.views[at])
             self.bucket_of[index] = layout.places[at].bucket
         for index in self.outside():
-            leaves[index].slot.unbind()
+            leaves[index].grad_buffer.unbind()
 
     def outside(self) -> Iterator[int]:
         """The parameters that have no place."""
@@ -51,7 +51,7 @@ class Placement:
     def leave_out(self, aside: Collection[int]) -> None:
         """Takes what is not to be reduced out of the buckets, each into memory of its own, and all else back in."""
         for at, index in enumerate(self.placed):
-            slot = self._leaves[index].slot
+            slot = self._leaves[index].grad_buffer
             if index in aside:
                 slot.unbind()
             elif not slot.bound:
@@ -60,6 +60,6 @@ class Placement:
     def take_back(self, index: int) -> None:
         """What was left out has been used by other ranks: its gradient is what lies in its bucket."""
         if self.bucket_of[index] is not None:
-            slot = self._leaves[index].slot
+            slot = self._leaves[index].grad_buffer
             slot.clear()
             slot.bind(self.buckets.memory.views[self.placed.index(index)])

@@ -41,7 +41,7 @@ _turns = itertools.count()
 
 
 class Reducer:
-    """The watcher of a model's leaves: see `ddp._engine.Watcher`.
+    """The watcher of a model's leaves: see `ddp._engine.GradReadyHook`.
 
     owner: the DataParallel whose reducer this is
     names, tensors: the parameters, in the model's order
@@ -69,7 +69,7 @@ class Reducer:
         self.sync = True
         self.steps = 0  # synchronized backwards that have ended
         self.names = names
-        self.leaves = [tensor._leaf for tensor in tensors]
+        self.leaves = [tensor.leaf for tensor in tensors]
         self.comm = comm
         self.exchange: Exchange = Alone(comm) if comm.size == 1 else AllReduce(comm)
         self.before: list[Callable[[], None]] = []  # called before a synchronized backward launches anything
@@ -101,9 +101,9 @@ class Reducer:
             own = self._holdings.reduced
             self._holdings.reduced = [reduced.get(leaf, mine) for leaf, mine in zip(self.leaves, own, strict=True)]
         for leaf in self.leaves:
-            leaf.watcher = self
-            if leaf.slot.withheld is not None:  # a ZeroOptimizer of the wrapper before had it in parts
-                leaf.slot.clear()
+            leaf.ready_hook = self
+            if leaf.grad_buffer.withheld is not None:  # a ZeroOptimizer of the wrapper before had it in parts
+                leaf.grad_buffer.clear()
         self._move(plan)
 
     @property
@@ -271,7 +271,7 @@ class Reducer:
         self._holdings.begin(set())
         for index, leaf in enumerate(self.leaves):
             if self._holdings.has(index):
-                leaf.slot.clear()
+                leaf.grad_buffer.clear()
         self._accumulation = accumulation.Accumulation()
         self._tripwire.forget()
         try:
@@ -297,8 +297,8 @@ class Reducer:
     def release(self) -> None:
         """Lets go of the leaves: their gradients stay, in memory of their own, and are reduced no more."""
         for leaf in self.leaves:
-            leaf.watcher = None
-            leaf.slot.unbind()
+            leaf.ready_hook = None
+            leaf.grad_buffer.unbind()
 
     def _raise_if_broken(self) -> None:
         if self._broken is not None:
@@ -371,7 +371,7 @@ class Reducer:
         if self._finite is not None:
             for index in self._placement.outside():
                 if self._holdings.has(index):
-                    self._finite.look(index, self.leaves[index].slot.buffer, self._xp)
+                    self._finite.look(index, self.leaves[index].grad_buffer.array, self._xp)
             self._finite.finish(self.steps)
 
     def _reduce_unplaced(self, used: Sequence[bool]) -> None:
@@ -380,8 +380,8 @@ class Reducer:
             if used[index]:
                 leaf = self.leaves[index]
                 if not self._holdings.has(index):
-                    leaf.slot.set(self._xp.zeros(leaf.shape, leaf.dtype))
-                buffer = leaf.slot.buffer
+                    leaf.grad_buffer.set(self._xp.zeros(leaf.shape, leaf.dtype))
+                buffer = leaf.grad_buffer.array
                 with naming(f"backward {self.steps}: {self.names[index]}, which was frozen before"):
                     self.comm.all_reduce(buffer, ReduceOp.SUM, scale=self._control.scale(), out=buffer)
 

@@ -15,8 +15,8 @@ from numpy import errstate
 
 import collectives
 from collectives import Communicator
-from ddp._engine import Meeting, Node, Version, modes
-from ddp._tensor.base import left_behind, wrap
+from ddp._engine import CollectiveNode, Node, Version, modes
+from ddp._tensor.base import check_current, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
@@ -83,7 +83,7 @@ class SyncBatchNorm(BatchNorm):
         _check_together(inputs)
         layout = WholeBatch(call, _mode(input))
         op = batch_norm.widened if call.array.dtype is BFLOAT16 else batch_norm
-        arrays = [None if x is None else x._array for x in inputs]
+        arrays = [None if x is None else x.array for x in inputs]
         with errstate(all="ignore"):  # infinities and nan are values
             out, residual = op.forward(call.xp, *arrays, eps=self.eps, tell=self._keep, layout=layout)
         result = wrap(out, input.device)
@@ -216,8 +216,8 @@ def _check_together(inputs: tuple[Tensor, Tensor | None, Tensor | None]) -> None
     for x in affine:
         if x is not None and x.device is not input.device:
             raise DeviceError(f"SyncBatchNorm: one tensor is on {input.device}, another on {x.device}")
-        if x is not None and modes.state.enabled and x._epoch != x._version.epoch and x._epoch >= 0:
-            raise left_behind("SyncBatchNorm", x)
+        if x is not None:
+            check_current("SyncBatchNorm", x)
 
 
 class _Backward:
@@ -239,7 +239,7 @@ class _Backward:
 
 def _record(result: Tensor, inputs: Sequence[Tensor | None], op: Any, residual: Any, meets: bool) -> None:
     """The node of `result`, where a gradient is wanted here or, if `meets`, anywhere."""
-    edges = tuple([None if x is None else x._edge for x in inputs])
+    edges = tuple([None if x is None else x.edge for x in inputs])
     needs = tuple([edge is not None for edge in edges])
     if not (modes.state.enabled and (meets or any(needs))):
         return
@@ -249,10 +249,10 @@ def _record(result: Tensor, inputs: Sequence[Tensor | None], op: Any, residual: 
     for position in batch_norm.plan((True, True, True) if meets else needs):
         x = None if position is None else inputs[position]
         if x is not None:
-            versions.append((x._version, x._version.count, len(saved)))
-        saved.append(None if x is None else x._array)
-    kind = Meeting if meets else Node
+            versions.append((x.version, x.version.count, len(saved)))
+        saved.append(None if x is None else x.array)
+    kind = CollectiveNode if meets else Node
     node = kind(_Backward(op), result.device.xp, edges, needs, tuple(saved), versions, residual)
-    result._edge = node
+    result.edge = node
     for observer in modes.state.observers:
         observer(node)

@@ -118,8 +118,8 @@ class DataParallel(Module):
         planner = Planner(
             self.comm,
             names,
-            [p._array.nbytes for p in params],
-            [p._array.dtype for p in params],
+            [p.array.nbytes for p in params],
+            [p.array.dtype for p in params],
             cap=cap,
             first=first,
             given=given,
@@ -156,7 +156,7 @@ class DataParallel(Module):
         watched = {id(p) for p in params}
         for name, tensor in tensors:
             if id(tensor) not in watched:
-                tensor._leaf.watcher = Frozen(self, name)
+                tensor.leaf.ready_hook = Frozen(self, name)
         self._members = Members(module)
         self._buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
         self._buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
@@ -198,8 +198,8 @@ class DataParallel(Module):
         self._closed = self._closed or "was closed: call its module, model.module, or wrap that anew"
         self._reducer.release()
         for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
-            if isinstance(tensor._leaf.watcher, Frozen):
-                tensor._leaf.watcher = None
+            if isinstance(tensor.leaf.ready_hook, Frozen):
+                tensor.leaf.ready_hook = None
         if self._hooked is not None:
             self._hooked.close()
         self.comm.close()
@@ -337,7 +337,7 @@ class DataParallel(Module):
         """
         found: DataParallel | None = None
         for name, tensor in tensors:
-            owner = getattr(tensor._leaf.watcher, "owner", None)
+            owner = getattr(tensor.leaf.ready_hook, "owner", None)
             if owner is None or owner is found:
                 continue
             if owner.module is not self.module:

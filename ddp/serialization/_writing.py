@@ -29,7 +29,7 @@ class Writer:
         metadata = {}
         if isinstance(obj, dict) and METADATA not in obj and all(_is_named_tensor(item) for item in obj.items()):
             for name, tensor in obj.items():
-                self._add(name, tensor._array, tensor.device)
+                self._add(name, tensor.array, tensor.device)
         else:
             try:
                 metadata["structure"] = json.dumps(self._described(obj, (), "obj"))
@@ -51,7 +51,7 @@ class Writer:
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, Tensor):
-            return {"tensor": self._add(self._free(".".join(path) or "tensor"), value._array, value.device)}
+            return {"tensor": self._add(self._free(".".join(path) or "tensor"), value.array, value.device)}
         if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
             array = value.astype(value.dtype.newbyteorder("="), copy=False)
             return {"array": self._add(self._free(".".join(path) or "array"), array, CPU)}

@@ -42,13 +42,13 @@ class TestData:
 
     def test_assigned_memory_is_shared(self) -> None:
         x, y = ddp.ones(2, requires_grad=True), ddp.zeros(2)
-        end = x._leaf
+        end = x.leaf
         x.data = y
         assert np.shares_memory(x.detach().numpy(), y.numpy())
         y.fill_(3)
         assert x.tolist() == [3.0, 3.0]
         assert x.requires_grad
-        assert x._leaf is end
+        assert x.leaf is end
         (x * x).sum().backward()
         assert x.grad is not None
         assert x.grad.tolist() == [6.0, 6.0]
@@ -85,7 +85,7 @@ class TestData:
             (x * 2).data = ddp.ones(3)
         with pytest.raises(DtypeError, match="ndarray"):
             x.data = np.ones(2)
-        x._leaf.watcher = Watcher()
+        x.leaf.ready_hook = Watcher()
         with pytest.raises(GraphError, match="wrapped"):
             x.data = ddp.ones(2, dtype=ddp.float64)
 
@@ -109,8 +109,8 @@ class TestCopies:
             assert y.requires_grad == x.requires_grad
             assert y.dtype == x.dtype
             assert y.tolist() == x.tolist()
-            assert not np.shares_memory(y._array, x._array)
-            assert y._version is not x._version
+            assert not np.shares_memory(y.array, x.array)
+            assert y.version is not x.version
 
     @pytest.mark.parametrize("duplicate", [copy.copy, *DUPLICATES])
     def test_results_of_ops(self, duplicate: Any) -> None:
@@ -123,8 +123,8 @@ class TestCopies:
             assert type(y) is type(x)
             assert y is not x
             assert y.requires_grad == x.requires_grad
-            assert np.shares_memory(y._array, x._array)
-            assert y._version is x._version
+            assert np.shares_memory(y.array, x.array)
+            assert y.version is x.version
             y.sum().backward() if y.requires_grad else None
             assert x.grad is None
 
@@ -143,8 +143,8 @@ class TestCopies:
     def test_attributes_of_subclasses_go_along(self) -> None:
         x = Named.__new__(Named)
         plain = ddp.ones(2)
-        x._array, x._device, x._version, x._epoch = plain._array, plain._device, plain._version, plain._epoch
-        x._edge = x._end = x._grad = None
+        x.array, x._device, x.version, x._epoch = plain.array, plain._device, plain.version, plain._epoch
+        x.edge = x.maybe_leaf = x.grad_view = None
         x.names = ["a"]
         assert copy.copy(x).names is x.names
         for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
@@ -164,7 +164,7 @@ class TestCopies:
     def test_clone_passes_gradients(self) -> None:
         x = ddp.ones(2, requires_grad=True)
         y = x.clone()
-        assert not np.shares_memory(y._array, x._array)
+        assert not np.shares_memory(y.array, x.array)
         y.sum().backward()
         assert x.grad is not None
         assert x.grad.tolist() == [1.0, 1.0]

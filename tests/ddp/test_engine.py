@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._engine import Leaf, Slot
+from ddp._engine import GradBuffer, Leaf
 from ddp.errors import GraphError, GraphFreedError, InplaceError, ShapeError, VersionError
 
 
@@ -26,16 +26,18 @@ class Recorder:
     turn = 0
 
     def __init__(self, **leaves: ddp.Tensor) -> None:
-        self.names = {x._leaf: name for name, x in leaves.items()}
+        self.names = {x.leaf: name for name, x in leaves.items()}
         self.calls: list[Any] = []
         for x in leaves.values():
-            x._leaf.watcher = self
+            x.leaf.ready_hook = self
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
         self.calls.append(("begin", sorted(self.names[end] for end in leaves)))
 
     def ready(self, leaf: Leaf) -> None:
-        self.calls.append(("ready", self.names[leaf], leaf.slot.buffer.tolist() if leaf.slot.full else None))
+        self.calls.append(
+            ("ready", self.names[leaf], leaf.grad_buffer.array.tolist() if leaf.grad_buffer.full else None)
+        )
 
     def end(self) -> None:
         self.calls.append("end")
@@ -201,33 +203,33 @@ class TestAccumulation:
         x, frozen = leaf(1.0, 2.0), ddp.tensor([3.0, 4.0], dtype=ddp.float64)
         kept = weakref.ref(x.detach() * 1)
         assert kept() is None
-        node = (x * frozen)._edge
+        node = (x * frozen).edge
         saved = dict(zip(node.op.saves, node.saved, strict=True))
         assert saved["x"] is None
-        assert saved["y"] is frozen._array
+        assert saved["y"] is frozen.array
 
 
 class TestSlot:
-    def slot(self) -> Slot:
-        return Slot((2,), np.dtype("float32"), np)
+    def slot(self) -> GradBuffer:
+        return GradBuffer((2,), np.dtype("float32"), np)
 
     def test_first_is_copied_later_ones_added(self) -> None:
         slot, g = self.slot(), np.array([1.0, 2.0], np.float32)
         slot.accumulate(g)
-        assert not np.shares_memory(slot.buffer, g)
+        assert not np.shares_memory(slot.array, g)
         slot.accumulate(np.broadcast_to(np.float32(1), (2,)))
-        assert slot.buffer.tolist() == [2.0, 3.0]
+        assert slot.array.tolist() == [2.0, 3.0]
         assert g.tolist() == [1.0, 2.0]
 
     def test_clear_keeps_the_memory_for_the_next_first_write(self) -> None:
         slot = self.slot()
         slot.accumulate(np.ones(2, np.float32))
-        before = slot.buffer
+        before = slot.array
         slot.clear()
         assert not slot.full
         slot.accumulate(np.full(2, 5, np.float32))
-        assert slot.buffer is before
-        assert slot.buffer.tolist() == [5.0, 5.0]
+        assert slot.array is before
+        assert slot.array.tolist() == [5.0, 5.0]
 
     def test_bind_moves_a_live_gradient(self) -> None:
         slot, memory = self.slot(), np.zeros(4, np.float32)
@@ -247,10 +249,10 @@ class TestSlot:
 
     def test_grad_of_a_bound_leaf_is_the_memory(self) -> None:
         x, memory = ddp.ones(2, requires_grad=True), np.zeros(5, np.float32)
-        x._leaf.slot.bind(memory[3:])
+        x.leaf.grad_buffer.bind(memory[3:])
         (x * 3).sum().backward()
         assert memory.tolist() == [0.0, 0.0, 0.0, 3.0, 3.0]
-        assert np.shares_memory(x.grad._array, memory)
+        assert np.shares_memory(x.grad.array, memory)
         assert x.grad is x.grad
 
 
@@ -264,7 +266,7 @@ def chain(length: int) -> tuple[ddp.Tensor, ddp.Tensor]:
 class TestFreeing:
     def test_a_long_chain_is_freed_without_backward(self) -> None:
         _, y = chain(50_000)
-        first = weakref.ref(y._edge)
+        first = weakref.ref(y.edge)
         del y
         assert first() is None
 
@@ -272,7 +274,7 @@ class TestFreeing:
         x, y = chain(50_000)
         y.backward(retain_graph=True)
         assert x.grad.tolist() == [1.0]
-        first = weakref.ref(y._edge)
+        first = weakref.ref(y.edge)
         del y
         assert first() is None
 
@@ -280,7 +282,7 @@ class TestFreeing:
         x = leaf(1.0, 2.0)
         alive: list[bool] = []
         first = x.exp()
-        saved = weakref.ref(first._array)
+        saved = weakref.ref(first.array)
 
         class Watching(Recorder):
             def ready(self, leaf: Leaf) -> None:
@@ -299,7 +301,7 @@ class TestFreeing:
             x = leaf(1.0, 2.0)
             y = (x * 2).exp().relu()
             z = y.reshape(2, 1).sum()
-            watched = [weakref.ref(o) for o in (x, y, z, y._edge, z._edge, x._leaf, y._array)]
+            watched = [weakref.ref(o) for o in (x, y, z, y.edge, z.edge, x.leaf, y.array)]
             z.backward()
             g = weakref.ref(x.grad)
             del x, y, z
@@ -452,7 +454,7 @@ class TestModes:
 
     def test_no_grad_records_nothing(self) -> None:
         with ddp.no_grad():
-            assert (leaf(1.0) * 2)._edge is None
+            assert (leaf(1.0) * 2).edge is None
 
     def test_modes_are_per_thread(self) -> None:
         seen: list[bool] = []

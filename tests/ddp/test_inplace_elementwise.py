@@ -58,11 +58,11 @@ def test_agrees_with_pytorch(name: str, tracked: bool) -> None:
     x, y = (ddp.tensor(each, requires_grad=tracked) for each in (a, b))
     t, u = (torch.tensor(each, requires_grad=tracked) for each in (a, b))
     ours, theirs = x * 1, t * 1
-    memory, version = ours._array, ours._version.count
+    memory, version = ours.array, ours.version.count
     result, expected = FORMS[name](ours, y), FORMS[name](theirs, u)
     assert result is ours
-    assert ours._array is memory
-    assert ours._version.count > version
+    assert ours.array is memory
+    assert ours.version.count > version
     np.testing.assert_allclose(ours.detach().numpy(), expected.detach().numpy(), rtol=1e-10, atol=1e-13)
     if tracked:
         result.sum().backward()

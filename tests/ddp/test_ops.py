@@ -38,7 +38,7 @@ def leaves(case: Case, dtype: Any = np.float64) -> list[ddp.Tensor]:
 
 
 def ops_below(y: ddp.Tensor) -> set[str]:
-    found, stack = set(), [y._edge]
+    found, stack = set(), [y.edge]
     while stack:
         edge = stack.pop()
         if isinstance(edge, Node):
@@ -171,7 +171,7 @@ def test_nodes_go_by_reference_counting() -> None:
         for case in CASES:
             for backward in (False, True):
                 y = case.fn(ddp, *leaves(case))
-                alive = weakref.ref(y._edge)
+                alive = weakref.ref(y.edge)
                 if backward:
                     y.backward(ddp.ones_like(y.detach()))
                 del y

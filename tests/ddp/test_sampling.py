@@ -129,7 +129,7 @@ class TestInPlace:
     def test_counts_a_version_and_draws_from_a_generator(self, name: str) -> None:
         x = ddp.zeros(50)
         getattr(x, name)(generator=ddp.Generator().manual_seed(2))
-        assert x._version.count == 1
+        assert x.version.count == 1
         assert x.tolist() == getattr(ddp.zeros(50), name)(generator=ddp.Generator().manual_seed(2)).tolist()
         with pytest.raises(InplaceError, match=name):
             getattr(ddp.zeros(2, requires_grad=True), name)()

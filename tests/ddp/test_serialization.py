@@ -34,7 +34,7 @@ def every_kind() -> dict[str, Any]:
 
 
 def bits(x: Any) -> bytes:
-    return x.detach()._array.tobytes()
+    return x.detach().array.tobytes()
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -73,8 +73,8 @@ def test_every_dtype_and_shape(tmp_path: Path) -> None:
     found = ddp.load(str(tmp_path / "x.safetensors"))
     assert_same(found, expected)
     for tensor in found.values():
-        assert tensor._array.flags.writeable
-        assert tensor._array.flags.owndata or tensor._array.base.flags.owndata
+        assert tensor.array.flags.writeable
+        assert tensor.array.flags.owndata or tensor.array.base.flags.owndata
     assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
@@ -110,10 +110,10 @@ def test_a_model_goes_to_pytorch_and_back(tmp_path: Path) -> None:
 
 def test_what_is_not_contiguous(tmp_path: Path) -> None:
     x = ddp.tensor(np.arange(24.0).reshape(2, 3, 4))
-    for array in (x._array.T, x._array[:, ::2], x._array[::-1], np.broadcast_to(x._array[0, 0], (5, 4))):
+    for array in (x.array.T, x.array[:, ::2], x.array[::-1], np.broadcast_to(x.array[0, 0], (5, 4))):
         view = ddp._tensor.base.wrap(array, x.device)
         found = through({"x": view})["x"]
-        np.testing.assert_array_equal(found._array, array)
+        np.testing.assert_array_equal(found.array, array)
         assert found.is_contiguous()
 
 
@@ -200,7 +200,7 @@ def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
     found["a"][0, 0] = 5
     assert found["b"][0, 0].item() == 5
     assert found["c"][0, 0].item() != 5
-    assert found["a"]._version is found["b"]._version
+    assert found["a"].version is found["b"].version
 
 
 def test_tied_in_a_structure() -> None:
@@ -218,7 +218,7 @@ def test_tied_weights_of_a_model_stay_tied() -> None:
             self.second.weight = self.first.weight
 
     state = through(Net().state_dict())
-    assert np.shares_memory(state["first.weight"]._array, state["second.weight"]._array)
+    assert np.shares_memory(state["first.weight"].array, state["second.weight"].array)
     other = Net()
     other.load_state_dict(state)
     assert other.second.weight is other.first.weight
@@ -230,7 +230,7 @@ def test_views_that_only_overlap_are_written_apart() -> None:
     views = {"whole": x, "row": x[0], "flat": x.reshape(16), "turned": x.T, "empty": x[:0], "none": x[4:]}
     found = through(views)
     assert_same(found, views)
-    assert not any(np.shares_memory(a._array, b._array) for n, a in found.items() for m, b in found.items() if n != m)
+    assert not any(np.shares_memory(a.array, b.array) for n, a in found.items() for m, b in found.items() if n != m)
 
 
 def test_map_location() -> None:

@@ -65,18 +65,18 @@ def block() -> ddp.Tensor:
 def test_a_view_shares_memory_and_version(make: Callable[[Any], Any]) -> None:
     x = block()
     y = make(x)
-    assert y._version is x._version
-    before = y._version.count
+    assert y.version is x.version
+    before = y.version.count
     x.fill_(-1)
     assert (y == -1).all() or y.dtype != x.dtype
-    assert y._version.count == before + 1
+    assert y.version.count == before + 1
 
 
 @pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
 def test_a_copy_does_not(make: Callable[[Any], Any]) -> None:
     x = block()
     y = make(x)
-    assert y._version is not x._version
+    assert y.version is not x.version
     y.fill_(-1)
     assert x.tolist() == block().tolist()
 

@@ -210,10 +210,10 @@ IN_PLACE: dict[str, Callable[[Any], Any]] = {
 def test_in_place(name: str) -> None:
     write = IN_PLACE[name]
     x = X.clone()
-    memory, count = x._array, x._version.count
+    memory, count = x.array, x.version.count
     assert write(x) is x
-    assert x._array is memory
-    assert x._version.count == count + 1
+    assert x.array is memory
+    assert x.version.count == count + 1
     assert not np.array_equal(x.numpy(), X.numpy())
     leaf = X.clone().requires_grad_()
     with pytest.raises(InplaceError, match=name):
@@ -224,8 +224,8 @@ def test_in_place(name: str) -> None:
     assert leaf.detach().tolist() == x.tolist()
     y = X.clone().requires_grad_() * 1
     saved = (y * y).sum()
-    memory = y._array
+    memory = y.array
     write(y)
-    assert y._array is memory
+    assert y.array is memory
     with pytest.raises(ddp.errors.VersionError):
         saved.backward()

@@ -146,11 +146,11 @@ class TestViews:
     def test_share_memory_and_version(self) -> None:
         x = ddp.zeros(2, 3)
         for view in (x[0], x[0, 1], x.T, x.reshape(3, 2), x.unsqueeze(0), x.view(6), x.detach(), x.expand(2, 2, 3)):
-            assert np.shares_memory(view._array, x._array)
-            assert view._version is x._version
+            assert np.shares_memory(view.array, x.array)
+            assert view.version is x.version
         for copied in (x.clone(), x[[0, 1]], x.T.reshape(6), x + 0):
-            assert not np.shares_memory(copied._array, x._array)
-            assert copied._version is not x._version
+            assert not np.shares_memory(copied.array, x.array)
+            assert copied.version is not x.version
 
     def test_an_element_is_a_view(self) -> None:
         x = ddp.zeros(3)
@@ -187,7 +187,7 @@ class TestInPlace:
         x.normal_()
         x.uniform_()
         x.copy_(x * 2)
-        assert x._version.count == 6
+        assert x.version.count == 6
 
     def test_random_fills(self) -> None:
         ddp.manual_seed(1)
@@ -317,19 +317,19 @@ class TestGrad:
         assert x.grad is None
         x.grad = g
         assert x.grad is x.grad
-        assert not np.shares_memory(x.grad._array, g._array)
+        assert not np.shares_memory(x.grad.array, g.array)
         x.grad.mul_(3)
-        assert x._leaf.slot.buffer.tolist() == [3.0, 3.0]
+        assert x.leaf.grad_buffer.array.tolist() == [3.0, 3.0]
         x.grad = None
         assert x.grad is None
 
     def test_requires_grad_off_and_on_keeps_the_leaf(self) -> None:
         x = ddp.ones(2, requires_grad=True)
-        end = x._leaf
+        end = x.leaf
         x.requires_grad = False
         assert not (x * 2).requires_grad
         x.requires_grad_()
-        assert x._leaf is end
+        assert x.leaf is end
         with pytest.raises(GraphError, match="detach"):
             (x * 2).requires_grad_(False)
 

@@ -81,7 +81,7 @@ class Gpu:
 
     def host(self, array: Any) -> Any:
         """The memory of a device's array, or of a tensor's: for closures that run as work of a stream."""
-        return getattr(array, "_array", array)._host
+        return getattr(array, "array", array)._host
 
 
 def forget() -> None:

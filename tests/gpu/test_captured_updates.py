@@ -76,10 +76,10 @@ def test_a_replay_is_noted(gpu: Any) -> None:
     graph = ddp.cuda.CUDAGraph()
     with ddp.cuda.graph(graph):
         step.run()
-    before = step.p._version.count
+    before = step.p.version.count
     step.optimizer._stepped = False
     graph.replay()
-    assert step.p._version.count == before + 1
+    assert step.p.version.count == before + 1
     assert step.optimizer._stepped
 
 

@@ -75,7 +75,7 @@ def test_a_step_with_clipping_is_four_launches(gpu: Any) -> None:
         for p in params:
             if step == 0:
                 p.grad = ddp.ones(p.shape[0], device="cuda")
-            p._leaf.slot.full = True
+            p.leaf.grad_buffer.full = True
         utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -87,10 +87,10 @@ def test_a_step_with_clipping_is_four_launches(gpu: Any) -> None:
 def test_a_gradient_that_somebody_holds_knows_that_it_changed(gpu: Any) -> None:
     p = parameters("cuda", np.float32)[0]
     held = p.grad
-    before = held._version.count
+    before = held.version.count
     utils.clip_grad_norm_([p], 0.1)
     utils.clip_grad_value_([p], 0.1)
-    assert held._version.count == before + 2
+    assert held.version.count == before + 2
     assert p.grad is held
 
 
@@ -131,8 +131,8 @@ def test_values_are_held_within_bounds(gpu: Any) -> None:
 def test_gradients_that_lie_with_gaps_or_turned(gpu: Any) -> None:
     ps = [ddp.zeros(6, 4, device="cuda", requires_grad=True) for _ in range(2)]
     g = ddp.from_numpy(np.arange(24, dtype=np.float32).reshape(6, 4)).cuda()
-    ps[0]._leaf.slot.bind(g.t().clone().t()._array)
-    ps[1]._leaf.slot.bind(ddp.zeros(6, 8, device="cuda")[:, ::2]._array)
+    ps[0].leaf.grad_buffer.bind(g.t().clone().t().array)
+    ps[1].leaf.grad_buffer.bind(ddp.zeros(6, 8, device="cuda")[:, ::2].array)
     for p in ps:
         p.grad = g
     norm = math.sqrt(2 * np.square(np.arange(24.0)).sum())

@@ -59,7 +59,7 @@ def graphed() -> None:
 
 
 def copied_beside() -> None:
-    array, version = ddp.ones(1 << 18, device="cuda")._array, Version()
+    array, version = ddp.ones(1 << 18, device="cuda").array, Version()
     snapshot = Snapshot([Source(name="x", array=array, version=version)], {id(version)}, {})
     snapshot.copy()
     snapshot.wait()

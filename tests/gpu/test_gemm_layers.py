@@ -53,8 +53,8 @@ def test_a_linear_layer_is_one_launch_forward_and_two_backward(gpu: Any) -> None
 def test_gradients_are_computed_where_they_are_kept(gpu: Any) -> None:
     layer, x = nn.Linear(6, 8).to("cuda"), made(5, 6)
     bucket = gpu.cupy.zeros(1 + 48 + 8, "f4")  # which no gradient is aligned in
-    layer.weight._leaf.slot.bind(bucket[1:49].reshape(8, 6))
-    layer.bias._leaf.slot.bind(bucket[49:])
+    layer.weight.leaf.grad_buffer.bind(bucket[1:49].reshape(8, 6))
+    layer.bias.leaf.grad_buffer.bind(bucket[49:])
     layer(x).sum().backward()
     layer.zero_grad()
     loss = layer(x).sum()
@@ -67,7 +67,7 @@ def test_gradients_are_computed_where_they_are_kept(gpu: Any) -> None:
     here(x.cpu()).sum().backward()
     close(layer.weight.grad, here.weight.grad)
     close(layer.bias.grad, here.bias.grad)
-    assert layer.weight.grad._array.data.ptr == bucket.data.ptr + 4
+    assert layer.weight.grad.array.data.ptr == bucket.data.ptr + 4
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -115,7 +115,7 @@ def test_one_stream_needs_no_event(gpu: Any) -> None:
     gpu.reset()
     x.__dlpack__()
     x.__dlpack__(stream=1)
-    ddp.as_tensor(Theirs(x._array, 1))
+    ddp.as_tensor(Theirs(x.array, 1))
     with (mine := gpu.cupy.cuda.Stream()):
         y = x + 1
         gpu.reset()

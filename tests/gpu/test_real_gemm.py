@@ -207,12 +207,12 @@ def test_a_captured_product_and_its_backward(dtype: Any) -> None:
     stream = xp.cuda.Stream(non_blocking=True)
     with stream:
         for _ in range(2):
-            y = products.linear(xp, x._array, layer.weight._array, layer.bias._array)[0]
+            y = products.linear(xp, x.array, layer.weight.array, layer.bias.array)[0]
         stream.synchronize()
         stream.begin_capture()
-        y = products.linear(xp, x._array, layer.weight._array, layer.bias._array)[0]
+        y = products.linear(xp, x.array, layer.weight.array, layer.bias.array)[0]
         graph = stream.end_capture()
-        x._array[...] = 1
+        x.array[...] = 1
         graph.launch()
         stream.synchronize()
     expected = layer.weight.detach().float().cpu().numpy().sum(1) + layer.bias.detach().float().cpu().numpy()

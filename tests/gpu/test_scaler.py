@@ -79,7 +79,7 @@ def test_a_step_waits_for_nothing(gpu: Any) -> None:
         for p in params:
             if step == 0:
                 p.grad = ddp.ones(p.shape[0], device="cuda")
-            p._leaf.slot.full = True
+            p.leaf.grad_buffer.full = True
         scaler.scale(loss)
         scaler.step(optimizer)
         scaler.update()

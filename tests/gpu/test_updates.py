@@ -119,9 +119,9 @@ def bucket(params: list[Any], optimizer: Any, step: int) -> None:
     if step in (1, 4):
         order = [[6, 5, 4, 3], [2, 1, 0]] if step == 1 else [[0, 1, 2, 3, 4, 5, 6]]
         layout = lay_out(order, [p.shape for p in params], [p.dtype for p in params])
-        views = FlatBuckets(layout, lambda n, dtype: ddp.zeros(n, dtype=dtype, device=params[0].device)._array).views
+        views = FlatBuckets(layout, lambda n, dtype: ddp.zeros(n, dtype=dtype, device=params[0].device).array).views
         for p, view in zip(params, views, strict=True):
-            p._leaf.slot.bind(view)
+            p.leaf.grad_buffer.bind(view)
 
 
 def turn(params: list[Any], optimizer: Any, step: int) -> None:
@@ -211,7 +211,7 @@ def test_a_step_is_two_launches_and_asks_for_nothing(kind: str, launches: int, g
         if step == 2:
             gpu.reset()
         for p in params:
-            p._leaf.slot.full = True
+            p.leaf.grad_buffer.full = True
             if step == 0:
                 p.grad = ddp.ones(p.shape[0], device="cuda")
         optimizer.step()
@@ -260,7 +260,7 @@ def test_a_step_that_is_left_out_leaves_everything(kind: Any, gpu: Any) -> None:
         for step, bad in enumerate((True, False, True, True, False, False)):
             give(params, step, missing=False)
             if device == "cuda":
-                optimizer.found_inf = found.fill_(bad)._array
+                optimizer.found_inf = found.fill_(bad).array
                 optimizer.step()
             elif not bad:
                 optimizer.step()

@@ -55,10 +55,10 @@ def _into(name: str, result: Tensor, out: Any) -> Tensor:
     if not isinstance(out, Tensor):
         raise DtypeError(f"{name}: out is a Tensor, not {type(out).__name__}")
     if modes.state.enabled and (result.requires_grad or out.requires_grad):
-        raise InplaceError(f"{name}: no gradient passes through out=, of shape {out._array.shape}, and one is required")
+        raise InplaceError(f"{name}: no gradient passes through out=, of shape {out.array.shape}, and one is required")
     if out._device is not result._device:
         raise DeviceError(f"{name}: the result is on {result._device}, out on {out._device}")
-    if not out.numel() and out._array.shape != result._array.shape:
-        out._check_replaceable()
-        out._array, out._end, out._grad = out._device.xp.empty(result._array.shape, out._array.dtype), None, None
+    if not out.numel() and out.array.shape != result.array.shape:
+        out.check_replaceable()
+        out.array, out.maybe_leaf, out.grad_view = out._device.xp.empty(result.array.shape, out.array.dtype), None, None
     return become(out, name, result)

@@ -43,11 +43,11 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     Raises: ShapeError, RangeError; ArgumentError for no tensor.
     """
     xs = _one_dtype(tensors, "cat")
-    some = [x for x in xs if x._array.shape != (0,)] or xs[:1]
+    some = [x for x in xs if x.array.shape != (0,)] or xs[:1]
     at = axis(some[0], dim, "cat")
-    first = some[0]._array.shape
+    first = some[0].array.shape
     for x in some:
-        shape = x._array.shape
+        shape = x.array.shape
         if not shape or len(shape) != len(first) or (*shape[:at], *shape[at + 1 :]) != (*first[:at], *first[at + 1 :]):
             raise ShapeError(f"cat along dimension {at}: shapes {first} and {shape} differ elsewhere, or are 0-d")
     return apply(joins.cat, xs, dim=at)

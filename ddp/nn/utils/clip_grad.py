@@ -35,24 +35,24 @@ def _on_each(tensors: list[Tensor]) -> dict[device, list[Tensor]]:
     """The tensors of each device, the first one's first."""
     found: dict[device, list[Tensor]] = {}
     for x in tensors:
-        found.setdefault(x._device, []).append(x)
+        found.setdefault(x.device, []).append(x)
     return found
 
 
 def _slots(parameters: list[Tensor]) -> list[Any]:
     """The gradients that are there, as arrays that are not lent: their memory stays for the next step's."""
-    full = [p for p in parameters if p._end is not None and p._end.slot.full]
+    full = [p for p in parameters if p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full]
     for p in full:
-        if p._grad is not None or p._leaf.slot.withheld is not None:
+        if p.grad_view is not None or p.leaf.grad_buffer.withheld is not None:
             assert p.grad is not None  # or it says why it cannot be seen
-    return [p._leaf.slot.buffer for p in full]
+    return [p.leaf.grad_buffer.array for p in full]
 
 
 def _note_change(parameters: list[Tensor]) -> None:
     """The gradients that somebody holds are other ones now."""
     for p in parameters:
-        if p._grad is not None and p._end is not None and p._end.slot.full:
-            p._grad._version.count += 1
+        if p.grad_view is not None and p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full:
+            p.grad_view.version.count += 1
 
 
 def _norm(xp: Any, x: Any, p: float) -> Any:
@@ -82,7 +82,7 @@ def get_total_norm(
     found = _listed(tensors)
     if not found:
         return zeros(())
-    shares = {where: [x._array for x in share] for where, share in _on_each(found).items()}
+    shares = {where: [x.array for x in share] for where, share in _on_each(found).items()}
     return _total(shares, float(norm_type), error_if_nonfinite)
 
 
@@ -129,17 +129,17 @@ def clip_grads_with_norm_(
 def _scale(where: device, params: list[Tensor], max_norm: float, total_norm: Tensor) -> None:
     """Scales the gradients of parameters that are all on one device."""
     if where.xp is not np:
-        total = place(total_norm._array, where)
+        total = place(total_norm.array, where)
         with on(where):
             clipping.shrink(where.xp, _slots(params), total, max_norm)
         _note_change(params)
         return
-    scale = np.asarray(np.minimum(float(max_norm) / (place(total_norm._array, where) + 1e-6), 1.0))
+    scale = np.asarray(np.minimum(float(max_norm) / (place(total_norm.array, where) + 1e-6), 1.0))
     if scale >= 1:
         return
     for grad in _grads(params):
-        grad._array *= scale.astype(grad._array.dtype)
-        grad._version.count += 1
+        grad.array *= scale.astype(grad.array.dtype)
+        grad.version.count += 1
 
 
 @no_grad()
@@ -162,7 +162,7 @@ def clip_grad_norm_(
     each = _on_each(_listed(parameters))
     shares = {}
     for where, params in each.items():
-        found = [g._array for g in _grads(params)] if where.xp is np else _slots(params)
+        found = [g.array for g in _grads(params)] if where.xp is np else _slots(params)
         if found:
             shares[where] = found
     if not shares:

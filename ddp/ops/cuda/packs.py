@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp._engine.leaves import Onto
+from ddp._engine.leaves import AccumulateInto
 from ddp.ops._op import Array
 
 # A GPU moves 16 bytes a thread at best, if their address is a multiple of 16.
@@ -74,8 +74,8 @@ def slope(
     """
     if not want:
         return None, (None, None, False)
-    adding = isinstance(out, Onto)
-    array = out.array if isinstance(out, Onto) else out
+    adding = isinstance(out, AccumulateInto)
+    array = out.array if isinstance(out, AccumulateInto) else out
     if array is None or array.dtype != to or not array.flags.c_contiguous:
         adding, array = False, xp.ndarray(shape, to)
     if to == dtype:

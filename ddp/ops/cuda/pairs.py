@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp._engine.leaves import Onto
+from ddp._engine.leaves import AccumulateInto
 from ddp.ops import attention, lookup, noise, norm_rows
 from ddp.ops._op import Array, Gradients, Needs, Saved, as_rows
 from ddp.ops.cuda import attending, dropping, looking, rows
@@ -70,7 +70,7 @@ def _embedding_backward(
     shape, index, padding, by_frequency = residual
     if not looking.takes(g, index.size):
         return lookup.embedding.backward(xp, g, needs, saved, residual)
-    dw, onto = outs[0], isinstance(outs[0], Onto)
+    dw, onto = outs[0], isinstance(outs[0], AccumulateInto)
     if onto:
         dw = dw.array
     if dw is None or dw.dtype != g.dtype or not dw.flags.c_contiguous:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._engine.leaves import Onto
+from ddp._engine.leaves import AccumulateInto
 from ddp.errors import DtypeError
 from ddp.ops._op import BFLOAT16, Array, Gradients, Needs, Saved, total
 from ddp.ops.activation import gelu
@@ -144,8 +144,8 @@ def _parameters(
     """dw = g^T @ x and db = sum g of rows, in one launch where both are wanted, and in `outs` where given."""
     dw, db = outs[0], _free(outs[1])
     if all(wants):
-        added = isinstance(dw, Onto)
-        weight = dw.array if isinstance(dw, Onto) else dw
+        added = isinstance(dw, AccumulateInto)
+        weight = dw.array if isinstance(dw, AccumulateInto) else dw
         if weight is None:
             weight = xp.ndarray((g.shape[1], x.shape[1]), g.dtype)
         bias = xp.ndarray(g.shape[1], g.dtype) if db is None else db
@@ -159,12 +159,12 @@ def _parameters(
 
 def _free(out: Any) -> Array | None:
     """A place to write to; what is to be added to one that is not free is computed elsewhere."""
-    return None if type(out) is Onto else out
+    return None if type(out) is AccumulateInto else out
 
 
 def _placed(xp: Any, a: Array, b: Array, out: Any) -> Array:
     """a @ b in its place, or added to what is there."""
-    if type(out) is not Onto:
+    if type(out) is not AccumulateInto:
         return product(xp, a, b, out)
     place = out.array
     if (door or _open()).gemm(xp, a, b, place, True) is None:

@@ -120,7 +120,7 @@ def set_lr(group: Group, rate: float) -> None:
     if isinstance(held, Tensor):
         held.fill_(rate)
         if held.device.type != "cpu":
-            _written[id(held)] = weakref.ref(held), held._version.count, float(np.asarray(rate, held.dtype))
+            _written[id(held)] = weakref.ref(held), held.version.count, float(np.asarray(rate, held.dtype))
     else:
         group["lr"] = rate
 
@@ -131,7 +131,7 @@ _written: dict[int, tuple[weakref.ref[Tensor], int, float]] = {}
 
 def _read(rate: Any) -> Any:
     known = _written.get(id(rate))
-    if known is not None and isinstance(rate, Tensor) and known[0]() is rate and known[1] == rate._version.count:
+    if known is not None and isinstance(rate, Tensor) and known[0]() is rate and known[1] == rate.version.count:
         return known[2]
     return number(rate)
 

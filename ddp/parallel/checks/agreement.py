@@ -27,7 +27,7 @@ Description = tuple[str, list[int], str, bool, bool]
 
 def describe(name: str, tensor: Tensor) -> Description:
     """What must be the same on all ranks."""
-    array = tensor._array
+    array = tensor.array
     writeable = bool(getattr(array.flags, "writeable", True))  # CuPy's arrays always are, and have no such flag
     return name, list(array.shape), str(array.dtype), bool(tensor.requires_grad), writeable
 
@@ -64,7 +64,7 @@ def agree_on_values(comm: Communicator, names: Sequence[str], tensors: Sequence[
         return
     before = _differing(comm, tensors)
     for tensor in tensors:
-        comm.broadcast(tensor._array, root=0)
+        comm.broadcast(tensor.array, root=0)
     after = _differing(comm, tensors)
     if after.any():
         name, ranks = names[int(after.any(axis=0).argmax())], np.flatnonzero(after.any(axis=1)).tolist()
@@ -84,7 +84,7 @@ def agree_on_values(comm: Communicator, names: Sequence[str], tensors: Sequence[
 
 def _differing(comm: Communicator, tensors: Sequence[Tensor]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
     """(size, tensors): where a rank's values are not rank 0's, as far as the sum of their bits tells."""
-    sums = np.array([int(bit_sum(tensor._array, tensor.device.xp)) for tensor in tensors], np.uint64)
+    sums = np.array([int(bit_sum(tensor.array, tensor.device.xp)) for tensor in tensors], np.uint64)
     table = comm.all_gather(sums, lengths="equal").reshape(comm.size, -1)
     differing: np.ndarray[tuple[int, int], np.dtype[np.bool_]] = table != table[0]
     return differing

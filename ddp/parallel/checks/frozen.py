@@ -10,7 +10,7 @@ from ddp.errors import ParallelError
 
 
 class Frozen:
-    """The watcher of such a leaf: see `ddp._engine.Watcher`."""
+    """The watcher of such a leaf: see `ddp._engine.GradReadyHook`."""
 
     turn = -1  # before anybody has told other ranks anything
 

@@ -45,7 +45,7 @@ class Tripwire:
             self._taken = step - 1
         if self._every and self._comm.size > 1 and step % self._every == 0:
             xp = self._tensors[0].device.xp
-            self._sums = Arriving(xp.stack([bit_sum(tensor._array, xp) for tensor in self._tensors]), xp)
+            self._sums = Arriving(xp.stack([bit_sum(tensor.array, xp) for tensor in self._tensors]), xp)
         return said
 
     def forget(self) -> None:

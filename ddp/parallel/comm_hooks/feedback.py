@@ -97,4 +97,4 @@ def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
 
     Copied on the device, they would be freed in the order of another stream than the hook's.
     """
-    return {name: place(getattr(each, "_array", each), CPU).copy() for name, each in state.items()}
+    return {name: place(getattr(each, "array", each), CPU).copy() for name, each in state.items()}

@@ -17,8 +17,8 @@ import numpy as np
 
 from collectives import Communicator
 from ddp._device import device
-from ddp._engine import Meeting, modes
-from ddp._tensor.base import TensorBase, left_behind, wrap
+from ddp._engine import CollectiveNode, modes
+from ddp._tensor.base import TensorBase, check_current, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError
 from ddp.parallel.differentiable.twins import twin_of
@@ -37,14 +37,14 @@ class Together:
     def __init__(self, name: str, x: Tensor | None, comm: Communicator | None, *, optional: bool = False) -> None:
         if not isinstance(x, TensorBase) and not (optional and x is None):
             raise DtypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-        if x is not None and modes.state.enabled and x._epoch != x._version.epoch and x._epoch >= 0:
-            raise left_behind(name, x)
+        if x is not None:
+            check_current(name, x)
         self._op = _Backward(name)
-        self._edge = None if x is None else x._edge
-        self._where = device("cpu") if x is None else x._device
+        self._edge = None if x is None else x.edge
+        self._where = device("cpu") if x is None else x.device
         self.recorded = False
         self.comm = twin_of(comm)
-        self.array: Array = None if x is None else x._array
+        self.array: Array = None if x is None else x.array
         self.xp = self._where.xp
 
     def agree(self, *told: int) -> list[list[int]] | None:
@@ -77,8 +77,8 @@ class Together:
         result = wrap(array, self._where)
         if self.recorded:
             residual = (adjoint, array.shape, array.dtype)
-            node = Meeting(self._op, self.xp, (self._edge,), (self._edge is not None,), (), (), residual)
-            result._edge = node
+            node = CollectiveNode(self._op, self.xp, (self._edge,), (self._edge is not None,), (), (), residual)
+            result.edge = node
             for observer in modes.state.observers:
                 observer(node)
         return result

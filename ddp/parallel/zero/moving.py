@@ -106,7 +106,7 @@ def cut(entry: Mapping[str, Any], shape: tuple[int, ...], piece: Piece, adopt: A
     found = {}
     for name, value in entry.items():
         if _has_elements(name, value, shape):
-            where = value._device if isinstance(value, TensorBase) else CPU
+            where = value.device if isinstance(value, TensorBase) else CPU
             part = _array(value).reshape(-1)[piece.start : piece.stop]
             found[name] = adopt(name, wrap(part, where))
         else:
@@ -146,4 +146,4 @@ def _value(told: Told) -> Any:
 
 
 def _array(value: Any) -> Any:
-    return value._array if isinstance(value, TensorBase) else value
+    return value.array if isinstance(value, TensorBase) else value

@@ -62,7 +62,7 @@ class ZeroOptimizer(Optimizer):
                 f"ZeroOptimizer: this model has a {has}, and its gradients are reduced in one way: call model.close() "
                 "and wrap the module anew"
             )
-        by_leaf = {p._leaf: p for p in model.module.parameters()}
+        by_leaf = {p.leaf: p for p in model.module.parameters()}
         named = dict(zip(reducer.names, [by_leaf[leaf] for leaf in reducer.leaves], strict=True))
         whole = optimizer_class(list(named.values()) if params is None else params, **defaults)
         super().__init__([_with_names(group) for group in whole.param_groups], whole.defaults)
@@ -200,7 +200,7 @@ class ZeroOptimizer(Optimizer):
     def _clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
         parts, params, p = self._sharding.gradients(), self._sharding.params, float(norm_type)
         where = params[0].device
-        dtype = norm_dtype([each._array.dtype for each in params if each._leaf.slot.full])
+        dtype = norm_dtype([each.array.dtype for each in params if each.leaf.grad_buffer.full])
         total = where.xp.asarray(total_norm(parts, p, self._comm, where.xp), dtype)
         if error_if_nonfinite and not where.xp.isfinite(total):
             raise ArgumentError(
@@ -278,7 +278,7 @@ class ZeroOptimizer(Optimizer):
     def _check_reduced(self, call: str) -> None:
         self._model._raise_if_closed()
         for p in self._sharding.params:
-            slot = p._leaf.slot
+            slot = p.leaf.grad_buffer
             if slot.full and slot.withheld is None and not slot.zeroed:
                 raise ParallelError(
                     f"ZeroOptimizer.{call}: the gradient of {self._names[id(p)]} has not been reduced: it was added up "
@@ -288,7 +288,7 @@ class ZeroOptimizer(Optimizer):
     def _before_backward(self) -> None:
         if self._scaled:
             for p in self._sharding.params:
-                if p._leaf.slot.full and p._leaf.slot.withheld is not None:
+                if p.leaf.grad_buffer.full and p.leaf.grad_buffer.withheld is not None:
                     raise ParallelError(
                         f"backward would add to the gradient of {self._names[id(p)]}, of which ZeroOptimizer has "
                         "scaled the mean alone: call zero_grad() after the step, or accumulate inside no_sync() first"

@@ -76,4 +76,4 @@ class ReduceScatter:
     def withhold(self) -> None:
         """The gradients that are there now are reduced, and not to be read."""
         for leaf in self._leaves:
-            leaf.slot.withheld = _WITHHELD
+            leaf.grad_buffer.withheld = _WITHHELD

@@ -64,14 +64,14 @@ class Shard:
         self.leaves: list[Tensor] = []
         for piece, view in zip(self.pieces, self._views, strict=True):
             leaf = wrap(view, where).requires_grad_()
-            leaf._leaf.slot.bind(self._piece_of(self.grad, piece))
+            leaf.leaf.grad_buffer.bind(self._piece_of(self.grad, piece))
             self.leaves.append(leaf)
 
     def load(self) -> bool:
         """Takes over which gradients are there, and the parameters as they are now; False if no gradient is there."""
         self._zero()
         for piece, leaf in zip(self.pieces, self.leaves, strict=True):
-            leaf._leaf.slot.full = self._is_full(piece.number)
+            leaf.leaf.grad_buffer.full = self._is_full(piece.number)
         if not any(map(self._is_full, self.parameters)):
             return False
         self._home()
@@ -81,12 +81,12 @@ class Shard:
     def store(self, comm: Communicator) -> Work[Any]:
         """Brings what the ranks have updated to all parameters. Collective."""
         for leaf, view in zip(self.leaves, self._views, strict=True):
-            if leaf._array is not view:  # an optimizer that makes new arrays instead of writing into these
-                view[...] = leaf._array
-                leaf._array = view
+            if leaf.array is not view:  # an optimizer that makes new arrays instead of writing into these
+                view[...] = leaf.array
+                leaf.array = view
         for number, p in self.parameters.items():
             if self._is_full(number):
-                p._version.count += 1
+                p.version.count += 1
         return comm.all_gather(self.own, lengths=self.lengths, out=self.whole, async_op=True)
 
     def gather(self, mine: Array, comm: Communicator) -> Array:
@@ -115,25 +115,25 @@ class Shard:
     def release(self) -> None:
         """Gives the parameters memory of their own, so that this can go."""
         for p in self.parameters.values():
-            if p._array.base is self.whole:
-                p._array = p._array.copy()
+            if p.array.base is self.whole:
+                p.array = p.array.copy()
 
     def _home(self) -> None:
         """Whatever memory a parameter was put on from outside, its values move to its place in `whole`."""
         for number, p in self.parameters.items():
-            if p._array.base is not self.whole:
+            if p.array.base is not self.whole:
                 view = self.cut(self.whole, number)
-                view[...] = p._array
-                p._array = view
+                view[...] = p.array
+                p.array = view
 
     def _zero(self) -> None:
         """Where zero_grad put zeros into gradients that were there, there are zeros here, too."""
         for piece in self.pieces:
-            if self._is_full(piece.number) and self.parameters[piece.number]._leaf.slot.zeroed:
+            if self._is_full(piece.number) and self.parameters[piece.number].leaf.grad_buffer.zeroed:
                 self._piece_of(self.grad, piece)[...] = 0
 
     def _is_full(self, number: int) -> bool:
-        return self.parameters[number]._leaf.slot.full
+        return self.parameters[number].leaf.grad_buffer.full
 
     def _piece_of(self, mine: Array, piece: Piece) -> Array:
         return mine[piece.at : piece.at + piece.stop - piece.start]

@@ -108,7 +108,7 @@ class Sharding:
             for number, piece, entry in part.holding().pieces():
                 yield number, piece.start, piece.stop, entry
         for number, entry in self._resting.items():
-            yield number, 0, self.params[number]._array.size, entry
+            yield number, 0, self.params[number].array.size, entry
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """(parameter's number, start, stop) of what this rank holds, or would hold, a state of."""
@@ -119,7 +119,7 @@ class Sharding:
             placed |= {self._numbers[id(p)] for p in part.shard.parameters.values()}
         for number, p in enumerate(self.params):
             if number not in placed and number % self._comm.size == self._comm.rank:
-                yield number, 0, p._array.size
+                yield number, 0, p.array.size
 
     def put_pieces(self, find: Callable[[int, int, int], Entry], adopt: Adopt) -> None:
         """Replaces this rank's state. find: the state of elements start to stop of a parameter, {} if it has none"""
@@ -135,10 +135,10 @@ class Sharding:
         self._resting = {}
         for number, p in enumerate(self.params):
             if number not in placed and number % self._comm.size == self._comm.rank:
-                entry = {name: adopt(name, value, p=p) for name, value in find(number, 0, p._array.size).items()}
+                entry = {name: adopt(name, value, p=p) for name, value in find(number, 0, p.array.size).items()}
                 for name, value in entry.items():
-                    if isinstance(value, TensorBase) and value._array.shape == (p._array.size,) and name != "step":
-                        entry[name] = wrap(value._array.reshape(p.shape), value._device)
+                    if isinstance(value, TensorBase) and value.array.shape == (p.array.size,) and name != "step":
+                        entry[name] = wrap(value.array.reshape(p.shape), value.device)
                 if entry:
                     self._resting[number] = entry
 
@@ -169,5 +169,5 @@ def _kept(name: str, value: Any, p: Tensor) -> Any:
     """A state as it is, in memory of its own, where its parameter is; a count of steps stays on the host."""
     if not isinstance(value, TensorBase):
         return value
-    where = p._device if value._array.ndim and name != "step" else value._device
-    return wrap(place(value._array, where).copy(), where)
+    where = p.device if value.array.ndim and name != "step" else value.device
+    return wrap(place(value.array, where).copy(), where)

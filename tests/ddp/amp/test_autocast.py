@@ -92,11 +92,11 @@ def test_a_parameter_is_cast_once() -> None:
     w = nn.Parameter(ddp.randn(3, 3))
     with amp.autocast("cpu"):
         y = F.linear(F.linear(ddp.randn(2, 3), w), w)
-        edges = {id(y._edge.edges[1]), id(y._edge.edges[0].edges[1])}
+        edges = {id(y.edge.edges[1]), id(y.edge.edges[0].edges[1])}
         assert len(edges) == 1
         with ddp.no_grad():
             w.add_(1)
-        assert id(F.linear(ddp.randn(2, 3), w)._edge.edges[1]) not in edges
+        assert id(F.linear(ddp.randn(2, 3), w).edge.edges[1]) not in edges
 
 
 def test_training_in_mixed_precision() -> None:

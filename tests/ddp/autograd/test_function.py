@@ -94,7 +94,7 @@ def test_several_outputs() -> None:
 
 def test_setup_context_and_a_saved_output() -> None:
     assert gradcheck(Exp.apply, leaf(2, 3))
-    assert Exp.apply(leaf(2))._edge.op.name == "Exp"
+    assert Exp.apply(leaf(2)).edge.op.name == "Exp"
 
 
 def test_without_grad_nothing_is_recorded() -> None:
@@ -219,7 +219,7 @@ def test_no_cycles() -> None:
     gc.disable()
     try:
         y = Exp.apply(leaf(2))
-        node = weakref.ref(y._edge)
+        node = weakref.ref(y.edge)
         del y
         assert node() is None
     finally:

@@ -41,7 +41,7 @@ def test_saved_values_are_not_kept() -> None:
     x = ddp.randn(50, 4, requires_grad=True)
     model = net()
     y = checkpoint(model, x)
-    nodes, edge = [], y._edge
+    nodes, edge = [], y.edge
     while isinstance(edge, ddp._engine.Node):
         nodes.append(edge)
         edge = edge.edges[0]
@@ -140,7 +140,7 @@ def test_no_cycles() -> None:
     gc.disable()
     try:
         y = checkpoint(net(), ddp.randn(5, 4, requires_grad=True))
-        node = weakref.ref(y._edge)
+        node = weakref.ref(y.edge)
         del y
         assert node() is None
     finally:

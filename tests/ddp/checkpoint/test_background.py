@@ -135,8 +135,8 @@ def test_what_is_changed_behind_its_back_is_saved_anew(
 def test_a_write_that_counts_only_after_its_copy_is_noticed(folder: Path) -> None:
     """As of an operation that began before the copy and ended after it."""
     x = ddp.ones(_snapshot._SMALL)
-    sources = [Source(name="x", array=x._array, version=x._version)]
-    snapshot = Snapshot(sources, {id(x._version)}, {})
+    sources = [Source(name="x", array=x.array, version=x.version)]
+    snapshot = Snapshot(sources, {id(x.version)}, {})
     thread = threading.Thread(target=snapshot.copy)
     thread.start()
     assert snapshot.copied.wait(20)

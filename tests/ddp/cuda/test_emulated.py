@@ -41,7 +41,7 @@ def results(case: Case, dtype: Any) -> list[Any]:
     y = case.fn(ddp, *xs)
     if y.requires_grad:
         y.backward(ddp.from_numpy(draw(*y.shape, seed=9).astype(y.dtype)))
-    return [y._array, *[None if x.grad is None else x.grad._array for x in xs]]
+    return [y.array, *[None if x.grad is None else x.grad.array for x in xs]]
 
 
 BFLOAT16 = ml_dtypes.bfloat16

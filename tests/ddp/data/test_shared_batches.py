@@ -170,7 +170,7 @@ def test_a_batch_that_failed_leaves_its_block() -> None:
 def test_memory_goes_with_the_batch() -> None:
     pipe = Pipe()
     batch = pipe(filled(1, 10))
-    gone = weakref.ref(batch._array.base)
+    gone = weakref.ref(batch.array.base)
     view = batch[2:]
     del batch
     assert gone() is not None

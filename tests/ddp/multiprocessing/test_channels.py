@@ -73,7 +73,7 @@ def test_what_comes_twice_is_mapped_once(pipe: tuple[Any, Any]) -> None:
     writer.send([x, x[1:], first])
     second = reader.recv()
     assert (descriptors(), mappings()) == held
-    assert all(np.shares_memory(each._array, first._array) for each in second)
+    assert all(np.shares_memory(each.array, first.array) for each in second)
 
 
 def test_classes_flags_and_layouts_travel(pipe: tuple[Any, Any]) -> None:
@@ -96,7 +96,7 @@ def test_classes_flags_and_layouts_travel(pipe: tuple[Any, Any]) -> None:
     assert [name for name, _ in net.named_buffers()] == [name for name, _ in model.named_buffers()]
     assert turned.stride() == (1, 3)
     assert turned.tolist() == sent[2].tolist()
-    assert not wide._array.flags.writeable
+    assert not wide.array.flags.writeable
     assert wide.stride() == (0, 1)
     assert empty.shape == (0, 2)
     assert (number.dtype, number.requires_grad, number.item()) == (ddp.float64, True, 1.5)
@@ -118,7 +118,7 @@ def test_what_is_on_loan_is_copied(pipe: tuple[Any, Any]) -> None:
     assert returned == [1]
     block.array("float32", 100)[:] = 6
     assert reader.recv().tolist() == x.tolist() == [5] * 4
-    assert block_of(x._array)[0].nbytes == 64, "no more is copied than the tensor"
+    assert block_of(x.array)[0].nbytes == 64, "no more is copied than the tensor"
 
 
 def test_small_tensors_of_a_message_share_a_block(pipe: tuple[Any, Any]) -> None:
@@ -281,7 +281,7 @@ def test_others_pipes_take_copies_unless_memory_is_shared() -> None:
     got[0].fill_(5)
     assert x.tolist() == [5, 5, 5]
     assert isinstance(got[1], nn.Parameter)
-    assert np.shares_memory(got[1]._array, w._array), "what comes home is found"
+    assert np.shares_memory(got[1].array, w.array), "what comes home is found"
     message = bytes(ForkingPickler.dumps(x))
     del x, got
     with pytest.raises(SharingError, match="let go of it before it was opened"):

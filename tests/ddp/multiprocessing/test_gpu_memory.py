@@ -156,7 +156,7 @@ class TestOrder:
         xp = gpu.cupy
         other = xp.cuda.Stream(non_blocking=True)
         x = ddp.arange(1000.0, device="cuda")
-        given = sharing.offer(x._array, x.device)
+        given = sharing.offer(x.array, x.device)
         del x
         with between.elsewhere(), other:
             got = sharing.accept(*given)
@@ -175,7 +175,7 @@ class TestOrder:
         order: list[str] = []
         monkeypatch.setattr(claims.Claim, "__del__", lambda self: (order.append("claim"), os.close(self._fd)))
         x = ddp.ones(300, device="cuda")
-        one, two = (sharing.offer(x._array[at:], x.device) for at in (0, 100))
+        one, two = (sharing.offer(x.array[at:], x.device) for at in (0, 100))
         with between.elsewhere():
             arrays = [sharing.accept(*one), sharing.accept(*two)]
             assert between.calls.count("open") == 1, "an allocation is mapped once"
@@ -192,7 +192,7 @@ class TestOrder:
 
 class TestCalls:
     def offer(self, x: Any) -> Any:
-        return sharing.offer(x._array, x.device)
+        return sharing.offer(x.array, x.device)
 
     def test_the_handle_is_of_the_allocation_and_the_array_lies_in_it(self, between: Between) -> None:
         x = ddp.zeros(100, 3, device="cuda")
@@ -201,7 +201,7 @@ class TestCalls:
         assert (memory.offset, memory.nbytes) == (24, 1200)
         assert (dtype, shape, strides) == (ddp.float32, (98, 3), (12, 4))
         assert len(memory.uuid) == 16
-        backwards = sharing.offer(x._array[::-1], x.device)
+        backwards = sharing.offer(x.array[::-1], x.device)
         assert (backwards[2].offset, backwards[2].nbytes) == (1188, 1200)
         del claim, backwards
 

@@ -37,9 +37,9 @@ def test_a_tensor_stays_what_it_is(name: str) -> None:
     assert x.is_shared()
     assert (x.shape, x.dtype, x.stride()) == (same.shape, same.dtype, same.stride())
     assert ddp.equal(x, same)
-    assert x._array.flags.writeable == same._array.flags.writeable
-    array = x._array
-    assert x.share_memory_()._array is array, "once is enough"
+    assert x.array.flags.writeable == same.array.flags.writeable
+    array = x.array
+    assert x.share_memory_().array is array, "once is enough"
 
 
 def test_all_that_share_the_memory_follow() -> None:
@@ -49,11 +49,11 @@ def test_all_that_share_the_memory_follow() -> None:
     assert x.is_shared()
     for name, each in relatives.items():
         assert each.is_shared(), name
-        assert np.shares_memory(each._array, x._array), name
+        assert np.shares_memory(each.array, x.array), name
     relatives["row"].fill_(9)
     assert x.tolist() == [[0, 1, 2, 3], [9, 9, 9, 9], [8, 9, 10, 11]]
     assert relatives["turned"][:, 1].tolist() == [9] * 4
-    assert relatives["row"]._version is x._version, "autograd still knows that they are one"
+    assert relatives["row"].version is x.version, "autograd still knows that they are one"
 
 
 def test_others_are_left_alone() -> None:
@@ -108,12 +108,12 @@ def test_optimizers_write_to_the_shared_memory(kind: Any) -> None:
     model(ddp.ones(2, 4)).sum().backward()
     optimizer.step()
     model.share_memory()
-    before = [p._array.copy() for p in model.parameters()]
-    arrays = [p._array for p in model.parameters()]
+    before = [p.array.copy() for p in model.parameters()]
+    arrays = [p.array for p in model.parameters()]
     model(ddp.ones(2, 4)).sum().backward()
     optimizer.step()
-    assert any((p._array != old).any() for p, old in zip(model.parameters(), before, strict=True))
-    assert all(np.shares_memory(p._array, array) for p, array in zip(model.parameters(), arrays, strict=True))
+    assert any((p.array != old).any() for p, old in zip(model.parameters(), before, strict=True))
+    assert all(np.shares_memory(p.array, array) for p, array in zip(model.parameters(), arrays, strict=True))
     assert all(p.is_shared() for p in model.parameters())
 
 

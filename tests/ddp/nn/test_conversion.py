@@ -60,7 +60,7 @@ class TestConversions:
 
     def test_a_watched_parameter_refuses(self) -> None:
         net = nn.Linear(1, 1)
-        net.weight._leaf.watcher = object()
+        net.weight.leaf.ready_hook = object()
         with pytest.raises(GraphError, match="before wrapping"):
             net.double()
 
@@ -103,11 +103,11 @@ class TestConversions:
 
         net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
         last = list(net.parameters())[-1]
-        last._leaf.watcher = Watcher()
-        arrays = [p._array for p in net.parameters()]
+        last.leaf.ready_hook = Watcher()
+        arrays = [p.array for p in net.parameters()]
         with pytest.raises(GraphError, match="convert before wrapping"):
             net.double()
-        assert all(p._array is array for p, array in zip(net.parameters(), arrays, strict=True))
+        assert all(p.array is array for p, array in zip(net.parameters(), arrays, strict=True))
         assert net.float() is net  # nothing to change, nothing to refuse
 
     def test_deepcopy(self) -> None:

@@ -201,7 +201,7 @@ class TestBackward:
             layer.register_full_backward_hook(lambda m, gi, go: None)
             x = ddp.ones(1, 2, requires_grad=True)
             out = layer(x * 1)
-            watched = weakref.ref(out._edge)
+            watched = weakref.ref(out.edge)
             out.sum().backward()
             del out
             assert watched() is None

@@ -60,7 +60,7 @@ def test_default_initialisation(make: Any, fan_in: int) -> None:
         assert -bound <= p.amin().item() < -0.9 * bound
         assert 0.9 * bound < p.amax().item() <= bound
     # A uniform distribution has the deviation bound / sqrt(3).
-    assert layer.weight._array.std() == pytest.approx(bound / np.sqrt(3), rel=0.02)
+    assert layer.weight.array.std() == pytest.approx(bound / np.sqrt(3), rel=0.02)
 
 
 def test_one_seed_gives_one_model_in_every_dtype() -> None:
@@ -68,7 +68,7 @@ def test_one_seed_gives_one_model_in_every_dtype() -> None:
     for dtype in (ddp.float32, ddp.float64):
         ddp.manual_seed(7)
         models.append(nn.Linear(3, 2, dtype=dtype))
-    np.testing.assert_allclose(models[0].weight._array, models[1].weight._array, rtol=1e-6)
+    np.testing.assert_allclose(models[0].weight.array, models[1].weight.array, rtol=1e-6)
 
 
 def test_dropout_layer() -> None:
@@ -86,7 +86,7 @@ def test_sequential() -> None:
     assert list(nn.Sequential({"a": nn.ReLU()})._modules) == ["a"]
     x = ddp.tensor([-1.0, 2.0])
     assert nn.Sequential()(x) is x
-    np.testing.assert_array_equal(net(x)._array, x.relu().tanh().sigmoid()._array)
+    np.testing.assert_array_equal(net(x).array, x.relu().tanh().sigmoid().array)
     with pytest.raises(RangeError, match="no module 3"):
         net[3]
 
@@ -108,8 +108,8 @@ class TestInit:
         weight = nn.Parameter(ddp.empty(400, 100))
         assert fill(weight) is weight
         assert weight.requires_grad
-        assert weight._array.std() == pytest.approx(std, rel=0.02)
-        assert weight._array.mean() == pytest.approx(0.0, abs=0.02 * std)
+        assert weight.array.std() == pytest.approx(std, rel=0.02)
+        assert weight.array.mean() == pytest.approx(0.0, abs=0.02 * std)
 
     def test_constants(self) -> None:
         assert nn.init.constant_(ddp.empty(2), 3).tolist() == [3.0, 3.0]

@@ -20,14 +20,14 @@ class TestState:
         assert "block.cache" not in state
         assert "block.count" in state
         assert not state["tied"].requires_grad
-        assert np.shares_memory(state["tied"]._array, net.last.weight._array)
+        assert np.shares_memory(state["tied"].array, net.last.weight.array)
 
     def test_round_trip(self) -> None:
         a, b = Net(), Net()
         assert b.load_state_dict(a.state_dict()) == ([], [])
         for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
-            np.testing.assert_array_equal(p._array, q._array, err_msg=name)
-            assert not np.shares_memory(p._array, q._array)
+            np.testing.assert_array_equal(p.array, q.array, err_msg=name)
+            assert not np.shares_memory(p.array, q.array)
 
     def test_every_problem_in_one_error(self) -> None:
         net = Net()
@@ -80,12 +80,12 @@ class TestState:
         assert not net.block.scale.requires_grad
         assert net.last.bias.requires_grad
         assert isinstance(net.last.bias, nn.Parameter)
-        assert np.shares_memory(net.last.bias._array, state["last.bias"]._array)
+        assert np.shares_memory(net.last.bias.array, state["last.bias"].array)
         assert net.block.mean.dtype == ddp.float64
 
     def test_assign_leaves_wrapped_parameters(self) -> None:
         net = nn.Linear(1, 1)
-        net.weight._leaf.watcher = object()
+        net.weight.leaf.ready_hook = object()
         with pytest.raises(StateDictError, match="assign: weight is wrapped"):
             net.load_state_dict(net.state_dict(), assign=True)
         net.load_state_dict(net.state_dict())

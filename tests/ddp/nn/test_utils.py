@@ -92,7 +92,7 @@ def test_clip_in_flat_buckets() -> None:
     params = [nn.Parameter(ddp.zeros(3, 2)), nn.Parameter(ddp.zeros(4))]
     buckets = FlatBuckets(lay_out([[1, 0]], [(3, 2), (4,)], [np.dtype("float32")] * 2), np.zeros)
     for p, view in zip(params, buckets.views, strict=True):
-        p._leaf.slot.bind(view)
+        p.leaf.grad_buffer.bind(view)
         p.grad = ddp.ones(p.shape)
     assert utils.clip_grad_norm_(params, 1.0).item() == pytest.approx(math.sqrt(10))
     assert buckets.buffers[0].sum() == pytest.approx(math.sqrt(10))

@@ -73,7 +73,7 @@ def assign(ours: Any, theirs: Any, given: list[Any]) -> None:
 def assert_same(ours: Any, theirs: Any, dtype: str = "float32") -> None:
     tolerance = {"rtol": 2e-5, "atol": 2e-6} if dtype == "float32" else {"rtol": 1e-11, "atol": 1e-13}
     for p, q in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(p._array, q.detach().numpy(), **tolerance)
+        np.testing.assert_allclose(p.array, q.detach().numpy(), **tolerance)
 
 
 @pytest.mark.parametrize(("tile", "pack"), [(100, 0), (1 << 20, 1 << 20)])
@@ -87,7 +87,7 @@ def test_ten_steps(name: str, options: Any, tile: int, pack: int, monkeypatch: p
         optimizer.step()
         oracle.step()
         for p, g in zip(ours, given, strict=True):
-            assert g is None or np.array_equal(p.grad._array, g), "a gradient is only read"
+            assert g is None or np.array_equal(p.grad.array, g), "a gradient is only read"
     assert_same(ours, theirs)
     compare_states(optimizer.state_dict(), oracle.state_dict())
 
@@ -102,7 +102,7 @@ def compare_states(mine: dict[str, Any], expected: dict[str, Any]) -> None:
         for key, value in entry.items():
             found = mine["state"][number][key]
             assert found.shape == tuple(value.shape)
-            np.testing.assert_allclose(found._array, value.numpy(), rtol=2e-5, atol=2e-6)
+            np.testing.assert_allclose(found.array, value.numpy(), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
@@ -163,7 +163,7 @@ def test_own_state_dict_resumes_exactly(name: str, options: Any) -> None:
         optimizer.step()
         resumed.step()
     for p, q in zip(ours, others, strict=True):
-        np.testing.assert_array_equal(p._array, q._array)
+        np.testing.assert_array_equal(p.array, q.array)
 
 
 def lion(p: Any, m: Any, g: Any, lr: float, betas: tuple[float, float], decay: float) -> tuple[Any, Any]:
@@ -186,8 +186,8 @@ def test_lion(decay: float, maximize: bool) -> None:
                 values[i], moments[i] = lion(values[i], moments[i], -g if maximize else g, 0.05, (0.9, 0.95), decay)
         optimizer.step()
     for p, value, m in zip(params, values, moments, strict=True):
-        np.testing.assert_allclose(p._array, value, rtol=1e-11, atol=1e-13)
-        np.testing.assert_allclose(optimizer.state[p]["exp_avg"]._array, m, rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(p.array, value, rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(optimizer.state[p]["exp_avg"].array, m, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -210,7 +210,7 @@ def test_half_precision_computes_in_float32_and_rounds_once(name: str, options: 
     optimizer.step()
     for p, q in zip(half, wide, strict=True):
         assert p.dtype == kind
-        np.testing.assert_array_equal(p._array, q._array.astype(kind))
+        np.testing.assert_array_equal(p.array, q.array.astype(kind))
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)

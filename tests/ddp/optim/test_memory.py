@@ -40,7 +40,7 @@ def bind(params: list[Any], plan: list[list[int]]) -> FlatBuckets:
     layout = lay_out(plan, [p.shape for p in params], [p.dtype for p in params])
     buckets = FlatBuckets(layout, np.zeros)
     for p, view in zip(params, buckets.views, strict=True):
-        p._leaf.slot.bind(view)
+        p.leaf.grad_buffer.bind(view)
     return buckets
 
 
@@ -63,10 +63,10 @@ def assert_equal(make: Callable[..., Any], change: Change) -> None:
     found, optimizer = train(make, change)
     # Bit for bit: no rounding depends on where something lies, or on how it is cut.
     for p, q in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(p._array, q._array)
+        np.testing.assert_array_equal(p.array, q.array)
         for name, value in reference.state[q].items():
             assert optimizer.state[p][name].shape == value.shape
-            np.testing.assert_array_equal(optimizer.state[p][name]._array, value._array)
+            np.testing.assert_array_equal(optimizer.state[p][name].array, value.array)
 
 
 @pytest.mark.parametrize("make", MAKE)
@@ -94,7 +94,7 @@ def test_a_new_plan_moves_the_state(make: Callable[..., Any]) -> None:
 def test_buffers_of_their_own_may_change_at_every_step(make: Callable[..., Any]) -> None:
     def change(params: list[Any], optimizer: Any, step: int) -> None:
         for p in params:
-            p._leaf.slot.bind(np.empty(p.shape))
+            p.leaf.grad_buffer.bind(np.empty(p.shape))
 
     assert_equal(make, change)
 
@@ -104,7 +104,7 @@ def test_a_parameter_may_move(make: Callable[..., Any]) -> None:
     def change(params: list[Any], optimizer: Any, step: int) -> None:
         if step == 3:
             for p in params:
-                p._array = p._array.copy()
+                p.array = p.array.copy()
 
     assert_equal(make, change)
 
@@ -124,8 +124,8 @@ def test_a_group_may_grow(make: Callable[..., Any]) -> None:
     assert first in optimizer.state
     assert grown in optimizer.state
     alone, _ = train(lambda params: make(params[:1]))
-    np.testing.assert_array_equal(np.isfinite(first._array), True)
-    assert first._version.count == alone[0]._version.count
+    np.testing.assert_array_equal(np.isfinite(first.array), True)
+    assert first.version.count == alone[0].version.count
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
@@ -134,18 +134,18 @@ def test_a_group_may_be_empty(name: str) -> None:
     optimizer = getattr(ddp.optim, name)([{"params": []}, {"params": [p]}], lr=0.5)
     p.grad = ddp.ones(2)
     optimizer.step()
-    np.testing.assert_allclose(p._array, 0.5, atol=1e-6)
+    np.testing.assert_allclose(p.array, 0.5, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", MAKE)
 def test_what_is_not_contiguous_is_updated_all_the_same(make: Callable[..., Any]) -> None:
     def change(params: list[Any], optimizer: Any, step: int) -> None:
         if step == 1:
-            params[4]._array = np.asfortranarray(params[4]._array)
-            params[1]._array = np.repeat(params[1]._array, 2)[::2]
+            params[4].array = np.asfortranarray(params[4].array)
+            params[1].array = np.repeat(params[1].array, 2)[::2]
             bind(params, [[0, 1, 2, 3, 4, 5]])
         if step == 3:
-            params[0]._leaf.slot.bind(np.asfortranarray(params[0]._leaf.slot.buffer))
+            params[0].leaf.grad_buffer.bind(np.asfortranarray(params[0].leaf.grad_buffer.array))
 
     assert_equal(make, change)
 
@@ -192,12 +192,12 @@ def test_steps_are_counted_where_everybody_sees_them() -> None:
     assert (optimizer.state[a]["step"].item(), optimizer.state[b]["step"].item()) == (3.0, 2.0)
     assert optimizer.state[a]["step"].dtype == ddp.float32
     # With constant gradients each step of Adam is lr, whatever the age: a wrong age would show.
-    np.testing.assert_allclose([a._array[0], b._array[0]], [0.7, 0.8], rtol=1e-6)
+    np.testing.assert_allclose([a.array[0], b.array[0]], [0.7, 0.8], rtol=1e-6)
     optimizer.state[a]["step"].zero_()
     optimizer.state[a]["exp_avg"].zero_()
     optimizer.state[a]["exp_avg_sq"].zero_()
     optimizer.step()
-    np.testing.assert_allclose([a._array[0], b._array[0]], [0.6, 0.7], rtol=1e-6)
+    np.testing.assert_allclose([a.array[0], b.array[0]], [0.6, 0.7], rtol=1e-6)
 
 
 def test_settings_that_bring_a_state_along() -> None:
@@ -223,11 +223,11 @@ def test_state_of_a_bucket_is_one_array_that_lies_like_the_gradients() -> None:
     for p in params:
         p.grad = ddp.tensor(np.ones(p.shape))
     optimizer.step()
-    flats = {id(optimizer.state[p]["exp_avg"]._array.base) for p in params}
+    flats = {id(optimizer.state[p]["exp_avg"].array.base) for p in params}
     assert len(flats) == 1
     for p, q in itertools.pairwise(params):
-        first, second = optimizer.state[p]["exp_avg"]._array, optimizer.state[q]["exp_avg"]._array
-        grads = p.grad._array.ctypes.data - q.grad._array.ctypes.data
+        first, second = optimizer.state[p]["exp_avg"].array, optimizer.state[q]["exp_avg"].array
+        grads = p.grad.array.ctypes.data - q.grad.array.ctypes.data
         assert first.ctypes.data - second.ctypes.data == grads
 
 

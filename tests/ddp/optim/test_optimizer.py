@@ -67,21 +67,21 @@ def test_a_parameter_without_a_gradient_is_not_touched(name: str) -> None:
     optimizer.step()
     assert unused.tolist() == [1.0, 1.0]
     assert used.tolist() == before
-    assert used._version.count == 1
-    assert unused._version.count == 0
+    assert used.version.count == 1
+    assert unused.version.count == 0
     assert (unused in optimizer.state) == (name == "Adagrad")
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_update_is_in_place_and_only_reads_gradients(name: str) -> None:
     p = leaf(2)
-    array = p._array
+    array = p.array
     p.grad = ddp.full((2,), 3.0)
     optimizer = getattr(ddp.optim, name)([p], lr=0.5)
     optimizer.step()
     optimizer.step()
-    assert p._array is array
-    assert p._version.count == 2
+    assert p.array is array
+    assert p.version.count == 2
     assert p.grad.tolist() == [3.0, 3.0]
     assert p.requires_grad
     assert p.is_leaf
@@ -241,7 +241,7 @@ def test_loading_copies_and_casts() -> None:
     assert second.state[b]["step"].dtype == ddp.float32
     second.step()
     assert (first.state[a]["step"].item(), second.state[b]["step"].item()) == (1.0, 2.0)
-    np.testing.assert_allclose(first.state[a]["exp_avg"]._array, 0.1)
+    np.testing.assert_allclose(first.state[a]["exp_avg"].array, 0.1)
 
 
 def test_adamw_stays_adamw_after_a_state_dict_of_adam() -> None:

@@ -75,7 +75,7 @@ class Recorder:
 
 def note_ready(model: DataParallel, events: list[Any]) -> None:
     """Notes every leaf that becomes ready, before the reducer hears of it, and the end of backward."""
-    names = {p._leaf: name for name, p in model.module.named_parameters()}
+    names = {p.leaf: name for name, p in model.module.named_parameters()}
     ready, end = model._reducer.ready, model._reducer.end
 
     def noted_ready(leaf: Any) -> None:

@@ -498,11 +498,11 @@ def test_conversion_replaces_every_batch_norm_and_keeps_what_it_holds() -> None:
     net[1].eval()
     seen: list[Any] = []
     net[1].register_forward_hook(lambda module, inputs, output: seen.append(module))
-    before = {name: (id(p), p._leaf) for name, p in net.named_parameters()}
+    before = {name: (id(p), p.leaf) for name, p in net.named_parameters()}
     buffers = {name: id(b) for name, b in net.named_buffers()}
     old, comm = net[1], collectives.init("single")
     assert convert_sync_batchnorm(net, comm) is net
-    assert {name: (id(p), p._leaf) for name, p in net.named_parameters()} == before
+    assert {name: (id(p), p.leaf) for name, p in net.named_parameters()} == before
     assert {name: id(b) for name, b in net.named_buffers()} == buffers
     new = [net[1], net[2]["a"], net[2]["b"][0], net[4]]
     assert [type(each) for each in new] == [SyncBatchNorm] * 4

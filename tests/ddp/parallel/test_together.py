@@ -98,8 +98,8 @@ def test_backward_into_chosen_parameters_would_not_be_reduced() -> None:
 def test_gradients_are_computed_inside_the_buckets() -> None:
     layer = nn.Linear(6, 5)
     ddp.DataParallel(layer)
-    slot = layer.weight._leaf.slot
-    bucket = slot.buffer.base
+    slot = layer.weight.leaf.grad_buffer
+    bucket = slot.array.base
     layer(ddp.from_numpy(X.astype(np.float32))).sum().backward()
-    assert slot.buffer.base is bucket
-    np.testing.assert_allclose(slot.buffer, np.tile(X.sum(0), (5, 1)), rtol=1e-5)
+    assert slot.array.base is bucket
+    np.testing.assert_allclose(slot.array, np.tile(X.sum(0), (5, 1)), rtol=1e-5)

@@ -38,7 +38,7 @@ def backward(model: DataParallel, rank: int) -> None:
 
 
 def flip_a_bit(p: ddp.Tensor) -> None:
-    bits = p._array.reshape(-1).view(np.uint32)
+    bits = p.array.reshape(-1).view(np.uint32)
     bits[-1] ^= 1 << 12  # some updates later it still is there
 
 

@@ -262,7 +262,7 @@ def test_what_a_rank_alone_has_wrong_is_named(rig: Callable[..., Rig], nccl: Any
         trainer = Trainer(comm, made, check_finite=True)
         trainer.step()
         if comm.rank == 1:
-            trainer.net.b1._array[2] = np.nan
+            trainer.net.b1.array[2] = np.nan
         with pytest.raises(ParallelError, match=r"step 1: infinity or NaN in the gradient of b1 on rank 1, before"):
             trainer.step()
 
@@ -271,7 +271,7 @@ def test_what_a_rank_alone_has_wrong_is_named(rig: Callable[..., Rig], nccl: Any
         trainer.step()
         trainer.step()
         if comm.rank == 1:
-            trainer.net.b1._array[2] = 7
+            trainer.net.b1.array[2] = 7
         trainer.step()
         with pytest.raises(ParallelError, match=r"^b1 .*is not the same on ranks 0, 1 at step 2 \(all .* at step 1\)"):
             trainer.step()

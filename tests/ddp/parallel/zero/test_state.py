@@ -189,7 +189,7 @@ def state_memory(zero: ZeroOptimizer) -> list[np.ndarray[Any, Any]]:
         for entry in part.holding().entries:
             for name, value in entry.items():
                 if name != "step":
-                    owner = value._array if value._array.base is None else value._array.base
+                    owner = value.array if value.array.base is None else value.array.base
                     owners[id(owner)] = owner
     return list(owners.values())
 
