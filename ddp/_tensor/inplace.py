@@ -29,10 +29,17 @@ Self = TypeVar("Self", bound="InPlace")
 
 
 def followed(x: TensorBase, name: str, *operands: Other) -> bool:
-    """Whether autograd must follow a write of `operands` into `x`. Raises: InplaceError if it cannot."""
-    if not modes.state.enabled:
-        return False
-    if x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands):
+    """Whether autograd must follow a write of `operands` into `x`. Raises: InplaceError if it cannot.
+
+    Called before each write, followed or not: ops that saved their own result in this memory get a copy of it.
+    """
+    if not modes.state.enabled or (
+        x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands)
+    ):
+        base = None if x.version.base is None else x.version.base()
+        for each in (x,) if base is None or base is x else (x, base):
+            if isinstance(each.edge, Node):
+                _keep_outputs(each)
         return False
     where = f"{name} on a tensor of shape {x.array.shape}"
     if x.edge is not None and not isinstance(x.edge, Node):
@@ -82,10 +89,7 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
         node = apply(elementwise.clone, (result,)).edge
     if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
         _own(node, x)
-    made = before
-    while isinstance(made, Node):  # the op that made x may read its own result, of which x may be a view
-        _own(made, x)
-        made = made.edges[0] if getattr(made.op, "view", False) and made.edges else None
+    _keep_outputs(x)
     if values is not array:
         _written(x, values)
     written_in_graph(x)
@@ -97,6 +101,17 @@ def become(x: Self, name: str, result: TensorBase) -> Self:
 
 
 _CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2}
+
+
+def _keep_outputs(x: TensorBase) -> None:
+    """Copies what the op that made `x` saved of its own result, of which `x` may be a view.
+
+    PyTorch saves inputs at some of the ops that save their result here, such as division, so that a write does no harm.
+    """
+    node = x.edge
+    while isinstance(node, Node):
+        _own(node, x)
+        node = node.edges[0] if getattr(node.op, "view", False) and node.edges else None
 
 
 def _own(node: Node, x: TensorBase) -> None:

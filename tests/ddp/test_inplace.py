@@ -120,6 +120,32 @@ def test_a_saved_value_that_changed_names_op_shape_and_versions() -> None:
         z.sum().backward()
 
 
+RESULTS = {
+    "division": lambda t, x: x / x.sum(),
+    "erfinv": lambda t, x: t.erfinv(x),
+    "max_pool2d": lambda t, x: t.nn.functional.max_pool2d(x, 2),
+    "scaled_dot_product_attention": lambda t, x: t.nn.functional.scaled_dot_product_attention(x, x, x),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("way", ["no_grad", "detach", "detached view"])
+def test_a_write_past_autograd_into_a_result_leaves_backward_as_it_was(name: str, way: str) -> None:
+    grads = []
+    for write in (False, True):
+        x = ddp.tensor(np.linspace(0.1, 0.9, 16).reshape(1, 1, 4, 4), requires_grad=True)
+        y = RESULTS[name](ddp, x)
+        loss = y.sum() * 2 if name != "max_pool2d" else (y * ddp.arange(4.0).reshape(1, 1, 2, 2)).sum()
+        if write and way == "no_grad":
+            with ddp.no_grad():
+                y.add_(1)
+        elif write:
+            (y.detach() if way == "detach" else y.detach()[0]).mul_(3)
+        loss.backward()
+        grads.append(x.grad.tolist())
+    assert grads[0] == grads[1]
+
+
 def test_a_change_that_no_backward_reads_is_fine() -> None:
     x = leaf(1.0, 2.0)
     y = x * 3
