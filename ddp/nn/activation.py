@@ -18,19 +18,19 @@ from ddp._tensor.inplace import become
 from ddp._tensor.reductions import axis, required_float
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init as filling
-from ddp.nn.module import Module
+from ddp.nn.module import FunctionModule, Module
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import one_dtype
 from ddp.ops import activation, piecewise
 
 
-def _curve(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> Tensor:
+def _apply_with_slope(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> Tensor:
     """An op that computes its derivative beside its value, where a gradient will be wanted."""
     slope = modes.state.enabled and input.requires_grad
-    return _placed(op, input, inplace, slope=slope, **parameters)
+    return _apply(op, input, inplace, slope=slope, **parameters)
 
 
-def _placed(op: Any, input: Tensor, inplace: bool, **parameters: Any) -> Tensor:
+def _apply(op: Any, input: Tensor, inplace: bool, **parameters: Any) -> Tensor:
     result = apply(op, (required_float(input, op.name),), **parameters)
     return become(input, f"{op.name}_", result) if inplace else result
 
@@ -54,17 +54,17 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     """input held within [min_val, max_val]; no gradient at the bounds. Raises: ArgumentError if min_val > max_val."""
     if min_val > max_val:
         raise ArgumentError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
-    return _placed(piecewise.hardtanh, input, inplace, low=min_val, high=max_val)
+    return _apply(piecewise.hardtanh, input, inplace, low=min_val, high=max_val)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """input where it is positive, else negative_slope * input."""
-    return _placed(piecewise.leaky_relu, input, inplace, slope=negative_slope)
+    return _apply(piecewise.leaky_relu, input, inplace, slope=negative_slope)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """input where it is positive, else alpha * (exp(input) - 1). Source: Clevert et al. 2016, arXiv:1511.07289."""
-    return _curve(activation.elu, input, inplace, alpha=alpha)
+    return _apply_with_slope(activation.elu, input, inplace, alpha=alpha)
 
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
@@ -72,7 +72,7 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804
 
 def selu(input: Tensor, inplace: bool = False) -> Tensor:
     """1.0507 * elu(input, 1.67326): means and variances stay. Source: Klambauer et al. 2017, arXiv:1706.02515."""
-    return _curve(activation.elu, input, inplace, alpha=_SELU_ALPHA, scale=_SELU_SCALE)
+    return _apply_with_slope(activation.elu, input, inplace, alpha=_SELU_ALPHA, scale=_SELU_SCALE)
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
@@ -82,7 +82,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """
     if alpha == 0:
         raise ArgumentError("celu: alpha is a divisor, and cannot be 0")
-    return _curve(activation.elu, input, inplace, alpha=alpha, input_scale=1 / alpha)
+    return _apply_with_slope(activation.elu, input, inplace, alpha=alpha, input_scale=1 / alpha)
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -93,47 +93,47 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f"gelu: approximate is 'none' or 'tanh', not {approximate!r}")
-    return _curve(activation.gelu, input, tanh=approximate == "tanh")
+    return _apply_with_slope(activation.gelu, input, tanh=approximate == "tanh")
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """input * sigmoid(input). Source: Elfwing et al. 2017, arXiv:1702.03118."""
-    return _curve(activation.silu, input, inplace)
+    return _apply_with_slope(activation.silu, input, inplace)
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
     """input * tanh(softplus(input)). Source: Misra 2019, arXiv:1908.08681."""
-    return _curve(activation.mish, input, inplace)
+    return _apply_with_slope(activation.mish, input, inplace)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """log(1 + exp(beta * input)) / beta; the input itself where beta * input > threshold."""
-    return _curve(activation.softplus, input, beta=beta, threshold=threshold)
+    return _apply_with_slope(activation.softplus, input, beta=beta, threshold=threshold)
 
 
 def softsign(input: Tensor) -> Tensor:
     """input / (1 + |input|)."""
-    return _placed(activation.softsign, input, False)
+    return _apply(activation.softsign, input, False)
 
 
 def logsigmoid(input: Tensor) -> Tensor:
     """log(sigmoid(input)), without loss where sigmoid is small."""
-    return _curve(activation.logsigmoid, input)
+    return _apply_with_slope(activation.logsigmoid, input)
 
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     """input * relu6(input + 3) / 6. Source: Howard et al. 2019, arXiv:1905.02244."""
-    return _placed(piecewise.hardswish, input, inplace)
+    return _apply(piecewise.hardswish, input, inplace)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """relu6(input + 3) / 6."""
-    return _placed(piecewise.hardsigmoid, input, inplace)
+    return _apply(piecewise.hardsigmoid, input, inplace)
 
 
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """input where it is above `threshold`, else `value`."""
-    return _placed(piecewise.threshold, input, inplace, threshold=threshold, value=value)
+    return _apply(piecewise.threshold, input, inplace, threshold=threshold, value=value)
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
     return apply(activation.glu, (input,), dim=at)
 
 
-def _of_dtype(input: Tensor, dtype: Any) -> Tensor:
+def _in_dtype(input: Tensor, dtype: Any) -> Tensor:
     return input if dtype is None else convert(input, parse(dtype))  # type: ignore[return-value]  # a tensor has the mixins
 
 
@@ -176,12 +176,12 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
 
     dtype: to compute in. _stacklevel: accepted, and ignored.
     """
-    return _of_dtype(input, dtype).softmax(_implied(input) if dim is None else dim)
+    return _in_dtype(input, dtype).softmax(_default_dim(input) if dim is None else dim)
 
 
 def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
     """log(softmax(input, dim)), without loss of small probabilities."""
-    return _of_dtype(input, dtype).log_softmax(_implied(input) if dim is None else dim)
+    return _in_dtype(input, dtype).log_softmax(_default_dim(input) if dim is None else dim)
 
 
 def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
@@ -189,7 +189,7 @@ def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
     return softmax(-input, dim, dtype=dtype)
 
 
-def _implied(input: Tensor) -> int:
+def _default_dim(input: Tensor) -> int:
     return 0 if input.ndim in (0, 1, 3) else 1
 
 
@@ -240,246 +240,160 @@ def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: floa
     return sample - soft.detach() + soft
 
 
-class ReLU(Module):
+class _Activation(FunctionModule):
+    def extra_repr(self) -> str:
+        shown = [f"{name}={getattr(self, name)}" for name in self._settings if name != "inplace"]
+        return ", ".join([*shown, "inplace=True"] if getattr(self, "inplace", False) else shown)
+
+
+class _InPlaceActivation(_Activation):
+    def __init__(self, inplace: bool = False) -> None:
+        self._init(inplace=inplace)
+
+
+class ReLU(_InPlaceActivation):
     """max(input, 0)."""
 
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return relu(input, self.inplace)
-
-    def extra_repr(self) -> str:
-        return "inplace=True" if self.inplace else ""
+    _function = staticmethod(relu)
 
 
-class ReLU6(Module):
+class ReLU6(_InPlaceActivation):
     """input held within [0, 6]."""
 
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return relu6(input, self.inplace)
-
-    def extra_repr(self) -> str:
-        return "inplace=True" if self.inplace else ""
+    _function = staticmethod(relu6)
 
 
-class LeakyReLU(Module):
+class LeakyReLU(_Activation):
     """input where it is positive, else negative_slope * input."""
 
+    _function = staticmethod(leaky_relu)
+
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
-        super().__init__()
-        self.negative_slope = negative_slope
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return leaky_relu(input, self.negative_slope, self.inplace)
-
-    def extra_repr(self) -> str:
-        return f"negative_slope={self.negative_slope}" + (", inplace=True" if self.inplace else "")
+        self._init(negative_slope=negative_slope, inplace=inplace)
 
 
-class ELU(Module):
+class ELU(_Activation):
     """input where it is positive, else alpha * (exp(input) - 1)."""
 
+    _function = staticmethod(elu)
+
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        super().__init__()
-        self.alpha = alpha
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return elu(input, self.alpha, self.inplace)
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha}" + (", inplace=True" if self.inplace else "")
+        self._init(alpha=alpha, inplace=inplace)
 
 
-class SELU(Module):
+class SELU(_InPlaceActivation):
     """1.0507 * elu(input, 1.67326)."""
 
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return selu(input, self.inplace)
-
-    def extra_repr(self) -> str:
-        return "inplace=True" if self.inplace else ""
+    _function = staticmethod(selu)
 
 
-class CELU(Module):
+class CELU(_Activation):
     """input where it is positive, else alpha * (exp(input / alpha) - 1)."""
 
+    _function = staticmethod(celu)
+
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        super().__init__()
-        self.alpha = alpha
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return celu(input, self.alpha, self.inplace)
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha}" + (", inplace=True" if self.inplace else "")
+        self._init(alpha=alpha, inplace=inplace)
 
 
-class GELU(Module):
+class GELU(_Activation):
     """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": by tanh in place of erf."""
 
-    def __init__(self, approximate: str = "none") -> None:
-        super().__init__()
-        self.approximate = approximate
+    _function = staticmethod(gelu)
 
-    def forward(self, input: Tensor) -> Tensor:
-        return gelu(input, self.approximate)
+    def __init__(self, approximate: str = "none") -> None:
+        self._init(approximate=approximate)
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"
 
 
-class SiLU(Module):
+class SiLU(_InPlaceActivation):
     """input * sigmoid(input)."""
 
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return silu(input, self.inplace)
-
-    def extra_repr(self) -> str:
-        return "inplace=True" if self.inplace else ""
+    _function = staticmethod(silu)
 
 
-class Mish(Module):
+class Mish(_InPlaceActivation):
     """input * tanh(softplus(input))."""
 
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return mish(input, self.inplace)
-
-    def extra_repr(self) -> str:
-        return "inplace=True" if self.inplace else ""
+    _function = staticmethod(mish)
 
 
-class Softplus(Module):
+class Softplus(_Activation):
     """log(1 + exp(beta * input)) / beta; the input itself where beta * input > threshold."""
 
+    _function = staticmethod(softplus)
+
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
-        super().__init__()
-        self.beta = beta
-        self.threshold = threshold
-
-    def forward(self, input: Tensor) -> Tensor:
-        return softplus(input, self.beta, self.threshold)
-
-    def extra_repr(self) -> str:
-        return f"beta={self.beta}, threshold={self.threshold}"
+        self._init(beta=beta, threshold=threshold)
 
 
-class Softsign(Module):
+class Softsign(_Activation):
     """input / (1 + |input|)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return softsign(input)
+    _function = staticmethod(softsign)
 
 
-class Sigmoid(Module):
+class Sigmoid(_Activation):
     """1 / (1 + exp(-input))."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return sigmoid(input)
+    _function = staticmethod(sigmoid)
 
 
-class LogSigmoid(Module):
+class LogSigmoid(_Activation):
     """log(sigmoid(input))."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return logsigmoid(input)
+    _function = staticmethod(logsigmoid)
 
 
-class Tanh(Module):
+class Tanh(_Activation):
     """The hyperbolic tangent."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return tanh(input)
+    _function = staticmethod(tanh)
 
 
-class Hardtanh(Module):
+class Hardtanh(_Activation):
     """input held within [min_val, max_val]. Raises: ArgumentError unless min_val < max_val."""
 
+    _function = staticmethod(hardtanh)
+
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
-        super().__init__()
         if max_val <= min_val:
             raise ArgumentError(f"Hardtanh: expected min_val < max_val, got {min_val} and {max_val}")
-        self.min_val = min_val
-        self.max_val = max_val
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return hardtanh(input, self.min_val, self.max_val, self.inplace)
-
-    def extra_repr(self) -> str:
-        return f"min_val={self.min_val}, max_val={self.max_val}" + (", inplace=True" if self.inplace else "")
+        self._init(min_val=min_val, max_val=max_val, inplace=inplace)
 
 
-class Hardswish(Module):
+class Hardswish(_InPlaceActivation):
     """input * relu6(input + 3) / 6."""
 
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return hardswish(input, self.inplace)
+    _function = staticmethod(hardswish)
+    extra_repr = Module.extra_repr
 
 
-class Hardsigmoid(Module):
+class Hardsigmoid(_InPlaceActivation):
     """relu6(input + 3) / 6."""
 
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return hardsigmoid(input, self.inplace)
+    _function = staticmethod(hardsigmoid)
+    extra_repr = Module.extra_repr
 
 
-class Threshold(Module):
+class Threshold(_Activation):
     """input where it is above `threshold`, else `value`."""
 
+    _function = staticmethod(threshold)
+
     def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
-        super().__init__()
-        self.threshold = threshold
-        self.value = value
-        self.inplace = inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return threshold(input, self.threshold, self.value, self.inplace)
-
-    def extra_repr(self) -> str:
-        return f"threshold={self.threshold}, value={self.value}" + (", inplace=True" if self.inplace else "")
+        self._init(threshold=threshold, value=value, inplace=inplace)
 
 
-class GLU(Module):
+class GLU(_Activation):
     """The first half along `dim` times the sigmoid of the second: that size is halved."""
 
+    _function = staticmethod(glu)
+
     def __init__(self, dim: int = -1) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, input: Tensor) -> Tensor:
-        return glu(input, self.dim)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+        self._init(dim=dim)
 
 
 class PReLU(Module):
@@ -502,31 +416,24 @@ class PReLU(Module):
         return f"num_parameters={self.num_parameters}"
 
 
-class _AlongDim(Module):
+class _Softmax(FunctionModule):
     def __init__(self, dim: int | None = None) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+        self._init(dim=dim)
 
 
-class Softmax(_AlongDim):
+class Softmax(_Softmax):
     """exp(input) / sum(exp(input)) along `dim`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return softmax(input, self.dim)
+    _function = staticmethod(softmax)
 
 
-class LogSoftmax(_AlongDim):
+class LogSoftmax(_Softmax):
     """log(softmax(input)) along `dim`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return log_softmax(input, self.dim)
+    _function = staticmethod(log_softmax)
 
 
-class Softmin(_AlongDim):
+class Softmin(_Softmax):
     """softmax(-input) along `dim`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return softmin(input, self.dim)
+    _function = staticmethod(softmin)

@@ -17,6 +17,8 @@ from ddp.nn.validation import Size, numbers, one_dtype, pair, walk
 from ddp.ops import conv
 
 Padding = Size | str
+_PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+_SIZES = {1: ("L", "K"), 2: ("H, W", "KH, KW")}
 
 
 def conv1d(
@@ -35,15 +37,7 @@ def conv1d(
 
     Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
     """
-    if input.ndim == 2:
-        return conv1d(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-    shapes = f"conv1d: input {_sizes(input)}, weight {_sizes(weight)}, groups {groups}"
-    if input.ndim != 3 or weight.ndim != 3:
-        raise ShapeError(f"{shapes}: expected (N, C, L) and (O, C/groups, K)")
-    if not isinstance(padding, str):
-        padding = (0, *numbers(padding, 1, "padding"))
-    steps = (1, *numbers(stride, 1, "stride")), padding, (1, *numbers(dilation, 1, "dilation"))
-    return _conv(shapes, input.unsqueeze(-2), weight.unsqueeze(-2), bias, *steps, groups).squeeze(-2)
+    return _conv(1, input, weight, bias, stride, padding, dilation, groups)
 
 
 def conv2d(
@@ -62,58 +56,7 @@ def conv2d(
 
     Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
     """
-    if input.ndim == 3:
-        return conv2d(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-    shapes = f"conv2d: input {_sizes(input)}, weight {_sizes(weight)}, groups {groups}"
-    if input.ndim != 4 or weight.ndim != 4:
-        raise ShapeError(f"{shapes}: expected (N, C, H, W) and (O, C/groups, KH, KW)")
-    return _conv(shapes, input, weight, bias, stride, padding, dilation, groups)
-
-
-def _conv(
-    shapes: str,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Size,
-    padding: Padding,
-    dilation: Size,
-    groups: int,
-) -> Tensor:
-    name = shapes.partition(":")[0]
-    one_dtype(name, input, weight, bias)
-    out, channels = weight.shape[:2]
-    if groups < 1 or out % groups or input.shape[1] != channels * groups:
-        raise ShapeError(f"{shapes}: input has {input.shape[1]} channels, weight takes {channels} in each group")
-    if bias is not None and tuple(bias.shape) != (out,):
-        raise ShapeError(f"{shapes}: bias {_sizes(bias)}, expected {(out,)}")
-    kernel = (weight.shape[2], weight.shape[3])
-    if isinstance(padding, str):
-        input, padding = _named_padding(name, input, kernel, stride, padding, pair(dilation, "dilation"))
-    how = walk(name, (input.shape[2], input.shape[3]), kernel, stride, padding, dilation)
-    return apply(
-        conv.conv2d,
-        (input, weight, bias),
-        stride=how.stride,
-        padding=how.padding,
-        dilation=how.dilation,
-        groups=groups,
-    )
-
-
-def _named_padding(
-    name: str, input: Tensor, kernel: tuple[int, int], stride: Size, padding: str, dilation: tuple[int, int]
-) -> tuple[Tensor, Size]:
-    if padding == "valid":
-        return input, 0
-    if padding != "same":
-        raise ArgumentError(f"{name}: padding is a number, 'valid' or 'same', not {padding!r}")
-    if pair(stride, "stride") != (1, 1):
-        raise ArgumentError(f"{name}: padding='same' needs stride 1, got {stride}")
-    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-    if total[0] % 2 or total[1] % 2:  # what cannot be halved goes to the end
-        input = pad(input, (0, total[1] % 2, 0, total[0] % 2))
-    return input, (total[0] // 2, total[1] // 2)
+    return _conv(2, input, weight, bias, stride, padding, dilation, groups)
 
 
 def conv_transpose1d(
@@ -132,23 +75,7 @@ def conv_transpose1d(
 
     Raises: ShapeError, DtypeError; ArgumentError for steps that are too small, or too large an output_padding.
     """
-    if input.ndim == 2:
-        lines = input.unsqueeze(0)
-        return conv_transpose1d(lines, weight, bias, stride, padding, output_padding, groups, dilation).squeeze(0)
-    shapes = f"conv_transpose1d: input {_sizes(input)}, weight {_sizes(weight)}, groups {groups}"
-    if input.ndim != 3 or weight.ndim != 3:
-        raise ShapeError(f"{shapes}: expected (N, C, L) and (C, O/groups, K)")
-    return _conv_transpose(
-        shapes,
-        input.unsqueeze(-2),
-        weight.unsqueeze(-2),
-        bias,
-        (1, *numbers(stride, 1, "stride")),
-        (0, *numbers(padding, 1, "padding")),
-        (0, *numbers(output_padding, 1, "output_padding")),
-        groups,
-        (1, *numbers(dilation, 1, "dilation")),
-    ).squeeze(-2)
+    return _conv_transpose(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
 def conv_transpose2d(
@@ -168,17 +95,47 @@ def conv_transpose2d(
 
     Raises: ShapeError, DtypeError; ArgumentError for steps that are too small, or too large an output_padding.
     """
-    if input.ndim == 3:
-        images = input.unsqueeze(0)
-        return conv_transpose2d(images, weight, bias, stride, padding, output_padding, groups, dilation).squeeze(0)
-    shapes = f"conv_transpose2d: input {_sizes(input)}, weight {_sizes(weight)}, groups {groups}"
-    if input.ndim != 4 or weight.ndim != 4:
-        raise ShapeError(f"{shapes}: expected (N, C, H, W) and (C, O/groups, KH, KW)")
-    return _conv_transpose(shapes, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _conv_transpose(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def _conv(
+    dims: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Padding,
+    dilation: Size,
+    groups: int,
+) -> Tensor:
+    if input.ndim == dims + 1:
+        return _conv(dims, input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
+    name = f"conv{dims}d"
+    shapes = f"{name}: input {tuple(input.shape)}, weight {tuple(weight.shape)}, groups {groups}"
+    if input.ndim != dims + 2 or weight.ndim != dims + 2:
+        lengths, window = _SIZES[dims]
+        raise ShapeError(f"{shapes}: expected (N, C, {lengths}) and (O, C/groups, {window})")
+    one_dtype(name, input, weight, bias)
+    out, channels = weight.shape[:2]
+    if groups < 1 or out % groups or input.shape[1] != channels * groups:
+        raise ShapeError(f"{shapes}: input has {input.shape[1]} channels, weight takes {channels} in each group")
+    if bias is not None and tuple(bias.shape) != (out,):
+        raise ShapeError(f"{shapes}: bias {tuple(bias.shape)}, expected {(out,)}")
+    step, spread = _as_pair(dims, stride, "stride", 1), _as_pair(dims, dilation, "dilation", 1)
+    images, filters = (input, weight) if dims == 2 else (input.unsqueeze(-2), weight.unsqueeze(-2))
+    kernel = (filters.shape[2], filters.shape[3])
+    if isinstance(padding, str):
+        images, padding = _named_padding(name, images, kernel, step, padding, spread)
+    else:
+        padding = _as_pair(dims, padding, "padding", 0)
+    how = walk(name, (images.shape[2], images.shape[3]), kernel, step, padding, spread)
+    steps = {"stride": how.stride, "padding": how.padding, "dilation": how.dilation}
+    result: Tensor = apply(conv.conv2d, (images, filters, bias), **steps, groups=groups)
+    return result if dims == 2 else result.squeeze(-2)
 
 
 def _conv_transpose(
-    shapes: str,
+    dims: int,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -188,16 +145,28 @@ def _conv_transpose(
     groups: int,
     dilation: Size,
 ) -> Tensor:
-    name = shapes.partition(":")[0]
+    if input.ndim == dims + 1:
+        options = stride, padding, output_padding, groups, dilation
+        return _conv_transpose(dims, input.unsqueeze(0), weight, bias, *options).squeeze(0)
+    name = f"conv_transpose{dims}d"
+    shapes = f"{name}: input {tuple(input.shape)}, weight {tuple(weight.shape)}, groups {groups}"
+    if input.ndim != dims + 2 or weight.ndim != dims + 2:
+        lengths, window = _SIZES[dims]
+        raise ShapeError(f"{shapes}: expected (N, C, {lengths}) and (C, O/groups, {window})")
     one_dtype(name, input, weight, bias)
-    channels = weight.shape[0]
+    channels, out = weight.shape[0], weight.shape[1] * groups
     if groups < 1 or channels % groups or input.shape[1] != channels:
         raise ShapeError(f"{shapes}: input has {input.shape[1]} channels, weight takes {channels}")
-    if bias is not None and tuple(bias.shape) != (weight.shape[1] * groups,):
-        raise ShapeError(f"{shapes}: bias {_sizes(bias)}, expected {(weight.shape[1] * groups,)}")
-    steps = pair(stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation")
-    extra = pair(output_padding, "output_padding")
-    kernel = tuple(weight.shape[2:])
+    if bias is not None and tuple(bias.shape) != (out,):
+        raise ShapeError(f"{shapes}: bias {tuple(bias.shape)}, expected {(out,)}")
+    steps = (
+        _as_pair(dims, stride, "stride", 1),
+        _as_pair(dims, padding, "padding", 0),
+        _as_pair(dims, dilation, "dilation", 1),
+    )
+    extra = _as_pair(dims, output_padding, "output_padding", 0)
+    images, filters = (input, weight) if dims == 2 else (input.unsqueeze(-2), weight.unsqueeze(-2))
+    kernel = tuple(filters.shape[2:])
     if min(*steps[0], *steps[2], *kernel) < 1 or min(*steps[1], *extra) < 0:
         raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {output_padding=}, {dilation=}")
     if any(e >= max(s, d) for e, s, d in zip(extra, steps[0], steps[2], strict=True)):
@@ -206,26 +175,34 @@ def _conv_transpose(
         )
     size = tuple(
         (n - 1) * s - 2 * p + d * (k - 1) + e + 1
-        for n, k, s, p, d, e in zip(input.shape[2:], kernel, *steps, extra, strict=True)
+        for n, k, s, p, d, e in zip(images.shape[2:], kernel, *steps, extra, strict=True)
     )
     if min(size) < 1:
         raise ShapeError(f"{shapes}, padding {padding}: the output would be {size}")
-    return apply(
-        conv.conv_transpose2d,
-        (input, weight, bias),
-        size=size,
-        stride=steps[0],
-        padding=steps[1],
-        dilation=steps[2],
-        groups=groups,
-    )
+    how: dict[str, Any] = dict(zip(("stride", "padding", "dilation"), steps, strict=True))
+    result: Tensor = apply(conv.conv_transpose2d, (images, filters, bias), size=size, **how, groups=groups)
+    return result if dims == 2 else result.squeeze(-2)
 
 
-def _sizes(x: Tensor) -> tuple[int, ...]:
-    return tuple(x.shape)
+def _as_pair(dims: int, value: Size, name: str, fill: int) -> tuple[int, int]:
+    """The numbers of both dimensions of an image; those of lines after `fill`."""
+    given = numbers(value, dims, name)
+    return (given[0], given[1]) if dims == 2 else (fill, given[0])
 
 
-FRAMES = ("reflect", "replicate", "circular")
+def _named_padding(
+    name: str, input: Tensor, kernel: tuple[int, int], stride: Size, padding: str, dilation: tuple[int, int]
+) -> tuple[Tensor, Size]:
+    if padding == "valid":
+        return input, 0
+    if padding != "same":
+        raise ArgumentError(f"{name}: padding is a number, 'valid' or 'same', not {padding!r}")
+    if pair(stride, "stride") != (1, 1):
+        raise ArgumentError(f"{name}: padding='same' needs stride 1, got {stride}")
+    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    if total[0] % 2 or total[1] % 2:  # what cannot be halved goes to the end
+        input = pad(input, (0, total[1] % 2, 0, total[0] % 2))
+    return input, (total[0] // 2, total[1] // 2)
 
 
 class _Convolution(Module):
@@ -255,7 +232,7 @@ class _Convolution(Module):
             raise ArgumentError(f"{name}: groups {groups} does not divide {in_channels} and {out_channels} channels")
         if isinstance(padding, str) and padding not in ("valid", "same"):
             raise ArgumentError(f"{name}: padding is a number, 'valid' or 'same', not {padding!r}")
-        if padding_mode not in ("zeros",) if self.transposed else padding_mode not in ("zeros", *FRAMES):
+        if padding_mode not in (_PADDING_MODES[:1] if self.transposed else _PADDING_MODES):
             raise ArgumentError(f"{name}: padding_mode {padding_mode!r} is not supported")
         self.in_channels = in_channels
         self.out_channels = out_channels
@@ -293,8 +270,8 @@ class _Convolution(Module):
             text += ", bias=False"
         return text if self.padding_mode == "zeros" else f"{text}, padding_mode={self.padding_mode}"
 
-    def framed(self, input: Tensor) -> tuple[Tensor, tuple[int, ...] | str]:
-        """`input` in its frame, and what padding is left to do."""
+    def _pad_input(self, input: Tensor) -> tuple[Tensor, tuple[int, ...] | str]:
+        """`input` padded by `padding_mode` unless that is zeros, and the padding that is left to the convolution."""
         if self.padding_mode == "zeros":
             return input, self.padding
         widths: list[int] = []
@@ -307,7 +284,7 @@ class _Convolution(Module):
         return pad(input, widths, mode=self.padding_mode), (0,) * self.dims
 
 
-class _Forward(_Convolution):
+class _Conv(_Convolution):
     def __init__(
         self,
         in_channels: int,
@@ -325,8 +302,13 @@ class _Forward(_Convolution):
         steps = kernel_size, stride, padding, 0, dilation
         super().__init__(in_channels, out_channels, *steps, groups, bias, padding_mode, device, dtype)
 
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, L) or (C, L) in one dimension, (N, C, H, W) or (C, H, W) in two."""
+        input, padding = self._pad_input(input)
+        return _conv(self.dims, input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
-class Conv1d(_Forward):
+
+class Conv1d(_Conv):
     """Convolution along lines. input: (N, in_channels, L); returns (N, out_channels, OL), see functional.conv1d.
 
     weight: (out_channels, in_channels/groups, K); bias: (out_channels,). padding: a number, "valid" or "same";
@@ -337,13 +319,8 @@ class Conv1d(_Forward):
 
     dims = 1
 
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, L) or (C, L)."""
-        input, padding = self.framed(input)
-        return conv1d(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
-
-class Conv2d(_Forward):
+class Conv2d(_Conv):
     """Convolution over images. input: (N, in_channels, H, W); returns (N, out_channels, OH, OW), see functional.conv2d.
 
     weight: (out_channels, in_channels/groups, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
@@ -353,11 +330,6 @@ class Conv2d(_Forward):
     """
 
     dims = 2
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, H, W) or (C, H, W)."""
-        input, padding = self.framed(input)
-        return conv2d(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class _Transposed(_Convolution):
@@ -381,7 +353,13 @@ class _Transposed(_Convolution):
         steps = kernel_size, stride, padding, output_padding, dilation
         super().__init__(in_channels, out_channels, *steps, groups, bias, padding_mode, device, dtype)
 
-    def extra(self, input: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """input: as Conv1d or Conv2d. output_size: (..., OL) or (..., OH, OW), instead of output_padding."""
+        extra = self._extra_padding(input, output_size)
+        steps = self.stride, self.padding, extra, self.groups, self.dilation
+        return _conv_transpose(self.dims, input, self.weight, self.bias, *steps)
+
+    def _extra_padding(self, input: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
         """The output_padding that gives `output_size`. Raises: ShapeError if none does."""
         if output_size is None:
             return self.output_padding
@@ -410,12 +388,6 @@ class ConvTranspose1d(_Transposed):
 
     dims = 1
 
-    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """input: (N, C, L) or (C, L). output_size: (..., OL), instead of output_padding."""
-        extra = self.extra(input, output_size)
-        steps = self.stride, self.padding, extra, self.groups, self.dilation
-        return conv_transpose1d(input, self.weight, self.bias, *steps)
-
 
 class ConvTranspose2d(_Transposed):
     """The transpose of Conv2d. input: (N, in_channels, H, W); returns (N, out_channels, OH, OW), see conv_transpose2d.
@@ -426,9 +398,3 @@ class ConvTranspose2d(_Transposed):
     """
 
     dims = 2
-
-    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """input: (N, C, H, W) or (C, H, W). output_size: (..., OH, OW), instead of output_padding."""
-        extra = self.extra(input, output_size)
-        steps = self.stride, self.padding, extra, self.groups, self.dilation
-        return conv_transpose2d(input, self.weight, self.bias, *steps)

@@ -18,31 +18,33 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import is_float, promote
 from ddp._tensor.watching import placed_by_any
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.nn.module import Module
+from ddp.nn.module import FunctionModule, Module
 from ddp.ops import likelihood, loss
 from ddp.ops.cuda import bounds
 
-WORDS = ("mean", "sum", "none")
+_REDUCTIONS = ("mean", "sum", "none")
 
 
-def parsed(name: str, reduction: str, size_average: bool | None = None, reduce: bool | None = None) -> str:
-    """One of `WORDS`, from the word, or from PyTorch's old pair of flags. Raises: ArgumentError for another word."""
+def parse_reduction(
+    name: str, reduction: str, size_average: bool | None = None, reduce: bool | None = None, stacklevel: int = 3
+) -> str:
+    """The reduction, from its name or from PyTorch's old pair of flags. Raises: ArgumentError for another name."""
     if size_average is not None or reduce is not None:
         average, reduces = size_average is None or size_average, reduce is None or reduce
         word = ("mean" if average else "sum") if reduces else "none"
-        warnings.warn(f"{name}: size_average and reduce are deprecated, use reduction={word!r}", stacklevel=3)
+        warnings.warn(f"{name}: size_average and reduce are deprecated, use reduction={word!r}", stacklevel=stacklevel)
         return word
-    if reduction not in WORDS:
+    if reduction not in _REDUCTIONS:
         raise ArgumentError(f"{name}: reduction is 'mean', 'sum' or 'none', not {reduction!r}")
     return reduction
 
 
-def reduced(losses: Any, reduction: str) -> Any:
+def reduce_losses(losses: Any, reduction: str) -> Any:
     """The mean or the sum of the losses, or the losses."""
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
 
-def paired(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:
+def match(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:
     """Both in one shape and one floating dtype. warn: says so if the shapes were not the same.
 
     Raises: ShapeError if they do not broadcast.
@@ -58,7 +60,7 @@ def paired(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tupl
             warnings.warn(
                 f"{name}: the target's size {b.shape} is different to the input's {a.shape}: they are broadcast, "
                 "which is rarely what is meant; give them one size",
-                stacklevel=3,
+                stacklevel=4,
             )
         broadcast(a.shape, b.shape, name)
         shape = np.broadcast_shapes(a.shape, b.shape)
@@ -85,7 +87,7 @@ def cross_entropy(
 
     Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
     """
-    reduction = parsed("cross_entropy", reduction, size_average, reduce)
+    reduction = parse_reduction("cross_entropy", reduction, size_average, reduce)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
     if is_float(target.array.dtype):
@@ -118,7 +120,7 @@ def _soft(
     if input.ndim == 1:
         kept = _soft(input.unsqueeze(0), target.unsqueeze(0), weight, ignore_index, reduction, smoothing)
         return kept.squeeze(0) if reduction == "none" else kept
-    x, wanted = paired("cross_entropy", input, target)
+    x, wanted = match("cross_entropy", input, target)
     classes = input.shape[1]
     if smoothing:
         wanted = wanted * (1 - smoothing) + smoothing / classes
@@ -141,7 +143,7 @@ def nll_loss(
 
     Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
     """
-    reduction = parsed("nll_loss", reduction, size_average, reduce)
+    reduction = parse_reduction("nll_loss", reduction, size_average, reduce)
     if input.ndim == 1 and target.ndim == 0:
         kept = nll_loss(input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction)
         return kept.squeeze(0) if reduction == "none" else kept
@@ -210,7 +212,7 @@ def binary_cross_entropy(
 
     Raises: ArgumentError for shapes that differ, or an input outside [0, 1].
     """
-    reduction = parsed("binary_cross_entropy", reduction, size_average, reduce)
+    reduction = parse_reduction("binary_cross_entropy", reduction, size_average, reduce)
     _one_shape("binary_cross_entropy", input, target)
     array = input.array
     told = "binary_cross_entropy: input holds probabilities, all between 0 and 1"
@@ -218,10 +220,10 @@ def binary_cross_entropy(
         bounds.demand(input.device.xp, (array >= 0) & (array <= 1), ArgumentError, told)
     elif array.size and not (array.min() >= 0 and array.max() <= 1):
         raise ArgumentError(told)
-    x, t = paired("binary_cross_entropy", input, target)
+    x, t = match("binary_cross_entropy", input, target)
     if weight is None:
         return apply(likelihood.binary_cross_entropy, (x, t), reduction=reduction)
-    return reduced(apply(likelihood.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
+    return reduce_losses(apply(likelihood.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
 
 
 @placed_by_any
@@ -242,9 +244,9 @@ def binary_cross_entropy_with_logits(
     Raises: ArgumentError for shapes that differ.
     """
     name = "binary_cross_entropy_with_logits"
-    reduction = parsed(name, reduction, size_average, reduce)
+    reduction = parse_reduction(name, reduction, size_average, reduce)
     _one_shape(name, input, target)
-    x, t = paired(name, input, target)
+    x, t = match(name, input, target)
     positive = None
     if pos_weight is not None:
         positive = together(name, (x, pos_weight))[1].array.astype(x.array.dtype)
@@ -259,7 +261,7 @@ def binary_cross_entropy_with_logits(
     if weight is None:
         return apply(likelihood.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction=reduction)
     each = apply(likelihood.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction="none")
-    return reduced(each * weight, reduction)
+    return reduce_losses(each * weight, reduction)
 
 
 def _one_shape(name: str, input: Tensor, target: Tensor) -> None:
@@ -283,40 +285,46 @@ def kl_div(
     Raises: ArgumentError, ShapeError.
     """
     per_sample = reduction == "batchmean" and size_average is None and reduce is None
-    reduction = "sum" if per_sample else parsed("kl_div", reduction, size_average, reduce)
-    x, t = paired("kl_div", input, target)
+    reduction = "sum" if per_sample else parse_reduction("kl_div", reduction, size_average, reduce)
+    x, t = match("kl_div", input, target)
     out = apply(likelihood.kl_div, (x, t), log_target=log_target, reduction=reduction)
     return out / input.shape[0] if per_sample and input.ndim else out
 
 
-class Loss(Module):
-    """A loss that is reduced over its elements."""
+class Loss(FunctionModule):
+    """A loss that is reduced over its elements: calls `_function` with the inputs and the settings."""
 
     def __init__(self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> None:
-        super().__init__()
+        self._init_loss(size_average, reduce, reduction)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._settings = tuple([name for name in cls._settings if name not in ("size_average", "reduce")])
+
+    def _init_loss(self, size_average: bool | None, reduce: bool | None, reduction: str, **settings: Any) -> None:
         if size_average is not None or reduce is not None:
-            reduction = parsed(type(self).__name__, reduction, size_average, reduce)
-        self.reduction = reduction
+            reduction = parse_reduction(type(self).__name__, reduction, size_average, reduce, stacklevel=4)
+        self._init(reduction=reduction, **settings)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # one more input
+        """input, target: of the shapes that the class gives."""
+        return self._call(input, target)
+
+    def _call(self, *inputs: Any) -> Tensor:
+        result: Tensor = self._function(*inputs, **{name: getattr(self, name) for name in self._settings})
+        return result
+
+    extra_repr = Module.extra_repr
 
 
-class _WeightedLoss(Loss):
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.register_buffer("weight", weight)
-
-
-class CrossEntropyLoss(_WeightedLoss):
+class CrossEntropyLoss(Loss):
     """-log softmax(input)[target], from logits. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...) of
     classes, or probabilities of the input's shape. weight: (C,).
 
     Raises when called: see functional.cross_entropy.
     """
+
+    _function = staticmethod(cross_entropy)
 
     def __init__(
         self,
@@ -327,24 +335,14 @@ class CrossEntropyLoss(_WeightedLoss):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(weight, size_average, reduce, reduction)
-        self.ignore_index = ignore_index
-        self.label_smoothing = label_smoothing
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input: (N, C, ...), target: (N, ...) or (N, C, ...)."""
-        return cross_entropy(
-            input,
-            target,
-            self.weight,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            label_smoothing=self.label_smoothing,
-        )
+        self._init_loss(size_average, reduce, reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        self.register_buffer("weight", weight)
 
 
-class NLLLoss(_WeightedLoss):
+class NLLLoss(Loss):
     """-input[target], of log-probabilities. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...)."""
+
+    _function = staticmethod(nll_loss)
 
     def __init__(
         self,
@@ -354,24 +352,30 @@ class NLLLoss(_WeightedLoss):
         reduce: bool | None = None,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(weight, size_average, reduce, reduction)
-        self.ignore_index = ignore_index
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input: (N, C, ...), target: (N, ...)."""
-        return nll_loss(input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
+        self._init_loss(size_average, reduce, reduction, ignore_index=ignore_index)
+        self.register_buffer("weight", weight)
 
 
-class BCELoss(_WeightedLoss):
+class BCELoss(Loss):
     """-target * log(input) - (1 - target) * log(1 - input), the logarithms no less than -100. All of one shape."""
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input: probabilities; target: of its shape."""
-        return binary_cross_entropy(input, target, self.weight, reduction=self.reduction)
+    _function = staticmethod(binary_cross_entropy)
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        self._init_loss(size_average, reduce, reduction)
+        self.register_buffer("weight", weight)
 
 
 class BCEWithLogitsLoss(Loss):
     """BCELoss of sigmoid(input), without overflow. weight, pos_weight: broadcast to the losses."""
+
+    _function = staticmethod(binary_cross_entropy_with_logits)
 
     def __init__(
         self,
@@ -381,15 +385,9 @@ class BCEWithLogitsLoss(Loss):
         reduction: str = "mean",
         pos_weight: Tensor | None = None,
     ) -> None:
-        super().__init__(size_average, reduce, reduction)
+        self._init_loss(size_average, reduce, reduction)
         self.register_buffer("weight", weight)
         self.register_buffer("pos_weight", pos_weight)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input: logits; target: of its shape."""
-        return binary_cross_entropy_with_logits(
-            input, target, self.weight, reduction=self.reduction, pos_weight=self.pos_weight
-        )
 
 
 class KLDivLoss(Loss):
@@ -398,6 +396,8 @@ class KLDivLoss(Loss):
     reduction: "batchmean" (the sum over the batch size) is the divergence as mathematics has it.
     """
 
+    _function = staticmethod(kl_div)
+
     def __init__(
         self,
         size_average: bool | None = None,
@@ -405,9 +405,4 @@ class KLDivLoss(Loss):
         reduction: str = "mean",
         log_target: bool = False,
     ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.log_target = log_target
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input, target: of one shape."""
-        return kl_div(input, target, reduction=self.reduction, log_target=self.log_target)
+        self._init_loss(size_average, reduce, reduction, log_target=log_target)

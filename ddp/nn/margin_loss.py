@@ -10,7 +10,7 @@ import numpy as np
 from ddp._tensor.arithmetic import broadcast, floating
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, ShapeError
-from ddp.nn.loss import Loss, parsed, reduced
+from ddp.nn.loss import Loss, parse_reduction, reduce_losses
 from ddp.nn.module import Module
 
 
@@ -28,10 +28,10 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     if a.shape != b.shape:
         shape = np.broadcast_shapes(a.shape, b.shape)
         a, b = a.expand(shape), b.expand(shape)
-    return (a * b).sum(dim) / (_no_less(a.norm(2, dim), eps) * _no_less(b.norm(2, dim), eps))
+    return (a * b).sum(dim) / (_at_least(a.norm(2, dim), eps) * _at_least(b.norm(2, dim), eps))
 
 
-def _no_less(length: Any, eps: float) -> Any:
+def _at_least(length: Any, eps: float) -> Any:
     """max(length, eps), which the gradient does not see, as in PyTorch."""
     value = length.detach()
     return length + (value.clamp(min=eps) - value)
@@ -50,7 +50,7 @@ def cosine_embedding_loss(
 
     Raises: ShapeError, ArgumentError.
     """
-    reduction = parsed("cosine_embedding_loss", reduction, size_average, reduce)
+    reduction = parse_reduction("cosine_embedding_loss", reduction, size_average, reduce)
     if target.ndim not in (0, 1) or input1.ndim != target.ndim + 1 or input2.ndim != target.ndim + 1:
         raise ShapeError(
             f"cosine_embedding_loss: inputs {input1.shape} and {input2.shape}, target {target.shape}: expected (N, d) "
@@ -62,7 +62,7 @@ def cosine_embedding_loss(
     lengths = ((x * x).sum(-1) + 1e-12) * ((y * y).sum(-1) + 1e-12)
     cosine = (x * y).sum(-1) / lengths.sqrt()
     losses = (1 - cosine) * (target == 1) + (cosine - margin).clamp(min=0) * (target == -1)
-    return reduced(losses, reduction)
+    return reduce_losses(losses, reduction)
 
 
 def hinge_embedding_loss(
@@ -74,9 +74,9 @@ def hinge_embedding_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """input where target is 1, max(0, margin - input) where it is -1. Raises: ShapeError, ArgumentError."""
-    reduction = parsed("hinge_embedding_loss", reduction, size_average, reduce)
+    reduction = parse_reduction("hinge_embedding_loss", reduction, size_average, reduce)
     losses = (margin - input).clamp(min=0) * (target != 1) + input * (target != -1)
-    return reduced(losses, reduction)
+    return reduce_losses(losses, reduction)
 
 
 def margin_ranking_loss(
@@ -89,12 +89,12 @@ def margin_ranking_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """max(0, -target * (input1 - input2) + margin), target 1 or -1. Raises: ShapeError, ArgumentError."""
-    reduction = parsed("margin_ranking_loss", reduction, size_average, reduce)
+    reduction = parse_reduction("margin_ranking_loss", reduction, size_average, reduce)
     if not input1.ndim == input2.ndim == target.ndim:
         raise ShapeError(
             f"margin_ranking_loss: {input1.shape}, {input2.shape} and {target.shape} need one number of dimensions"
         )
-    return reduced((-target * (input1 - input2) + margin).clamp(min=0), reduction)
+    return reduce_losses((-target * (input1 - input2) + margin).clamp(min=0), reduction)
 
 
 def soft_margin_loss(
@@ -105,11 +105,11 @@ def soft_margin_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """log(1 + exp(-target * input)), target 1 or -1, without overflow. Raises: ShapeError, ArgumentError."""
-    reduction = parsed("soft_margin_loss", reduction, size_average, reduce)
+    reduction = parse_reduction("soft_margin_loss", reduction, size_average, reduce)
     broadcast(input.shape, target.shape, "soft_margin_loss")
     z: Any = -target * input
     losses = z.clamp(min=0) + ((-z.abs()).exp() + 1).log()
-    return reduced(losses, reduction)
+    return reduce_losses(losses, reduction)
 
 
 def triplet_margin_loss(
@@ -137,7 +137,7 @@ def triplet_margin_loss(
         distance_function=lambda x, y: pairwise_distance(x, y, p, eps),
         margin=margin,
         swap=swap,
-        reduction=parsed("triplet_margin_loss", reduction, size_average, reduce),
+        reduction=parse_reduction("triplet_margin_loss", reduction, size_average, reduce),
     )
 
 
@@ -152,7 +152,7 @@ def triplet_margin_with_distance_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """triplet_margin_loss by any distance, pairwise_distance if none is given. Raises: ShapeError, ArgumentError."""
-    reduction = parsed("triplet_margin_loss", reduction)
+    reduction = parse_reduction("triplet_margin_loss", reduction)
     if not anchor.ndim == positive.ndim == negative.ndim:
         raise ShapeError(
             f"triplet_margin_loss: {anchor.shape}, {positive.shape} and {negative.shape} need one number of dimensions"
@@ -161,11 +161,13 @@ def triplet_margin_with_distance_loss(
     apart = far(anchor, negative)
     if swap:
         apart = apart.minimum(far(positive, negative))
-    return reduced((far(anchor, positive) - apart + margin).clamp(min=0), reduction)
+    return reduce_losses((far(anchor, positive) - apart + margin).clamp(min=0), reduction)
 
 
 class HingeEmbeddingLoss(Loss):
     """input where the target is 1, max(0, margin - input) where it is -1."""
+
+    _function = staticmethod(hinge_embedding_loss)
 
     def __init__(
         self,
@@ -174,17 +176,14 @@ class HingeEmbeddingLoss(Loss):
         reduce: bool | None = None,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.margin = margin
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input, target: of one shape."""
-        return hinge_embedding_loss(input, target, self.margin, reduction=self.reduction)
+        self._init_loss(size_average, reduce, reduction, margin=margin)
 
 
 class CosineEmbeddingLoss(Loss):
     """1 - cos(input1, input2) where the target is 1, max(0, cos - margin) where it is -1."""
 
+    _function = staticmethod(cosine_embedding_loss)
+
     def __init__(
         self,
         margin: float = 0.0,
@@ -192,17 +191,18 @@ class CosineEmbeddingLoss(Loss):
         reduce: bool | None = None,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.margin = margin
+        self._init_loss(size_average, reduce, reduction, margin=margin)
 
-    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
         """inputs: (N, d) or (d,); target: (N,) or ()."""
-        return cosine_embedding_loss(input1, input2, target, self.margin, reduction=self.reduction)
+        return self._call(input1, input2, target)
 
 
 class MarginRankingLoss(Loss):
     """max(0, -target * (input1 - input2) + margin), target 1 or -1."""
 
+    _function = staticmethod(margin_ranking_loss)
+
     def __init__(
         self,
         margin: float = 0.0,
@@ -210,24 +210,23 @@ class MarginRankingLoss(Loss):
         reduce: bool | None = None,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.margin = margin
+        self._init_loss(size_average, reduce, reduction, margin=margin)
 
-    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
         """All of one shape."""
-        return margin_ranking_loss(input1, input2, target, self.margin, reduction=self.reduction)
+        return self._call(input1, input2, target)
 
 
 class SoftMarginLoss(Loss):
     """log(1 + exp(-target * input)), target 1 or -1."""
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input, target: of one shape."""
-        return soft_margin_loss(input, target, reduction=self.reduction)
+    _function = staticmethod(soft_margin_loss)
 
 
 class TripletMarginLoss(Loss):
     """max(0, distance(anchor, positive) - distance(anchor, negative) + margin), by the p-norm."""
+
+    _function = staticmethod(triplet_margin_loss)
 
     def __init__(
         self,
@@ -239,23 +238,19 @@ class TripletMarginLoss(Loss):
         reduce: bool | None = None,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(size_average, reduce, reduction)
         if margin <= 0:
             raise ArgumentError(f"TripletMarginLoss: margin is positive, not {margin}")
-        self.margin = margin
-        self.p = p
-        self.eps = eps
-        self.swap = swap
+        self._init_loss(size_average, reduce, reduction, margin=margin, p=p, eps=eps, swap=swap)
 
-    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
         """All (N, d) or (d,)."""
-        return triplet_margin_loss(
-            anchor, positive, negative, self.margin, self.p, self.eps, self.swap, reduction=self.reduction
-        )
+        return self._call(anchor, positive, negative)
 
 
 class TripletMarginWithDistanceLoss(Loss):
     """TripletMarginLoss by any distance, pairwise_distance if none is given."""
+
+    _function = staticmethod(triplet_margin_with_distance_loss)
 
     def __init__(
         self,
@@ -265,24 +260,14 @@ class TripletMarginWithDistanceLoss(Loss):
         swap: bool = False,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(reduction=reduction)
         if margin <= 0:
             raise ArgumentError(f"TripletMarginWithDistanceLoss: margin is positive, not {margin}")
+        self._init(reduction=reduction, margin=margin, swap=swap)
         self.distance_function: Any = PairwiseDistance() if distance_function is None else distance_function
-        self.margin = margin
-        self.swap = swap
 
-    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
         """All (N, d) or (d,), or what the distance takes."""
-        return triplet_margin_with_distance_loss(
-            anchor,
-            positive,
-            negative,
-            distance_function=self.distance_function,
-            margin=self.margin,
-            swap=self.swap,
-            reduction=self.reduction,
-        )
+        return self._call(anchor, positive, negative)
 
 
 class CosineSimilarity(Module):

@@ -6,7 +6,7 @@ Hooks are in hooks.py, state dicts in state_dict.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from ddp._tensor.base import clear_grad
 from ddp._tensor.core import Tensor
@@ -376,3 +376,31 @@ class Module(HasStateDict, HasHooks):
         if len(lines) < 2 and not below:
             return f"{name}({head})"
         return f"{name}(\n  " + "\n  ".join([*lines, *(each.replace("\n", "\n  ") for each in below)]) + "\n)"
+
+
+class FunctionModule(Module):
+    """A layer without parameters: keeps its settings as attributes, and calls `_function` with the input and them.
+
+    A subclass names its `_function`; its settings are the arguments of `__init__`, which gives them to `_init`.
+    """
+
+    _function: ClassVar[Callable[..., Any]]
+    _settings: ClassVar[tuple[str, ...]] = ()
+    _shown: ClassVar[tuple[str, ...] | None] = None  # the settings in the layer's text, if not all
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_function" in cls.__dict__:  # else it is a user's class, whose arguments are its own
+            code = cls.__init__.__code__
+            cls._settings = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+    def _init(self, **settings: Any) -> None:
+        Module.__init__(self)
+        self.__dict__.update(settings)
+
+    def forward(self, input: Tensor) -> Any:
+        """input: of the shape that the class gives."""
+        return self._function(input, **{name: getattr(self, name) for name in self._settings})
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self._shown or self._settings)

@@ -201,7 +201,27 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
 
 
-class LayerNorm(Module):
+class _Norm(Module):
+    """What all have: a weight and a bias."""
+
+    def _register_affine(
+        self, shape: tuple[int, ...], weight: bool, bias: bool | None, device: Any, dtype: Any
+    ) -> None:
+        """Registers weight and bias, or None in their place; without any bias if that is None."""
+        like = {"device": device, "dtype": dtype}
+        self.register_parameter("weight", Parameter(ones(shape, **like)) if weight else None)
+        if bias is not None:
+            self.register_parameter("bias", Parameter(zeros(shape, **like)) if bias else None)
+
+    def reset_parameters(self) -> None:
+        """Weights become 1, biases 0."""
+        for name, value in (("weight", 1.0), ("bias", 0.0)):
+            parameter = self._parameters.get(name)
+            if parameter is not None:
+                init.constant_(parameter, value)
+
+
+class LayerNorm(_Norm):
     """Mean 0 and variance 1 over the last axes of every sample, then weight and bias. input: (..., *normalized_shape).
 
     weight, bias: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.layer_norm.
@@ -220,19 +240,7 @@ class LayerNorm(Module):
         self.normalized_shape = _shape(normalized_shape)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        affine_bias = elementwise_affine and bias
-        like = {"device": device, "dtype": dtype}
-        self.register_parameter(
-            "weight", Parameter(ones(self.normalized_shape, **like)) if elementwise_affine else None
-        )
-        self.register_parameter("bias", Parameter(zeros(self.normalized_shape, **like)) if affine_bias else None)
-
-    def reset_parameters(self) -> None:
-        """Weights become 1, biases 0."""
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        self._register_affine(self.normalized_shape, elementwise_affine, elementwise_affine and bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (..., *normalized_shape)."""
@@ -245,7 +253,7 @@ class LayerNorm(Module):
         )
 
 
-class RMSNorm(Module):
+class RMSNorm(_Norm):
     """Root mean square 1 over the last axes of every sample, then weight. input: (..., *normalized_shape).
 
     weight: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.rms_norm.
@@ -263,13 +271,7 @@ class RMSNorm(Module):
         self.normalized_shape = _shape(normalized_shape)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        weight = Parameter(ones(self.normalized_shape, device=device, dtype=dtype)) if elementwise_affine else None
-        self.register_parameter("weight", weight)
-
-    def reset_parameters(self) -> None:
-        """Weights become 1."""
-        if self.weight is not None:
-            init.ones_(self.weight)
+        self._register_affine(self.normalized_shape, elementwise_affine, None, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (..., *normalized_shape)."""
@@ -279,7 +281,7 @@ class RMSNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class GroupNorm(Module):
+class GroupNorm(_Norm):
     """Mean 0 and variance 1 over groups of channels of every sample, then weight and bias. input: (N, C, ...).
 
     weight, bias: (num_channels,). Raises: ArgumentError unless num_groups divides num_channels; ShapeError, DtypeError
@@ -304,16 +306,7 @@ class GroupNorm(Module):
         self.num_channels = num_channels
         self.eps = eps
         self.affine = affine
-        like = {"device": device, "dtype": dtype}
-        self.register_parameter("weight", Parameter(ones(num_channels, **like)) if affine else None)
-        self.register_parameter("bias", Parameter(zeros(num_channels, **like)) if affine and bias else None)
-
-    def reset_parameters(self) -> None:
-        """Weights become 1, biases 0."""
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        self._register_affine((num_channels,), affine, affine and bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, ...)."""
@@ -326,7 +319,7 @@ class GroupNorm(Module):
         )
 
 
-class _ChannelNorm(Module):
+class _ChannelNorm(_Norm):
     """Parameters and running statistics, (C,) each; these are buffers, as is how many batches they have seen."""
 
     ranks: tuple[int, ...]  # numbers of dimensions that an input may have
@@ -348,10 +341,8 @@ class _ChannelNorm(Module):
         self.momentum = momentum
         self.affine = affine
         self.track_running_stats = track_running_stats
-        like = {"device": device, "dtype": dtype}
-        self.register_parameter("weight", Parameter(ones(num_features, **like)) if affine else None)
-        self.register_parameter("bias", Parameter(zeros(num_features, **like)) if affine and bias else None)
-        kept = track_running_stats
+        self._register_affine((num_features,), affine, affine and bias, device, dtype)
+        kept, like = track_running_stats, {"device": device, "dtype": dtype}
         self.register_buffer("running_mean", zeros(num_features, **like) if kept else None)
         self.register_buffer("running_var", ones(num_features, **like) if kept else None)
         self.register_buffer("num_batches_tracked", zeros((), dtype="int64", device=device) if kept else None)
@@ -367,10 +358,7 @@ class _ChannelNorm(Module):
     def reset_parameters(self) -> None:
         """Forgets the running statistics; weights become 1, biases 0."""
         self.reset_running_stats()
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        super().reset_parameters()
 
     def _check(self, input: Tensor) -> None:
         """Raises: ShapeError unless the input has a number of dimensions that this layer takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
@@ -13,14 +14,14 @@ from ddp.ops import frames
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """`input` in a frame. pad: (before, after) of the last dimension, then of the one before it, and so on.
+    """`input` with elements added around it. pad: (before, after) of the last dimension, the one before, and so on.
 
     A negative width crops. mode: "constant" (`value`, else 0) for any dimensions; "reflect" (the edge not repeated),
     "replicate" (the edge) and "circular" (from the other end) for the last 1, 2 or 3 dimensions of a sample or a batch:
     input: (C, L), (N, C, L), (C, H, W), (N, C, H, W), (C, D, H, W) or (N, C, D, H, W).
 
     Raises: ArgumentError for an odd number of widths, more than the dimensions have, or another mode; ShapeError for a
-    frame wider than what it repeats, or a result of negative size.
+    padding wider than what it repeats, or a result of negative size.
     """
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         raise ArgumentError(f"pad: {tuple(pad)} for shape {input.shape}: expected pairs, last dimension first")
@@ -31,53 +32,58 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
             raise ShapeError(f"pad: {tuple(pad)} crops shape {input.shape} below nothing")
     if mode == "constant":
         return apply(frames.pad, (input,), widths=tuple(widths), value=0 if value is None else value)
-    return _continued(input, widths, len(given), mode, value)
+    return _pad_from_input(input, widths, len(given), mode, value)
 
 
-def _continued(input: Tensor, widths: list[tuple[int, int]], dims: int, mode: str, value: float | None) -> Tensor:
+def _pad_from_input(input: Tensor, widths: list[tuple[int, int]], dims: int, mode: str, value: float | None) -> Tensor:
     if mode not in frames.NAMES:
         raise ArgumentError(f"pad: the mode is 'constant', 'reflect', 'replicate' or 'circular', not {mode!r}")
     if value is not None:
         raise ArgumentError(f"pad: mode {mode!r} takes no value, got {value}")
     if not 1 <= dims <= 3 or input.ndim not in (dims + 1, dims + 2):
-        raise ShapeError(f"pad: mode {mode!r} frames 1 to 3 dimensions after the channels, not {dims} of {input.shape}")
+        raise ShapeError(f"pad: mode {mode!r} pads 1 to 3 dimensions after the channels, not {dims} of {input.shape}")
     if any(n < 0 for pair in widths for n in pair):
-        # The constant frame crops alone where nothing is to be added.
+        # Constant padding with negative widths crops.
         cropped = tuple([(min(before, 0), min(after, 0)) for before, after in widths])
         input = apply(frames.pad, (input,), widths=cropped, value=0)
         widths = [(max(before, 0), max(after, 0)) for before, after in widths]
     for n, pair in zip(input.shape, widths, strict=True):
         most = {"reflect": n - 1, "circular": n, "replicate": max(pair) if n else 0}[mode]
         if max(pair) > max(most, 0):
-            raise ShapeError(f"pad: a frame of {pair} is too wide for mode {mode!r} in shape {input.shape}")
+            raise ShapeError(f"pad: {pair} is too wide for mode {mode!r} in shape {input.shape}")
     return apply(frames.continued, (input,), widths=tuple(widths), mode=mode)
 
 
 class _Pad(Module):
-    """A frame of `_mode`, around the last `_dims` dimensions."""
+    """Padding around the last `dims` dimensions, by `mode` of `functional.pad`."""
 
-    _dims: int
-    _mode = "constant"
+    _dims: ClassVar[int]
+    _mode: ClassVar[str] = "constant"
+
+    def __init_subclass__(cls, dims: int | None = None, mode: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if dims is not None:
+            cls._dims = dims
+        if mode is not None:
+            cls._mode = mode
 
     def __init__(self, padding: Size) -> None:
         super().__init__()
         self.padding = numbers(padding, 2 * self._dims, "padding")
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: (..., L) or (..., H, W), framed in its last dimensions."""
+        """input: (..., L) or (..., H, W), padded in its last dimensions."""
         return pad(input, self.padding, self._mode)
 
     def extra_repr(self) -> str:
         return f"{self.padding}"
 
 
-class ConstantPad1d(_Pad):
-    """Sequences between numbers `value`. padding: a number, or (left, right). input: (..., L).
+class ConstantPad1d(_Pad, dims=1):
+    """Sequences padded with `value`. padding: a number, or (left, right). input: (..., L).
 
     Raises: ArgumentError; see functional.pad.
     """
-
-    _dims = 1
 
     def __init__(self, padding: Size, value: float) -> None:
         super().__init__(padding)
@@ -91,88 +97,64 @@ class ConstantPad1d(_Pad):
         return f"padding={self.padding}, value={self.value}"
 
 
-class ConstantPad2d(ConstantPad1d):
-    """Images in a frame of `value`. padding: a number, or (left, right, top, bottom). input: (..., H, W).
+class ConstantPad2d(ConstantPad1d, dims=2):
+    """Images padded with `value`. padding: a number, or (left, right, top, bottom). input: (..., H, W).
 
     Raises: ArgumentError; see functional.pad.
     """
 
-    _dims = 2
 
-
-class ZeroPad1d(_Pad):
-    """Sequences in a frame of zeros. padding: a number, or (left, right).
+class ZeroPad1d(_Pad, dims=1):
+    """Sequences padded with zeros. padding: a number, or (left, right).
 
     input: (..., L). Raises: ArgumentError; see functional.pad.
     """
 
-    _dims = 1
 
-
-class ZeroPad2d(_Pad):
-    """Images in a frame of zeros. padding: a number, or (left, right, top, bottom).
+class ZeroPad2d(_Pad, dims=2):
+    """Images padded with zeros. padding: a number, or (left, right, top, bottom).
 
     input: (..., H, W). Raises: ArgumentError; see functional.pad.
     """
 
-    _dims = 2
 
-
-class ReflectionPad1d(_Pad):
-    """Sequences in a frame of their mirror image, the edge not repeated. padding: a number, or (left, right).
+class ReflectionPad1d(_Pad, dims=1, mode="reflect"):
+    """Sequences padded with their mirror image, the edge not repeated. padding: a number, or (left, right).
 
     input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
-    _dims = 1
-    _mode = "reflect"
 
-
-class ReflectionPad2d(_Pad):
-    """Images in a frame of their mirror image, the edge not repeated. padding: a number, or (left, right, top, bottom).
+class ReflectionPad2d(_Pad, dims=2, mode="reflect"):
+    """Images padded with their mirror image, the edge not repeated. padding: a number, or (left, right, top, bottom).
 
     input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
-    _dims = 2
-    _mode = "reflect"
 
-
-class ReplicationPad1d(_Pad):
-    """Sequences in a frame of their edge. padding: a number, or (left, right).
+class ReplicationPad1d(_Pad, dims=1, mode="replicate"):
+    """Sequences padded with their edge. padding: a number, or (left, right).
 
     input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
-    _dims = 1
-    _mode = "replicate"
 
-
-class ReplicationPad2d(_Pad):
-    """Images in a frame of their edge. padding: a number, or (left, right, top, bottom).
+class ReplicationPad2d(_Pad, dims=2, mode="replicate"):
+    """Images padded with their edge. padding: a number, or (left, right, top, bottom).
 
     input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
-    _dims = 2
-    _mode = "replicate"
 
-
-class CircularPad1d(_Pad):
-    """Sequences in a frame of what is at the other end. padding: a number, or (left, right).
+class CircularPad1d(_Pad, dims=1, mode="circular"):
+    """Sequences padded with what is at the other end. padding: a number, or (left, right).
 
     input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
-    _dims = 1
-    _mode = "circular"
 
-
-class CircularPad2d(_Pad):
-    """Images in a frame of what is at the other end. padding: a number, or (left, right, top, bottom).
+class CircularPad2d(_Pad, dims=2, mode="circular"):
+    """Images padded with what is at the other end. padding: a number, or (left, right, top, bottom).
 
     input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
     """
-
-    _dims = 2
-    _mode = "circular"

@@ -8,7 +8,7 @@ from typing import Any
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from ddp.nn.module import Module
+from ddp.nn.module import FunctionModule
 from ddp.nn.validation import Size, numbers, pair, walk
 from ddp.ops import averages, pool
 from ddp.ops.windows import Walk
@@ -29,9 +29,7 @@ def max_pool1d(
 
     Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
     """
-    kernel, steps, around, spread = _line(kernel_size, stride, padding, dilation)
-    how = kernel, steps, around, spread, ceil_mode, return_indices
-    return _as_images("max_pool1d", input, lambda x: _max_pool("max_pool1d", x, *how))
+    return _max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
 def max_pool2d(
@@ -51,22 +49,15 @@ def max_pool2d(
 
     Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
     """
-    how = kernel_size, stride, padding, dilation, ceil_mode, return_indices
-    return _as_batch("max_pool2d", input, lambda x: _max_pool("max_pool2d", x, *how))
+    return _max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
 def _max_pool(
-    name: str,
-    input: Tensor,
-    kernel_size: Size,
-    stride: Size | None,
-    padding: Size,
-    dilation: Size,
-    ceil_mode: bool,
-    return_indices: bool,
+    dims: int, input: Tensor, kernel: Size, stride: Any, padding: Size, dilation: Size, ceil: bool, indices: bool
 ) -> Any:
-    how = _walk(name, input, kernel_size, stride, padding, dilation, ceil_mode)
-    return apply(pool.max_pool2d_with_indices if return_indices else pool.max_pool2d, (input,), walk=how)
+    name, op = f"max_pool{dims}d", pool.max_pool2d_with_indices if indices else pool.max_pool2d
+    window = kernel, stride, padding, dilation, ceil
+    return _as_images(name, dims, input, lambda x: apply(op, (x,), walk=_window(name, dims, x, *window)))
 
 
 def avg_pool1d(
@@ -81,12 +72,7 @@ def avg_pool1d(
 
     Raises: ShapeError, DtypeError, ArgumentError as avg_pool2d.
     """
-    kernel, steps, around, _ = _line(kernel_size, stride, padding, 1)
-    return _as_images(
-        "avg_pool1d",
-        input,
-        lambda x: _avg_pool("avg_pool1d", x, kernel, steps, around, ceil_mode, count_include_pad, None),
-    )
+    return _avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
 
 
 def avg_pool2d(
@@ -108,29 +94,27 @@ def avg_pool2d(
     """
     if divisor_override == 0:
         raise ArgumentError("avg_pool2d: divisor_override is not 0")
-    how = kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-    return _as_batch("avg_pool2d", input, lambda x: _avg_pool("avg_pool2d", x, *how))
+    return _avg_pool(2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
 def _avg_pool(
-    name: str,
+    dims: int,
     input: Tensor,
-    kernel_size: Size,
-    stride: Size | None,
+    kernel: Size,
+    stride: Any,
     padding: Size,
-    ceil_mode: bool,
+    ceil: bool,
     count_include_pad: bool,
-    divisor_override: int | None,
+    divisor: int | None,
 ) -> Tensor:
-    _check_floating(name, input)
-    how = _walk(name, input, kernel_size, stride, padding, 1, ceil_mode)
-    return apply(
-        averages.avg_pool2d,
-        (input,),
-        walk=how,
-        count_include_pad=count_include_pad,
-        divisor_override=divisor_override,
-    )
+    name, counting = f"avg_pool{dims}d", {"count_include_pad": count_include_pad, "divisor_override": divisor}
+
+    def run(x: Tensor) -> Tensor:
+        _check_floating(name, x)
+        window = _window(name, dims, x, kernel, stride, padding, 1, ceil)
+        return apply(averages.avg_pool2d, (x,), walk=window, **counting)
+
+    return _as_images(name, dims, input, run)
 
 
 def adaptive_avg_pool1d(input: Tensor, output_size: Size) -> Tensor:
@@ -138,8 +122,7 @@ def adaptive_avg_pool1d(input: Tensor, output_size: Size) -> Tensor:
 
     Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size.
     """
-    (length,) = numbers(output_size, 1, "output_size")
-    return _as_images("adaptive_avg_pool1d", input, lambda x: _adaptive("adaptive_avg_pool1d", x, (1, length)))
+    return _adaptive_avg_pool(1, input, (1, *numbers(output_size, 1, "output_size")))
 
 
 def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
@@ -150,35 +133,37 @@ def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] |
     Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size.
     """
     given = numbers(output_size, 2, "output_size")  # type: ignore[arg-type]  # None is a size here
-    return _as_batch("adaptive_avg_pool2d", input, lambda x: _adaptive("adaptive_avg_pool2d", x, given))
+    return _adaptive_avg_pool(2, input, given)
 
 
-def _adaptive(name: str, input: Tensor, given: Sequence[int | None]) -> Tensor:
-    _check_floating(name, input)
-    size = tuple(n if want is None else want for want, n in zip(given, input.shape[2:], strict=True))
-    if min(size) < 0:
-        raise ArgumentError(f"{name}: output_size {tuple(given)} is negative")
-    if min(input.shape[1:]) < 1:
-        raise ShapeError(f"{name}: input {tuple(input.shape)} has no elements in a sample")
-    return apply(averages.adaptive_avg_pool2d, (input,), size=size)
+def _adaptive_avg_pool(dims: int, input: Tensor, given: Sequence[int | None]) -> Tensor:
+    name = f"adaptive_avg_pool{dims}d"
+
+    def run(x: Tensor) -> Tensor:
+        _check_floating(name, x)
+        size = tuple(n if want is None else want for want, n in zip(given, x.shape[2:], strict=True))
+        if min(size) < 0:
+            raise ArgumentError(f"{name}: output_size {tuple(given)} is negative")
+        if min(x.shape[1:]) < 1:
+            raise ShapeError(f"{name}: input {tuple(x.shape)} has no elements in a sample")
+        return apply(averages.adaptive_avg_pool2d, (x,), size=size)
+
+    return _as_images(name, dims, input, run)
 
 
-def _walk(
-    name: str, input: Tensor, kernel_size: Size, stride: Size | None, padding: Size, dilation: Size, ceil: bool
+def _window(
+    name: str, dims: int, images: Tensor, kernel: Size, stride: Any, padding: Size, dilation: Size, ceil: bool
 ) -> Walk:
-    kernel = pair(kernel_size, "kernel_size")
-    steps = kernel if stride is None or stride == () or stride == [] else stride
-    how = walk(name, (input.shape[2], input.shape[3]), kernel, steps, padding, dilation, ceil)
-    if any(2 * p > k for p, k in zip(how.padding, kernel, strict=True)):
-        raise ArgumentError(f"{name}: padding {how.padding} is more than half of kernel {kernel}")
-    return how
-
-
-def _line(kernel_size: Size, stride: Size | None, padding: Size, dilation: Size) -> Any:
-    """kernel, stride, padding and dilation of an image one line high."""
-    kernel = (1, *numbers(kernel_size, 1, "kernel_size"))
-    steps = kernel if stride is None or stride == () or stride == [] else (1, *numbers(stride, 1, "stride"))
-    return kernel, steps, (0, *numbers(padding, 1, "padding")), (1, *numbers(dilation, 1, "dilation"))
+    """How the window walks over the images, of which lines are one high."""
+    size = numbers(kernel, dims, "kernel_size")
+    step = size if stride is None or stride == () or stride == [] else numbers(stride, dims, "stride")
+    around, spread = numbers(padding, dims, "padding"), numbers(dilation, dims, "dilation")
+    if dims == 1:
+        size, step, around, spread = (1, *size), (1, *step), (0, *around), (1, *spread)
+    found = walk(name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), step, around, spread, ceil)
+    if any(2 * p > k for p, k in zip(found.padding, size, strict=True)):
+        raise ArgumentError(f"{name}: padding {found.padding} is more than half of kernel {size}")
+    return found
 
 
 def _check_floating(name: str, input: Tensor) -> None:
@@ -186,27 +171,25 @@ def _check_floating(name: str, input: Tensor) -> None:
         raise DtypeError(f"{name}: a mean of {input.dtype} is not defined: convert to a floating dtype")
 
 
-def _as_batch(name: str, input: Tensor, run: Callable[[Tensor], Any]) -> Any:
-    if input.ndim == 3:
-        return _each(run(input.unsqueeze(0)), lambda y: y.squeeze(0))
-    if input.ndim != 4:
-        raise ShapeError(f"{name}: input {tuple(input.shape)}: expected (N, C, H, W) or (C, H, W)")
-    return run(input)
+def _as_images(name: str, dims: int, input: Tensor, run: Callable[[Tensor], Any]) -> Any:
+    """What `run` makes of the input as (N, C, H, W), in the input's number of dimensions. Raises: ShapeError."""
+    if input.ndim not in (dims + 1, dims + 2):
+        expected = "(N, C, L) or (C, L)" if dims == 1 else "(N, C, H, W) or (C, H, W)"
+        raise ShapeError(f"{name}: input {tuple(input.shape)}: expected {expected}")
+    batched = input.ndim == dims + 2
+    images = input if batched else input.unsqueeze(0)
+
+    def restored(y: Tensor) -> Tensor:
+        y = y.squeeze(-2) if dims == 1 else y
+        return y if batched else y.squeeze(0)
+
+    found = run(images.unsqueeze(-2) if dims == 1 else images)
+    return tuple([restored(y) for y in found]) if isinstance(found, tuple) else restored(found)
 
 
-def _as_images(name: str, input: Tensor, run: Callable[[Tensor], Any]) -> Any:
-    if input.ndim == 2:
-        return _each(run(input.unsqueeze(0).unsqueeze(-2)), lambda y: y.squeeze(-2).squeeze(0))
-    if input.ndim != 3:
-        raise ShapeError(f"{name}: input {tuple(input.shape)}: expected (N, C, L) or (C, L)")
-    return _each(run(input.unsqueeze(-2)), lambda y: y.squeeze(-2))
+class _MaxPool(FunctionModule):
+    _shown = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
-
-def _each(found: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    return tuple([fn(y) for y in found]) if isinstance(found, tuple) else fn(found)
-
-
-class _MaxPool(Module):
     def __init__(
         self,
         kernel_size: Size,
@@ -216,50 +199,37 @@ class _MaxPool(Module):
         return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
-        super().__init__()
-        self.kernel_size = kernel_size
-        self.stride = kernel_size if stride is None else stride
-        self.padding = padding
-        self.dilation = dilation
-        self.return_indices = return_indices
-        self.ceil_mode = ceil_mode
-
-    def extra_repr(self) -> str:
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
-            f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
-        )
+        stride = kernel_size if stride is None else stride
+        window = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+        self._init(**window, return_indices=return_indices, ceil_mode=ceil_mode)
 
 
 class MaxPool1d(_MaxPool):
-    """The maximum under a moving window. input: (N, C, L); stride: kernel_size unless given.
+    """The maximum under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
 
     Raises: ShapeError, ArgumentError when called; see functional.max_pool1d.
     """
 
-    def forward(self, input: Tensor) -> Any:
-        """input: (N, C, L) or (C, L)."""
-        steps = self.kernel_size, self.stride, self.padding, self.dilation
-        return max_pool1d(input, *steps, self.ceil_mode, self.return_indices)
+    _function = staticmethod(max_pool1d)
 
 
 class MaxPool2d(_MaxPool):
-    """The maximum under a moving window. input: (N, C, H, W); stride: kernel_size unless given.
+    """The maximum under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     Raises: ShapeError, ArgumentError when called; see functional.max_pool2d.
     """
 
-    def forward(self, input: Tensor) -> Any:
-        """input: (N, C, H, W) or (C, H, W)."""
-        steps = self.kernel_size, self.stride, self.padding, self.dilation
-        return max_pool2d(input, *steps, self.ceil_mode, self.return_indices)
+    _function = staticmethod(max_pool2d)
 
 
-class AvgPool1d(Module):
-    """The mean under a moving window. input: (N, C, L); stride: kernel_size unless given.
+class AvgPool1d(FunctionModule):
+    """The mean under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool1d.
     """
+
+    _function = staticmethod(avg_pool1d)
+    _shown = ("kernel_size", "stride", "padding")
 
     def __init__(
         self,
@@ -269,27 +239,20 @@ class AvgPool1d(Module):
         ceil_mode: bool = False,
         count_include_pad: bool = True,
     ) -> None:
-        super().__init__()
-        self.kernel_size = _one(kernel_size)
-        self.stride = self.kernel_size if stride is None else _one(stride)
-        self.padding = _one(padding)
-        self.ceil_mode = ceil_mode
-        self.count_include_pad = count_include_pad
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, L) or (C, L)."""
-        steps = self.kernel_size, self.stride, self.padding
-        return avg_pool1d(input, *steps, self.ceil_mode, self.count_include_pad)
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        given = kernel_size, kernel_size if stride is None else stride, padding
+        size, step, around = ((n,) if isinstance(n, int) else n for n in given)
+        counting = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
+        self._init(kernel_size=size, stride=step, padding=around, **counting)
 
 
-class AvgPool2d(Module):
-    """The mean under a moving window. input: (N, C, H, W); stride: kernel_size unless given.
+class AvgPool2d(FunctionModule):
+    """The mean under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool2d.
     """
+
+    _function = staticmethod(avg_pool2d)
+    _shown = ("kernel_size", "stride", "padding")
 
     def __init__(
         self,
@@ -300,59 +263,31 @@ class AvgPool2d(Module):
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> None:
-        super().__init__()
-        self.kernel_size = kernel_size
-        self.stride = kernel_size if stride is None else stride
-        self.padding = padding
-        self.ceil_mode = ceil_mode
-        self.count_include_pad = count_include_pad
-        self.divisor_override = divisor_override
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, H, W) or (C, H, W)."""
-        steps = self.kernel_size, self.stride, self.padding
-        return avg_pool2d(input, *steps, self.ceil_mode, self.count_include_pad, self.divisor_override)
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        step = kernel_size if stride is None else stride
+        counting = {"count_include_pad": count_include_pad, "divisor_override": divisor_override}
+        self._init(kernel_size=kernel_size, stride=step, padding=padding, ceil_mode=ceil_mode, **counting)
 
 
-class _AdaptiveAvgPool(Module):
+class _AdaptiveAvgPool(FunctionModule):
     def __init__(self, output_size: Any) -> None:
-        super().__init__()
-        self.output_size = output_size
-
-    def extra_repr(self) -> str:
-        return f"output_size={self.output_size}"
+        self._init(output_size=output_size)
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    """Means over `output_size` windows of nearly equal length. input: (N, C, L); returns (N, C, output_size).
+    """Means over `output_size` windows of nearly equal length. input: (N, C, L) or (C, L); returns (N, C, output_size).
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.adaptive_avg_pool1d.
     """
 
-    output_size: Size
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, L) or (C, L)."""
-        return adaptive_avg_pool1d(input, self.output_size)
+    _function = staticmethod(adaptive_avg_pool1d)
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
     """Means over output_size = (OH, OW) windows of nearly equal size; None leaves that side as it is.
 
-    input: (N, C, H, W); returns (N, C, OH, OW).
+    input: (N, C, H, W) or (C, H, W); returns (N, C, OH, OW).
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.adaptive_avg_pool2d.
     """
 
-    output_size: int | Sequence[int | None] | None
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, H, W) or (C, H, W)."""
-        return adaptive_avg_pool2d(input, self.output_size)
-
-
-def _one(value: int | tuple[int]) -> tuple[int, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    _function = staticmethod(adaptive_avg_pool2d)

@@ -9,19 +9,24 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.watching import placed_by_any
 from ddp.errors import ArgumentError, ShapeError
-from ddp.nn.loss import Loss, paired, parsed, reduced
+from ddp.nn.loss import Loss, match, parse_reduction, reduce_losses
 from ddp.ops import distance
 from ddp.ops.demands import demand
 
 
-def _weighted(name: str, op: Any, input: Tensor, pair: Any, weight: Tensor, **parameters: Any) -> Any:
+def _difference_loss(
+    op: Any, input: Tensor, target: Tensor, reduction: str, weight: Tensor | None = None, **parameters: Any
+) -> Tensor:
+    """The op on both, times `weight` if there is one. The op's name is the function's."""
+    pair = match(op.name, input, target, warn=True)
+    if weight is None:
+        return apply(op, pair, reduction=reduction, **parameters)
     if weight.shape != input.shape:
-        raise ShapeError(f"{name}: weight {weight.shape} and input {input.shape} need one size")
-    return apply(op, pair, reduction="none", **parameters) * weight
-
-
-def _mean_by_weight(losses: Any, weight: Tensor, reduction: str) -> Tensor:
-    return losses.sum() / weight.sum() if reduction == "mean" else reduced(losses, reduction)
+        raise ShapeError(f"{op.name}: weight {weight.shape} and input {input.shape} need one size")
+    losses = apply(op, pair, reduction="none", **parameters) * weight
+    if reduction == "mean" and op is not distance.huber_loss:  # whose mean is over the elements, as in PyTorch
+        return losses.sum() / weight.sum()
+    return reduce_losses(losses, reduction)
 
 
 def mse_loss(
@@ -36,11 +41,8 @@ def mse_loss(
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
-    reduction = parsed("mse_loss", reduction, size_average, reduce)
-    pair = paired("mse_loss", input, target, warn=True)
-    if weight is None:
-        return apply(distance.mse_loss, pair, reduction=reduction)
-    return _mean_by_weight(_weighted("mse_loss", distance.mse_loss, input, pair, weight), weight, reduction)
+    reduction = parse_reduction("mse_loss", reduction, size_average, reduce)
+    return _difference_loss(distance.mse_loss, input, target, reduction, weight)
 
 
 def l1_loss(
@@ -55,11 +57,8 @@ def l1_loss(
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
-    reduction = parsed("l1_loss", reduction, size_average, reduce)
-    pair = paired("l1_loss", input, target, warn=True)
-    if weight is None:
-        return apply(distance.l1_loss, pair, reduction=reduction)
-    return _mean_by_weight(_weighted("l1_loss", distance.l1_loss, input, pair, weight), weight, reduction)
+    reduction = parse_reduction("l1_loss", reduction, size_average, reduce)
+    return _difference_loss(distance.l1_loss, input, target, reduction, weight)
 
 
 def smooth_l1_loss(
@@ -74,13 +73,12 @@ def smooth_l1_loss(
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
-    reduction = parsed("smooth_l1_loss", reduction, size_average, reduce)
+    reduction = parse_reduction("smooth_l1_loss", reduction, size_average, reduce)
     if beta < 0:
         raise ArgumentError(f"smooth_l1_loss: beta is not negative, got {beta}")
-    pair = paired("smooth_l1_loss", input, target, warn=True)
     if beta == 0:
-        return apply(distance.l1_loss, pair, reduction=reduction)
-    return apply(distance.smooth_l1_loss, pair, reduction=reduction, bound=beta)
+        return _difference_loss(distance.l1_loss, input, target, reduction)
+    return _difference_loss(distance.smooth_l1_loss, input, target, reduction, bound=beta)
 
 
 def huber_loss(
@@ -90,14 +88,10 @@ def huber_loss(
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
-    reduction = parsed("huber_loss", reduction)
+    reduction = parse_reduction("huber_loss", reduction)
     if delta <= 0:
         raise ArgumentError(f"huber_loss: delta is positive, got {delta}")
-    pair = paired("huber_loss", input, target, warn=True)
-    if weight is None:
-        return apply(distance.huber_loss, pair, reduction=reduction, bound=delta)
-    # The mean is over the elements here, not over the weights, as in PyTorch.
-    return reduced(_weighted("huber_loss", distance.huber_loss, input, pair, weight, bound=delta), reduction)
+    return _difference_loss(distance.huber_loss, input, target, reduction, weight, bound=delta)
 
 
 def poisson_nll_loss(
@@ -115,14 +109,14 @@ def poisson_nll_loss(
 
     Raises: ShapeError, ArgumentError.
     """
-    reduction = parsed("poisson_nll_loss", reduction, size_average, reduce)
-    x, t = paired("poisson_nll_loss", input, target)
+    reduction = parse_reduction("poisson_nll_loss", reduction, size_average, reduce)
+    x, t = match("poisson_nll_loss", input, target)
     losses = x.exp() - t * x if log_input else x - t * (x + eps).log()
     if full:
         large = t > 1
         n = t * large + ~large  # 1 where there is nothing to add, so that no logarithm of 0 is multiplied away
         losses = losses + (n * n.log() - n + 0.5 * (2 * math.pi * n).log()) * large
-    return reduced(losses, reduction)
+    return reduce_losses(losses, reduction)
 
 
 @placed_by_any
@@ -141,7 +135,7 @@ def gaussian_nll_loss(
 
     Raises: ArgumentError for a negative variance; ShapeError.
     """
-    reduction = parsed("gaussian_nll_loss", reduction)
+    reduction = parse_reduction("gaussian_nll_loss", reduction)
     spread: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
     told = "gaussian_nll_loss: var has a negative entry"
     demand(spread.device.xp, ~(spread.array < 0), ArgumentError, told)
@@ -156,27 +150,25 @@ def gaussian_nll_loss(
     losses = 0.5 * (spread.log() + (input - target) ** 2 / spread)
     if full:
         losses = losses + 0.5 * math.log(2 * math.pi)
-    return reduced(losses, reduction)
+    return reduce_losses(losses, reduction)
 
 
 class MSELoss(Loss):
     """(input - target)^2. input, target: of one shape."""
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input, target: of one shape."""
-        return mse_loss(input, target, reduction=self.reduction)
+    _function = staticmethod(mse_loss)
 
 
 class L1Loss(Loss):
     """|input - target|. input, target: of one shape."""
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input, target: of one shape."""
-        return l1_loss(input, target, reduction=self.reduction)
+    _function = staticmethod(l1_loss)
 
 
 class SmoothL1Loss(Loss):
     """d^2 / (2 * beta) where |d| < beta, else |d| - beta / 2, d = input - target."""
+
+    _function = staticmethod(smooth_l1_loss)
 
     def __init__(
         self,
@@ -185,28 +177,22 @@ class SmoothL1Loss(Loss):
         reduction: str = "mean",
         beta: float = 1.0,
     ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.beta = beta
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input, target: of one shape."""
-        return smooth_l1_loss(input, target, reduction=self.reduction, beta=self.beta)
+        self._init_loss(size_average, reduce, reduction, beta=beta)
 
 
 class HuberLoss(Loss):
     """d^2 / 2 where |d| <= delta, else delta * (|d| - delta / 2), d = input - target."""
 
-    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
-        super().__init__(reduction=reduction)
-        self.delta = delta
+    _function = staticmethod(huber_loss)
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input, target: of one shape."""
-        return huber_loss(input, target, self.reduction, self.delta)
+    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
+        self._init(reduction=reduction, delta=delta)
 
 
 class PoissonNLLLoss(Loss):
     """-log of Poisson's probability of the target, whose rate, or its logarithm (log_input), is the input."""
+
+    _function = staticmethod(poisson_nll_loss)
 
     def __init__(
         self,
@@ -217,24 +203,19 @@ class PoissonNLLLoss(Loss):
         reduce: bool | None = None,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.log_input = log_input
-        self.full = full
-        self.eps = eps
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """input, target: of one shape."""
-        return poisson_nll_loss(input, target, self.log_input, self.full, eps=self.eps, reduction=self.reduction)
+        self._init_loss(size_average, reduce, reduction, log_input=log_input, full=full, eps=eps)
 
 
 class GaussianNLLLoss(Loss):
     """(log(var) + (input - target)^2 / var) / 2; full: with log(2 * pi) / 2. var is no less than eps."""
 
-    def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
-        self.full = full
-        self.eps = eps
+    _function = staticmethod(gaussian_nll_loss)
 
-    def forward(self, input: Tensor, target: Tensor, var: Tensor | float) -> Tensor:
+    def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
+        self._init(reduction=reduction, full=full, eps=eps)
+
+    def forward(  # type: ignore[override]  # one more input
+        self, input: Tensor, target: Tensor, var: Tensor | float
+    ) -> Tensor:
         """input, target: of one shape; var: a number, of that shape, or with its last dimension missing or 1."""
-        return gaussian_nll_loss(input, target, var, self.full, self.eps, self.reduction)
+        return self._call(input, target, var)

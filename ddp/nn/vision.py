@@ -9,7 +9,7 @@ from typing import Any
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from ddp.nn.module import Module
+from ddp.nn.module import FunctionModule, Module
 from ddp.nn.validation import Size, pair, walk
 from ddp.ops import patches, resize
 
@@ -218,86 +218,52 @@ class UpsamplingBilinear2d(Upsample):
         super().__init__(size, scale_factor, mode="bilinear", align_corners=True)
 
 
-class Unfold(Module):
+class Unfold(FunctionModule):
     """The patches under a moving window as columns. input: (N, C, H, W); returns (N, C * KH * KW, L).
 
     Raises: ShapeError, ArgumentError when called; see functional.unfold.
     """
 
+    _function = staticmethod(unfold)
+
     def __init__(self, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1) -> None:
-        super().__init__()
-        self.kernel_size = kernel_size
-        self.dilation = dilation
-        self.padding = padding
-        self.stride = stride
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, H, W) or (C, H, W)."""
-        return unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, dilation={self.dilation}, padding={self.padding}, stride={self.stride}"
+        self._init(kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
 
 
-class Fold(Module):
+class Fold(FunctionModule):
     """Columns added up where Unfold reads them. input: (N, C * KH * KW, L); returns (N, C, *output_size).
 
     Raises: ShapeError, ArgumentError when called; see functional.fold.
     """
 
+    _function = staticmethod(fold)
+
     def __init__(
         self, output_size: Size, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1
     ) -> None:
-        super().__init__()
-        self.output_size = output_size
-        self.kernel_size = kernel_size
-        self.dilation = dilation
-        self.padding = padding
-        self.stride = stride
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C * KH * KW, L) or (C * KH * KW, L)."""
-        steps = self.kernel_size, self.dilation, self.padding, self.stride
-        return fold(input, self.output_size, *steps)
-
-    def extra_repr(self) -> str:
-        return (
-            f"output_size={self.output_size}, kernel_size={self.kernel_size}, dilation={self.dilation}, "
-            f"padding={self.padding}, stride={self.stride}"
-        )
+        window = {"kernel_size": kernel_size, "dilation": dilation, "padding": padding, "stride": stride}
+        self._init(output_size=output_size, **window)
 
 
-class PixelShuffle(Module):
+class PixelShuffle(FunctionModule):
     """Channels laid out as pixels. input: (..., C * r * r, H, W); returns (..., C, H * r, W * r).
 
     Raises: ShapeError, ArgumentError when called; see functional.pixel_shuffle.
     """
 
+    _function = staticmethod(pixel_shuffle)
+
     def __init__(self, upscale_factor: int) -> None:
-        super().__init__()
-        self.upscale_factor = upscale_factor
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (..., C * r * r, H, W)."""
-        return pixel_shuffle(input, self.upscale_factor)
-
-    def extra_repr(self) -> str:
-        return f"upscale_factor={self.upscale_factor}"
+        self._init(upscale_factor=upscale_factor)
 
 
-class PixelUnshuffle(Module):
+class PixelUnshuffle(FunctionModule):
     """The reverse of PixelShuffle. input: (..., C, H * r, W * r); returns (..., C * r * r, H, W).
 
     Raises: ShapeError, ArgumentError when called; see functional.pixel_unshuffle.
     """
 
+    _function = staticmethod(pixel_unshuffle)
+
     def __init__(self, downscale_factor: int) -> None:
-        super().__init__()
-        self.downscale_factor = downscale_factor
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (..., C, H * r, W * r)."""
-        return pixel_unshuffle(input, self.downscale_factor)
-
-    def extra_repr(self) -> str:
-        return f"downscale_factor={self.downscale_factor}"
+        self._init(downscale_factor=downscale_factor)
