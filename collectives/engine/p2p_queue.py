@@ -55,12 +55,16 @@ class P2PQueue:
     def __init__(self, queue: CallQueue, transport: Transport) -> None:
         self._queue = queue
         self._transport = transport
-        self._matching = threading.Lock()
-        self._posted: list[Receive] = []
         self._unexpected: list[EagerMessage] = []
         # Of each rank: letters sent to it, and arrived from it; large arrays received from it, and received by it.
         self._sent, self._arrived, self._received, self._fetched = ([0] * transport.size for _ in range(4))
-        queue.letters = self.counts
+        queue.p2p_counts, queue.forked = self.counts, self._begin
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is posted or under way. In a forked child, all that and the helper thread are the parent's."""
+        self._matching = threading.Lock()
+        self._posted: list[Receive] = []
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._under_way: list[_Posted] = []

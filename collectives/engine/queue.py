@@ -44,8 +44,8 @@ _never_freed: list[Any] = []
 class CallQueue:
     """The calls of one communicator on one rank, in their one order.
 
-    started: how many collectives; letters: returns what a leaving rank says of its sends and receives, which go beside
-    the collectives' order because two ranks alone make them
+    started: how many collectives; p2p_counts: returns what a leaving rank says of its sends and receives, which are not
+    part of the collectives' order because two ranks alone make them
     """
 
     def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
@@ -59,7 +59,8 @@ class CallQueue:
         self.recorder = process_recorder()
         self.communicator = self.recorder.communicator(transport.key)
         self.started = 0
-        self.letters: Callable[[], dict[str, int]] = dict
+        self.p2p_counts: Callable[[], dict[str, int]] = dict
+        self.forked: Callable[[], None] = lambda: None  # called in a forked child
         self._beside_number: Counter[str] = Counter()
         self._begin()
         _queues.add(self)
@@ -78,6 +79,7 @@ class CallQueue:
     def _detach_from_parent(self) -> None:
         """In a forked child: what is under way is the parent's, and so are the threads that see it through."""
         self._begin()
+        self.forked()
         if self._transport.name != "single":  # else there is nobody who would take it for the parent
             self._error, self._heard = no_rank(self._transport.rank, self._transport.size), lambda: None
             self._closed = self._given_back = True  # all that it holds is the parent's

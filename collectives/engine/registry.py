@@ -69,4 +69,4 @@ class CommunicatorRegistry:
 
 
 def _told(key: str, queue: CallQueue) -> dict[str, int]:
-    return {key: queue.started, **queue.letters()}
+    return {key: queue.started, **queue.p2p_counts()}

@@ -132,11 +132,19 @@ def test_a_forked_child_is_no_rank(
 
 def test_a_forked_child_of_a_world_of_one_goes_on() -> None:
     code = (
-        "import collectives, os, numpy as np\n"
-        "comm = collectives.init()\n"
+        "import collectives, os, time, numpy as np\n"
+        "comm, start = collectives.init(), time.monotonic()\n"
         "assert comm.all_reduce(np.ones(1), async_op=True).wait() == 1\n"
+        "receives = [comm.recv(0, async_op=True, tag=tag) for tag in (7, 8)]\n"
+        "comm.send(np.ones(1), 0, tag=8)\n"
+        "assert receives[1].wait() == 1\n"
         "if os.fork() == 0:\n"
         "    assert comm.all_reduce(np.ones(1), async_op=True).wait(timeout=20) == 1\n"
+        "    receive = comm.recv(0, async_op=True)\n"
+        "    comm.send(np.ones(1), 0)\n"
+        "    while not receive.done():\n"  # by the helper thread
+        "        assert time.monotonic() < start + 20\n"
+        "    assert receive.wait() == 1\n"
         "    raise SystemExit(5)\n"
         "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
     )
