@@ -80,7 +80,7 @@ def promised(environ: Mapping[str, str] = os.environ) -> World | None:
     Raises: ValueError if an engine's variable holds no number.
     """
     # What a rank of torchrun has started inherits these, and may be a rank of an engine.
-    first = _TORCHRUN in environ and APART not in environ
+    first = _TORCHRUN in environ and (APART not in environ or started_by_torchrun(environ))
     for engine, rank, size, local_rank, local_size in (_ENVIRONMENT, *_TABLE) if first else (*_TABLE, _ENVIRONMENT):
         if rank in environ and size in environ:
             return World(
@@ -91,6 +91,17 @@ def promised(environ: Mapping[str, str] = os.environ) -> World | None:
                 local_size=_number(environ, local_size) if local_size in environ else None,
             )
     return None
+
+
+def torchrun_job(environ: Mapping[str, str]) -> str:
+    """Which job of torchrun set these variables; "" without one."""
+    return f"{environ[_TORCHRUN]} {environ.get('MASTER_PORT', '')}" if _TORCHRUN in environ else ""
+
+
+def started_by_torchrun(environ: Mapping[str, str]) -> bool:
+    """True if torchrun started this process, and was itself started by the rank whose placement stands in APART."""
+    _, found, job = environ.get(APART, "").partition(";")
+    return bool(found) and torchrun_job(environ) not in ("", job)
 
 
 def supervised(environ: Mapping[str, str] = os.environ) -> bool:

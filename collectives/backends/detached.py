@@ -17,7 +17,7 @@ from collectives.communicator import Communicator
 from collectives.engine.verify import Signature
 from collectives.errors import no_rank
 from collectives.reduction import Array
-from collectives.world import APART, World, promised
+from collectives.world import APART, World, promised, started_by_torchrun, torchrun_job
 
 # How the names of the processes begin that start ranks.
 _ENGINES = ("hydra", "mpiexec", "mpirun", "orte", "prte", "slurmstepd", "srun")
@@ -45,18 +45,20 @@ def passed_on(comm: Communicator | None, promised: World | None, pid: int | None
         where = Place(promised.rank, promised.size, promised.local_rank or 0, promised.local_size or 1, 0)
     else:
         return {}
-    return {APART: " ".join(map(str, where if pid is None else (*where, pid)))}
+    numbers = " ".join(map(str, where if pid is None else (*where, pid)))
+    return {APART: f"{numbers};{torchrun_job(os.environ)}"}
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
     """Where the rank stands that this process works for, None if it works for nobody.
 
     With the rank's pid, the variable holds for processes below it in the process tree, and only where the engine's
-    variables were inherited, too: a program that was started without them is a world of its own.
+    variables were inherited, too: a program that was started without them is a world of its own. So are the ranks of a
+    torchrun that the rank has started.
     """
-    if APART not in environ:
+    if APART not in environ or started_by_torchrun(environ):
         return None
-    numbers = [int(word) for word in environ[APART].split()]
+    numbers = [int(word) for word in environ[APART].partition(";")[0].split()]
     where, rank = Place._make(numbers[:5]), numbers[5:]
     return where if not rank or (promised(environ) is not None and _works_for(rank[0])) else None
 
@@ -97,7 +99,7 @@ class DetachedTransport(SingleTransport):
     def arrived(self) -> tuple[int, Array] | None:
         self._refuse()
 
-    def group(self, members: Sequence[int], key: str) -> tuple[SingleTransport, Test]:
+    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[SingleTransport, Test]:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

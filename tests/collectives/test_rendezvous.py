@@ -324,6 +324,34 @@ def test_open_mpi_says_how_its_ranks_are_started(run_ranks: Start) -> None:
 
 @pytest.mark.mpi
 @needs_mpich
+def test_torchrun_inside_a_rank_of_mpi_starts_a_world_of_its_own(
+    run_job: Callable[..., Any], mpiexec: list[str], tmp_path: Path
+) -> None:
+    inner = tmp_path / "inner.py"
+    inner.write_text(
+        "import numpy as np, collectives\n"
+        "comm = collectives.init(timeout=30)\n"
+        "print(comm.size, comm.all_reduce(np.ones(1)), flush=True)\n"
+    )
+    outer = tmp_path / "outer.py"
+    outer.write_text(
+        "import os, subprocess, sys, collectives\n"
+        "comm = collectives.init('mpi', timeout=40)\n"
+        f"torchrun = dict(TORCHELASTIC_RUN_ID='none', MASTER_ADDR='{HERE}', MASTER_PORT='{free_port()}')\n"
+        "def start(rank):\n"
+        "    place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE='2', LOCAL_WORLD_SIZE='2')\n"
+        f"    return subprocess.Popen([sys.executable, {str(inner)!r}], env=os.environ | torchrun | place)\n"
+        "ranks = [start(rank) for rank in '01'] if comm.rank == 0 else []\n"
+        "assert [rank.wait() for rank in ranks] == [0] * len(ranks)\n"
+        "comm.barrier()\n"
+    )
+    done = run_job([*mpiexec, "-n", "2", sys.executable, str(outer)], timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["2", "2", "[2.]", "[2.]"]
+
+
+@pytest.mark.mpi
+@needs_mpich
 def test_torchrun_starts_ranks_and_restarts_them(run_job: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "train.py"
