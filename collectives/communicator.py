@@ -184,8 +184,10 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         digest = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()
         key = f"{self._transport.key}.group {digest}.{number}"
 
+        missing = [rank for rank in members if rank != self.rank]
+
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
-            transport, test = self._transport.group(members, key)
+            transport, test = self._transport.group(members, key, missing)
             yield test
             transport = yield from share(transport)
             return Communicator(transport, limit, self.registry)
@@ -198,7 +200,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             "create_group", CallArguments(None, f"ranks {spans(sorted(members))}"), user_site(), self.timeout
         )
         call.steps, call.gone = steps(call), gone
-        call.peers = [rank for rank in members if rank != self.rank]
+        call.peers = missing
         made = self._p2p.run(call)
         made.enter()
         return made

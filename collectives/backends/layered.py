@@ -41,8 +41,8 @@ class LayeredTransport:
     def split(self, members: Sequence[int] | None, key: str) -> tuple[Transport | None, Test]:
         return self._below.split(members, key)
 
-    def group(self, members: Sequence[int], key: str) -> tuple[Transport, Test]:
-        return self._below.group(members, key)
+    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[Transport, Test]:
+        return self._below.group(members, key, missing)
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
         return self._below.exit_notices()

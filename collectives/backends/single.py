@@ -91,7 +91,7 @@ class SingleTransport:
     def split(self, members: Sequence[int] | None, key: str) -> tuple[SingleTransport | None, Test]:
         return None if members is None else SingleTransport(key), _done
 
-    def group(self, members: Sequence[int], key: str) -> tuple[SingleTransport, Test]:
+    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[SingleTransport, Test]:
         return SingleTransport(key), _done
 
     def close(self) -> None:

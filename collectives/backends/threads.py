@@ -257,9 +257,15 @@ class ThreadTransport:
     def split(self, members: Sequence[int] | None, key: str) -> tuple[ThreadTransport | None, Test]:
         return None if members is None else self._part(members, key), self.barrier()
 
-    def group(self, members: Sequence[int], key: str) -> tuple[ThreadTransport, Test]:
+    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[ThreadTransport, Test]:
         part = self._part(members, key)
-        return part, part.barrier()
+        met = part.barrier()
+
+        def test() -> bool:
+            missing[:] = [members[rank] for rank in part.late()]
+            return met()
+
+        return part, test
 
     def _part(self, members: Sequence[int], key: str) -> ThreadTransport:
         group = self._group.part(key, len(members))

@@ -116,8 +116,11 @@ class Transport(Protocol):
         Every rank calls it at about the same time. members: one list for all ranks in it; None: this rank is in none
         """
 
-    def group(self, members: Sequence[int], key: str) -> tuple[Transport, Test]:
-        """As `split`, but these ranks alone call it; usable once the test is True."""
+    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[Transport, Test]:
+        """As `split`, but these ranks alone call it; usable once the test is True.
+
+        missing: the other members; those that have come are taken out of it
+        """
 
     def close(self) -> None:
         """Frees what the backend holds for it; nothing is in flight, and other ranks may still use theirs."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,3 +258,29 @@ class TestOverMPI:
         done = run("part = comm.split(0, -comm.rank)\nif comm.rank == 0: part.barrier()")
         assert done.returncode != 0
         assert "rank 0 has left (exit status 0) while rank 1 waits in barrier #0 (script.py:10)" in done.stderr
+
+
+GROUP = """
+import sys, time
+import collectives
+
+comm = collectives.init("mpi", timeout=60)
+comm.timeout = 1.0
+if comm.rank != 1:
+    try:
+        comm.create_group([0, 1, 2])
+    except collectives.CollectiveTimeout as error:
+        print(error)
+time.sleep(2)
+"""
+
+
+@pytest.mark.mpi
+def test_a_group_that_not_all_members_make_names_the_missing_and_lets_ranks_leave(
+    run_job: Callable[..., Any], mpiexec: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(GROUP)
+    done = run_job([*mpiexec, "-n", "3", sys.executable, str(script)], timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Rank 1 has not made the call that it answers") == 2

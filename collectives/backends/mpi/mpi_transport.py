@@ -215,20 +215,39 @@ class MPITransport:
         part = self._another(None, [self._members[rank] for rank in members], key)
         return part, self._make(lambda: self._comm.Split(members[0], members.index(self.rank)), part)
 
-    def group(self, members: Sequence[int], key: str) -> tuple[MPITransport, Test]:
+    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[MPITransport, Test]:
         group = self._comm.Get_group().Incl(list(members))
-        tag = zlib.crc32(key.encode()) & 0x7FFF  # keeps groups apart that several threads make at once
-        made, errors = _in_a_thread(lambda: self._comm.Create_group(group, tag))
+        # Keeps groups apart that several threads make at once.
+        tag = 1 + zlib.crc32(key.encode()) % (RENDEZVOUS_TAG - 1)
         part = self._another(None, [self._members[rank] for rank in members], key)
 
-        def test() -> bool:
+        def steps() -> Iterator[Test]:
+            # MPI_Create_group cannot end before all members have come, not even when the process exits. The second
+            # round is for a member that gave up after the first: what it sent there still arrives.
+            others = list(missing)
+            for _ in range(2):
+                yield self._presence(others, tag, missing)
+            made, errors = _in_a_thread(lambda: self._comm.Create_group(group, tag))
+            yield lambda: bool(made or errors)
             if errors:
                 raise self._no_room(errors)
-            if made:
-                part._comm = made[0]
-            return bool(made)
+            part._comm = made[0]
 
-        return part, test
+        return part, _in_turn(steps())
+
+    def _presence(self, others: Sequence[int], tag: int, missing: list[int]) -> Test:
+        """Complete when each of these ranks has sent an empty message under this tag, and received this rank's."""
+        nothing, byte = np.empty(0, np.uint8), self._MPI.BYTE
+        receives = {rank: self._comm.Irecv([nothing, byte], rank, tag) for rank in others}
+        sends = all_of([self._comm.Isend([nothing, byte], rank, tag).Test for rank in others])
+
+        def test() -> bool:
+            for rank in [rank for rank, request in receives.items() if request.Test()]:
+                del receives[rank]
+            missing[:] = receives
+            return not receives and sends()
+
+        return test
 
     def _make(self, make: Callable[[], Any], part: MPITransport | None) -> Test:
         """Gives `part` the communicator that `make` returns. Raises: TooManyCommunicators on all ranks, or on none."""
