@@ -13,7 +13,7 @@ TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a
 if TYPE_CHECKING:
     from typing import Any
 
-    from collectives._nccl.config import NcclConfig as NcclConfig
+    from collectives.backends.nccl.config import NcclConfig as NcclConfig
     from collectives.communicator import Communicator as Communicator
     from collectives.engine.call import Work as Work
     from collectives.errors import ArgumentError as ArgumentError
@@ -43,7 +43,7 @@ _HOMES = {
     "CommunicatorClosed": "errors",
     "DtypeError": "errors",
     "MismatchError": "errors",
-    "NcclConfig": "_nccl.config",
+    "NcclConfig": "backends.nccl.config",
     "NcclError": "errors",
     "PeerLeft": "errors",
     "ReduceOp": "reduction",

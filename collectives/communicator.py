@@ -12,7 +12,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from collectives.ops.objects import Objects
 from collectives.ops.p2p import PointToPoint
 from collectives.ops.reductions import Reductions
 from collectives.reduction import Array
+
+if TYPE_CHECKING:
+    from collectives.backends.device.device_communicator import DeviceCommunicator
 
 
 class Communicator(Reductions, DataMovement, Objects, PointToPoint):
@@ -59,15 +62,59 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         self._descendants = itertools.count()
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._groups_lock = threading.Lock()
+        self._device_communicator: DeviceCommunicator | None = None  # made when the first array on a GPU comes
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.backend}>"
+
+    def _device(self, x: Any) -> DeviceCommunicator:
+        if self._device_communicator is None:
+            # Here: host arrays need nothing of it.
+            from collectives.backends.device.device_communicator import open_device
+
+            self._device_communicator = open_device(self, self._transport, x)
+        return self._device_communicator
+
+    def watch_device(self, name: str) -> None:
+        """A graph with captured collectives of this communicator was launched on the current stream: it has to end.
+
+        Where it does not within the communicator's time limit, it is treated as a collective that does not.
+        Raises: what has gone wrong on the device before.
+        """
+        if self._device_communicator is not None:
+            self._device_communicator.watch_stream(name)
+
+    def connect_nccl(self) -> None:
+        """Has the ranks meet in NCCL if it was asked for by name. Collective.
+
+        Raises: BackendError on every rank if one of them cannot use it.
+        """
+        if self.registry.wanted == "nccl":
+            from collectives.backends.device.device_communicator import connect_nccl
+
+            self._device_communicator = connect_nccl(self, self._transport)
+
+    def _split_device(self, child: Communicator | None, color: int | None, key: int) -> Steps[None]:
+        """Gives a communicator made of this one its part of the NCCL communicator that this one has. Collective.
+
+        child: None on a rank that is in none; color, key: not negative, the same and the order within a new one
+        """
+        if self._device_communicator is not None:
+            transport = None if child is None else child._transport
+            device = yield from self._device_communicator.split(child, transport, color, key)
+            if child is not None:
+                child._device_communicator = device
+
+    def _ended(self) -> None:
+        if self._device_communicator is not None:
+            self._device_communicator.close()
+        super()._ended()
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns once every rank has called it."""
 
         def steps(call: CollectiveOp[None]) -> Steps[None]:
-            signatures = yield from self._verify(call, Signature(signature_hash("barrier", "", None, None)))
+            signatures = yield from self.verify(call, Signature(signature_hash("barrier", "", None, None)))
             if signatures is None:  # else the ranks have met just now
                 yield self._transport.barrier()
 
@@ -103,7 +150,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         nbytes = math.prod(lengths) * kind.itemsize
 
         def steps(call: CollectiveOp[Array]) -> Steps[Array]:
-            yield from self._verify(call, Signature(signature_hash("empty", "", kind, lengths)))
+            yield from self.verify(call, Signature(signature_hash("empty", "", kind, lengths)))
             memory, near = None, sharing(self._transport)
             if nbytes > 0 and near is not None:
                 memory = yield from add_array(near, nbytes)
@@ -118,12 +165,12 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         """A communicator of the same ranks whose calls never mix with this one's. Collective."""
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
-            yield from self._verify(call, Signature(signature_hash("duplicate", "", None, None)))
+            yield from self.verify(call, Signature(signature_hash("duplicate", "", None, None)))
             transport, test = self._transport.duplicate(self._descendant())
             yield test
             transport = yield from share(transport, self._transport)
             twin = Communicator(transport, self.timeout, self.registry)
-            yield from self._hand_down(twin, 0, self.rank)
+            yield from self._split_device(twin, 0, self.rank)
             return twin
 
         twin: Communicator = self._run("duplicate", None, steps, False)
@@ -145,7 +192,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         mine = np.array([color is not None, color or 0, self.rank if key is None else key], np.int64)
 
         def steps(call: CollectiveOp[Communicator | None]) -> Steps[Communicator | None]:
-            yield from self._verify(call, Signature(signature_hash("split", "", None, None)))
+            yield from self.verify(call, Signature(signature_hash("split", "", None, None)))
             told = np.empty((self.size, 3), np.int64)
             yield self._transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
             members = None if color is None else plan_split(told.tolist(), int(color))
@@ -157,7 +204,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
                 transport = yield from share(transport)
                 part = Communicator(transport, limit, self.registry)
             color_there, key_there = (None, 0) if members is None else (min(members), members.index(self.rank))
-            yield from self._hand_down(part, color_there, key_there)
+            yield from self._split_device(part, color_there, key_there)
             return part
 
         part: Communicator | None = self._run("split", None, steps, False, f"color {color} key {key}")
@@ -202,7 +249,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         call.steps, call.gone = steps(call), gone
         call.peers = missing
         made = self._p2p.run(call)
-        made.enter()
+        made.connect_nccl()
         return made
 
     def _limit(self, timeout: float | None) -> float:

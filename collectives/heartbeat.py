@@ -15,7 +15,7 @@ import numpy as np
 
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveTimeout
-from collectives.pausing import Limit
+from collectives.time_limit import TimeLimit
 
 EVERY = 1.0  # s; a beat while somebody works
 _WORKS, _DONE, _FAILED, _STUCK = range(4)
@@ -48,7 +48,7 @@ class Heartbeat:
 
     def progress(self) -> None:
         """Says that this rank gets on; from any thread, as often as one likes."""
-        self._limit = None if self._patience is None else Limit(self._patience)
+        self._limit = None if self._patience is None else TimeLimit(self._patience)
 
     def __enter__(self) -> Heartbeat:
         self.progress()
@@ -83,7 +83,7 @@ class Heartbeat:
             while True:
                 self._ended.wait(self._every)
                 state = self._state
-                if state == _WORKS and self._limit is not None and self._limit.over():
+                if state == _WORKS and self._limit is not None and self._limit.passed():
                     state = _STUCK
                 told = self._comm.all_gather(np.array([state], np.int64), lengths="equal")
                 if _WORKS not in told:

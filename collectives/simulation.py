@@ -11,7 +11,7 @@ from collectives.communicator import Communicator
 from collectives.engine.shutdown import exit_code
 from collectives.errors import ArgumentError, CollectiveTimeout, PeerLeft
 from collectives.exit_notice import ExitNotice, is_clean
-from collectives.pausing import Limit
+from collectives.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -55,17 +55,17 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
         except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
         finally:
-            comm.registry.drain(Limit(timeout if is_clean(status) else 0.0))
+            comm.registry.drain(TimeLimit(timeout if is_clean(status) else 0.0))
             left[rank] = ExitNotice(status=status, calls=comm.registry.calls())
             comm.registry.close()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    limit = Limit(timeout + _SPEAK)
+    limit = TimeLimit(timeout + _SPEAK)
     for thread in threads:
-        while thread.is_alive() and not limit.over():
-            thread.join(limit.left())
+        while thread.is_alive() and not limit.passed():
+            thread.join(limit.remaining())
     causes = [error for error in errors if not isinstance(error, PeerLeft)] or errors
     if causes:
         raise causes[0]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from collectives import cores, simulation, world
-from collectives._gpu.local import take_local_gpu
 from collectives.backends.detached import DetachedTransport, passed_on, place
+from collectives.backends.device.cuda import take_local_gpu
 from collectives.backends.shm.setup import share
 from collectives.backends.single import SingleTransport
 from collectives.communicator import Communicator
@@ -22,8 +22,8 @@ from collectives.flight.recorder import process_recorder
 from collectives.flight.sampler import Sampler
 
 if TYPE_CHECKING:
-    from collectives._nccl.config import NcclConfig
     from collectives.backends.mpi.mpi_world import MPIWorld
+    from collectives.backends.nccl.config import NcclConfig
 
 _BACKENDS = ("auto", "single", "mpi", "nccl")
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes
@@ -113,7 +113,7 @@ def _join(
 ) -> Communicator:
     if backend == "single":
         comm = Communicator(SingleTransport(), timeout, CommunicatorRegistry(wanted, nccl))
-        comm.enter()
+        comm.connect_nccl()
         return comm
     from collectives.backends.mpi.mpi_world import MPIWorld  # here, so that a world of one never loads MPI
 
@@ -137,7 +137,7 @@ def _join(
 
     atexit.register(leave)
     os.environ.update(passed_on(comm, None, me))
-    comm.enter()
+    comm.connect_nccl()
     return comm
 
 

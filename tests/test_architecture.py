@@ -66,12 +66,12 @@ HEAVY = {
     "cupy": (
         "ddp._device",
         "ddp._gpu",
-        "collectives._gpu.cuda",
-        "collectives._nccl.library",
+        "collectives.backends.device.cuda",
+        "collectives.backends.nccl.library",
         "launcher.bench.implementations",
     ),
     "cudnn": ("ddp._gpu.dnn",),
-    "pynccl": ("collectives._nccl.library",),
+    "pynccl": ("collectives.backends.nccl.library",),
     "torch": ("launcher.bench.implementations",),
     "matplotlib": ("ddp.tracing.picture", "launcher.bench.plot"),
 }

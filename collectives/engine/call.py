@@ -19,8 +19,8 @@ from collectives.engine.verify import Signatures
 from collectives.errors import ArgumentError, CollectiveTimeout, WorldError
 from collectives.exit_notice import ExitNotice
 from collectives.flight.recorder import DONE, FAILED, Recorder
-from collectives.pausing import Limit
 from collectives.reduction import Array
+from collectives.time_limit import TimeLimit
 
 T = TypeVar("T")
 Steps = Generator[Test, None, T]
@@ -150,9 +150,9 @@ class CollectiveOp(Generic[T]):
             return True
         if timeout is None:
             return event.wait()
-        limit = Limit(timeout)
-        while not event.wait(limit.left()):
-            if limit.over():
+        limit = TimeLimit(timeout)
+        while not event.wait(limit.remaining()):
+            if limit.passed():
                 return False
         return True
 

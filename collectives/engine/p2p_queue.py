@@ -23,7 +23,7 @@ from collectives.engine.queue import CallQueue
 from collectives.errors import CollectivesError
 from collectives.exit_notice import ExitNotice, left_before
 from collectives.ops.array_header import EagerMessage, decode_eager
-from collectives.pausing import Limit
+from collectives.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -250,12 +250,12 @@ class _Posted:
 
     def drive(self, timeout: float | None) -> bool:
         """Advances the call until it is finished, in a thread that waits for it; False after `timeout` seconds."""
-        limit = None if timeout is None else Limit(timeout)
+        limit = None if timeout is None else TimeLimit(timeout)
         self.waited_for = True
         try:
             if spin(self.advance):
                 return True
-            while not (limit is not None and limit.over()):
+            while not (limit is not None and limit.passed()):
                 time.sleep(PAUSE)
                 if self.look():
                     return True

@@ -20,7 +20,7 @@ from collectives.errors import (
     PeerLeft,
 )
 from collectives.flight.report import describe_process
-from collectives.pausing import Limit
+from collectives.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class WaitMonitor:
         self._test = test
         self._call = call
         self._transport = transport
-        self._limit = Limit(call.timeout)
+        self._limit = TimeLimit(call.timeout)
         self._look = time.monotonic() + _POLL_INTERVAL
 
     def poll(self) -> None:
@@ -125,7 +125,7 @@ class WaitMonitor:
                 raise PeerLeft(
                     f"{exit_notice.describe(exit_notices, gone)} while rank {transport.rank} waits in {call}"
                 )
-        if self._limit.over():
+        if self._limit.passed():
             late = describe_late(call, transport)
             raise CollectiveTimeout(f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {late}")
 

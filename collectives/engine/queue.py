@@ -30,7 +30,7 @@ from collectives.errors import (
     no_rank,
 )
 from collectives.flight.recorder import QUEUED, STARTED, process_recorder
-from collectives.pausing import Limit
+from collectives.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -155,13 +155,13 @@ class CallQueue:
         """True if nothing is queued or in flight, and if a closed communicator has given back what it holds."""
         return not (self._busy or self._queue or self._beside or (self._closed and not self._given_back))
 
-    def drain(self, limit: Limit) -> bool:
+    def drain(self, limit: TimeLimit) -> bool:
         """Waits until nothing is queued or in flight; False if that is not so within the limit."""
         with self._changed:
             self._draining += 1
             try:
-                while not self._changed.wait_for(self._finished, limit.left()):
-                    if limit.over():
+                while not self._changed.wait_for(self._finished, limit.remaining()):
+                    if limit.passed():
                         return False
                 return True
             finally:

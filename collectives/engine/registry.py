@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from collectives.engine.queue import CallQueue
-from collectives.pausing import Limit
+from collectives.time_limit import TimeLimit
 
 if TYPE_CHECKING:
-    from collectives._nccl.config import NcclConfig
+    from collectives.backends.nccl.config import NcclConfig
 
 
 class CommunicatorRegistry:
@@ -49,7 +49,7 @@ class CommunicatorRegistry:
             told.update(_told(key, queue))
         return {**told, **self._closed.copy()}
 
-    def drain(self, limit: Limit) -> None:
+    def drain(self, limit: TimeLimit) -> None:
         """Waits until no call is queued or in flight, or the limit is over."""
         for queue in self._open.copy().values():
             queue.drain(limit)

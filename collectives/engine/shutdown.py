@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 
 from collectives.engine.registry import CommunicatorRegistry
 from collectives.exit_notice import LOST, ExitNotice, is_clean
-from collectives.pausing import Limit
+from collectives.time_limit import TimeLimit
 from collectives.world import STOPPED
 
 _GRACE = 1.0  # s; how long a failing rank lets the others find out and speak before it ends them
@@ -103,7 +103,7 @@ def depart(
 
     status: this process's exit status; timeout: seconds to wait for the others; supervised: a launcher ends the others
     """
-    limit = Limit(timeout)
+    limit = TimeLimit(timeout)
     before = [left.status for left in membership.exit_notices().values()]
     if is_clean(status):
         registry.drain(limit)
@@ -135,7 +135,7 @@ def depart(
     membership.abort(code)
 
 
-def _gather(membership: Membership, status: int, limit: Limit) -> bool:
+def _gather(membership: Membership, status: int, limit: TimeLimit) -> bool:
     """Waits for all others' departures; for a short grace only once a failure is known. True if one is."""
     failed_at: float | None = None
     while True:
@@ -145,7 +145,7 @@ def _gather(membership: Membership, status: int, limit: Limit) -> bool:
             failed_at = now
         everyone = len(exit_notices) == membership.size - 1 and membership.notices_sent()
         enough = failed_at is not None and now > failed_at + _GRACE
-        if everyone or enough or limit.over():
+        if everyone or enough or limit.passed():
             return failed_at is not None
         time.sleep(_PAUSE)
 

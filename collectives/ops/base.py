@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from collectives.engine.registry import CommunicatorRegistry
 from collectives.engine.verify import TEXT, Signature, Signatures, differ, table, to_text
 from collectives.errors import ArgumentError, MismatchError
 from collectives.reduction import Array
-
-if TYPE_CHECKING:
-    from collectives._gpu.device import Door
 
 T = TypeVar("T")
 Scale = float | Callable[[], float] | None
@@ -42,49 +39,12 @@ class CommunicatorBase:
         self.local_size = transport.local_size
         self.node = transport.node
         self.backend = self.registry.wanted or transport.name
-        self._door: Door | None = None
 
-    def _device(self, x: Any) -> Door:
-        """Where a call goes whose array is on a GPU, like x; made at the first of them."""
-        if self._door is None:
-            from collectives._gpu.device import open_door  # here: host arrays need nothing of it
-
-            self._door = open_door(self, self._transport, x)
-        return self._door
-
-    def watch_device(self, name: str) -> None:
-        """A graph with captured collectives of this communicator was launched on the current stream: it has to end.
-
-        Where it does not within the communicator's time limit, it is treated as a collective that does not.
-        Raises: what has gone wrong on the device before.
-        """
-        if self._door is not None:
-            self._door.watch_stream(name)
-
-    def enter(self) -> None:
-        """Has the ranks meet in NCCL if it was asked for by name. Collective.
-
-        Raises: BackendError on every rank if one of them cannot use it.
-        """
-        if self.registry.wanted == "nccl":
-            from collectives._gpu.device import enter_nccl
-
-            self._door = enter_nccl(self, self._transport)
-
-    def _hand_down(self, child: CommunicatorBase | None, color: int | None, key: int) -> Steps[None]:
-        """Gives a communicator made of this one its part of the NCCL communicator that this one has. Collective.
-
-        child: None on a rank that is in none; color, key: not negative, the same and the order within a new one
-        """
-        if self._door is not None:
-            transport = None if child is None else child._transport
-            door = yield from self._door.split(child, transport, color, key)
-            if child is not None:
-                child._door = door
+    def _device(self, x: Any) -> Any:
+        """The end of this communicator that a call goes to whose array is on a GPU, like x: see `Communicator`."""
+        raise NotImplementedError
 
     def _ended(self) -> None:
-        if self._door is not None:
-            self._door.close()
         self.registry.leave(self._transport.key)
 
     @overload
@@ -100,7 +60,7 @@ class CommunicatorBase:
             return Work(call)
         return self.queue.run(call)
 
-    def _verify(
+    def verify(
         self,
         call: CollectiveOp[Any],
         header: Signature,

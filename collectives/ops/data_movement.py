@@ -48,7 +48,7 @@ class DataMovement(CommunicatorBase):
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             moved = contiguous(array)
             sent = as_bytes(moved)
-            yield from self._verify(call, shown, sent if self.rank == root else None)
+            yield from self.verify(call, shown, sent if self.rank == root else None)
             yield self._transport.broadcast(sent, root)
             if moved is not array and self.rank != root:
                 np.copyto(array, moved)
@@ -76,7 +76,7 @@ class DataMovement(CommunicatorBase):
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = as_bytes(contiguous(part))
-            signatures = yield from self._verify(call, shown, sent)
+            signatures = yield from self.verify(call, shown, sent)
             counts = yield from self._lengths(part, known, signatures)
             whole = _room((sum(counts), *part.shape[1:]), part, target) if self.rank == root else None
             width = row_bytes(part)
@@ -103,7 +103,7 @@ class DataMovement(CommunicatorBase):
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = as_bytes(contiguous(part))
-            signatures = yield from self._verify(call, shown, sent)
+            signatures = yield from self.verify(call, shown, sent)
             counts = yield from self._lengths(part, known, signatures)
             whole = _room((sum(counts), *part.shape[1:]), part, target)
             width = row_bytes(part)
@@ -139,7 +139,7 @@ class DataMovement(CommunicatorBase):
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = None if whole is None else as_bytes(contiguous(whole))
-            yield from self._verify(call, shown, sent, prefix=prefix)
+            yield from self.verify(call, shown, sent, prefix=prefix)
             yield self._transport.root_prefix(told, root)
             dtype, row_shape, parts = header.decode(told)
             room = _room((parts[self.rank], *row_shape), np.empty(0, dtype) if whole is None else whole, target)
@@ -180,7 +180,7 @@ class DataMovement(CommunicatorBase):
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent, told = as_bytes(contiguous(whole)), as_bytes(row)
-            signatures = yield from self._verify(call, shown, sent, prefix=told)
+            signatures = yield from self.verify(call, shown, sent, prefix=told)
             table = known
             if table is None:
                 rows_sent = np.empty((self.size, self.size), np.int64)

@@ -41,7 +41,7 @@ class Objects(CommunicatorBase):
         header = Signature(signature_hash("broadcast_object", f"root {root}", None, None))
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            yield from self._verify(call, header)
+            yield from self.verify(call, header)
             told = np.array([length], np.int64)
             yield self._transport.broadcast(as_bytes(told), root)
             whole = mine if self.rank == root else np.empty(abs(int(told[0])), np.uint8)
@@ -64,7 +64,7 @@ class Objects(CommunicatorBase):
         header = Signature(signature_hash("gather_object", f"root {root}", None, None))
 
         def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
-            yield from self._verify(call, header)
+            yield from self.verify(call, header)
             told = yield from self._tell_all(length)
             counts = [abs(n) for n in told]
             if min(told) < 0:  # for everybody, since the root alone could not tell the others
@@ -87,7 +87,7 @@ class Objects(CommunicatorBase):
         header = Signature(signature_hash("all_gather_object", "", None, None))
 
         def steps(call: CollectiveOp[list[Any]]) -> Steps[list[Any]]:
-            yield from self._verify(call, header)
+            yield from self.verify(call, header)
             told = yield from self._tell_all(length)
             return (yield from self._all_objects(mine, told))
 
@@ -114,7 +114,7 @@ class Objects(CommunicatorBase):
         header = Signature(signature_hash("scatter_object", f"root {root}", None, None))
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            yield from self._verify(call, header)
+            yield from self.verify(call, header)
             told = np.array([length for length, _ in each], np.int64)
             yield self._transport.broadcast(as_bytes(told), root)
             counts = [abs(int(n)) for n in told]

@@ -48,7 +48,7 @@ class PointToPoint(CommunicatorBase):
         Raises: ArgumentError if there is no such rank or tag; PeerLeft if dst leaves without receiving it.
         """
         dst, tag = whole(dst, 0, self.size - 1, "dst should be a rank"), _check_tag(tag)
-        source = self._device(x).letter(x) if is_device_array(x) else as_array(x)
+        source = self._device(x).to_host(x) if is_device_array(x) else as_array(x)
         moved = contiguous(source)
 
         def steps(call: CollectiveOp[None]) -> Steps[None]:
@@ -84,10 +84,10 @@ class PointToPoint(CommunicatorBase):
             src = whole(src, 0, self.size - 1, "src should be None, for any, or a rank")
         tag = _check_tag(tag)
         if is_device_array(out):
-            door = self._device(out)
+            device = self._device(out)
             if async_op:
-                return door.delivered(self.recv(src, tag=tag, async_op=True), out)
-            return door.deliver(self.recv(src, tag=tag), out)
+                return device.receive_work(self.recv(src, tag=tag, async_op=True), out)
+            return device.to_device(self.recv(src, tag=tag), out)
         target = None if out is None else as_array(out, "out")
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:

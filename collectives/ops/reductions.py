@@ -54,7 +54,7 @@ class Reductions(CommunicatorBase):
             sent, total = _buffers(source, target, wire)
             wire_in = flat(sent)
             wire_out = wire_in if total is sent else flat(total)
-            yield from self._verify(call, header, wire_in, wire_out)
+            yield from self.verify(call, header, wire_in, wire_out)
             yield self._transport.all_reduce(wire_in, wire_out, wire_op(op), _finisher(op, self.size, scale))
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
@@ -95,7 +95,7 @@ class Reductions(CommunicatorBase):
             if here:
                 total = target if target is not None and _takes(target, wire, sent) else np.empty(source.shape, wire)
             finish = _finisher(op, self.size, scale)
-            yield from self._verify(call, header, flat(sent))
+            yield from self.verify(call, header, flat(sent))
             yield self._transport.reduce(flat(sent), None if total is None else flat(total), wire_op(op), root, finish)
             if total is None:
                 return None
@@ -142,7 +142,7 @@ class Reductions(CommunicatorBase):
             total = target if target is not None and _takes(target, wire, sent) else np.empty(shape, wire)
             width = int(np.prod(source.shape[1:], dtype=np.int64))
             counts = [n * width for n in parts]
-            yield from self._verify(call, header, flat(sent))
+            yield from self.verify(call, header, flat(sent))
             finish = _finisher(op, self.size, scale)
             yield self._transport.reduce_scatter(flat(sent), flat(total), counts, wire_op(op), finish)
             total = _deliver(total, target, source.dtype)

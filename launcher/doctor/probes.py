@@ -75,7 +75,7 @@ def cupy() -> dict[str, Any]:
 
     version: CuPy's; runtime: its CUDA, 12080 for 12.8; trouble: why a kernel gave no right number, "" if it did
     """
-    from collectives._gpu import cuda as device_cuda
+    from collectives.backends.device import cuda as device_cuda
 
     cupy = device_cuda.load().xp
     seen = {"version": cupy.__version__, "runtime": cupy.cuda.runtime.runtimeGetVersion(), "trouble": ""}
@@ -126,7 +126,7 @@ def nccl() -> dict[str, Any]:
 
     found: source → [version, file]; failed: source → why
     """
-    from collectives._nccl import library
+    from collectives.backends.nccl import library
     from collectives.errors import CollectivesError
 
     found, failed = {}, {}

@@ -13,7 +13,7 @@ import pytest
 import collectives
 from collectives import Communicator, world
 from collectives.errors import TooManyCommunicators
-from collectives.pausing import Limit
+from collectives.time_limit import TimeLimit
 from tests.collectives.contract.life import LifeContract
 from tests.collectives.contract.movements import MovementsContract
 from tests.collectives.contract.objects import ObjectsContract
@@ -54,7 +54,7 @@ if world.promised() is not None:  # inside the job that the last test starts
             def check(comm: Communicator) -> None:
                 if "MPICH" not in MPI.Get_library_version():
                     pytest.skip("other MPIs have room for too many to fill it")
-                comm.registry.drain(Limit(20))  # what other tests have closed is given back
+                comm.registry.drain(TimeLimit(20))  # what other tests have closed is given back
                 taken = list(_fill(MPI.COMM_SELF, MPI.Exception)) if comm.rank == 0 else []
                 color = None if comm.rank == 1 else 0  # a rank in none raises as well
                 said = r"cannot make another .*: close .*\(comm\.close\(\)\)"

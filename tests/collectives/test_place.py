@@ -16,13 +16,13 @@ import pytest
 
 import collectives
 from collectives import cores
-from collectives._gpu import cuda, local
+from collectives.backends.device import cuda, local
 from collectives.backends.mpi import segment_files
 from collectives.backends.mpi.segment_files import SegmentFile, mapped, needless
 from collectives.cores import Cores, narrow_text, share, threads, too_narrow
 from collectives.start import asked_for
-from tests.collectives.gpu.cupy_fake import FakeCupy
-from tests.collectives.gpu.machine import Machine
+from tests.collectives.backends.device.fake_cupy import FakeCupy
+from tests.collectives.backends.device.machine import Machine
 
 
 def bound(*masks: set[int], of: int = 8) -> list[Cores]:

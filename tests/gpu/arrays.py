@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.collectives.gpu.machine import GARBAGE
+from tests.collectives.backends.device.machine import GARBAGE
 
 if TYPE_CHECKING:
     from tests.gpu.standin import Cupy

@@ -16,7 +16,7 @@ import numpy as np
 
 from ddp._gpu import capture
 from ddp.cuda import _naming
-from tests.collectives.gpu.machine import Mark, Meeting
+from tests.collectives.backends.device.machine import Mark, Meeting
 
 if TYPE_CHECKING:
     from tests.gpu.standin import Cupy

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.collectives.gpu.machine import Mark
+from tests.collectives.backends.device.machine import Mark
 from tests.gpu.memory import CUDARuntimeError, blocks_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ddp import _device
 from ddp._engine import lanes
 from ddp._gpu import alarms, memory, registering, streams
 from ddp.ops.cuda import SOURCES, _source, clipping
-from tests.collectives.gpu.machine import Machine
+from tests.collectives.backends.device.machine import Machine
 from tests.gpu import capturing, dnn_fake, lt_fake
 from tests.gpu.standin import Cupy
 

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.collectives.gpu.machine import Machine
+from tests.collectives.backends.device.machine import Machine
 from tests.gpu import capturing, driver, kernels, memory, profiling, randoms
 from tests.gpu.arrays import Array
 from tests.gpu.indexing import Indexing

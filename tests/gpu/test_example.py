@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ddp
-from collectives._gpu import cuda
+from collectives.backends.device import cuda
 from ddp import nn
 from examples import train_digits
 

@@ -14,8 +14,8 @@ from ddp.errors import CaptureError, ParallelError
 from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.wishes import STOP
 from ddp.parallel.zero.optimizer import ZeroOptimizer
-from tests.collectives.gpu import conftest as below
-from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.collectives.backends.device import conftest as below
+from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.gpu.installing import Gpu
 
 STEPS, SIZE = 9, 2
@@ -161,7 +161,7 @@ def test_a_launch_has_a_time_limit_and_one_entry_in_the_record(rig: Callable[...
         data = data_of(comm.rank)
         for batch in data[:-1]:
             graphed(*batch)
-        carrier, watched = model.comm._door._carrier, []
+        carrier, watched = model.comm._device_communicator._device_transport, []
         watch = carrier.watch
         carrier.watch = lambda event, call: (watched.append(call), watch(event, call))
         graphed(*data[-1])

@@ -223,14 +223,14 @@ def test_who_is_cut_off_from_the_launchers_machine_ends(run_job: Any, tmp_path: 
 def test_time_that_does_not_count(keep: Any) -> None:
     # What collectives look at, while they wait for their limit.
     body = """
-    from collectives.pausing import Limit, stood_still
-    limit = Limit(0.4)
+    from collectives.time_limit import TimeLimit, suspended_seconds
+    limit = TimeLimit(0.4)
     print("ready", flush=True)
-    while not limit.over():
+    while not limit.passed():
         time.sleep(0.01)
     print("over", flush=True)
     time.sleep(0.2)
-    print(round(stood_still(), 1), flush=True)
+    print(round(suspended_seconds(), 1), flush=True)
     """
     kept = keep(body)
     kept.says("ready")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.collectives.gpu import conftest as below
-from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.collectives.backends.device import conftest as below
+from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import typed
 from tests.gpu.installing import Gpu, forget
 from tests.gpu.standin import Cupy

@@ -98,7 +98,7 @@ def timed_backward(comm: Any, xp: Any, device: str, layers: int, width: int, row
     for _ in range(5):
         (model(x) * model(x).detach()).sum().backward()
         model.zero_grad()
-    door, watch = model.comm._door, model._reducer._watch
+    door, watch = model.comm._device_communicator, model._reducer._watch
     made, ended = door._passage, watch.end
 
     def timed(*things: Any) -> Any:

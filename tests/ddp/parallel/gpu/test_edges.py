@@ -14,12 +14,12 @@ import pytest
 
 import collectives
 import ddp
-from collectives._gpu import by_nccl, passage
+from collectives.backends.device import by_nccl, passage
 from ddp.errors import ParallelError
 from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.planning.watch import DeviceWatch
 from ddp.parallel.zero.optimizer import ZeroOptimizer
-from tests.collectives.gpu.nccl_fake import FakeLibrary, FakeNccl
+from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl
 from tests.ddp.parallel.gpu.conftest import Rig
 from tests.ddp.parallel.gpu.training import Net, batch, loss_of
 from tests.gpu.driver import WAITS

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from collectives._gpu import cuda
-from collectives._nccl import library
+from collectives.backends.device import cuda
+from collectives.backends.nccl import library
 from collectives.errors import CollectivesError
 
 SCRIPT = Path(__file__).with_name("on_gpu.py")

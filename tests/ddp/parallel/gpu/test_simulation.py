@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import collectives
-from collectives._gpu import door, passage
+from collectives.backends.device import door, passage
 from ddp.errors import ParallelError
 from ddp.parallel import comm_hooks
 from ddp.parallel.comm_hooks import lane
-from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
 from tests.ddp.parallel.gpu.training import WIDTH, train, train_layers, train_unevenly

@@ -12,7 +12,7 @@ import collectives
 from ddp import optim
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
-from tests.collectives.gpu.nccl_fake import FakeLibrary
+from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
 from tests.ddp.parallel.gpu.training import WIDTH, Between, Net, batch, loss_of

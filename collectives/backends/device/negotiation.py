@@ -1,0 +1,208 @@
+"""NCCL or host memory for device arrays: decided by all ranks, since one without NCCL would leave the others waiting.
+
+Each rank says what it can do: what keeps it from using NCCL, if anything, which GPU it has, which NCCL. The decision is
+a pure function of what all ranks say, so every rank comes to the same one. Those that chose NCCL then connect; the
+library may be there, and the ranks still not reach each other: then again no rank uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from collectives.backends.device.cuda import Cuda
+from collectives.backends.device.device_transport import DeviceTransport, SingleDeviceTransport
+from collectives.backends.device.host_staged import HostStagedTransport
+from collectives.backends.device.nccl_transport import NcclTransport
+from collectives.backends.nccl import issuer, library
+from collectives.backends.nccl.config import NcclConfig
+from collectives.backends.nccl.limits import run_in_thread
+from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
+from collectives.backends.nccl.table import UNIQUE_ID_BYTES, Nccl
+from collectives.backends.nccl.watchdog import Watchdog
+from collectives.backends.transport import Transport
+from collectives.engine.call import Steps
+from collectives.errors import BackendError, CollectivesError
+from collectives.reduction import Array
+
+logger = logging.getLogger("collectives")
+
+_BYTES = 1024
+_SHARING = (2, 30)  # the first NCCL that lets ranks share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 asks for it
+
+_logged: set[str] = set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """What one rank can do.
+
+    reason: why it cannot use NCCL, "" if it can; gpu: tells its GPU from every other of its node
+    nccl: NCCL's version, (2, 30, 4); shares: it was told that ranks may share a GPU; config: what is set of NCCL's
+    """
+
+    reason: str = ""
+    node: int = 0
+    gpu: str = ""
+    nccl: tuple[int, ...] = ()
+    shares: bool = False
+    config: str = ""
+
+    def encode(self) -> Array:
+        """(1024,) uint8"""
+        encoded = np.zeros(_BYTES, np.uint8)
+        fields = asdict(self)
+        while len(text := json.dumps(fields).encode()) > _BYTES:
+            fields["reason"] = fields["reason"][: len(fields["reason"]) // 2]
+        encoded[: len(text)] = np.frombuffer(text, np.uint8)
+        return encoded
+
+    @staticmethod
+    def decode(encoded: Array) -> Capability:
+        """The capability that `encode` wrote."""
+        fields = json.loads(encoded.tobytes().rstrip(b"\0"))
+        return Capability(**{**fields, "nccl": tuple(fields["nccl"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """backend: "nccl" or "mpi"; reason: which NCCL it is, or why it is none"""
+
+    backend: str
+    reason: str
+
+
+def decide(capabilities: Sequence[Capability]) -> Choice:
+    """What serves device arrays: NCCL if every rank can use it, and no two of them want the same GPU."""
+    against = [f"rank {rank}: {each.reason}" for rank, each in enumerate(capabilities) if each.reason]
+    if against:
+        return Choice(backend="mpi", reason="; ".join(against))
+    versions = sorted({each.nccl for each in capabilities})
+    if len(versions) > 1:
+        table = ", ".join(f"rank {rank}: {_dotted(each.nccl)}" for rank, each in enumerate(capabilities))
+        return Choice(backend="mpi", reason=f"the ranks have different NCCLs ({table})")
+    for rank, each in enumerate(capabilities):
+        if each.config != capabilities[0].config:
+            texts = f"rank 0 has ({capabilities[0].config}), rank {rank} ({each.config})"
+            return Choice(backend="mpi", reason=f"the ranks were given different NcclConfigs: {texts}")
+    if versions[0][:2] < _SHARING or not all(each.shares for each in capabilities):
+        owners: dict[tuple[int, str], int] = {}
+        for rank, each in enumerate(capabilities):
+            first = owners.setdefault((each.node, each.gpu), rank)
+            if first != rank:
+                return Choice(
+                    backend="mpi",
+                    reason=f"ranks {first} and {rank} share GPU {each.gpu}, which NCCL "
+                    f"{_dotted(versions[0])} refuses (from 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 allows it)",
+                )
+    return Choice(backend="nccl", reason=f"NCCL {_dotted(versions[0])} on every rank")
+
+
+def negotiate(
+    cuda: Cuda | None,
+    transport: Transport,
+    timeout: float,
+    wanted: str | None,
+    watchdog: Watchdog,
+    why_not: str = "",
+    config: NcclConfig | None = None,
+) -> Steps[DeviceTransport]:
+    """What moves device arrays between the ranks of `transport`. Collective.
+
+    cuda: this rank's device, None if it has none, for the reason `why_not`
+    wanted: "nccl" if NCCL was asked for by name; config: how NCCL's communicator is made
+    Raises: BackendError on every rank if NCCL was asked for, and one of them cannot use it.
+    """
+    if cuda is not None and transport.size == 1 and wanted != "nccl":
+        return SingleDeviceTransport(cuda)
+    nccl, mine = capability(cuda, transport.node, why_not, str(config or ""))
+    choice = decide((yield from _exchange(transport, mine)))
+    communicator: NcclCommunicator | None = None
+    if choice.backend == "nccl":
+        assert cuda is not None
+        assert nccl is not None
+        communicator, trouble = yield from _connect(cuda, nccl, transport, timeout, config)
+        choice = decide((yield from _exchange(transport, replace(mine, reason=trouble, config=""))))
+        if choice.backend == "mpi" and communicator is not None:
+            communicator.close()
+    _announce(choice, wanted, transport.rank)
+    if cuda is None:
+        raise BackendError(f"rank {transport.rank} has no GPU whose arrays could be moved: {why_not}")
+    if choice.backend == "mpi" or communicator is None:
+        return HostStagedTransport(cuda, transport)
+    return NcclTransport(cuda, communicator, issuer.of_device(cuda.index, _enter(cuda)), watchdog)
+
+
+def capability(cuda: Cuda | None, node: int, why_not: str, config: str) -> tuple[Nccl | None, Capability]:
+    """NCCL, if it can be loaded, and what this rank says of itself."""
+    if cuda is None:
+        return None, Capability(reason=why_not, node=node)
+    shares = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    mine = Capability(node=node, gpu=cuda.identity(), shares=shares, config=config)
+    try:
+        nccl = library.load()
+    except CollectivesError as error:
+        return None, replace(mine, reason=str(error))
+    return nccl, replace(mine, nccl=nccl.version)
+
+
+def _exchange(transport: Transport, mine: Capability) -> Steps[list[Capability]]:
+    """What all ranks say, in rank order. Collective."""
+    everyones = np.empty(transport.size * _BYTES, np.uint8)
+    yield transport.all_gather(mine.encode(), everyones, [_BYTES] * transport.size)
+    return [Capability.decode(row) for row in everyones.reshape(transport.size, _BYTES)]
+
+
+def _connect(
+    cuda: Cuda, nccl: Nccl, transport: Transport, timeout: float, config: NcclConfig | None
+) -> Steps[tuple[NcclCommunicator | None, str]]:
+    """This rank's end of a new NCCL communicator, or why there is none."""
+    message = np.zeros(1 + UNIQUE_ID_BYTES, np.uint8)  # whether there is an id, and the id
+    trouble = ""
+    if transport.rank == 0:
+        try:
+            message[1:] = np.frombuffer(unique_id(nccl), np.uint8)
+            message[0] = 1
+        except CollectivesError as error:
+            trouble = str(error)
+    yield transport.broadcast(message, 0)  # the id travels by the host's transport
+    if not message[0]:
+        return None, trouble or "rank 0 could not make an id"
+    rank, size, unique, enter = transport.rank, transport.size, message[1:].tobytes(), _enter(cuda)
+
+    def connect() -> NcclCommunicator:
+        return NcclCommunicator.connect(nccl, unique, rank, size, timeout=timeout, enter=enter, config=config)
+
+    connected = run_in_thread(connect, "collectives-connect")  # it waits for the other ranks
+    yield connected.done
+    try:
+        return connected.result(), ""
+    except CollectivesError as error:
+        return None, str(error)
+
+
+def _enter(cuda: Cuda) -> Callable[[], object]:
+    """What makes the device current in a thread."""
+    enter: Callable[[], object] = cuda.xp.cuda.Device(cuda.index).use
+    return enter
+
+
+def _announce(choice: Choice, wanted: str | None, rank: int) -> None:
+    """Logs the choice, once, on rank 0. Raises: BackendError on every rank if NCCL was asked for by name and lost."""
+    if choice.backend != "nccl" and wanted == "nccl":
+        raise BackendError(f'rank {rank}: backend "nccl" was asked for, but cannot be used: {choice.reason}')
+    if rank == 0:
+        over = "NCCL" if choice.backend == "nccl" else "host memory"
+        text = f"arrays on GPUs go over {over}: {choice.reason}"
+        if text not in _logged:
+            _logged.add(text)
+            logger.info(text)
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,61 @@
+"""One thread issues for all NCCL communicators of a device, in one order.
+
+Two communicators of one device whose operations are started in different order on two ranks can wait for each other
+for ever. So whoever wants an operation hands it to this thread, in an order that is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_threads: dict[int, Issuer] = {}
+_lock = threading.Lock()
+
+
+def of_device(device: int, enter: Callable[[], object] = lambda: None) -> Issuer:
+    """The one issuer of a device, made when it is first asked for; it lives as long as the process.
+
+    enter: called once in the thread, to make the device its current one (`cupy.cuda.Device(i).use`)
+    """
+    with _lock:
+        if device not in _threads:
+            _threads[device] = Issuer(f"nccl-issuer-{device}", enter)
+        return _threads[device]
+
+
+class Issuer:
+    """A thread that carries out what it is handed, one after the other."""
+
+    def __init__(self, name: str, enter: Callable[[], object] = lambda: None) -> None:
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._issue, args=(enter,), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Has `call` carried out after all that were handed over before; its result or exception is the future's."""
+        outcome: Future[T] = Future()
+        self._queue.put((outcome, call))
+        return outcome
+
+    def _issue(self, enter: Callable[[], object]) -> None:
+        trouble: BaseException | None = None
+        try:
+            enter()
+        except BaseException as error:  # whoever hands over a call hears of it
+            trouble = error
+        while True:
+            outcome, call = self._queue.get()
+            if outcome.set_running_or_notify_cancel():
+                try:
+                    if trouble is not None:
+                        raise RuntimeError("the issuing thread could not enter its device") from trouble
+                    outcome.set_result(call())
+                except BaseException as error:
+                    outcome.set_exception(error)
+            del outcome, call  # what they hold belongs to whoever waits, not to an idle thread

@@ -1,0 +1,304 @@
+"""The semantics of host arrays, on device arrays: whatever carries them, the answer is that of the same host call.
+
+Over host memory the answer has the same bits. Over NCCL its mean and its scaled sums may be rounded once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+from collectives.backends.device import host_staged
+from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.fake_nccl import FakeLibrary
+
+OLD = FakeLibrary((2, 8, 4), lacks=("mean", "ncclRedOpCreatePreMulSum"))
+CARRIERS = {"staged": None, "nccl": FakeLibrary(), "old nccl": OLD}
+DTYPES = (
+    *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64, np.complex128, np.bool_),
+    *(np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64),
+)
+
+
+class Ranks:
+    """Calls a function on every rank. exact: the answer must have the bits that it has on the host"""
+
+    def __init__(self, made: Rig, exact: bool) -> None:
+        self.made = made
+        self.exact = exact
+
+    def __call__(self, fn: Callable[[Any, Any], None]) -> None:
+        self.made.run(fn)
+
+
+@pytest.fixture(params=[(carrier, size) for carrier in CARRIERS for size in (1, 2, 3)], ids=lambda p: f"{p[0]}-{p[1]}")
+def ranks(request: pytest.FixtureRequest, rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    carrier, size = request.param
+    monkeypatch.setattr(host_staged, "CHUNK", 64)  # bytes: several chunks, of different numbers of elements
+    monkeypatch.setattr(host_staged, "_LEAST", 16)
+    return Ranks(rig(size, CARRIERS[carrier], seed=size), exact=not isinstance(CARRIERS[carrier], FakeLibrary))
+
+
+def same(on_device: Any, on_host: Any, close: bool = False) -> None:
+    assert (on_device is None) == (on_host is None)
+    if on_host is not None:
+        got = on_device.get()
+        assert (got.dtype, got.shape) == (on_host.dtype, on_host.shape)
+        if close:
+            assert_allclose(got.astype(complex), on_host.astype(complex), rtol=4 * np.finfo(np.float32).eps)
+        else:
+            assert_array_equal(got, on_host)
+
+
+def values(shape: tuple[int, ...], dtype: Any, rank: int) -> Any:
+    count = int(np.prod(shape))
+    return (np.arange(1, count + 1) % 7 + 2 * rank).reshape(shape).astype(dtype)
+
+
+# Every dtype is tried with three ranks; with fewer, those that stand for the others, unless --long is given.
+FEW = (np.float32, np.float16, np.complex64, np.bool_, np.int16)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype"),
+    [
+        pytest.param(
+            (carrier, size),
+            dtype,
+            marks=[] if size == 3 or dtype in FEW else [pytest.mark.long],
+            id=f"{carrier}-{size}-{dtype.__name__}",
+        )
+        for carrier in CARRIERS
+        for size in (1, 2, 3)
+        for dtype in DTYPES
+    ],
+    indirect=["ranks"],
+)
+def test_reductions(ranks: Ranks, dtype: Any) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        host = values((7, 5), dtype, comm.rank)
+        x = cupy.asarray(host)
+        for op in collectives.ReduceOp:
+            close = op is collectives.ReduceOp.MEAN and not ranks.exact
+            try:
+                expected = comm.all_reduce(host, op)
+            except collectives.DtypeError:
+                with pytest.raises(collectives.DtypeError):
+                    comm.all_reduce(x, op)
+                continue
+            same(comm.all_reduce(x, op), expected, close)
+            same(comm.reduce(x, op, comm.size - 1), comm.reduce(host, op, comm.size - 1), close)
+            same(comm.reduce_scatter(x, op), comm.reduce_scatter(host, op), close)
+            uneven = [0] * (comm.size - 1) + [7]
+            same(comm.reduce_scatter(x, op, lengths=uneven), comm.reduce_scatter(host, op, lengths=uneven), close)
+        assert_array_equal(x.get(), host)
+
+    ranks(check)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.complex64])
+def test_scales(ranks: Ranks, dtype: Any) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        host = values((6,), dtype, comm.rank)
+        x = cupy.asarray(host)
+        late = cupy.asarray(np.array(0.25))
+        for op in ("sum", "mean"):
+            for scale in (0.5, 1.0, np.float32(0.5), lambda: 0.5):
+                same(comm.all_reduce(x, op, scale=scale), comm.all_reduce(host, op, scale=scale), close=not ranks.exact)
+            # A 0-d array on the device is never looked at by the host.
+            same(comm.all_reduce(x, op, scale=lambda: late), comm.all_reduce(host, op, scale=0.25), not ranks.exact)
+        with pytest.raises(collectives.DtypeError, match="scale needs a floating"):
+            comm.all_reduce(cupy.asarray(np.arange(3)), scale=0.5)
+
+    ranks(check)
+
+
+def test_float16_is_summed_in_float32(ranks: Ranks) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.full(4, 2048 if comm.rank == 0 else 1, np.float16))
+        assert_array_equal(comm.all_reduce(x).get(), np.float16(np.float32(2048 + comm.size - 1)))
+
+    ranks(check)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_nan_wins_max_and_min_on_every_rank(ranks: Ranks, dtype: Any) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        for lost in range(comm.size):
+            host = np.array([np.nan if comm.rank == lost else 1, comm.rank], dtype)
+            x = cupy.asarray(host)
+            for op, other in (("max", comm.size - 1), ("min", 0)):
+                assert_array_equal(comm.all_reduce(x, op).get(), np.array([np.nan, other], dtype))
+                on_root = comm.reduce(x, op)
+                assert on_root is None or np.isnan(on_root.get()[0])
+                rows = cupy.asarray(np.tile(host, (comm.size, 1)))
+                assert_array_equal(comm.reduce_scatter(rows, op).get(), np.array([[np.nan, other]], dtype))
+            same(comm.all_reduce(x, "max", out=x), np.array([np.nan, comm.size - 1], dtype))
+
+    ranks(check)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (2, 0, 3), (40, 3)])
+def test_shapes(ranks: Ranks, shape: tuple[int, ...]) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        host = np.ones(shape, np.float32)
+        x = cupy.asarray(host)
+        for call in (
+            lambda y: comm.all_reduce(y),
+            lambda y: comm.reduce(y),
+            lambda y: comm.broadcast(y),
+            lambda y: comm.all_gather(y),
+            lambda y: comm.gather(y, lengths="equal"),
+        ):
+            same(call(x), call(host.copy()))
+        if shape:
+            same(comm.reduce_scatter(x), comm.reduce_scatter(host))
+            same(comm.all_to_all(x), comm.all_to_all(host))
+            same(comm.scatter(x), comm.scatter(host))
+        else:
+            with pytest.raises(collectives.ArgumentError, match="0-d"):
+                comm.all_to_all(x)
+
+    ranks(check)
+
+
+def test_strided_and_fortran_input(ranks: Ranks) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        base = np.arange(24.0).reshape(4, 6) + comm.rank
+        for cut in (lambda a: a[::2, ::-3], lambda a: a.T):
+            x, host = cut(cupy.asarray(base)), cut(base)
+            y = comm.all_reduce(x)
+            assert y.flags.c_contiguous
+            same(y, comm.all_reduce(host))
+            same(comm.all_gather(x), comm.all_gather(host))
+            same(comm.all_to_all(x), comm.all_to_all(host))
+            same(comm.reduce_scatter(x), comm.reduce_scatter(host))
+            whole, mine = cupy.asarray(base), base.copy()
+            assert comm.broadcast(cut(whole), comm.size - 1) is not whole
+            comm.broadcast(cut(mine), comm.size - 1)
+            same(whole, mine)
+
+    ranks(check)
+
+
+def test_out_in_place_and_beside(ranks: Ranks) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        for dtype in (np.float32, np.float16, np.int32):
+            host = np.full((2, 3), comm.rank + 1, dtype)
+            expected = np.full((2, 3), sum(range(comm.size + 1)), dtype)
+            x, out = cupy.asarray(host), cupy.empty((2, 3), dtype)
+            strided = cupy.empty((2, 6), dtype)[:, ::2]
+            for into in (out, strided, x):
+                assert comm.all_reduce(x, out=into) is into
+                same(into, expected)
+            x = cupy.asarray(host)
+            assert comm.reduce(x, out=x) is (x if comm.rank == 0 else None)
+            same(x, expected if comm.rank == 0 else host)
+        base = cupy.asarray(np.arange(10.0))
+        comm.all_reduce(base[:8], out=base[2:])
+        same(base[2:], comm.size * np.arange(8.0))
+        with pytest.raises(collectives.ArgumentError, match=r"out should be float64 \(3,\), is float64 \(4,\)"):
+            comm.all_reduce(cupy.asarray(np.ones(3)), out=cupy.empty(4))
+        # What is found out only after an exchange leaves the order of calls intact.
+        with pytest.raises(collectives.ArgumentError, match="out should be"):
+            comm.all_gather(cupy.asarray(np.ones((1, 2))), out=cupy.empty((comm.size, 3)))
+        same(comm.all_reduce(cupy.asarray(np.ones(1))), np.full(1, float(comm.size)))
+
+    ranks(check)
+
+
+def test_movements_of_uneven_parts(ranks: Ranks) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        lengths = [(5 * rank) % 7 for rank in range(comm.size)]
+        host = values((lengths[comm.rank], 3), np.int16, comm.rank)
+        x = cupy.asarray(host)
+        for known in (None, lengths):
+            same(comm.all_gather(x, lengths=known), comm.all_gather(host, lengths=known))
+            for root in (0, comm.size - 1):
+                same(comm.gather(x, root, lengths=known), comm.gather(host, root, lengths=known))
+        table = [[(source + 2 * to) % 4 for to in range(comm.size)] for source in range(comm.size)]
+        host = values((sum(table[comm.rank]), 2), np.float64, comm.rank)
+        x = cupy.asarray(host)
+        for known in (None, table[comm.rank], table):
+            same(comm.all_to_all(x, lengths=known), comm.all_to_all(host, lengths=known))
+        host = values((13, 2), np.uint8, comm.rank)
+        root = comm.size - 1
+        for known in (None, [13] + [0] * (comm.size - 1)):
+            mine = comm.scatter(host if comm.rank == root else None, root, lengths=known)
+            out = cupy.empty(mine.shape, mine.dtype)
+            whole = cupy.asarray(host) if comm.rank == root else None
+            assert comm.scatter(whole, root, lengths=known, out=out) is out
+            same(out, mine)
+
+    ranks(check)
+
+
+def test_asynchronous_calls_complete_in_order_and_mix_with_host_arrays(ranks: Ranks) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        works = [comm.all_reduce(cupy.asarray(np.full(100, float(i))), async_op=True) for i in range(10)]
+        weight = comm.all_reduce(np.ones(1), async_op=True)
+        scaled = comm.all_reduce(cupy.asarray(np.ones(3)), scale=lambda: 1 / weight.wait()[0], async_op=True)
+        assert comm.all_reduce(np.ones(1)).tolist() == [comm.size]
+        for i, work in enumerate(works):
+            assert work.done()
+            same(work.wait(timeout=20), np.full(100, float(i * comm.size)))
+            assert work.wait() is work.wait()
+        assert_allclose(scaled.wait().get(), np.ones(3))
+
+    ranks(check)
+
+
+def test_letters_go_through_the_host(ranks: Ranks) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        for count in (3, 3000):
+            x = cupy.asarray(np.full((count, 2), comm.rank, np.float32)) * 2
+            sent = comm.send(x, right, async_op=True)
+            out, strided = cupy.empty((count, 2), np.float32), cupy.empty((count, 4), np.float32)[:, ::2]
+            assert comm.recv(left, out=out) is out
+            sent.wait()
+            same(out, np.full((count, 2), 2 * left, np.float32))
+            sent = comm.send(x, right, async_op=True)
+            coming = comm.recv(left, out=strided, async_op=True)
+            assert coming.wait() is strided
+            sent.wait()
+            same(strided, np.full((count, 2), 2 * left, np.float32))
+
+    ranks(check)
+
+
+def test_duplicates_and_splits_have_carriers_of_their_own(ranks: Ranks) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.full(5, comm.rank + 1.0))
+        twin = comm.duplicate()
+        pair = (comm, twin) if comm.rank % 2 == 0 else (twin, comm)
+        for work in [each.all_reduce(x, async_op=True) for each in pair] if comm.size == 1 else []:
+            same(work.wait(), np.full(5, 1.0))
+        same(twin.all_reduce(x), np.full(5, float(sum(range(comm.size + 1)))))
+        alone = comm.split(comm.rank)
+        same(alone.all_reduce(x), x.get())
+        alone.close()
+        twin.close()
+        with pytest.raises(collectives.CommunicatorClosed):
+            twin.all_reduce(x)
+
+    ranks(check)
+
+
+def test_what_lies_elsewhere_is_named_on_every_rank(ranks: Ranks) -> None:
+    def check(comm: Any, cupy: Any) -> None:
+        x = np.ones(3)
+        if comm.size > 1:
+            with pytest.raises(collectives.MismatchError, match="sum on GPU"):
+                comm.all_reduce(cupy.asarray(x) if comm.rank == 0 else x)
+            with pytest.raises(collectives.MismatchError, match=r"float64 \(3,\)"):
+                comm.all_reduce(cupy.asarray(np.ones(3 if comm.rank else 4)))
+        same(comm.all_reduce(cupy.asarray(x)), x * comm.size)
+
+    ranks(check)

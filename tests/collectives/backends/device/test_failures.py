@@ -1,0 +1,222 @@
+"""What goes wrong on a GPU breaks the communicator, and every call says so, the host's too."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives.backends.device import cuda
+from collectives.flight.reader import FlightReader
+from collectives.flight.report import read
+from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl
+
+
+def broken(comm: Any, within: float = 5.0) -> None:
+    deadline = time.monotonic() + within
+    while not comm.queue.broken:
+        assert time.monotonic() < deadline, "nobody noticed"
+        time.sleep(1e-3)
+
+
+def end_of(made: Rig, rank: int) -> FakeNccl:
+    """A rank's end, which the ranks make in any order."""
+    return next(end for end in made.ends if end.rank == rank)
+
+
+def state_of(work: Any) -> str:
+    """What the flight record says of a call."""
+    calls = read(FlightReader(work._call.recorder.peek)).calls
+    return next(call.state for call in calls if call.order == work._call.record)
+
+
+def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4))
+        comm.all_reduce(x)
+        work = comm.all_reduce(x, async_op=True)
+        while not work.done():
+            time.sleep(1e-4)
+        comm.barrier()
+        for end in made.ends:
+            end.trouble = collectives.NcclError("the network is down")
+        broken(comm)
+        for call in (work.wait, lambda: comm.all_reduce(x), lambda: comm.all_reduce(np.ones(4))):
+            with pytest.raises(collectives.NcclError, match="the network is down"):
+                call()
+        assert comm._device_communicator.watchdog._heard.is_set()
+
+    made.run(rank)
+    assert all(end.aborted for end in made.ends)
+
+
+@pytest.mark.parametrize("device_first", [True, False])
+def test_hearing_of_it_in_any_call_keeps_the_process_alive(rig: Callable[..., Rig], device_first: bool) -> None:
+    made = rig(1, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.registry.wanted = "nccl"
+        x = cupy.asarray(np.ones(4))
+        comm.all_reduce(x)
+        made.ends[0].trouble = collectives.NcclError("gone")
+        broken(comm)
+        assert not comm._device_communicator.watchdog._heard.is_set()
+        with pytest.raises(collectives.NcclError, match="gone"):
+            comm.all_reduce(x if device_first else np.ones(4))
+        assert comm._device_communicator.watchdog._heard.is_set()
+
+    made.run(rank)
+
+
+def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rig(2, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4))
+        first = comm.all_reduce(x, async_op=True)
+        first.wait().get()
+        carrier = comm._device_communicator._device_transport
+        comm.barrier()
+        end_of(made, comm.rank).timeout = 0.05
+        if comm.rank == 0:
+            # The headers met, and then rank 1 never launches its part.
+            monkeypatch.setattr(type(carrier), "_submit", lambda self, job: launch(self, job))
+        comm.barrier()
+        work = comm.all_reduce(x, async_op=True)
+        while not work.done():
+            time.sleep(1e-4)
+        assert state_of(first) == state_of(work) == "done"  # on their streams
+        broken(comm)
+        assert (state_of(first), state_of(work)) == ("done", "failed")
+        with pytest.raises(collectives.CollectiveTimeout, match=r"all_reduce #\d+ .* was not complete on the device"):
+            work.wait()
+
+    def launch(carrier: Any, job: Callable[[], None]) -> Any:
+        if carrier._nccl.rank == 1:
+            yield lambda: True
+            return
+        issued = carrier.issuer.submit(job)
+        yield issued.done
+        issued.result()
+
+    made.run(rank)
+
+
+def test_an_error_of_the_launch_itself_breaks_the_call(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4))
+        comm.all_reduce(x)
+        end_of(made, comm.rank).aborted = True
+        work = comm.all_reduce(x, async_op=True)
+        for call in (work.wait, lambda: comm.barrier()):
+            with pytest.raises(collectives.NcclError, match="aborted"):
+                call()
+
+    made.run(rank)
+
+
+@pytest.mark.parametrize(("size", "nccl"), [(2, None), (1, FakeLibrary())], ids=["staged", "nccl"])
+def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., Rig], size: int, nccl: Any) -> None:
+    made = rig(size, nccl)
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.registry.wanted = None if nccl is None else "nccl"
+        x = cupy.asarray(np.ones(4))
+        comm.all_reduce(x)
+        comm.barrier()
+        cupy.cuda.runtime.eventQuery = lambda pointer: 700
+
+        def calls() -> None:
+            comm.all_reduce(x)  # over NCCL it is only put on its stream
+            broken(comm)
+            comm.all_reduce(x)
+
+        with pytest.raises(collectives.CollectivesError, match="CUDA error 700"):
+            calls()
+
+    made.run(rank)
+
+
+def test_an_array_of_another_gpu_is_refused(rig: Callable[..., Rig]) -> None:
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.all_reduce(cupy.asarray(np.ones(4)))
+        other = (comm.rank + 1) % comm.size
+        with cupy.cuda.Device(other):
+            there = cupy.asarray(np.ones(4))
+        with pytest.raises(
+            collectives.DtypeError, match=f"x is on GPU {other}, and this communicator's .* {comm.rank}"
+        ):
+            comm.all_reduce(there)
+
+    rig(2).run(rank)
+
+
+def test_a_process_without_cupy_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Foreign:
+        __cuda_array_interface__ = None
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    monkeypatch.setattr(cuda, "why_absent", lambda: "CuPy is not installed")
+
+    def rank(comm: Any) -> None:
+        with pytest.raises(collectives.BackendError, match="Foreign x is on a GPU, but CuPy is not installed"):
+            comm.all_reduce(Foreign())
+
+    collectives.run_threads(rank, 2)
+
+
+def test_nothing_is_loaded_where_no_gpu_array_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(comm: Any) -> None:
+        comm.all_reduce(np.ones(3))
+        assert comm._device_communicator is None
+
+    collectives.run_threads(rank, 2)
+
+
+def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+    heard = threading.Event()
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.all_reduce(cupy.asarray(np.ones(4)))
+        comm.barrier()
+        if comm.rank == 1:
+            time.sleep(0.2)  # rank 0 is in its call by then
+            for end in made.ends:
+                end.trouble = collectives.NcclError("the network is down")
+            broken(comm)
+        begun = time.monotonic()
+        with pytest.raises(collectives.NcclError, match="the network is down"):
+            comm.all_reduce(np.ones(4)) if comm.rank == 0 else comm.barrier()
+        assert time.monotonic() - begun < 5
+        assert comm._device_communicator.watchdog._heard.is_set()
+        # Rank 0's own watchdog may be the later one, and a rank that leaves ends the other's wait, too.
+        heard.set() if comm.rank == 0 else heard.wait(5)
+
+    made.run(rank)
+
+
+def test_a_failure_on_the_device_ends_the_wait_for_a_letter(rig: Callable[..., Rig]) -> None:
+    made = rig(1, FakeLibrary())
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.registry.wanted = "nccl"
+        comm.all_reduce(cupy.asarray(np.ones(4)))
+        work = comm.recv(0, async_op=True)
+        made.ends[0].trouble = collectives.NcclError("gone")
+        with pytest.raises(collectives.NcclError, match="gone"):
+            work.wait(10)
+
+    made.run(rank)

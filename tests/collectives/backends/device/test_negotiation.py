@@ -1,0 +1,177 @@
+"""NCCL or host memory: the decision as a table, and what every rank hears of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives.backends.device import negotiation
+from collectives.backends.device.device_transport import Remainder
+from collectives.backends.device.host_staged import part_spans, spans
+from collectives.backends.device.nccl_transport import NativeReduction, plan_native
+from collectives.backends.device.negotiation import Capability, decide
+from collectives.reduction import ReduceOp
+from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.fake_nccl import FakeLibrary
+
+SUM, MEAN, MAX = ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX
+
+
+def caps(*fields: dict[str, Any]) -> list[Capability]:
+    return [Capability(**{"gpu": f"gpu {i}", "nccl": (2, 28, 3), **each}) for i, each in enumerate(fields)]
+
+
+@pytest.mark.parametrize(
+    ("cast", "backend", "reason"),
+    [
+        (caps({}, {}), "nccl", "NCCL 2.28.3 on every rank"),
+        (caps({}, {"reason": "no driver"}), "mpi", "rank 1: no driver"),
+        (caps({"reason": "a"}, {"reason": "b"}), "mpi", "rank 0: a; rank 1: b"),
+        (
+            caps({}, {"nccl": (2, 19, 0)}),
+            "mpi",
+            "the ranks have different NCCLs (rank 0: 2.28.3, rank 1: 2.19.0)",
+        ),
+        (
+            caps({}, {"config": "max_ctas=8"}),
+            "mpi",
+            "different NcclConfigs: rank 0 has (), rank 1 (max_ctas=8)",
+        ),
+        (caps({"gpu": "A"}, {"gpu": "A"}), "mpi", "ranks 0 and 1 share GPU A"),
+        (caps({"gpu": "A"}, {"gpu": "A", "node": 1}), "nccl", "NCCL"),
+        (caps(*[{"gpu": "A", "shares": True}] * 2), "mpi", "share GPU"),
+        (caps(*[{"gpu": "A", "shares": True, "nccl": (2, 30, 4)}] * 2), "nccl", "2.30.4"),
+        (caps(*[{"gpu": "A", "nccl": (2, 30, 4)}] * 2), "mpi", "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it"),
+    ],
+)
+def test_the_decision(cast: list[Capability], backend: str, reason: str) -> None:
+    choice = decide(cast)
+    assert choice.backend == backend
+    assert reason in choice.reason
+
+
+def test_a_ballot_travels_whatever_its_length() -> None:
+    mine = Capability(reason="é" * 2000, node=3, gpu="x", nccl=(2, 30, 4), shares=True)
+    came = Capability.decode(mine.encode())
+    assert came.reason
+    assert mine.reason.startswith(came.reason)
+    assert (came.node, came.gpu, came.nccl, came.shares) == (3, "x", (2, 30, 4), True)
+
+
+def reduce_once(comm: Any, cupy: Any) -> str:
+    x = cupy.asarray(np.full(3, comm.rank + 1.0))
+    assert comm.all_reduce(x).get().tolist() == [sum(range(comm.size + 1))] * 3
+    return comm._device_communicator._device_transport.name
+
+
+def test_nccl_serves_if_all_ranks_have_it_and_it_is_logged_once(
+    rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    def twice(comm: Any, cupy: Any) -> str:
+        reduce_once(comm, cupy)
+        return reduce_once(comm.duplicate(), cupy)
+
+    with caplog.at_level(logging.INFO, "collectives"):
+        assert rig(3, FakeLibrary()).run(twice) == ["NCCL"] * 3
+    assert [record.message for record in caplog.records] == ["arrays on GPUs go over NCCL: NCCL 2.32.3 on every rank"]
+
+
+def test_without_nccl_on_one_rank_all_go_over_host_memory(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = rig(2, FakeLibrary())
+    cast = negotiation.capability
+
+    def one_lacks_it(device: Any, node: int, why_not: str, config: str) -> Any:
+        nccl, mine = cast(device, node, why_not, config)
+        return (nccl, mine) if device.index == 0 else (None, Capability(reason="libnccl is missing", gpu=mine.gpu))
+
+    monkeypatch.setattr(negotiation, "capability", one_lacks_it)
+    with caplog.at_level(logging.INFO, "collectives"):
+        assert made.run(reduce_once) == ["host memory"] * 2
+    expected = "arrays on GPUs go over host memory: rank 1: libnccl is missing"
+    assert [record.message for record in caplog.records] == [expected]
+
+
+def test_ranks_that_cannot_meet_in_nccl_fall_back_together(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig(2, FakeLibrary())
+    connect = negotiation.NcclCommunicator.connect
+
+    def refused(nccl: Any, unique_id: bytes, rank: int, *rest: Any, **more: Any) -> Any:
+        if rank == 1:
+            raise collectives.NcclError("no route to host")
+        return connect(nccl, unique_id, rank, *rest, **more)
+
+    monkeypatch.setattr(negotiation.NcclCommunicator, "connect", refused)
+    assert made.run(reduce_once) == ["host memory"] * 2
+    assert [end.closed for end in made.ends] == [True]
+
+
+def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: Callable[..., Rig]) -> None:
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.registry.wanted = "nccl"
+        words = f'rank {comm.rank}: backend "nccl" was asked for, but cannot be used: .*rank 0: there is no NCCL here'
+        with pytest.raises(collectives.BackendError, match=words):
+            comm.connect_nccl()
+
+    rig(2, None).run(rank)
+
+
+def test_nccl_by_name_meets_at_once_and_a_world_of_one_uses_it_too(rig: Callable[..., Rig]) -> None:
+    def rank(comm: Any, cupy: Any) -> str:
+        comm.registry.wanted = "nccl"
+        comm.connect_nccl()
+        assert comm._device_communicator._device_transport is not None
+        assert comm.duplicate().backend == "nccl"
+        return reduce_once(comm, cupy)
+
+    for size in (1, 2):
+        assert rig(size, FakeLibrary()).run(rank) == ["NCCL"] * size
+
+
+def test_a_world_of_one_copies(rig: Callable[..., Rig]) -> None:
+    assert rig(1, FakeLibrary()).run(reduce_once) == ["single"]
+
+
+def test_init_by_name_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectives.backends.device.cuda.why_absent", lambda: "CuPy is not installed")
+    monkeypatch.setattr(collectives.init.__globals__["__name__"] + "._world", None)
+    with pytest.raises(collectives.BackendError, match="rank 0: CuPy is not installed"):
+        collectives.init("nccl")
+
+
+@pytest.mark.parametrize(
+    ("op", "factor", "has", "expected"),
+    [
+        (SUM, None, True, NativeReduction(SUM, None, Remainder(SUM, None))),
+        (SUM, 0.5, True, NativeReduction(SUM, 0.5, Remainder(SUM, None))),
+        (SUM, 1.0, True, NativeReduction(SUM, None, Remainder(SUM, 1.0))),
+        (SUM, 0.5, False, NativeReduction(SUM, None, Remainder(SUM, 0.5))),
+        (MEAN, None, True, NativeReduction(MEAN, None, Remainder(SUM, None))),
+        (MEAN, 0.5, True, NativeReduction(SUM, 0.125, Remainder(SUM, None))),
+        (MEAN, None, False, NativeReduction(SUM, None, Remainder(MEAN, None))),
+        (MAX, 0.5, True, NativeReduction(MAX, None, Remainder(MAX, 0.5))),
+    ],
+)
+def test_what_nccl_does_by_itself(op: ReduceOp, factor: Any, has: bool, expected: NativeReduction) -> None:
+    assert plan_native(op, factor, 4, real=True, has_mean=has, has_pre=has) == expected
+
+
+def test_a_mean_of_integers_is_divided_by_our_own_rule() -> None:
+    assert plan_native(MEAN, None, 4, real=False, has_mean=True, has_pre=True) == NativeReduction(
+        SUM, None, Remainder(MEAN, None)
+    )
+
+
+def test_how_arrays_are_cut() -> None:
+    assert spans(10, 4) == [(0, 4), (4, 8), (8, 10)]
+    assert spans(0, 4) == []
+    assert part_spans([5, 2, 0], 3) == [[(0, 3), (0, 2), (0, 0)], [(3, 5), (2, 2), (0, 0)]]
+    assert part_spans([0, 0], 3) == []

@@ -1,0 +1,195 @@
+"""Random programs on GPUs whose streams run in random order: right numbers without a host wait, for every seed.
+
+And the other way round: without any one of the edges, or without what keeps the buffers, some seed gives wrong numbers.
+A simulation that cannot find a planted bug would prove nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives.backends.device import cuda, host_staged, stream_handoff
+from collectives.backends.nccl import watchdog
+from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.fake_nccl import FakeLibrary
+from tests.collectives.backends.device.machine import Machine
+
+LENGTH = 300  # of an array; several chunks of the relay
+OPS = (
+    "all_reduce",
+    "float16",
+    "reduce",
+    "reduce_scatter",
+    "broadcast",
+    "gather",
+    "all_gather",
+    "scatter",
+    "all_to_all",
+)
+
+
+def program(comm: Any, cupy: Any, seed: int) -> None:
+    """Collectives on fresh arrays, some asynchronous, each result checked after more kernels."""
+    dice = random.Random(seed)
+    size, rank = comm.size, comm.rank
+    under_way: list[tuple[Any, Any]] = []
+    bystanders = []  # arrays that no collective has anything to do with
+
+    def finish() -> None:
+        work, expected = under_way.pop(0)
+        result = work.wait()
+        if expected is None:
+            assert result is None
+            return
+        doubled = result * 2
+        del result, work
+        np.testing.assert_array_equal(doubled.get(), 2 * expected)
+
+    for step in range(6):
+        name = dice.choice(OPS)
+        root = dice.randrange(size)
+        base = np.arange(LENGTH, dtype=np.float16 if name == "float16" else np.float32) % 50
+        everyones = [(base + r) * 2 for r in range(size)]
+        mine = cupy.asarray(base) + base.dtype.type(rank)
+        x = mine * 2  # the kernel that the collective must not overtake
+        del mine
+        known = dice.choice((None, "equal"))
+        uneven = [LENGTH - 3 * r for r in range(size)]
+        on_root = rank == root
+        if name in ("all_reduce", "float16"):
+            into = dice.choice((None, x))
+            work = comm.all_reduce(x, out=into, async_op=True)
+            expected: Any = sum(everyones)
+        elif name == "reduce":
+            work = comm.reduce(x, "max", root, async_op=True)
+            expected = everyones[-1] if on_root else None
+        elif name == "reduce_scatter":
+            work = comm.reduce_scatter(x, async_op=True)
+            expected = np.array_split(sum(everyones), size)[rank]
+        elif name == "broadcast":
+            work = comm.broadcast(x, root, async_op=True)
+            expected = everyones[root]
+        elif name == "gather":
+            work = comm.gather(x, root, lengths=known, async_op=True)
+            expected = np.concatenate(everyones) if on_root else None
+        elif name == "all_gather":
+            work = comm.all_gather(x[: uneven[rank]], lengths=dice.choice((None, uneven)), async_op=True)
+            expected = np.concatenate([part[:n] for part, n in zip(everyones, uneven, strict=True)])
+        elif name == "scatter":
+            work = comm.scatter(x, root, out=cupy.empty(len(np.array_split(base, size)[rank]), x.dtype), async_op=True)
+            expected = np.array_split(everyones[root], size)[rank]
+        else:
+            work = comm.all_to_all(x, async_op=True)
+            expected = np.concatenate([np.array_split(part, size)[rank] for part in everyones])
+        if dice.random() < 0.5:
+            comm.all_reduce(x, async_op=True)  # nobody waits for it
+            comm.barrier()  # it is on its stream, or done, and its result is nobody's
+            bystanders.extend(cupy.asarray(np.arange(LENGTH, dtype=np.float32)) * 1 for _ in range(3))
+        del x  # whoever still needs it must hold it
+        under_way.append((work, expected))
+        del work, expected
+        scrap = cupy.empty(LENGTH, np.float32)  # the caller goes on, in memory that just became free
+        scrap[:] = -1
+        del scrap
+        if dice.random() < 0.5 or step == 5:
+            while under_way:
+                finish()
+    for each in bystanders:
+        np.testing.assert_array_equal(each.get(), np.arange(LENGTH))
+
+
+def simulate(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, nccl: Any, seed: int) -> None:
+    monkeypatch.setattr(host_staged, "CHUNK", 128)
+    monkeypatch.setattr(host_staged, "_LEAST", 64)
+    rig(2 + seed % 2, nccl, seed).run(lambda comm, cupy: program(comm, cupy, seed))
+
+
+CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+
+
+@pytest.mark.timeout(600)  # the full count takes minutes
+@CARRIERS
+def test_every_order_that_cuda_allows_gives_the_right_numbers(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, nccl: Any, count: Callable[[int, int], int]
+) -> None:
+    for seed in range(count(3, 1000)):
+        try:
+            simulate(rig, monkeypatch, nccl, seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}") if hasattr(error, "add_note") else None
+            raise
+
+
+def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
+    """Takes one edge out of the code under test."""
+    if edge in ("record_ready", "result"):  # compute before communication; for memory allocated later
+        whole = cuda.Cuda.mark
+
+        def mark(self: Any, stream: Any) -> Any:
+            caller = sys._getframe(1).f_code.co_name
+            return self.xp.cuda.Event(disable_timing=True) if caller == edge else whole(self, stream)
+
+        monkeypatch.setattr(cuda.Cuda, "mark", mark)
+    elif edge == "wait":  # communication before compute
+        monkeypatch.setattr(stream_handoff.StreamHandoff, "wait", lambda self: None)
+    elif edge == "watch":  # what keeps the buffers
+        monkeypatch.setattr(watchdog.Watchdog, "watch", lambda self, event, buffers, *_: None)
+    elif edge in ("down", "up"):  # the host sees a copy done before it goes on with the slot
+        monkeypatch.setattr(
+            host_staged.StagingBuffer, edge, property(lambda self: None, lambda self, event: None), raising=False
+        )
+        monkeypatch.setattr(cuda.Cuda, "passed", lambda self, event: event is None or passed(self, event))
+    else:  # "stream", "_down", "_up": a stream of the relay waits for what stands before it
+        begin = host_staged.HostStagedTransport.__init__
+
+        def init(self: Any, *arguments: Any) -> None:
+            begin(self, *arguments)
+            stream = getattr(self, edge)
+            wait = stream.wait_event
+            stream.wait_event = lambda event: sys._getframe(1).f_code.co_name == "_pipeline" or wait(event)
+
+        monkeypatch.setattr(host_staged.HostStagedTransport, "__init__", init)
+
+
+passed = cuda.Cuda.passed
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("edge", "nccl"),
+    [(edge, FakeLibrary()) for edge in ("record_ready", "wait", "result", "watch")]
+    + [(edge, None) for edge in ("record_ready", "wait", "result", "watch", "down", "up", "stream", "_down", "_up")],
+    ids=lambda value: value if isinstance(value, str) else "nccl" if value else "staged",
+)
+def test_a_missing_edge_is_found(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, edge: str, nccl: Any
+) -> None:
+    without(monkeypatch, edge)
+    for seed in range(200):
+        try:
+            simulate(rig, monkeypatch, nccl, seed)
+        except AssertionError:
+            print(f"seed {seed}")
+            return
+    pytest.fail(f"200 programs never missed {edge!r}")
+
+
+def test_what_is_asked_of_the_machine_within_a_piece_of_work_waits_for_its_end() -> None:
+    """Work drops arrays, and with them whatever the garbage collector finds: both may put work on a stream."""
+    machine, done = Machine(eager=True), []
+    stream = machine.queue("stream")
+
+    def drop() -> None:
+        machine.put(stream, "free", lambda: done.append("free"))
+        machine.settle()
+        done.append("drop")
+
+    machine.put(stream, "drop", drop)
+    assert done == ["drop", "free"]
+    assert machine.queues[stream].finished == machine.queues[stream].added == 2

@@ -1,0 +1,241 @@
+"""What a collective puts on which stream, word for word: every edge where it must be, and no host wait."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives.backends.device import host_staged
+from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl
+
+USER, COMM, DOWN, UP = "user 0.", "comm 0.", "comm 0.1", "comm 0.2"
+
+
+def log_of(made: Rig, fn: Callable[[Any, Any], Any], first: Callable[[Any, Any], Any] | None = None) -> list[Any]:
+    """What rank 0 put on its streams in `fn`, after a first call that chose the carrier."""
+    begin = 0
+
+    def rank(comm: Any, cupy: Any) -> None:
+        nonlocal begin
+        x = cupy.asarray(np.ones(4, np.float32))
+        comm.all_reduce(x)
+        comm.barrier()
+        if comm.rank == 0:
+            begin = len(made.machine.log)
+        comm.barrier()
+        fn(comm, cupy)
+        comm.barrier()
+
+    made.run(rank)
+    return [entry for entry in made.machine.log[begin:] if entry[0] in (USER, COMM, DOWN, UP)]
+
+
+def test_nccl_is_ordered_by_one_event_before_and_one_after(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+    assert log_of(made, lambda comm, cupy: comm.all_reduce(cupy.empty(4, np.float32))) == [
+        (USER, "record"),
+        (COMM, "wait"),
+        (COMM, "nccl all_reduce"),
+        (COMM, "record"),
+        (USER, "wait"),
+    ]
+
+
+def test_the_caller_goes_on_until_it_waits(rig: Callable[..., Rig]) -> None:
+    def calls(comm: Any, cupy: Any) -> None:
+        x = cupy.empty(4, np.float32)
+        work = comm.all_reduce(x, async_op=True)
+        while not work.done():
+            time.sleep(1e-4)
+        cupy.multiply(x, 2)
+        other = cupy.cuda.Stream(non_blocking=True, name=f"user {comm.rank}.")
+        work.wait()
+        with other:
+            work.wait()
+
+    made = rig(2, FakeLibrary())
+    assert log_of(made, calls) == [
+        (USER, "record"),
+        (COMM, "wait"),
+        (COMM, "nccl all_reduce"),
+        (COMM, "record"),
+        (USER, "multiply"),  # not ordered after the collective
+        (USER, "wait"),
+    ]
+    assert ("user 0.1", "wait") in made.machine.log  # on whatever stream it is waited for
+
+
+def test_what_is_cast_is_cast_on_the_communication_stream(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+    assert log_of(made, lambda comm, cupy: comm.all_reduce(cupy.empty(4, np.float16), "mean")) == [
+        (USER, "record"),
+        (COMM, "wait"),
+        (COMM, "copyto"),
+        (COMM, "nccl all_reduce"),
+        (COMM, "copyto"),
+        (COMM, "record"),
+        (USER, "wait"),
+    ]
+
+
+def test_a_result_of_unknown_shape_is_allocated_in_the_callers_order(rig: Callable[..., Rig]) -> None:
+    made = rig(2, FakeLibrary())
+    assert log_of(made, lambda comm, cupy: comm.all_gather(cupy.empty((1 + comm.rank, 2), np.float32))) == [
+        (USER, "record"),
+        (COMM, "wait"),
+        (USER, "record"),  # behind the allocation
+        (COMM, "wait"),
+        (COMM, "nccl broadcast"),
+        (COMM, "record"),
+        (USER, "wait"),
+    ]
+
+
+def test_the_relay_overlaps_its_copies_with_the_transfer(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_staged, "CHUNK", 16)
+    log = log_of(rig(2), lambda comm, cupy: comm.all_reduce(cupy.empty(12, np.float32)))
+    assert log == [
+        (USER, "record"),
+        (COMM, "wait"),
+        (COMM, "record"),
+        (DOWN, "wait"),
+        (UP, "wait"),
+        (DOWN, "copy down"),
+        (DOWN, "record"),
+        (DOWN, "copy down"),  # chunk 1, before chunk 0 is transferred
+        (DOWN, "record"),
+        (UP, "copy up"),
+        (UP, "record"),
+        (DOWN, "copy down"),
+        (DOWN, "record"),
+        (UP, "copy up"),
+        (UP, "record"),
+        (UP, "copy up"),
+        (UP, "record"),
+        (UP, "record"),
+        (COMM, "wait"),
+        (COMM, "record"),
+        (USER, "wait"),
+    ]
+
+
+@pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+def test_buffers_live_until_the_event_has_passed_and_no_longer(rig: Callable[..., Rig], nccl: Any) -> None:
+    made = rig(1, nccl)
+    made.machine._step = lambda: False  # type: ignore[method-assign]  # the device does nothing for now
+
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.empty(4, np.float32)
+        work = comm.all_reduce(x, async_op=True)
+        memory = x._memory.raw
+        while not work.done():
+            time.sleep(1e-4)
+        del x, work
+        gc.collect()
+        free = made.machine.queues[cupy.cuda.get_current_stream().ptr].arena[512]
+        time.sleep(0.02)
+        assert not any(memory is each for each in free)
+        del made.machine._step
+        deadline = time.monotonic() + 10
+        while not any(memory is each for each in free):
+            assert time.monotonic() < deadline, "its memory never came back"
+            made.machine.settle()
+            time.sleep(1e-3)
+
+    made.run(rank)
+
+
+def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[..., Rig]) -> None:
+    made = rig(1, FakeLibrary())
+    asked: list[Any] = []
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.registry.wanted = "nccl"  # a world of one copies otherwise
+        x = cupy.asarray(np.ones(4, np.float32))
+        comm.all_reduce(x)
+        made.machine.settle()
+        stream = cupy.cuda.get_current_stream()
+        made.cupy.capturing.add(stream.ptr)
+        query = cupy.cuda.runtime.eventQuery
+        cupy.cuda.runtime.eventQuery = lambda pointer: asked.append(pointer) or query(pointer)
+        time.sleep(0.05)
+        asked.clear()
+        y = comm.all_reduce(x)
+        time.sleep(0.05)
+        assert asked == []
+        assert comm._device_communicator.watchdog.in_flight() == []
+        assert any(y is each for kept in comm._device_communicator.watchdog._leaked for each in kept)
+
+    made.run(rank)
+
+
+def test_what_needs_the_host_cannot_be_captured(rig: Callable[..., Rig]) -> None:
+    def rank(comm: Any, cupy: Any) -> None:
+        cupy.capturing.add(cupy.cuda.get_current_stream().ptr)
+        with pytest.raises(collectives.ArgumentError, match="cannot be captured into a graph"):
+            comm.all_reduce(cupy.empty(4, np.float32))
+
+    rig(2).run(rank)
+
+
+def test_one_thread_issues_everything(rig: Callable[..., Rig]) -> None:
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4, np.float32))
+        for each in (comm, comm.duplicate()):
+            each.all_reduce(x)
+            each.all_gather(x, async_op=True).wait()
+            each.all_to_all(x)
+
+    made = rig(2, FakeLibrary())
+    made.run(rank)
+    for end in made.ends:
+        assert end.threads == {f"nccl-issuer-{end.rank}"}
+
+
+def test_duplicates_and_splits_are_split_from_the_nccl_communicator_that_is_there(rig: Callable[..., Rig]) -> None:
+    def rank(comm: Any, cupy: Any) -> None:
+        early = comm.duplicate()
+        x = cupy.asarray(np.full(2, comm.rank + 1.0))
+        comm.all_reduce(x)
+        twin, part = comm.duplicate(), comm.split(comm.rank % 2 if comm.rank < 3 else None, -comm.rank)
+        assert early._device_communicator is None
+        assert twin.all_reduce(x).get().tolist() == [10, 10]
+        if part is not None:
+            assert part.all_gather(x).get().tolist() == ([3, 3, 1, 1] if comm.rank % 2 == 0 else [2, 2])
+            assert part._device_communicator._device_transport.name == ("NCCL" if comm.rank % 2 == 0 else "single")
+            part.close()
+        twin.close()
+
+    for lacks, ids in (((), 1), (("ncclCommSplit",), 3)):
+        made = rig(4, FakeLibrary((2, 32, 3), lacks=lacks))
+        made.run(rank)
+        assert made.hub.ids == ids
+        assert made.hub.calls.count((3, "split")) == (0 if lacks else 2)
+
+
+def test_nothing_is_under_way_on_what_is_split(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[int] = []
+    whole = FakeNccl.split
+
+    def split(self: FakeNccl, color: int | None, key: int) -> Any:
+        under_way.extend(len(each.pieces) for each in made.machine.queues.values() if each.name == f"comm {self.rank}.")
+        return whole(self, color, key)
+
+    def rank(comm: Any, cupy: Any) -> None:
+        comm.all_reduce(cupy.asarray(np.ones(4)))
+        comm.all_reduce(cupy.asarray(np.ones(4)), async_op=True)
+        comm.duplicate()
+
+    monkeypatch.setattr(FakeNccl, "split", split)
+    made = rig(2, FakeLibrary())
+    made.run(rank)
+    assert under_way == [0, 0]

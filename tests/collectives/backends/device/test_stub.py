@@ -1,0 +1,71 @@
+"""Device arrays over a libnccl that is loaded and called as the real one is, by ranks that are processes of an MPI."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.collectives.backends.nccl.stub.build import build
+
+SCRIPT = Path(__file__).with_name("on_stub.py")
+
+
+@pytest.fixture
+def on_stub(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the script on `size` ranks of the stub of NCCL 2.`minor`; 0: without an engine."""
+
+    def run(size: int, case: str, minor: int = 32) -> subprocess.CompletedProcess[str]:
+        start = [*mpiexec, "-n", str(size)] if size else []
+        command = [*start, sys.executable, str(SCRIPT), str(build(tmp_path, minor)), case]
+        return run_job(command, timeout=60, env={"NCCL_STUB_DIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"})
+
+    return run
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("size", "case", "minor"), [(2, "nccl", 32), (2, "auto", 32), (3, "nccl", 12), (2, "nccl", 8)])
+def test_the_contract_holds_over_a_loaded_library(
+    on_stub: Callable[..., subprocess.CompletedProcess[str]], size: int, case: str, minor: int
+) -> None:
+    done = on_stub(size, case, minor)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("contract kept") == size
+    # The contract makes a duplicate and a split into two. Every other one meets by an id of its own.
+    splits, ids = (2, int(case == "auto")) if minor >= 18 else (0, 3)
+    assert done.stdout.count(f"{splits} splits") == size
+    assert sum(map(int, re.findall(r"(\d+) ids", done.stdout))) == ids
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("minor", [19, 32])
+def test_buckets_in_memory_of_nccls_own(on_stub: Callable[..., subprocess.CompletedProcess[str]], minor: int) -> None:
+    done = on_stub(2, "windows", minor)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("moved without copies") == 2
+
+
+@pytest.mark.mpi
+def test_a_timeout_aborts_the_communicator_and_the_launcher_starts_again(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "launcher", "-n", "2", "--max-restarts", "1", str(SCRIPT), str(build(tmp_path))]
+    done = run_job([*command, "late"], timeout=90, env={"NCCL_STUB_DIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("attempt 1, 2") == 2, done.stdout
+    assert "attempt 0" not in done.stdout
+    assert "all_reduce" in done.stderr, "what was waited for is named"
+
+
+def test_a_world_of_one_uses_the_library_where_it_is_asked_for(
+    on_stub: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = on_stub(0, "nccl")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "contract kept" in done.stdout

@@ -1,0 +1,566 @@
+"""What the ranks of the stub's tests do. `python bodies.py LIBRARY SIZE NAME...` runs these functions on each."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from collectives.backends.nccl.config import NcclConfig
+from collectives.backends.nccl.issuer import Issuer
+from collectives.backends.nccl.nccl_communicator import NcclCommunicator, allocate, free, unique_id
+from collectives.backends.nccl.table import DTYPES, Nccl
+from collectives.backends.nccl.watchdog import Watchdog
+from collectives.errors import (
+    BackendError,
+    CollectivesError,
+    CollectiveTimeout,
+    CommunicatorClosed,
+    DtypeError,
+    NcclError,
+)
+from collectives.reduction import ReduceOp
+from tests.collectives.backends.nccl.stub.build import Stub
+
+Array = np.ndarray[Any, Any]
+STREAM = 7  # any number
+SOON = 20.0  # s; within the limits tried here, and far from the job's own on a machine that has much to do
+
+
+class Rank:
+    """One rank: its library, its communicator, and arrays in place of pointers."""
+
+    def __init__(self, nccl: Nccl, stub: Stub, id: bytes, rank: int, size: int) -> None:
+        self.nccl, self.stub, self.id, self.rank, self.size = nccl, stub, id, rank, size
+
+    def connect(self, timeout: float = 20.0) -> NcclCommunicator:
+        return NcclCommunicator.connect(self.nccl, self.id, self.rank, self.size, timeout=timeout)
+
+    def wait(self) -> None:
+        self.stub.record(STREAM).wait()
+
+    def close(self, comm: NcclCommunicator) -> None:
+        assert comm.close()
+        assert comm.close(), "closing may be repeated"
+        assert self.stub.live() == 0, "a communicator was left"
+
+
+def at(array: Array) -> int:
+    return array.ctypes.data
+
+
+def values(rank: int, count: int, dtype: Any) -> Array:
+    """Small numbers that are exact in every dtype."""
+    return ((np.arange(count) + rank) % 5 + 1).astype(dtype)
+
+
+def reductions(r: Rank) -> None:
+    comm = r.connect()
+    combine: dict[ReduceOp, Callable[[Array], Array]] = {
+        ReduceOp.SUM: lambda all: all.sum(0),
+        ReduceOp.PROD: lambda all: all.prod(0),
+        ReduceOp.MAX: lambda all: all.max(0),
+        ReduceOp.MIN: lambda all: all.min(0),
+        ReduceOp.MEAN: lambda all: all.sum(0) / r.size,
+    }
+    for dtype in DTYPES:
+        for op, expected in combine.items():
+            if not (r.nccl.has_op(op) and has_dtype(r, dtype)):
+                continue
+            for count in (0, 1, 7):
+                x, out = values(r.rank, count, dtype), np.zeros(count, dtype)
+                total = expected(np.stack([values(each, count, np.float64) for each in range(r.size)])).astype(dtype)
+                comm.all_reduce(at(x), at(out), count, dtype, op, STREAM)
+                r.wait()
+                np.testing.assert_array_equal(out, total, err_msg=f"all_reduce {op} {dtype}")
+                root, out = r.size - 1, np.zeros(count, dtype)
+                comm.reduce(at(x), at(out) if r.rank == root else 0, count, dtype, op, root, STREAM)
+                r.wait()
+                np.testing.assert_array_equal(out, total if r.rank == root else 0 * out)
+                x = values(r.rank, r.size * count, dtype)
+                whole = np.stack([values(each, r.size * count, np.float64) for each in range(r.size)])
+                total = expected(whole).astype(dtype)[r.rank * count :][:count]
+                comm.reduce_scatter(at(x), at(out), count, dtype, op, STREAM)
+                r.wait()
+                np.testing.assert_array_equal(out, total)
+    r.close(comm)
+
+
+def in_place_and_large(r: Rank) -> None:
+    comm = r.connect()
+    count, dtype = 100_003, np.dtype(np.float32)  # several chunks of the stub
+    x = np.full(count, r.rank + 1, dtype)
+    comm.all_reduce(at(x), at(x), count, dtype, ReduceOp.SUM, STREAM)
+    whole = np.zeros((r.size, count), dtype)
+    whole[r.rank] = r.rank
+    comm.all_gather(at(whole[r.rank]), at(whole), count, dtype, STREAM)
+    parts = np.tile(np.arange(r.size, dtype=dtype)[:, None], count)
+    comm.reduce_scatter(at(parts), at(parts[r.rank]), count, dtype, ReduceOp.SUM, STREAM)
+    r.wait()
+    np.testing.assert_array_equal(x, np.full(count, sum(range(r.size + 1)), dtype))
+    np.testing.assert_array_equal(whole, np.tile(np.arange(r.size, dtype=dtype)[:, None], count))
+    np.testing.assert_array_equal(parts[r.rank], np.full(count, r.rank * r.size, dtype))
+    r.close(comm)
+
+
+def movements(r: Rank) -> None:
+    comm = r.connect()
+    for dtype in [each for each in DTYPES if has_dtype(r, each)]:
+        for root in range(r.size):
+            x, out = values(root + 10, 5, dtype), np.zeros(5, dtype)
+            comm.broadcast(at(x) if r.rank == root else 0, at(out), 5, dtype, root, STREAM)
+            r.wait()
+            np.testing.assert_array_equal(out, x)
+        out = np.zeros((r.size, 3), dtype)
+        comm.all_gather(at(values(r.rank, 3, dtype)), at(out), 3, dtype, STREAM)
+        r.wait()
+        np.testing.assert_array_equal(out, np.stack([values(each, 3, dtype) for each in range(r.size)]))
+    r.close(comm)
+
+
+def ring(r: Rank) -> None:
+    """Every rank sends to the next; then all to all, of uneven lengths, empty ones among them."""
+    comm = r.connect()
+    dtype = np.dtype(np.int64)
+    count = 30_000  # more than the stub's mailbox holds
+    x, out = np.full(count, r.rank), np.zeros(count, dtype)
+    with comm.group():
+        comm.send(at(x), count, dtype, (r.rank + 1) % r.size, STREAM)
+        comm.recv(at(out), count, dtype, (r.rank - 1) % r.size, STREAM)
+    r.wait()
+    np.testing.assert_array_equal(out, np.full(count, (r.rank - 1) % r.size))
+
+    sent = [np.full(to, 10 * r.rank + to) for to in range(r.size)]
+    received = [np.zeros(r.rank, dtype) for _ in range(r.size)]
+    total = np.ones(1, dtype)
+    with comm.group():
+        with comm.group():
+            comm.all_reduce(at(total), at(total), 1, dtype, ReduceOp.SUM, STREAM)
+        for peer in range(r.size):
+            comm.send(at(sent[peer]), len(sent[peer]), dtype, peer, STREAM)
+            comm.recv(at(received[peer]), r.rank, dtype, peer, STREAM)
+    r.wait()
+    assert total[0] == r.size
+    for source, got in enumerate(received):
+        np.testing.assert_array_equal(got, np.full(r.rank, 10 * source + r.rank))
+    if r.size > 1:  # outside a group, one way
+        one = np.array([3.5])
+        if r.rank == 0:
+            comm.send(at(one), 1, one.dtype, 1, STREAM)
+        elif r.rank == 1:
+            one[:] = 0
+            comm.recv(at(one), 1, one.dtype, 0, STREAM)
+        r.wait()
+        assert one[0] == 3.5
+    r.close(comm)
+
+
+def scaled(r: Rank) -> None:
+    comm = r.connect()
+    for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32):
+        dtype = np.dtype(dtype)
+        factor = 3 if dtype.kind == "i" else 0.5
+        for _ in range(20):  # more than fit at once
+            x = np.array([1.0, 2.0, 4.0]).astype(dtype)
+            with comm.pre_mul_sum(factor, dtype) as op:
+                comm.all_reduce(at(x), at(x), 3, dtype, op, STREAM)
+            r.wait()
+            np.testing.assert_array_equal(x, (np.array([1.0, 2.0, 4.0]) * factor * r.size).astype(dtype))
+    with raises(NcclError, "ncclInvalidArgument"):  # given back
+        comm.all_reduce(at(x), at(x), 3, dtype, op, STREAM)
+    with comm.pre_mul_sum(1.0, np.dtype(np.float64)) as other:
+        with raises(NcclError, "ncclInvalidArgument"):  # of another dtype
+            comm.all_reduce(at(x), at(x), 3, dtype, other, STREAM)
+        comm.close()  # and the sum went with its communicator
+
+
+def splits(r: Rank) -> None:
+    comm = r.connect()
+    child = comm.split(r.rank % 2, -r.rank)
+    assert child is not None
+    mine = [each for each in range(r.size) if each % 2 == r.rank % 2][::-1]
+    assert (child.rank, child.size) == (mine.index(r.rank), len(mine))
+    x = np.array([float(r.rank)])
+    child.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+    r.wait()
+    assert x[0] == sum(mine)
+    assert child.close()
+    lonely = comm.split(None if r.rank else 5, 0)
+    assert (lonely is None) == (r.rank > 0)
+    if lonely is not None:
+        assert lonely.size == 1
+        assert lonely.close()
+    r.close(comm)
+
+
+def registered(r: Rank) -> None:
+    """Memory of NCCL's own, as a window or alone; windows are made and taken back by all ranks together."""
+    comm = r.connect()
+    before = r.stub.memories()
+    pointer = allocate(r.nccl, 8192)
+    made = comm.register(pointer, 8192)
+    assert made.window == (r.nccl.version >= (2, 27))
+    assert [now - then for now, then in zip(r.stub.memories(), before, strict=True)] == [1, 1]
+    x = np.frombuffer((ctypes.c_char * 8192).from_address(pointer), np.float32)
+    x[:] = r.rank + 1
+    comm.all_reduce(pointer, pointer, x.size, x.dtype, ReduceOp.SUM, STREAM)
+    r.wait()
+    assert set(x) == {r.size * (r.size + 1) / 2}
+    comm.deregister(made)
+    free(r.nccl, pointer)
+    assert r.stub.memories() == before
+    r.close(comm)
+
+
+def configured(r: Rank) -> None:
+    """What is configured reaches NCCL; what the library is too old for is named before the ranks meet."""
+    config = NcclConfig(max_ctas=3)
+    if r.nccl.version < (2, 17):
+        with raises(BackendError, r"max_ctas needs NCCL 2\.17 or newer, and this is 2\.\d+\.3"):
+            NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=config)
+        return
+    comm = NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=config)
+    assert r.stub.most_ctas() == 3
+    r.close(comm)
+
+
+def huge_count(r: Rank) -> None:
+    """With NCCL_STUB_DRY, which touches no memory."""
+    comm = r.connect()
+    for count in (2**31 + 5, 2**33 + 1):
+        comm.all_reduce(0, 0, count, np.dtype(np.uint8), ReduceOp.SUM, STREAM)
+        r.wait()
+        assert r.stub.last_count() == count
+        comm.send(0, count, np.dtype(np.float32), 0, STREAM)
+        assert r.stub.last_count() == count
+    r.close(comm)
+
+
+def old_version(r: Rank) -> None:
+    """What a library lacks is named, with the version that has it; the rest works."""
+    comm = r.connect()
+    x = np.ones(2, np.float32)
+    comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, STREAM)
+    r.wait()
+    assert x[0] == r.size
+    bf16 = np.dtype(ml_dtypes.bfloat16)
+    minor = r.nccl.version[1]
+    lacks: list[tuple[int, str, Callable[[], object]]] = [
+        (10, "mean", lambda: comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.MEAN, STREAM)),
+        (10, "bfloat16", lambda: comm.all_reduce(at(x), at(x), 2, bf16, ReduceOp.SUM, STREAM)),
+        (11, "ncclRedOpCreatePreMulSum", lambda: comm.pre_mul_sum(2.0, x.dtype).__enter__()),
+        (18, "ncclCommSplit", lambda: comm.split(None, 0)),
+    ]
+    for since, name, call in lacks:
+        if minor < since:
+            with raises(BackendError, rf"{name}.*2\.{since}.*2\.{minor}\.3"):
+                call()
+    assert comm.close()
+
+
+def wrong_arguments(r: Rank) -> None:
+    comm = r.connect()
+    x = np.ones(2, np.float32)
+    with raises(DtypeError, "complex64"):
+        comm.all_reduce(at(x), at(x), 2, np.dtype(np.complex64), ReduceOp.SUM, STREAM)
+    words = "NCCL says: ncclBroadcast: no such" if r.nccl.has("ncclGetLastError") else "ncclInvalidArgument"
+    with raises(NcclError, rf"rank {r.rank} of {r.size}: ncclBroadcast returned 4 .*{words}"):
+        comm.broadcast(at(x), at(x), 2, x.dtype, 17, STREAM)
+    with raises(NcclError, "ncclReduce returned 4"), comm.group():
+        comm.reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, 17, STREAM)
+    with raises(ZeroDivisionError, ""), comm.group():
+        _ = 1 / 0
+    with raises(ZeroDivisionError, ""), comm.group():
+        comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, STREAM)
+        _ = 1 / 0
+    comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, STREAM)  # the groups were ended: this is done at once
+    r.wait()
+    assert x[0] == r.size**2
+    r.close(comm)
+    with raises(CommunicatorClosed, "closed"):
+        comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, STREAM)
+    with raises(CommunicatorClosed, "closed"), comm.group():
+        raise AssertionError("unreachable")
+
+
+def told_to_fail(r: Rank) -> None:
+    """NCCL_STUB_FAIL makes a call of this function fail; CULPRIT is what the error must say."""
+    with raises(CollectivesError, os.environ["CULPRIT"]):
+        comm = r.connect(timeout=5.0)
+        x = np.ones(4, np.float32)
+        try:
+            comm.all_reduce(at(x), at(x), 4, x.dtype, ReduceOp.SUM, STREAM)
+            with comm.group():
+                comm.broadcast(at(x), at(x), 4, x.dtype, 0, STREAM)
+            child = comm.split(0, 0)
+            assert child is not None
+            child.close()
+            with comm.pre_mul_sum(2.0, x.dtype) as op:
+                comm.all_reduce(at(x), at(x), 4, x.dtype, op, STREAM)
+            r.wait()
+        except CollectivesError as error:
+            comm.abort(error)
+            raise
+        r.close(comm)
+    assert r.stub.live() == 0
+
+
+def never_comes(r: Rank) -> None:
+    """Rank 1 stays away: the others' meeting ends at its deadline."""
+    if r.rank != 1:
+        begun = time.monotonic()
+        with raises(CollectiveTimeout, "one has not arrived"):
+            r.connect(timeout=0.5)
+        assert time.monotonic() - begun < SOON
+        if r.nccl.has("ncclCommInitRankConfig"):
+            assert r.stub.live() == 0
+
+
+def hangs_in_a_call(r: Rank) -> None:
+    """NCCL_STUB_HANG makes all_reduce never finish: a nonblocking call ends at its limit."""
+    comm = r.connect(timeout=0.7)
+    x = np.ones(1)
+    with raises(CollectiveTimeout, "ncclAllReduce was not complete after 0.7 s"):
+        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+    assert comm.async_error() is None
+    assert comm.abort()
+    assert r.stub.live() == 0
+
+
+def abort_frees_a_stuck_call(r: Rank) -> None:
+    """NCCL_STUB_HANG: a call that blocks in the library itself, or is polled, ends when another thread aborts."""
+    comm = r.connect()
+    x = np.ones(1)
+    reason = CollectiveTimeout("the reason")
+    timer = threading.Timer(0.3, comm.abort, (reason,))
+    timer.start()
+    begun = time.monotonic()
+    with raises(CollectiveTimeout, "the reason"):
+        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+    assert time.monotonic() - begun < SOON
+    timer.join()
+    with raises(CollectiveTimeout, "the reason"):
+        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+    assert r.stub.live() == 0
+
+
+def abort_in_a_group(r: Rank) -> None:
+    """An abort from another thread waits for the group to end, so that no call uses what it freed."""
+    comm = r.connect()
+    x = np.ones(1)
+    opened, aborting = threading.Event(), threading.Event()
+
+    def abort() -> None:
+        opened.wait()
+        aborting.set()
+        comm.abort(NcclError("the reason"))
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    with raises(NcclError, "the reason"), comm.group():
+        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+        opened.set()
+        aborting.wait()
+        time.sleep(0.2)
+        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+    thread.join()
+    assert r.stub.live() == 0
+
+
+def lonely_close(r: Rank) -> None:
+    """Rank 1 never closes: the others' close ends at its limit, by an abort."""
+    comm = r.connect()
+    if r.rank != 1:
+        begun = time.monotonic()
+        assert not comm.close(timeout=0.5)
+        assert time.monotonic() - begun < SOON
+        assert r.stub.live() == 0
+
+
+def abort_hangs(r: Rank) -> None:
+    """NCCL_STUB_HANG=ncclCommAbort."""
+    comm = r.connect()
+    begun = time.monotonic()
+    assert not comm.abort(timeout=0.3)
+    assert time.monotonic() - begun < SOON
+    assert comm.abort(), "there is nothing left to abort"
+
+
+def destroy_hangs(r: Rank) -> None:
+    """NCCL_STUB_HANG=ncclCommDestroy."""
+    comm = r.connect()
+    begun = time.monotonic()
+    assert not comm.close(timeout=0.3)
+    assert time.monotonic() - begun < SOON
+
+
+def close_fails(r: Rank) -> None:
+    """NCCL_STUB_FAIL makes a call of the close fail: the communicator is gone all the same."""
+    comm = r.connect()
+    assert not comm.close()
+    with raises(CommunicatorClosed, "closed"):
+        comm.split(None, 0)
+    assert r.stub.live() == 0
+
+
+def different_calls(r: Rank) -> None:
+    """The stub finds what NCCL does not; here it stands for whatever goes wrong outside a call."""
+    comm = r.connect()
+    x = np.ones(4)
+    with raises(NcclError, r"3 \(ncclInternalError.*ranks made different calls"):
+        if r.rank == 0:
+            comm.all_reduce(at(x), at(x), 4, x.dtype, ReduceOp.SUM, STREAM)
+        else:
+            comm.broadcast(at(x), at(x), 4, x.dtype, 0, STREAM)
+        deadline = time.monotonic() + 10
+        while comm.async_error() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        comm.all_reduce(at(x), at(x), 4, x.dtype, ReduceOp.SUM, STREAM)
+    comm.abort()
+    assert comm.async_error() is None, "an aborted communicator has nothing to tell"
+
+
+def watched(r: Rank, comm: NcclCommunicator, **options: Any) -> tuple[Watchdog, list[str]]:
+    seen: list[str] = []
+    dog = Watchdog(r.rank, lambda event: event.done, lambda error, calls: seen.append(f"{error} {calls}"), **options)
+    dog.guard(comm)
+    return dog, seen
+
+
+def hear(dog: Watchdog) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        dog.check()
+        time.sleep(0.01)
+
+
+def watchdog_in_peace(r: Rank) -> None:
+    comm = r.connect()
+    dog, seen = watched(r, comm)
+    issuer = Issuer("issuer")
+    x = np.ones(1000)
+    for number in range(30):
+        issuer.submit(lambda: comm.all_reduce(at(x), at(x), 1000, x.dtype, ReduceOp.MAX, STREAM)).result()
+        dog.watch(r.stub.record(STREAM), x, f"all_reduce #{number}", 20)
+    r.wait()
+    deadline = time.monotonic() + 5
+    while dog.in_flight() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not dog.in_flight()
+    dog.close()
+    assert seen == []
+    r.close(comm)
+
+
+def watchdog_ends_a_lonely_rank(r: Rank) -> None:
+    """Rank 1 leaves out a call. The event would never complete; the abort completes it, and the program hears of it."""
+    comm = r.connect()
+    x = np.ones(3)
+    comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
+    r.wait()
+    if r.rank == 1:
+        time.sleep(1.5)  # alive, and elsewhere
+        comm.abort()
+        return
+    dog, seen = watched(r, comm)
+    comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
+    event = r.stub.record(STREAM)
+    dog.watch(event, x, "all_reduce #1 (train.py:7)", 0.4)
+    assert not event.done
+    with raises(CollectiveTimeout, r"rank \d: all_reduce #1 \(train.py:7\) was not complete on the device after 0\.4"):
+        hear(dog)
+    event.wait()  # by the abort
+    with raises(CollectiveTimeout, "all_reduce #1"):  # the communicator says the same
+        comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
+    assert "all_reduce #1" in seen[0]
+    dog.close()
+    assert r.stub.live() == 0
+
+
+def watchdog_hears_of_async_errors(r: Rank) -> None:
+    """NCCL_STUB_ASYNC=2:6."""
+    comm = r.connect()
+    dog, seen = watched(r, comm)
+    x = np.ones(3)
+    with raises(NcclError, r"an operation under way returned 6 \(ncclRemoteError.*as the stub was told"):
+        for number in range(2):
+            with contextlib.suppress(NcclError):  # the call may meet it before it returns
+                comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
+            dog.watch(r.stub.record(STREAM), x, f"all_reduce #{number}", 20)
+        hear(dog)
+    dog.close()
+    assert len(seen) == 1
+    deadline = time.monotonic() + 5
+    while r.stub.live() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert r.stub.live() == 0
+
+
+def watchdog_ends_a_deaf_program(r: Rank) -> None:
+    """The program waits where we cannot reach it; the watchdog ends the process."""
+    comm = r.connect()
+    if r.rank == 1:
+        time.sleep(1.0)
+        comm.abort()
+        return
+    dog, _ = watched(r, comm, silence=0.5)
+    x = np.ones(3)
+    comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
+    dog.watch(r.stub.record(STREAM), x, "all_reduce #0 (train.py:7)", 0.3)
+    time.sleep(20)
+    print("the program was not ended")
+
+
+def has_dtype(r: Rank, dtype: np.dtype[Any]) -> bool:
+    """Whether the library is new enough for it."""
+    return r.nccl.version[:2] >= DTYPES[dtype][1]
+
+
+class raises(contextlib.AbstractContextManager[None]):
+    """As pytest's, which ranks do without."""
+
+    def __init__(self, kind: type[BaseException], pattern: str) -> None:
+        self.kind, self.pattern = kind, pattern
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        import re
+
+        assert error is not None, f"{self.kind.__name__} was not raised"
+        if not isinstance(error, self.kind):
+            return False
+        assert re.search(self.pattern, str(error), re.DOTALL), f"{self.pattern} is not in: {error}"
+        return True
+
+
+def main() -> int:
+    library, size, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    nccl = Nccl(ctypes.CDLL(library), library)
+    ids, children = [unique_id(nccl) for _ in names], []
+    for rank in range(size):
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                for id, name in zip(ids, names, strict=True):
+                    globals()[name](Rank(nccl, Stub(library), id, rank, size))
+                status = 0
+            except BaseException:
+                sys.stderr.write(f"rank {rank}:\n{traceback.format_exc()}")
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255 for child in children)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

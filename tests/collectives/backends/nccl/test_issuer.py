@@ -1,0 +1,68 @@
+"""The issuing thread: one order, outcomes to whoever waits, nothing kept alive."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from collectives.backends.nccl import issuer
+from collectives.backends.nccl.issuer import Issuer
+
+
+def refuse() -> None:
+    raise OSError("no such device")
+
+
+def test_calls_are_made_in_order_in_one_thread() -> None:
+    thread = Issuer("test-issuer")
+    made: list[int] = []
+    gate = threading.Event()
+    waiting = [thread.submit(gate.wait), *(thread.submit(lambda k=k: made.append(k)) for k in range(100))]
+    assert made == []
+    gate.set()
+    for each in waiting:
+        each.result(10)
+    assert made == list(range(100))
+    assert thread.submit(lambda: threading.current_thread().name).result(10) == "test-issuer"
+
+
+def test_an_exception_goes_to_whoever_waits_and_the_thread_goes_on() -> None:
+    thread = Issuer("test-issuer")
+    with pytest.raises(ZeroDivisionError):
+        thread.submit(lambda: 1 / 0).result(10)
+    assert thread.submit(lambda: 1).result(10) == 1
+
+
+def test_a_thread_that_cannot_enter_its_device_says_so_to_everybody() -> None:
+    thread = Issuer("test-issuer", refuse)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="could not enter its device") as caught:
+            thread.submit(lambda: 1).result(10)
+        assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_an_idle_thread_keeps_nothing_alive() -> None:
+    class Buffer:
+        pass
+
+    thread = Issuer("test-issuer")
+    buffer = Buffer()
+    kept = weakref.ref(buffer)
+    thread.submit(lambda held=buffer: None).result(10)
+    del buffer
+    thread.submit(threading.get_ident).result(10)  # the one before is over and gone
+    gc.collect()
+    assert kept() is None
+
+
+def test_one_issuer_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issuer, "_threads", {})
+    entered: list[int] = []
+    first = issuer.of_device(0, lambda: entered.append(0))
+    assert issuer.of_device(0) is first
+    assert issuer.of_device(1) is not first
+    first.submit(threading.get_ident).result(10)
+    assert entered == [0]

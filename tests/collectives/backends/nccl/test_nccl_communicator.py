@@ -1,0 +1,107 @@
+"""Every call of the communicator over the stub: results, errors, groups, limits and aborts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.collectives.backends.nccl.conftest import Crew
+
+CALLS = ("reductions", "in_place_and_large", "movements", "ring", "scaled", "splits", "wrong_arguments")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_calls(crew: Crew, size: int) -> None:
+    crew(size, *CALLS)
+
+
+def test_calls_on_a_communicator_that_the_environment_made_blocking(crew: Crew) -> None:
+    crew(2, *CALLS, NCCL_COMM_BLOCKING="1")
+
+
+@pytest.mark.parametrize("minor", [19, 27, 32])
+def test_memory_that_nccl_moves_without_copies(crew: Crew, minor: int) -> None:
+    crew(2, "registered", minor=minor)
+
+
+@pytest.mark.parametrize("minor", [14, 18, 32])
+def test_a_configuration_reaches_nccl(crew: Crew, minor: int) -> None:
+    crew(2, "configured", minor=minor)
+
+
+def test_counts_beyond_31_bits_arrive_whole(crew: Crew) -> None:
+    crew(2, "huge_count", NCCL_STUB_DRY="1")
+
+
+@pytest.mark.parametrize("minor", [7, 10, 12, 14, 32])
+def test_an_old_library_works_and_what_it_lacks_is_named(crew: Crew, minor: int) -> None:
+    crew(2, "old_version", minor=minor)
+
+
+def test_calls_of_a_library_that_only_blocks(crew: Crew) -> None:
+    crew(2, "reductions", "in_place_and_large", "movements", "ring", "wrong_arguments", minor=12)
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        ("ncclCommInitRankConfig", 2),
+        ("ncclAllReduce", 1),
+        ("ncclAllReduce", 8),
+        ("ncclGroupStart", 3),
+        ("ncclBroadcast", 99),
+        ("ncclGroupEnd", 6),
+        ("ncclCommSplit", 3),
+        ("ncclCommUserRank", 3),
+        ("ncclCommCount", 3),
+        ("ncclCommGetAsyncError", 3),
+        ("ncclRedOpCreatePreMulSum", 4),
+        ("ncclRedOpDestroy", 5),
+    ],
+)
+def test_a_call_that_fails_is_named_with_nccls_own_words(crew: Crew, function: str, code: int) -> None:
+    names = {1: "ncclUnhandledCudaError", 2: "ncclSystemError", 3: "ncclInternalError", 4: "ncclInvalidArgument"}
+    names |= {5: "ncclInvalidUsage", 6: "ncclRemoteError", 8: "ncclTimeout", 99: "an error of the future"}
+    culprit = (
+        rf"rank \d of 2: {function} returned {code} \({names[code]}.*NCCL says: {function} fails as the stub was told"
+    )
+    crew(2, "told_to_fail", NCCL_STUB_FAIL=f"{function}:1:{code}", CULPRIT=culprit)
+
+
+@pytest.mark.parametrize("function", ["ncclCommFinalize", "ncclCommDestroy"])
+def test_a_close_that_fails_leaves_nothing(crew: Crew, function: str) -> None:
+    crew(2, "close_fails", NCCL_STUB_FAIL=f"{function}:1:3")
+
+
+@pytest.mark.parametrize("minor", [12, 32])
+def test_a_rank_that_never_comes_ends_the_meeting_at_its_limit(crew: Crew, minor: int) -> None:
+    crew(3, "never_comes", minor=minor)
+
+
+def test_a_call_that_never_finishes_ends_at_its_limit(crew: Crew) -> None:
+    crew(2, "hangs_in_a_call", NCCL_STUB_HANG="ncclAllReduce")
+
+
+@pytest.mark.parametrize("minor", [12, 32])
+def test_an_abort_frees_a_call_that_is_stuck(crew: Crew, minor: int) -> None:
+    crew(2, "abort_frees_a_stuck_call", minor=minor, NCCL_STUB_HANG="ncclAllReduce")
+
+
+def test_an_abort_waits_for_a_group_to_end(crew: Crew) -> None:
+    crew(2, "abort_in_a_group")
+
+
+@pytest.mark.parametrize("blocking", ["0", "1"])
+def test_a_close_that_others_do_not_join_ends_at_its_limit(crew: Crew, blocking: str) -> None:
+    crew(3, "lonely_close", NCCL_COMM_BLOCKING=blocking)
+
+
+def test_an_abort_that_hangs_is_left_behind(crew: Crew) -> None:
+    crew(2, "abort_hangs", NCCL_STUB_HANG="ncclCommAbort")
+
+
+def test_a_destroy_that_hangs_is_left_behind(crew: Crew) -> None:
+    crew(2, "destroy_hangs", NCCL_STUB_HANG="ncclCommDestroy")
+
+
+def test_ranks_that_make_different_calls(crew: Crew) -> None:
+    crew(2, "different_calls")

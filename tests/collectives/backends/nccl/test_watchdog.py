@@ -1,0 +1,207 @@
+"""The watchdog: over the stub with real ranks, and alone with events that complete when a test says so."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from collectives.backends.nccl.watchdog import Watchdog
+from collectives.errors import CollectiveTimeout, NcclError
+from tests.collectives.backends.nccl.conftest import Crew
+
+
+class FakeEvent:
+    """An event that passes when a test says so. error: what asking raises"""
+
+    def __init__(self, passed: bool = False, error: Exception | None = None) -> None:
+        self.passed, self.error = passed, error
+
+
+def passed(event: FakeEvent) -> bool:
+    if event.error is not None:
+        raise event.error
+    return event.passed
+
+
+class FakeCommunicator:
+    def __init__(self, steps: list[str]) -> None:
+        self.steps = steps
+        self.error: Exception | None = None
+
+    def async_error(self) -> Exception | None:
+        return self.error
+
+    def abort(self, reason: BaseException | None = None, timeout: float = 10.0) -> bool:
+        self.steps.append(f"abort because of {type(reason).__name__}")
+        return True
+
+
+def soon(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def watchdog(steps: list[str], **options: Any) -> tuple[Watchdog, FakeCommunicator]:
+    def on_failure(error: Exception, calls: list[object]) -> None:
+        steps.append(f"{calls} broken by {type(error).__name__}")
+
+    settings = {"on_failure": on_failure, "leave": lambda status: steps.append(f"exit {status}"), "silence": 20.0}
+    dog = Watchdog(3, passed, **{**settings, **options})
+    communicator = FakeCommunicator(steps)
+    dog.guard(communicator)
+    return dog, communicator
+
+
+def test_what_has_passed_is_forgotten_with_its_buffers() -> None:
+    steps: list[str] = []
+    dog, _ = watchdog(steps)
+    first, second = FakeEvent(), FakeEvent()
+    buffers = {1, 2}
+    kept = weakref.ref(buffers)
+    dog.watch(first, buffers, "first", 20)
+    dog.watch(second, None, "second", 20)
+    del buffers
+    first.passed = True
+    soon(lambda: kept() is None)
+    assert dog.in_flight() == ["second"]
+    second.passed = True
+    soon(lambda: not dog.in_flight())
+    dog.check()
+    dog.close()
+    assert steps == []
+
+
+def test_buffers_alone_need_no_communicator_and_no_limit() -> None:
+    dog = Watchdog(0, passed, lambda error, calls: None)
+    event, buffers = FakeEvent(), {1}
+    kept = weakref.ref(buffers)
+    dog.watch(event, buffers)
+    del buffers
+    time.sleep(0.05)
+    dog.close()
+    assert kept() is not None
+    event.passed = True  # after the close, too
+    soon(lambda: kept() is None)
+    dog.watch(FakeEvent(error=RuntimeError("an illegal memory access")), "leaked")
+    soon(lambda: not dog.in_flight())
+    dog.check()
+
+
+def test_an_idle_thread_ends_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectives.backends.nccl.watchdog._IDLE", 0.02)
+    dog = Watchdog(0, passed, lambda error, calls: None)
+    for _ in range(3):
+        event = FakeEvent()
+        dog.watch(event, None)
+        assert dog._thread is not None
+        event.passed = True
+        soon(lambda: dog._thread is None)
+
+
+def test_what_is_late_breaks_the_communicator_and_then_aborts_it() -> None:
+    steps: list[str] = []
+    dog, _ = watchdog(steps)
+    dog.watch(FakeEvent(), None, "long one", 20)
+    dog.watch(FakeEvent(passed=True), None, "on another stream", 0.02)
+    dog.watch(FakeEvent(), None, "all_gather #8 (train.py:9)", 0.05)
+    soon(lambda: len(steps) >= 2)
+    for _ in range(2):  # for ever
+        with pytest.raises(CollectiveTimeout, match=r"rank 3: all_gather #8 \(train.py:9\) was not complete on"):
+            dog.check()
+    dog.close()
+    assert steps == [
+        "['long one', 'all_gather #8 (train.py:9)'] broken by CollectiveTimeout",
+        "abort because of CollectiveTimeout",
+    ]
+
+
+@pytest.mark.parametrize("finder", ["async error", "event", "caller"])
+def test_whatever_fails_is_raised(finder: str) -> None:
+    steps: list[str] = []
+    dog, communicator = watchdog(steps)
+    if finder == "async error":  # though nothing is in flight
+        communicator.error, says = NcclError("the network is down"), "the network is down"
+    elif finder == "event":
+        dog.watch(FakeEvent(error=RuntimeError("an illegal memory access")), None, "all_reduce #1", 20)
+        says = "rank 3: watching its operations failed: RuntimeError: an illegal memory access"
+    else:
+        dog.fail(ValueError("in the issuing thread"))
+        dog.fail(NcclError("a second one does not count"))
+        says = "ValueError: in the issuing thread"
+    soon(lambda: len(steps) >= 2)
+    with pytest.raises(NcclError, match=says):
+        dog.check()
+    dog.close()
+    assert len(steps) == 2
+
+
+def test_what_cannot_be_marked_broken_is_aborted_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+    def refuse(error: Exception, calls: list[object]) -> None:
+        raise OSError("the queue is gone")
+
+    steps: list[str] = []
+    dog, _ = watchdog(steps, on_failure=refuse)
+    dog.heard()
+    dog.watch(FakeEvent(), None, "late", 0)
+    soon(lambda: steps == ["abort because of CollectiveTimeout"])
+    assert "the queue is gone" in capfd.readouterr().err
+
+
+def test_a_program_that_does_not_hear_of_it_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    steps: list[str] = []
+    watchdog(steps, silence=0.2)[0].watch(FakeEvent(), None, "all_reduce #5 (train.py:7)", 0)
+    soon(lambda: "exit 1" in steps)
+    assert len(steps) == 3
+    error = capfd.readouterr().err
+    assert "CollectiveTimeout: rank 3: all_reduce #5 (train.py:7) was not complete" in error
+    assert "it ends here" in error
+
+
+def test_a_close_that_is_the_first_to_hear_raises() -> None:
+    steps: list[str] = []
+    dog, _ = watchdog(steps)
+    dog.watch(FakeEvent(), None, "late", 0)
+    soon(lambda: len(steps) >= 2)
+    with pytest.raises(CollectiveTimeout, match="late"):
+        dog.close()
+    dog.close()
+
+
+def test_after_a_close_nothing_is_late() -> None:
+    steps: list[str] = []
+    dog, communicator = watchdog(steps)
+    dog.watch(FakeEvent(), None, "unfinished", 0.05)
+    dog.close()
+    communicator.error = NcclError("too late")
+    dog.fail(NcclError("too late"))
+    time.sleep(0.15)
+    dog.check()
+    assert steps == []
+
+
+# Over the stub -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_operations_of_real_ranks(crew: Crew, size: int) -> None:
+    crew(size, "watchdog_in_peace")
+
+
+def test_a_rank_whose_peer_leaves_out_a_call(crew: Crew) -> None:
+    crew(2, "watchdog_ends_a_lonely_rank")
+
+
+def test_an_asynchronous_error_of_nccl(crew: Crew) -> None:
+    crew(2, "watchdog_hears_of_async_errors", NCCL_STUB_ASYNC="2:6")
+
+
+def test_a_process_that_waits_elsewhere_is_ended(crew: Crew) -> None:
+    done = crew(2, "watchdog_ends_a_deaf_program", fails=True)
+    assert "all_reduce #0 (train.py:7) was not complete on the device" in done.stderr
+    assert "not ended" not in done.stdout

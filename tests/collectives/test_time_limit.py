@@ -1,0 +1,154 @@
+"""While the job stands still no time limit runs, and what it stood still is not counted afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import collectives
+from collectives import Communicator, time_limit, world
+from collectives.backends.nccl.limits import StillRunning, run_within
+from collectives.errors import CollectiveTimeout
+
+SECOND = 10**9
+
+
+class Page:
+    """What a keeper writes, and a clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.words = array("q", [0, 0])
+        self.now = 1000.0
+
+    def begin(self) -> None:
+        self.words[0] = 1
+
+    def end(self, seconds: float) -> None:
+        self.words[1] += int(seconds * SECOND)
+        self.words[0] = 0
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Page:
+    page = Page()
+    monkeypatch.setattr(time_limit, "_words", page.words)
+    return page
+
+
+@pytest.fixture
+def clock(page: Page, monkeypatch: pytest.MonkeyPatch) -> Page:
+    monkeypatch.setattr(time, "monotonic", lambda: page.now)
+    return page
+
+
+def test_a_limit_without_a_suspension(clock: Page) -> None:
+    limit = time_limit.TimeLimit(10)
+    assert limit.remaining() == 10
+    clock.now += 9
+    assert (limit.remaining(), limit.passed()) == (1, False)
+    clock.now += 2
+    assert (limit.remaining(), limit.passed()) == (0, True)
+
+
+def test_a_suspension_is_not_counted(clock: Page) -> None:
+    limit = time_limit.TimeLimit(10)
+    clock.now += 4
+    clock.begin()
+    clock.now += 100
+    assert 0 < limit.remaining() <= 0.1
+    assert not limit.passed()
+    clock.end(100)
+    assert limit.remaining() == pytest.approx(6)
+    clock.now += 5
+    assert not limit.passed()
+    clock.now += 2
+    assert limit.passed()
+
+
+def test_suspensions_before_the_limit_began_and_several_in_it(clock: Page) -> None:
+    clock.end(50)
+    limit = time_limit.TimeLimit(10)
+    clock.now += 8
+    for _ in range(3):
+        clock.now += 5
+        clock.end(5)
+    assert not limit.passed()
+    clock.now += 3
+    assert limit.passed()
+
+
+def test_a_suspension_that_nobody_saw_while_it_lasted(clock: Page) -> None:
+    limit = time_limit.TimeLimit(1)
+    clock.now += 3600
+    clock.end(3600)  # this process was stopped, too
+    assert not limit.passed()
+
+
+def test_the_page_of_a_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.memfd_create("page")
+    os.ftruncate(fd, 4096)
+    monkeypatch.setenv(world.PAUSE_FD, str(fd))
+    assert time_limit._page()[world.PAUSED_AT // 8] == 0
+    os.pwrite(fd, (7).to_bytes(8, "little"), world.PAUSED_AT)
+    assert time_limit._page()[world.PAUSED_AT // 8] == 0  # an inherited variable: this process has no keeper
+    monkeypatch.setenv(world.KEEPER, str(os.getppid()))
+    words = time_limit._page()
+    assert words[world.PAUSED_AT // 8] == 7
+    os.pwrite(fd, b"\1", 0)
+    assert words[0] == 1
+    os.close(fd)
+
+
+def late(seconds: float) -> Callable[[Communicator], float]:
+    def fn(comm: Communicator) -> float:
+        if comm.rank == 0:
+            time.sleep(seconds)
+        return float(comm.all_reduce(np.ones(3))[0])
+
+    return fn
+
+
+def test_a_collective_outlives_its_time_limit_only_in_a_suspension(page: Page) -> None:
+    page.begin()
+    assert collectives.run_threads(late(0.6), 2, timeout=0.2) == [2.0, 2.0]
+    page.end(0.6)
+    with pytest.raises(CollectiveTimeout, match=r"not complete after 0.2 s"):
+        collectives.run_threads(late(0.6), 2, timeout=0.2)
+
+
+def test_the_rest_of_the_limit_runs_after_the_suspension(page: Page) -> None:
+    def fn(comm: Communicator) -> float:
+        if comm.rank == 0:
+            time.sleep(0.3)
+            page.end(0.3)
+            time.sleep(1.0)
+            return 0.0
+        start = time.monotonic()
+        with pytest.raises(CollectiveTimeout):
+            comm.barrier()
+        return time.monotonic() - start
+
+    page.begin()
+    assert 0.45 < collectives.run_threads(fn, 2, timeout=0.2)[1] < 1.2
+
+
+def test_waiting_for_work_and_for_a_call_that_blocks(page: Page) -> None:
+    def fn(comm: Communicator) -> None:
+        if comm.rank == 0:
+            time.sleep(0.4)
+        work = comm.all_reduce(np.ones(3), async_op=True)
+        work.wait(timeout=0.1)
+
+    page.begin()
+    collectives.run_threads(fn, 2, timeout=5)
+    assert run_within(0.1, lambda: time.sleep(0.3), "blocks") is None
+    page.end(0.3)
+    with pytest.raises(CollectiveTimeout, match=r"after waiting 0.1 s"):
+        collectives.run_threads(fn, 2, timeout=5)
+    with pytest.raises(StillRunning):
+        run_within(0.1, lambda: time.sleep(0.3), "blocks")
