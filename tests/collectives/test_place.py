@@ -16,7 +16,7 @@ import pytest
 
 import collectives
 from collectives import cores
-from collectives.backends.device import cuda, local
+from collectives.backends.device import cuda
 from collectives.backends.mpi import segment_files
 from collectives.backends.mpi.segment_files import SegmentFile, mapped, needless
 from collectives.cores import Cores, narrow_text, share, threads, too_narrow
@@ -163,7 +163,7 @@ def test_a_wrong_backend_in_the_environment_is_named() -> None:
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     """Four GPUs, and no rank has chosen one."""
     fake = FakeCupy(Machine(0), 4)
-    monkeypatch.setattr(local, "_several", lambda: True)
+    monkeypatch.setattr(cuda, "_several", lambda: True)
     monkeypatch.setattr(cuda, "why_absent", lambda: None)
     monkeypatch.setattr(cuda, "load", lambda index=None: cuda.Cuda(fake, fake.local.device))
     fake.cuda.Device(0).use()
@@ -172,7 +172,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
 
 @pytest.mark.parametrize(("local_rank", "device"), [(0, 0), (3, 3), (5, 1)])
 def test_each_rank_of_a_node_takes_a_gpu(cupy: FakeCupy, local_rank: int, device: int) -> None:
-    local.take_local_gpu(local_rank, {})
+    cuda.take_local_gpu(local_rank, {})
     assert cupy.local.device == device
 
 
@@ -181,21 +181,21 @@ def test_who_is_shown_one_gpu_keeps_it_and_cupy_is_not_asked(
     cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch, visible: str
 ) -> None:
     monkeypatch.setattr(cuda, "load", None)
-    local.take_local_gpu(3, {"CUDA_VISIBLE_DEVICES": visible})
+    cuda.take_local_gpu(3, {"CUDA_VISIBLE_DEVICES": visible})
 
 
 def test_who_has_chosen_a_gpu_keeps_it(cupy: FakeCupy) -> None:
     cupy.cuda.Device(2).use()
-    local.take_local_gpu(3, {})
+    cuda.take_local_gpu(3, {})
     assert cupy.local.device == 2
 
 
 def test_a_machine_of_one_gpu_imports_no_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(local, "_GPUS", tmp_path)
+    monkeypatch.setattr(cuda, "_GPUS", tmp_path)
     (tmp_path / "0000:01:00.0").mkdir()
     monkeypatch.delitem(sys.modules, "cupy", raising=False)  # of a test before
     monkeypatch.setattr(cuda, "why_absent", None)  # not even looked for
-    local.take_local_gpu(1, {})
+    cuda.take_local_gpu(1, {})
 
 
 def test_a_cupy_that_does_not_work_is_no_error_of_init(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_a_cupy_that_does_not_work_is_no_error_of_init(cupy: FakeCupy, monkeypat
         raise collectives.BackendError("no kernel image")
 
     monkeypatch.setattr(cuda, "load", broken)
-    local.take_local_gpu(1, {})
+    cuda.take_local_gpu(1, {})
 
 
 PROBE = """

@@ -98,29 +98,29 @@ def timed_backward(comm: Any, xp: Any, device: str, layers: int, width: int, row
     for _ in range(5):
         (model(x) * model(x).detach()).sum().backward()
         model.zero_grad()
-    door, watch = model.comm._device_communicator, model._reducer._watch
-    made, ended = door._passage, watch.end
+    device, watch = model.comm._device_communicator, model._reducer._watch
+    made, ended = device._handoff, watch.end
 
     def timed(*things: Any) -> Any:
-        passage = made(*things)
-        begin, end = passage.begin, passage.end
+        handoff = made(*things)
+        begin, end = handoff.begin, handoff.end
 
         def timed_begin(stream: Any) -> None:
             begin(stream)
             note(started, stream)
 
-        def timed_end() -> Any:
-            note(reduced, passage._comm)
-            return end()
+        def timed_end(*arguments: Any) -> None:
+            note(reduced, handoff._comm)
+            end(*arguments)
 
-        passage.begin, passage.end = timed_begin, timed_end
-        return passage
+        handoff.begin, handoff.end = timed_begin, timed_end
+        return handoff
 
     def timed_watch_end() -> None:
         ended()
         note(computed)
 
-    door._passage, watch.end = timed, timed_watch_end
+    device._handoff, watch.end = timed, timed_watch_end
     loss = (model(x) * model(x).detach()).sum()
     comm.barrier()
     begun: list[Any] = []
@@ -132,7 +132,7 @@ def timed_backward(comm: Any, xp: Any, device: str, layers: int, width: int, row
     last.synchronize()
     from_begin = functools.partial(xp.cuda.get_elapsed_time, begun[0])
     return Timed(
-        door._carrier.name,
+        device._device_transport.name,
         from_begin(computed[0]),
         [from_begin(event) for event in started],
         [from_begin(event) for event in reduced],

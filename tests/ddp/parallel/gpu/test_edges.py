@@ -14,7 +14,7 @@ import pytest
 
 import collectives
 import ddp
-from collectives.backends.device import by_nccl, passage
+from collectives.backends.nccl import watchdog
 from ddp.errors import ParallelError
 from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.planning.watch import DeviceWatch
@@ -208,8 +208,7 @@ def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable
 
 
 def test_buckets_that_nobody_holds_are_missed(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passage.Custody, "hold", lambda self, event, things: None)
-    monkeypatch.setattr(by_nccl.ByNccl, "watch", lambda self, event, call: None)  # a call holds its result
+    monkeypatch.setattr(watchdog.Watchdog, "watch", lambda self, *arguments: None)
     with pytest.raises(AssertionError, match="given away"):
         steps_ahead_of_the_device(rig(2, FakeLibrary()))
 
