@@ -17,7 +17,6 @@ from collectives.errors import ArgumentError, CollectivesError, DtypeError, Mism
 from collectives.flight.recorder import DONE, FAILED, Recorder
 from collectives.ops import reductions
 from collectives.reduction import finish
-from collectives.time_limit import TimeLimit
 from tests.collectives.shared.ranks import run_sharing
 
 PAIR = [0, 0]
