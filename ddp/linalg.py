@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp._tensor.core import Tensor
-from ddp._tensor.functions._products import matmul
+from ddp._tensor.functions import matmul
 from ddp._tensor.reductions import Dims, axes, axis
 from ddp.errors import ArgumentError
 

@@ -1,7 +1,7 @@
 """Layers as functions: shapes are checked here, once, before arrays reach an op. Each is defined beside its layer."""
 
-from ddp._tensor.functions._mathematics import sigmoid as sigmoid
-from ddp._tensor.functions._mathematics import tanh as tanh
+from ddp._tensor.functions import sigmoid as sigmoid
+from ddp._tensor.functions import tanh as tanh
 from ddp.nn.activation import celu as celu
 from ddp.nn.activation import celu_ as celu_
 from ddp.nn.activation import elu as elu

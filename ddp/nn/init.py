@@ -11,7 +11,7 @@ from ddp._device import Stream, on, place
 from ddp._device import generator as source
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
-from ddp._tensor.functions._mathematics import erfinv
+from ddp._tensor.functions import erfinv
 from ddp._tensor.sampling import rand, randn
 from ddp.errors import ArgumentError, ShapeError
 

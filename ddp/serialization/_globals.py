@@ -15,7 +15,7 @@ from ddp.errors import ArgumentError
 
 #: Where classes and functions have their public names, which stay when files are renamed.
 _PUBLIC = ("ddp.nn", "ddp.nn.functional", "ddp")
-_OURS = ("ddp.nn.", "ddp._tensor.functions")
+_OURS = ("ddp.nn.", "ddp._tensor.functions", "ddp._tensor.joining", "ddp._tensor.contraction")
 
 _listed: dict[str, Any] = {}
 

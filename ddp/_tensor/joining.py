@@ -1,4 +1,4 @@
-"""Joins, and copies in another order, as functions."""
+"""Functions of several tensors that join them or bring them to one shape; and indices of triangles."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import parse, promote
-from ddp._tensor.functions._called import called
-from ddp._tensor.functions._shapes import atleast_1d, atleast_2d, atleast_3d, meshgrid
+from ddp._tensor.function_form import with_out
+from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.reductions import axis
 from ddp._tensor.shaping import inserted
 from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import joins
-
-Dims = int | Sequence[int]
 
 
 def _one_dtype(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
@@ -35,7 +33,7 @@ def _one_dtype(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
     return [convert(x, dtype) for x in tensors]
 
 
-@called
+@with_out
 @spelled
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`; all other sizes are equal. A tensor of shape (0,) goes with any shape.
@@ -53,21 +51,21 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return apply(joins.cat, xs, dim=at)
 
 
-@called
+@with_out
 @spelled
 def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`: cat under another name."""
     return cat(tensors, dim)
 
 
-@called
+@with_out
 @spelled
 def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`: cat under NumPy's name."""
     return cat(tensors, dim)
 
 
-@called
+@with_out
 @spelled
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, all of one shape, side by side along a new `dim`. Raises: ShapeError, ArgumentError, RangeError."""
@@ -79,26 +77,26 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return apply(joins.stack, xs, dim=inserted(xs[0], dim, "stack"))
 
 
-@called
+@with_out
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors joined along dimension 1; vectors and numbers along dimension 0."""
     xs = atleast_1d(list(tensors))
     return cat(xs, 0 if xs and xs[0].ndim == 1 else 1)
 
 
-@called
+@with_out
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors, with two dimensions at least, joined along dimension 0."""
     return cat(atleast_2d(list(tensors)), 0)
 
 
-@called
+@with_out
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors, with three dimensions at least, joined along dimension 2."""
     return cat(atleast_3d(list(tensors)), 2)
 
 
-@called
+@with_out
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     """As hstack, but vectors and numbers are columns."""
     return hstack([x if x.ndim > 1 else x.reshape(-1, 1) for x in tensors])
@@ -111,11 +109,6 @@ def cartesian_prod(*tensors: Tensor) -> Tensor:
     return stack([grid.reshape(-1) for grid in meshgrid(*tensors, indexing="ij")], 1)
 
 
-def tile(input: Tensor, dims: Sequence[int]) -> Tensor:
-    """Laid out so many times along each dimension, counted from the last."""
-    return input.tile(dims)
-
-
 def repeat_interleave(
     input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
@@ -124,54 +117,6 @@ def repeat_interleave(
         places = wrap(input.device.xp.arange(input.numel()), input.device)
         return places.repeat_interleave(input, 0)
     return input.repeat_interleave(repeats, dim)
-
-
-def flip(input: Tensor, dims: Dims) -> Tensor:
-    """The order along `dims` reversed."""
-    return input.flip(dims)
-
-
-def fliplr(input: Tensor) -> Tensor:
-    """The order of dimension 1 reversed."""
-    return input.fliplr()
-
-
-def flipud(input: Tensor) -> Tensor:
-    """The order of dimension 0 reversed."""
-    return input.flipud()
-
-
-def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    """Turned k times by 90 degrees, from the first of two dimensions towards the second."""
-    return input.rot90(k, dims)
-
-
-def roll(input: Tensor, shifts: Dims, dims: Dims | None = None) -> Tensor:
-    """Shifted along `dims`, around the end; without `dims`, along the flattened order."""
-    return input.roll(shifts, dims)
-
-
-@called
-def tril(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Zero above the diagonal of the last two dimensions."""
-    return input.tril(diagonal)
-
-
-@called
-def triu(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Zero below the diagonal of the last two dimensions."""
-    return input.triu(diagonal)
-
-
-@called
-def diag(input: Tensor, diagonal: int = 0) -> Tensor:
-    """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal."""
-    return input.diag(diagonal)
-
-
-def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """The last dimension on the diagonal over two new ones, zero elsewhere."""
-    return input.diag_embed(offset, dim1, dim2)
 
 
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -189,3 +134,64 @@ def _triangle(which: str, row: int, col: int, offset: int, dtype: Any, device: A
     # On the CPU, which knows how many there are: a GPU would be waited for.
     found = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
     return wrap(place(found.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)
+
+
+def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
+    """The tensors in the one shape that they broadcast to, without copying. Raises: ShapeError."""
+    xs = _listed(tensors)
+    shape = broadcast_shape("broadcast_tensors", *[x.shape for x in xs])
+    return tuple([x.expand(shape) for x in xs])
+
+
+def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
+    """What these shapes (tuples or numbers) broadcast to. Raises: ShapeError."""
+    return broadcast_shape("broadcast_shapes", *[(n,) if isinstance(n, int) else tuple(n) for n in shapes])
+
+
+def atleast_1d(*tensors: Any) -> Any:
+    """With one dimension at least: 0-d becomes (1,). Several tensors give a tuple."""
+    return _each(tensors, lambda x: x if x.ndim else x.reshape(1))
+
+
+def atleast_2d(*tensors: Any) -> Any:
+    """With two dimensions at least: (n,) becomes (1, n). Several tensors give a tuple."""
+    return _each(tensors, lambda x: x if x.ndim > 1 else x.reshape(1, -1))
+
+
+def atleast_3d(*tensors: Any) -> Any:
+    """With three dimensions at least: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1). Several give a tuple."""
+    return _each(tensors, lambda x: x if x.ndim > 2 else x.unsqueeze(-1) if x.ndim == 2 else x.reshape(1, -1, 1))
+
+
+def _listed(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors one by one, or as one sequence."""
+    return tuple(tensors[0]) if len(tensors) == 1 and not isinstance(tensors[0], Tensor) else tensors
+
+
+def _each(tensors: tuple[Any, ...], change: Any) -> Any:
+    if len(tensors) == 1 and isinstance(tensors[0], Tensor):
+        return change(tensors[0])
+    return tuple([change(x) for x in _listed(tensors)])
+
+
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Vectors (n0,), (n1,), ... as coordinates of a grid (n0, n1, ...), without copying; "xy": of (n1, n0, ...).
+
+    Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or no tensor.
+    """
+    xs: list[Any] = [x.reshape(-1) if x.ndim < 2 else x for x in _listed(tensors)]
+    if indexing not in ("ij", "xy"):
+        raise ArgumentError(f"meshgrid: indexing is 'ij' or 'xy', not {indexing!r}")
+    if not xs:
+        raise ArgumentError("meshgrid: expected at least one tensor")
+    for x in xs:
+        if x.ndim > 1:
+            raise ShapeError(f"meshgrid: expected vectors, got shape {x.shape}")
+    swap = indexing == "xy" and len(xs) > 1
+    if swap:
+        xs[0], xs[1] = xs[1], xs[0]
+    shape = [len(x) for x in xs]
+    grids = [x.reshape([-1 if i == j else 1 for j in range(len(xs))]).expand(shape) for i, x in enumerate(xs)]
+    if swap:
+        grids[0], grids[1] = grids[1], grids[0]
+    return tuple(grids)
