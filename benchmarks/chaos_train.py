@@ -7,7 +7,7 @@ runs once undisturbed. Then it runs again and again, each time from nothing, and
 
 rank      one of the two is killed, at any moment from the start on
 launcher  ddp-launch is killed
-all       everything is killed at once: launcher, MPI, keepers, ranks
+all       everything is killed at once: launcher, MPI, agents, ranks
 stop      a rank is stopped (SIGSTOP) for a while, and then killed
 save      a rank is killed in the middle of a save: at, or just after, any one thing that it does to a file
 load      the same in the middle of a load, after a rank was killed at any step

@@ -7,7 +7,7 @@ whole     from the shell to the end of a job that does one all-reduce
 exit      from one rank's exit with code 1 to the end of every process; the other rank is in an all-reduce
 killed    the same, when it was killed by SIGKILL
 restart   from a rank's exit with code 1 to the first all-reduce of the next attempt
-memory    proportional set size of all that is no rank (launcher, keepers, engine, agent), in MiB a rank
+memory    proportional set size of all that is no rank (launcher, agents, engine, agent), in MiB a rank
 
 Each round runs every implementation once, so that all of them see the same machine. What is printed are medians of
 rounds; a ratio is the median of the rounds' ratios to the better of torchrun's two ways to start. Needs PyTorch for the

@@ -29,7 +29,7 @@ sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resol
 
 import collectives as package  # noqa: E402
 from benchmarks import collectives, harness  # noqa: E402
-from launcher.engines.finding import MPICH, find_mpiexec, flavour  # noqa: E402
+from launcher.engines.mpiexec import MPICH, find_mpiexec, mpi_family  # noqa: E402
 
 SCRIPT = HERE.parent / "tests" / "cluster" / "hosts.sh"
 ADDRESS = "10.0.0.1"  # of the first host
@@ -66,7 +66,7 @@ def hosts(rate: str) -> Iterator[list[str]]:
 def start(names: list[str]) -> list[str]:
     """The command that starts one Python on each host, the first on the first."""
     mpiexec = find_mpiexec()
-    if flavour(mpiexec) != MPICH:
+    if mpi_family(mpiexec) != MPICH:
         raise SystemExit("the way to two hosts on one machine is known for MPICH alone")
     # The hosts share one kernel: neither the MPI nor gloo may find a way from process to process beside the wire.
     options = ["-launcher", "ssh", "-launcher-exec", str(SCRIPT), "-localhost", ADDRESS, "-hosts", ",".join(names)]

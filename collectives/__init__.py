@@ -4,12 +4,12 @@
     comm = collectives.init()
     total = comm.all_reduce(array)
 
-This file imports nothing until asked: the launcher and its keepers read `collectives.world` and have no use for NumPy.
+This file imports nothing until asked: the launcher and its agents read `collectives.world` and have no use for NumPy.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a tenth of its memory
+TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
 if TYPE_CHECKING:
     from typing import Any
 

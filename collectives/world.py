@@ -11,9 +11,9 @@ import os
 from collections import namedtuple
 from collections.abc import Mapping
 
-#: Set by the keeper to its own pid, in the environment of the rank it watches.
-KEEPER = "DDP_KEEPER"
-#: Set by the keeper to the file descriptor on which its rank reports, one JSON object a line.
+#: Set by the agent to its own pid, in the environment of the rank it watches.
+AGENT = "DDP_AGENT"
+#: Set by the agent to the file descriptor on which its rank reports, one JSON object a line.
 REPORT = "DDP_REPORT_FD"
 #: Set by `ddp-launch --trace`, or by the user: the folder in which every rank leaves its part of a trace.
 TRACE = "DDP_TRACE"
@@ -21,7 +21,7 @@ TRACE = "DDP_TRACE"
 ATTEMPT = "DDP_ATTEMPT"
 #: Set by `ddp-launch --backend`: what `collectives.init(backend="auto")` takes, instead of choosing by itself.
 BACKEND = "DDP_BACKEND"
-#: Set by the keeper to the file descriptor of a page that says when the time limits of this rank stand still.
+#: Set by the agent to the file descriptor of a page that says when the time limits of this rank stand still.
 #: Byte 0 is not 0 while they do. The native 64-bit integer at byte PAUSED_AT counts the nanoseconds for which they did,
 #: pauses that have ended: a rank that was stopped meanwhile could not look at byte 0.
 PAUSE_FD = "DDP_PAUSE_FD"
@@ -30,7 +30,7 @@ PAUSED_AT = 8
 PASSED_AT = 16
 #: Set by `ddp-launch`: the rank that has its standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
-#: Set by the keeper of that rank, if `ddp-launch` has a terminal: the file descriptor of one for its debugger.
+#: Set by the agent of that rank, if `ddp-launch` has a terminal: the file descriptor of one for its debugger.
 TERMINAL_FD = "DDP_TERMINAL_FD"
 
 #: Set in a process that works for a rank and is none, to the rank's place: see `collectives.backends.detached`.
@@ -41,7 +41,7 @@ APART = "DDP_APART"
 STOPPED = 75
 
 
-# Neither a dataclass nor of `typing`: their imports would cost every keeper as much as all the rest.
+# Neither a dataclass nor of `typing`: their imports would cost every agent as much as all the rest.
 class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_size"), defaults=(None, None))):
     """A rank's place in the world, as its engine promised it.
 
@@ -105,15 +105,15 @@ def started_by_torchrun(environ: Mapping[str, str]) -> bool:
 
 
 def supervised(environ: Mapping[str, str] = os.environ) -> bool:
-    """True in a rank that a keeper watches: who fails there just exits, and the launcher ends the others.
+    """True in a rank that an agent watches: who fails there just exits, and the launcher ends the others.
 
     Children of a rank inherit the variable but not the parent, so they are not taken for ranks.
     """
-    return environ.get(KEEPER) == str(os.getppid())
+    return environ.get(AGENT) == str(os.getppid())
 
 
 def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
-    """Tells the keeper something of this rank, in the order in which it happens; where there is no keeper, nothing.
+    """Tells the agent something of this rank, in the order in which it happens; where there is no agent, nothing.
 
     raised: an uncaught exception; leaving: an exit status; stopped: the step after which it stops as it was asked to,
     its state saved, just before it leaves with STOPPED; joining: it waits for all ranks to join the world, so many
@@ -123,14 +123,14 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     how many breakpoints it has gone on from; quit: how the user ended the debugger, and with it the job, in words
     """
     if supervised(environ) and REPORT in environ:
-        import json  # here, because a keeper imports this module before it forks its rank
+        import json  # here, because an agent imports this module before it forks its rank
 
         try:
             with open(int(environ[REPORT]), "wb", closefd=False) as pipe:
                 # On a line of its own, whatever another program of this rank may have written there by mistake.
                 pipe.write(b"\n" + json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # the keeper has gone, and this rank is about to be killed for it
+            pass  # the agent has gone, and this rank is about to be killed for it
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

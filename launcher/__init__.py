@@ -1,29 +1,29 @@
 """Starts the ranks of a job, watches over them and explains how they failed.
 
 From the shell: `ddp-launch -n 4 train.py`. From Python: `launcher.launch(launcher.Job(script="train.py", n=4))`.
-This file imports nothing until asked: a keeper imports it beside every rank, and must stay small.
+This file imports nothing until asked: an agent imports it beside every rank, and must stay small.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # not of `typing`, whose import would cost every keeper a tenth of its memory
+TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
 if TYPE_CHECKING:
     from typing import Any
 
-    from launcher.calling import RankError as RankError
-    from launcher.calling import run as run
+    from launcher.errors import RankError as RankError
+    from launcher.errors import UsageError as UsageError
+    from launcher.function import run as run
     from launcher.job import Job as Job
-    from launcher.job import UsageError as UsageError
-    from launcher.running.watch import launch as launch
+    from launcher.supervisor.supervisor import launch as launch
 
 __all__ = ["Job", "RankError", "UsageError", "launch", "run"]
 
 _HOMES = {
     "Job": "launcher.job",
-    "RankError": "launcher.calling",
+    "RankError": "launcher.function",
     "UsageError": "launcher.job",
-    "launch": "launcher.running.watch",
-    "run": "launcher.calling",
+    "launch": "launcher.supervisor.supervisor",
+    "run": "launcher.function",
 }
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from launcher.job import UsageError
+from launcher.errors import UsageError
 
 
 class ArgumentParser(argparse.ArgumentParser):

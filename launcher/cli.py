@@ -1,17 +1,20 @@
-"""`ddp-launch`: from the words of a command line to a job, and from a job's end to an exit code."""
+"""`ddp-launch`: from the command line to a job, and from a job's end to an exit code."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
-from launcher.job import Job, UsageError
-from launcher.settings.layers import Layer
-from launcher.settings.options import BY_NAME, ELSEWHERE, Option, nearest
+from launcher.config import Layer
+from launcher.errors import UsageError
+from launcher.job import Job
+from launcher.options import BY_NAME, ELSEWHERE, GROUPS, OPTIONS, Option, nearest
 
 _SWEEP_LIMIT = 1.0
 
@@ -65,7 +68,7 @@ def take_apart(argv: Sequence[str]) -> Words:
     return Words(tuple(options), tuple(words))
 
 
-def said(words: Words) -> Layer:
+def layer_of(words: Words) -> Layer:
     """What a command line says of the job, and the job file and `--set` in it.
 
     Raises: UsageError, in one sentence.
@@ -73,7 +76,7 @@ def said(words: Words) -> Layer:
     layer = Layer({}, {})
     files, changes = words.all("--config"), words.all("--set")
     if files or changes:
-        from launcher.settings import config  # here, because reading TOML takes milliseconds
+        from launcher import config  # here, because reading TOML takes milliseconds
 
         if files:
             layer = config.load(files[-1])
@@ -91,7 +94,7 @@ def said(words: Words) -> Layer:
 
 def parse(argv: Sequence[str]) -> Job:
     """The job that a command line asks for. Raises: UsageError, in one sentence."""
-    return said(take_apart(argv)).job()
+    return layer_of(take_apart(argv)).job()
 
 
 def _value(option: Option, text: str) -> object:
@@ -109,11 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = take_apart(sys.argv[1:] if argv is None else argv)
         if (text := _information(words)) is not None:
             return _print(text)
-        layer = said(words)
+        layer = layer_of(words)
         job = layer.job()
-        from launcher.engines import settled  # here, because who made a mistake need not wait for it
+        from launcher.engines import resolve_size  # here, because who made a mistake need not wait for it
 
-        job = settled(job, os.environ)
+        job = resolve_size(job, os.environ)
         if (text := _preview(words, layer, job)) is not None:
             return _print(text)
         return _run(job)
@@ -153,9 +156,7 @@ def _complain(text: str) -> None:
 def _information(words: Words) -> str | None:
     """What is asked for instead of a job, None if nothing is."""
     if words.all("--help") or words.all("--help-all"):
-        from launcher.settings import manual
-
-        return manual.full() if words.all("--help-all") else manual.short()
+        return full() if words.all("--help-all") else short()
     if words.all("--version"):
         from collectives.version import __version__
 
@@ -166,25 +167,22 @@ def _information(words: Words) -> str | None:
 def _preview(words: Words, layer: Layer, job: Job) -> str | None:
     """What is asked for instead of running the job, None if nothing is. layer: what the job was made of"""
     if words.all("--print-config"):
-        from launcher.settings import config
+        from launcher import config
 
         return config.show(job, layer)
     if words.all("--dry-run"):
-        from launcher.settings import dry_run
-
-        return dry_run.show(job, os.environ)
+        return show(job, os.environ)
     return None
 
 
 def _run(job: Job) -> int:
-    from launcher.leftovers import remove_leftovers
-    from launcher.process import become_subreaper, childless, children_of, parents, sweep
-    from launcher.running.watch import launch
+    from launcher.linux import become_subreaper, childless, children_of, parents, remove_stale_segments, sweep
+    from launcher.supervisor.supervisor import launch
 
     began = time.time()
     # A parent that ignores it hands that down, and no child could be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # If the guard is killed, what it guarded comes to us; what this process had before it became us is not ours.
+    # If the reaper is killed, what it guarded comes to us; what this process had before it became us is not ours.
     before = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
     become_subreaper()
     try:
@@ -192,4 +190,96 @@ def _run(job: Job) -> int:
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
         sweep(_SWEEP_LIMIT, spare=before)
-        remove_leftovers(began)
+        remove_stale_segments(began)
+
+
+_USAGE = """\
+usage: ddp-launch [OPTIONS] SCRIPT ARGS...      ddp-launch [OPTIONS] -m MODULE ARGS...
+       ddp-launch --config FILE [OPTIONS] [ARGS...]
+
+Starts the ranks of a Python program, here or on other hosts, and explains how they fail.
+
+"""
+_MORE = """\
+
+Options come before SCRIPT. Exit code: 0, that of the first rank that failed, or 2 for wrong use.
+"""
+_ALL = """\
+
+Options come before SCRIPT; what follows it belongs to the script. `--` ends the options.
+The command line wins over --set, and --set over the job file. In parentheses: what holds otherwise.
+
+Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it; 1 for an exception;
+2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
+"""
+_DEFAULTS = {field.name: field.default for field in fields(Job)}
+
+
+def short() -> str:
+    """The common options."""
+    return _USAGE + _table(option for option in OPTIONS if option.common) + _MORE
+
+
+def full() -> str:
+    """All options, in groups."""
+    return _USAGE + "\n".join(f"{heading}:\n{_table(group)}" for heading, group in GROUPS.items()) + _ALL
+
+
+def usage(option: Option) -> str:
+    """How it is given: `--grace S`."""
+    return f"{option.name} {option.metavar}".rstrip()
+
+
+def default(option: Option) -> str:
+    """What holds without it, as it would be given; "" if that is nothing in particular."""
+    value = _DEFAULTS.get(option.key)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
+def _table(options: Iterable[Option]) -> str:
+    width = max(len(usage(option)) for option in OPTIONS)
+    return "".join(f"  {usage(option):{width}}  {_help(option)}\n" for option in options)
+
+
+def _help(option: Option) -> str:
+    return f"{option.help} ({default(option)})" if default(option) else option.help
+
+
+def show(job: Job, environ: Mapping[str, str]) -> str:
+    """The command for a settled job, and what it adds to the environment `environ`.
+
+    Raises: UsageError if there is no engine for it.
+    """
+    from launcher import engines  # here, because most jobs are run, and not shown
+    from launcher.protocol import LAUNCHER_PID
+    from launcher.supervisor.environment import (
+        agent,
+        agents_environment,
+        host_of_rank_0,
+        meeting,
+        ranks_environment,
+    )
+
+    engine = engines.choose_engine(job, environ)
+    agents = agents_environment(job, engine, "HOST:PORT", "HIDDEN") | {LAUNCHER_PID: "PID"}
+    there = meeting(environ, host_of_rank_0(job, engine, environ), "PORT")
+    told = {**environ, **ranks_environment(job, 0), **there, **agents}
+    then = engine.environment(told, "SCRATCH")
+    return written(engine.command(agent(job), then), environ, then)
+
+
+def written(command: Sequence[str], before: Mapping[str, str], then: Mapping[str, str]) -> str:
+    """A command in an environment, as a shell takes it.
+
+    >>> print(written(["mpiexec", "-n", "2", "a b"], {"HOME": "/", "X": "1"}, {"HOME": "/", "Y": "2"}), end="")
+    env \\
+        -u X \\
+        Y=2 \\
+        mpiexec -n 2 'a b'
+    before: the environment as it is; then: as the command finds it
+    """
+    gone = [f"-u {shlex.quote(name)}" for name in before if name not in then]
+    new = [f"{name}={shlex.quote(value)}" for name, value in then.items() if before.get(name) != value]
+    return " \\\n    ".join(("env", *gone, *new, shlex.join(command))) + "\n"

@@ -1,8 +1,7 @@
-"""`breakpoint()` in a rank: one rank of a job has the terminal, and the others wait for it.
+"""`breakpoint()` in a rank: pdb on one rank of the job, with all time limits suspended while its prompt is open.
 
-The debug rank gets pdb. While its prompt is open, no time limit of the job runs. Quitting it ends the job as Ctrl-C
-does: a rank that goes away in the middle leaves the others waiting. Every other rank counts its breakpoints, and waits
-at each until the debug rank has gone on from as many, so ranks that run the same code all stop at one place.
+Quitting it ends the job as Ctrl-C does, because a rank that leaves in the middle would leave the others waiting. On the
+other ranks `breakpoint()` does nothing: they wait in the next collective.
 """
 
 from __future__ import annotations

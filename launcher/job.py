@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launcher.errors import UsageError
+
 if TYPE_CHECKING:
-    from launcher.hosts import Host
+    from launcher.network import Host
 
 #: Seconds between asking the ranks to end and killing them.
 GRACE = 5.0
@@ -24,10 +26,6 @@ MOST_RANKS = 1_000_000
 ENGINES = ("auto", "mpich", "openmpi", "slurm")
 #: What `collectives.init(backend=...)` takes.
 BACKENDS = ("auto", "single", "mpi", "nccl")
-
-
-class UsageError(Exception):
-    """The job as asked for cannot be started; the message is one sentence for the user. `ddp-launch` exits with 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +107,7 @@ class Job:
 
     @property
     def target(self) -> tuple[str, ...]:
-        """What a keeper is given: `SCRIPT ARGS...` or `-m MODULE ARGS...`."""
+        """What an agent is given: `SCRIPT ARGS...` or `-m MODULE ARGS...`."""
         if self.script is not None:
             return (self.script, *self.args)
         assert self.module is not None

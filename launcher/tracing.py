@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 
-from launcher.job import UsageError
+from launcher.errors import UsageError
 
 # What an earlier trace has left, all of it made by `ddp.tracing`: else a rank that dies would seem to have left a part.
 _OLD = re.compile(r"rank-\d+\.steps\.json|trace\.json|step\.png")

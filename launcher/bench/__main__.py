@@ -15,7 +15,8 @@ from collectives import world
 from launcher.bench import report
 from launcher.bench.report import Outcome
 from launcher.bench.settings import ALONE, HELP, Settings, available_memory, check_environment, parse
-from launcher.job import Job, UsageError
+from launcher.errors import UsageError
+from launcher.job import Job
 
 _GRACE = 1.0  # s; ranks that are asked to end have nothing to save
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _start(settings: Settings) -> int:
     """Starts a job for each backend, one after the other."""
-    from launcher.running.watch import launch
+    from launcher.supervisor.supervisor import launch
 
     check_environment(settings, available_memory())
     outcomes = []

@@ -17,7 +17,7 @@ from collectives import Communicator, DtypeError
 from launcher.bench.collective_table import ROOT, Kind, partner
 from launcher.bench.expected import Array
 from launcher.bench.timing import MPISync
-from launcher.job import UsageError
+from launcher.errors import UsageError
 
 Call = Callable[[], Any]
 

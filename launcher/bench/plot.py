@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.bench.collective_table import PLACES
 from launcher.bench.report import Outcome, Row
-from launcher.job import UsageError
+from launcher.errors import UsageError
 
 
 def save(path: str, outcomes: Sequence[Outcome], title: str) -> bool:

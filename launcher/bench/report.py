@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from launcher.bench.collective_table import PLACES, Kind, Place
 from launcher.bench.settings import Settings
-from launcher.job import UsageError
+from launcher.errors import UsageError
 
 
 class Line(NamedTuple):

@@ -15,9 +15,8 @@ from typing import Any
 
 from launcher.arguments import ArgumentParser, nearest
 from launcher.bench.collective_table import KINDS
-from launcher.job import UsageError
-from launcher.settings.layers import word
-from launcher.settings.toml import read_toml
+from launcher.config import read_toml, word
+from launcher.errors import UsageError
 
 BACKENDS = ("auto", "mpi", "nccl", "threads", "single")
 #: Backends whose ranks share one process, or that have only one: no engine starts them.

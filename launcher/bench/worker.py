@@ -20,7 +20,7 @@ from launcher.bench.implementations import Gloo, Implementation, Ours, OursOnDev
 from launcher.bench.report import Cell, Fitted, Outcome, Progress, Row
 from launcher.bench.settings import DTYPES, Settings
 from launcher.bench.timing import CommSync, Entry, MPISync, Sync, Timing, measure, ratio
-from launcher.job import UsageError
+from launcher.errors import UsageError
 
 _DAY = 86_400.0  # s; the time limit of a whole run between threads
 

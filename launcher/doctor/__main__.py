@@ -21,7 +21,7 @@ _EPILOG = "Exit code: 0; 1 if training would fail, or a process could not be rea
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Does what the words say; returns the exit code."""
-    from launcher.job import UsageError
+    from launcher.errors import UsageError
 
     args = _parser().parse_args(argv)
     try:

@@ -14,7 +14,7 @@ from functools import partial
 from launcher.doctor import findings as report
 from launcher.doctor.findings import Finding, Level, exit_code, note, verdict, warning
 from launcher.doctor.probe import end_all
-from launcher.hosts import Host
+from launcher.network import Host
 
 Check = Callable[[], list[Finding]]
 
@@ -108,7 +108,7 @@ def _guarded(name: str, check: Check) -> list[Finding]:
 
 
 def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
-    from launcher.hosts import parse_hosts, read_hostfile
+    from launcher.network import parse_hosts, read_hostfile
 
     if hosts is not None:
         return parse_hosts(hosts)

@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from launcher import route
+from launcher import network
 from launcher.doctor.findings import Finding, error, note, ok, warning
 from launcher.doctor.probe import run
 from launcher.doctor.python import NEEDED, version
-from launcher.engines import finding
-from launcher.engines.finding import INTEL, MPICH, OPENMPI
-from launcher.hosts import Host
-from launcher.job import UsageError
+from launcher.engines import mpiexec
+from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI
+from launcher.errors import UsageError
+from launcher.network import Host
 
 CHECK = "hosts"
 _OURS = "ddp-runtime"
@@ -190,7 +190,7 @@ def look(hosts: Sequence[Host], packages: Sequence[str]) -> list[Reach]:
 def _family() -> str | None:
     """Of the engine that ddp-launch would choose."""
     try:
-        return finding.find("auto")[1]
+        return mpiexec.find_mpiexec_for("auto")[1]
     except UsageError:
         return None
 
@@ -198,7 +198,7 @@ def _family() -> str | None:
 def shell(environ: Mapping[str, str], family: str | None) -> list[str]:
     """The words before a host's name, of the command that reaches it: ssh, or what the engine was told to use instead.
 
-    family: of the engine, as in `launcher.engines.finding`; None: there is none
+    family: of the engine, as in `launcher.engines.mpiexec`; None: there is none
 
     >>> shell({"PRTE_MCA_plm_ssh_agent": "/x/rsh -q : ssh"}, "openmpi")
     ['/x/rsh', '-q']
@@ -211,9 +211,9 @@ def shell(environ: Mapping[str, str], family: str | None) -> list[str]:
 
 
 def _reach(name: str, way: Sequence[str], port: int, packages: Sequence[str]) -> Reach:
-    if route.is_here(name):
+    if network.is_here(name):
         return Reach(name, True, local=True)
-    arguments = [str(port), _MARK, os.getcwd(), ",".join(route.addresses([name])), *packages]
+    arguments = [str(port), _MARK, os.getcwd(), ",".join(network.addresses([name])), *packages]
     question = [sys.executable, "-c", _QUESTION, *arguments]
     start = time.time()
     try:

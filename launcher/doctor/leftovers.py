@@ -41,10 +41,10 @@ def look(folder: str = FOLDER) -> Leftovers:
 
 def sweep(folder: str = FOLDER) -> int:
     """`ddp-doctor sweep`: removes them and says so; returns 1 if some are still there, else 0."""
-    from launcher.leftovers import remove_leftovers
+    from launcher.linux import remove_stale_segments
 
     before = look(folder)
-    remove_leftovers(0.0, folder)
+    remove_stale_segments(0.0, folder)
     left = look(folder)
     freed = (before.nbytes - left.nbytes) / 2**20
     print(f"{before.files - left.files} files of killed MPI jobs removed from {folder} ({freed:.0f} MiB)")

@@ -13,8 +13,9 @@ from launcher import engines
 from launcher.doctor.findings import Finding, error, install, note, ok, pip, warning
 from launcher.doctor.probe import Answer, ask, outside_a_job
 from launcher.doctor.python import version
-from launcher.engines.finding import INTEL, MPICH, OPENMPI, find, flavour
-from launcher.job import Job, UsageError
+from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI, find_mpiexec_for, mpi_family
+from launcher.errors import UsageError
+from launcher.job import Job
 
 CHECK = "mpi"
 _LIMIT = 20.0  # s
@@ -47,11 +48,11 @@ def look(environ: Mapping[str, str] = os.environ) -> Starters:
     wheels = {name: found for name in _WHEELS if (found := version(name))}
     mpiexec = family = trouble = srun = ""
     try:
-        mpiexec, family = find("auto", environ)
+        mpiexec, family = find_mpiexec_for("auto", environ)
     except UsageError as refusal:
         trouble = str(refusal)
     try:
-        chosen = engines.choose(Job(module="launcher.doctor.trial", n=2), environ)
+        chosen = engines.choose_engine(Job(module="launcher.doctor.trial", n=2), environ)
         srun = str(getattr(chosen, "srun", ""))
     except UsageError as refusal:
         trouble = trouble or str(refusal)
@@ -160,7 +161,7 @@ def _family(mpiexec: str) -> str:
     if not mpiexec:
         return ""
     try:
-        return flavour(mpiexec)
+        return mpi_family(mpiexec)
     except UsageError:
         return ""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from launcher.doctor.findings import Finding, error, ok, warning
 from launcher.doctor.probe import Answer, ask, outside_a_job
-from launcher.hosts import Host
+from launcher.network import Host
 
 CHECK = "ranks"
 _LIMIT = 90.0  # s; a few seconds on an idle machine

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.engines.finding import without_torchrun
-from launcher.hosts import Host, refuse_addresses
+from launcher.engines.mpiexec import without_torchrun
+from launcher.network import Host, reject_ipv6
 
 # What it needs to start as fast as MPICH on one machine; by default it probes every network first. Its module for TCP
 # would listen on all of them.
@@ -20,7 +20,7 @@ _ITS_OWN = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
 
 
 @dataclass(frozen=True)
-class OpenMPI:
+class OpenMpiEngine:
     """`mpiexec` of path `mpiexec`, for `n` ranks.
 
     hosts: where to start them; none: on this machine, or where an allocation says
@@ -34,12 +34,12 @@ class OpenMPI:
     name: str = "mpiexec"
 
     def __post_init__(self) -> None:
-        refuse_addresses(self.mpiexec, self.hosts)
+        reject_ipv6(self.mpiexec, self.hosts)
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """As `Engine.command`.
 
-        >>> OpenMPI("mpiexec", 2).command(["python", "train.py"], {})[-4:]
+        >>> OpenMpiEngine("mpiexec", 2).command(["python", "train.py"], {})[-4:]
         ['-n', '2', 'python', 'train.py']
         """
         # Binding to one core, its default for two ranks, makes BLAS and our helper threads share it.

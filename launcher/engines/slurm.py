@@ -10,10 +10,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.engines.finding import MPICH, OPENMPI, without_foreign
-from launcher.hosts import Host, dealt
-from launcher.job import UsageError
-from launcher.seat import per_node
+from launcher.engines.mpiexec import MPICH, OPENMPI, without_outer_mpi
+from launcher.errors import UsageError
+from launcher.network import Host, fill_hosts
+from launcher.placement import tasks_per_node
 
 # Which of `srun --mpi=list` a family speaks, the first that is there. Intel's needs a library of Slurm's and its path.
 _LANGUAGES = {MPICH: ("pmi2", "cray_shasta"), OPENMPI: ("pmix",)}
@@ -21,7 +21,7 @@ _LIMIT = 20.0  # s
 
 
 @dataclass(frozen=True)
-class Srun:
+class SlurmEngine:
     """`srun` of path `srun`, for `n` ranks.
 
     language: what the MPI speaks, as `--mpi` takes it
@@ -39,20 +39,20 @@ class Srun:
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """As `Engine.command`: the environment goes along by itself."""
-        # Who died first, and what the others get to do about it, is for the launcher to judge. A step of a restart, or
-        # one beside an interactive shell, must not wait for what another step has. Cores and GPUs are dealt by keepers.
+        # Who died first, and what the others get to do about it, the launcher decides. A step of a restart, or
+        # one beside an interactive shell, must not wait for what another step has. Cores and GPUs are dealt by agents.
         options = [f"--mpi={self.language}", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL"]
         options += ["--cpu-bind=none", "--gpu-bind=none"]
         if self.cpus:
             options.append(f"--cpus-per-task={self.cpus}")  # srun does not take it from the allocation by itself
         if self.hosts:
-            names = [name for name, number in dealt(self.n, self.hosts) for _ in range(number)]
+            names = [name for name, number in fill_hosts(self.n, self.hosts) for _ in range(number)]
             options += ["--distribution=arbitrary", f"--nodelist={','.join(names)}"]
         return [self.srun, *options, "-n", str(self.n), *rank]
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         """As `Engine.environment`."""
-        return without_foreign(environ)
+        return without_outer_mpi(environ)
 
 
 def inside(environ: Mapping[str, str]) -> bool:
@@ -88,7 +88,7 @@ def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
     if n is None or not (names := nodes(environ)):
         return ()
     try:
-        slots = per_node(environ["SLURM_TASKS_PER_NODE"])
+        slots = tasks_per_node(environ["SLURM_TASKS_PER_NODE"])
     except (KeyError, ValueError):
         slots = []
     if (len(slots), sum(slots)) != (len(names), n):  # of a step, or of cores: then alike, as far as that goes

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.engines.finding import MPICH, flavour
+from launcher.engines.mpiexec import MPICH, mpi_family
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(200)]
 
@@ -38,7 +38,7 @@ def run(hosts: list[str], mpiexec: list[str], run_job: Run) -> Run:
     """`run(script, ...)` runs it on two ranks, the first on the first host, the second on the second; `each=2` on two
     a host.
     """
-    if flavour(mpiexec[0]) != MPICH:
+    if mpi_family(mpiexec[0]) != MPICH:
         pytest.skip("the way to two hosts on one machine is known for MPICH alone")
     # The hosts share one kernel, and UCX must not find its ways from process to process.
     options = ["-launcher", "ssh", "-launcher-exec", SCRIPT, "-localhost", "10.0.0.1", "-hosts", ",".join(hosts)]
@@ -58,7 +58,7 @@ def test_each_rank_is_the_first_of_its_node(run: Run) -> None:
 
 
 def test_hosts_meet_without_an_engine(hosts: list[str], mpiexec: list[str], start_job: Callable[..., Any]) -> None:
-    if flavour(mpiexec[0]) != MPICH:
+    if mpi_family(mpiexec[0]) != MPICH:
         pytest.skip("takes MPICH")
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "DDP_JOB_SECRET": "of these two"}
     command = [sys.executable, str(HERE / "where.py")]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.process import stat_of
+from launcher.linux import stat_of
 from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(200)]
@@ -143,10 +143,10 @@ def test_the_secret_stands_on_no_command_line(start: Any, hosts: Hosts, script: 
     job = start(script(WAITING))
     wait_for(job.process.stdout, "ready", 2)
     running = {**hosts.new(0), **hosts.new(1)}
-    keepers = [pid for pid, text in running.items() if "keeper.py" in text]
+    agents = [pid for pid, text in running.items() if "agent/main.py" in text]
     secrets = {
         word.split(b"=", 1)[1].decode()
-        for pid in keepers
+        for pid in agents
         for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         if word.startswith(b"DDP_LAUNCH_SECRET=")
     }
@@ -162,8 +162,8 @@ def test_the_secret_stands_on_no_command_line(start: Any, hosts: Hosts, script: 
     ("victim", "says", "code"),
     [
         ("rank", r"rank {last} on {second} \(pid {pid}\) was killed by SIGKILL .*", 137),
-        ("keeper", r"the keeper of rank {last} on {second} \(pid {pid}\) died, and its rank with it", 1),
-        ("guard", r"the keeper of rank {last} on {second} \(pid {pid}\) died, and its rank with it", 1),
+        ("agent", r"the agent of rank {last} on {second} \(pid {pid}\) died, and its rank with it", 1),
+        ("reaper", r"the agent of rank {last} on {second} \(pid {pid}\) died, and its rank with it", 1),
         # Open MPI's own mpiexec ends at once when it misses the one on the other host, and may be heard of first.
         ("proxy", r"\S+ on (?:{second}|{first}) \(pid \d+\), which had started the ranks, died", 1),
         ("mpiexec", r"mpiexec \(pid \d+\) was killed by SIGKILL \(signal 9\) while ranks were running", 137),
@@ -176,14 +176,14 @@ def test_whoever_is_killed_all_end(
     job = start(script(WAITING), each=each)
     said = wait_for(job.process.stdout, "ready", 2 * each)
     last = 2 * each - 1  # a rank of the second host
-    rank, keeper = next((int(pid), int(parent)) for n, pid, parent in READY.findall(said) if int(n) == last)
-    guard = stat_of(keeper).parent
+    rank, agent = next((int(pid), int(parent)) for n, pid, parent in READY.findall(said) if int(n) == last)
+    reaper = stat_of(agent).parent
     assert len([pid for pid, text in hosts.new(1).items() if text == "sleep 60 "]) == each
     pids = {
         "rank": rank,
-        "keeper": keeper,
-        "guard": guard,
-        "proxy": stat_of(guard).parent,
+        "agent": agent,
+        "reaper": reaper,
+        "proxy": stat_of(reaper).parent,
         "mpiexec": min(pid for pid, text in hosts.new(0).items() if re.match(r"\S*(mpiexec|prterun) ", text)),
         "launcher": job.process.pid,
     }
@@ -267,14 +267,14 @@ def test_a_pulled_cable_ends_the_job_on_both_sides(
         err
     )
     # The ranks there end, too, though nothing can reach them.
-    while ours := [text for text in hosts.new(1).values() if "keeper.py" in text]:
+    while ours := [text for text in hosts.new(1).values() if "agent/main.py" in text]:
         assert time.monotonic() < pulled + 45, ours
         time.sleep(0.1)
     cable("up")
     hosts.assert_left(within=30)
 
 
-@pytest.mark.parametrize("loss", ["keeper", "network"])
+@pytest.mark.parametrize("loss", ["agent", "network"])
 def test_a_restart_does_without_a_host_that_is_lost(
     start: Any, hosts: Hosts, script: Any, cable: Callable[[str], None], loss: str
 ) -> None:
@@ -282,7 +282,7 @@ def test_a_restart_does_without_a_host_that_is_lost(
         "import os, signal, time\n"
         "attempt, rank = os.environ['DDP_ATTEMPT'], os.environ['RANK']\n"
         "print('ready', flush=True)\n"
-        f"if attempt == '0' and rank == '1' and {loss == 'keeper'}:\n"
+        f"if attempt == '0' and rank == '1' and {loss == 'agent'}:\n"
         "    time.sleep(0.5)\n"
         "    os.kill(os.getppid(), signal.SIGKILL)\n"
         "if attempt == '0': time.sleep(60)\n"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.engines.finding import MPICH, OPENMPI, flavour
+from launcher.engines.mpiexec import MPICH, OPENMPI, mpi_family
 from tests.conftest import SLURM
 from tests.launcher.conftest import wait_for
 
@@ -40,7 +40,7 @@ def slurm(cluster: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def srun(slurm: dict[str, str], mpiexec: list[str], run_job: Run) -> Run:
     """`srun(script, ...)` runs it on two ranks."""
-    interface = INTERFACE[flavour(mpiexec[0])]
+    interface = INTERFACE[mpi_family(mpiexec[0])]
 
     def run(*args: str, options: tuple[str, ...] = (f"--mpi={interface}",)) -> subprocess.CompletedProcess[str]:
         return run_job(["srun", "-n", "2", *options, sys.executable, *args], env=slurm)
@@ -92,7 +92,7 @@ def test_a_rank_that_leaves_ends_the_job(
     srun: Run, mpiexec: list[str], leaving: Callable[[str], str], how: str, options: tuple[str, ...]
 ) -> None:
     start = time.monotonic()
-    done = srun(leaving(how), options=(f"--mpi={INTERFACE[flavour(mpiexec[0])]}", *options))
+    done = srun(leaving(how), options=(f"--mpi={INTERFACE[mpi_family(mpiexec[0])]}", *options))
     assert done.returncode != 0
     assert time.monotonic() - start < 15
     if "exit" in how:
@@ -121,7 +121,7 @@ def test_inside_a_batch_script(slurm: dict[str, str], mpiexec: list[str], run_jo
 
 def test_ddp_launch_in_an_allocation_needs_no_option(slurm: dict[str, str], run_job: Run, tmp_path: Path) -> None:
     said = tmp_path / "said.txt"
-    script = tmp_path / "seat.py"
+    script = tmp_path / "placement.py"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "SLURM_STEP_NUM_TASKS")
     script.write_text(f"import os\nprint(*(os.environ.get(name) for name in {names}))\n")
     for command in (["salloc", "-n", "3"], ["sbatch", "-n", "3", "--wait", "-o", str(said), "--wrap"]):
@@ -139,7 +139,7 @@ def test_the_user_may_choose_the_engine_and_fewer_ranks(
     slurm: dict[str, str], mpiexec: list[str], run_job: Run
 ) -> None:
     launch = ["salloc", "-n", "3", sys.executable, "-m", "launcher"]
-    for engine in ("slurm", "openmpi" if flavour(mpiexec[0]) == OPENMPI else "mpich"):
+    for engine in ("slurm", "openmpi" if mpi_family(mpiexec[0]) == OPENMPI else "mpich"):
         done = run_job([*launch, "--engine", engine, "-n", "2", WHERE], env=slurm)
         assert done.stdout == "0: mpi True [[0, 0, 0], [1, 1, 0]]\n", done.stderr
     done = run_job([*launch, "-n", "4", WHERE], env=slurm)
@@ -160,7 +160,7 @@ def test_hosts_of_the_allocation_may_be_chosen(slurm: dict[str, str], run_job: R
         ("sys.exit(3)", 3, "rank 1 .*exited with code 3"),
         ("raise ValueError('no')", 1, "rank 1 .*raised ValueError: no"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 1 .*was killed by SIGKILL"),
-        ("os.kill(int(os.environ['DDP_KEEPER']), signal.SIGKILL)", 1, "the keeper of rank 1 .*died"),
+        ("os.kill(int(os.environ['DDP_AGENT']), signal.SIGKILL)", 1, "the agent of rank 1 .*died"),
     ],
 )
 def test_ddp_launch_judges_a_step(

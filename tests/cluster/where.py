@@ -8,6 +8,6 @@ import collectives
 
 comm = collectives.init(timeout=30)
 assert comm.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
-seats = comm.gather(np.array([[comm.rank, comm.local_rank, comm.node]]))
+placements = comm.gather(np.array([[comm.rank, comm.local_rank, comm.node]]))
 if comm.rank == 0:
-    print(comm.backend, "mpi4py.MPI" in sys.modules, seats.tolist(), flush=True)
+    print(comm.backend, "mpi4py.MPI" in sys.modules, placements.tolist(), flush=True)

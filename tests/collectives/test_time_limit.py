@@ -96,7 +96,7 @@ def test_the_page_of_a_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time_limit._page()[world.PAUSED_AT // 8] == 0
     os.pwrite(fd, (7).to_bytes(8, "little"), world.PAUSED_AT)
     assert time_limit._page()[world.PAUSED_AT // 8] == 0  # an inherited variable: this process has no keeper
-    monkeypatch.setenv(world.KEEPER, str(os.getppid()))
+    monkeypatch.setenv(world.AGENT, str(os.getppid()))
     words = time_limit._page()
     assert words[world.PAUSED_AT // 8] == 7
     os.pwrite(fd, b"\1", 0)

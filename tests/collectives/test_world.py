@@ -17,7 +17,7 @@ from collectives import world
 from collectives.backends.mpi.mpi_world import Placement, place_rank
 from collectives.start import choose
 from collectives.world import World
-from launcher.leftovers import remove_leftovers
+from launcher.linux import remove_stale_segments
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 OMPI = {
@@ -63,9 +63,9 @@ def test_a_variable_that_holds_no_number_is_named() -> None:
         world.promised({"PMI_RANK": "0", "PMI_SIZE": "many"})
 
 
-def test_only_the_keepers_own_child_is_supervised() -> None:
-    assert world.supervised({world.KEEPER: str(os.getppid())})
-    assert not world.supervised({world.KEEPER: str(os.getpid())})
+def test_only_the_agents_own_child_is_supervised() -> None:
+    assert world.supervised({world.AGENT: str(os.getppid())})
+    assert not world.supervised({world.AGENT: str(os.getpid())})
     assert not world.supervised({})
 
 
@@ -152,7 +152,9 @@ def test_a_rank_that_never_calls_init_does_not_hold_the_others_for_ever(
     )
     began = time.time()
     done = start_job([*mpiexec, "-n", "2", sys.executable, "-c", code]).wait(timeout=40)
-    remove_leftovers(began)  # ranks that end within MPI_Init leave their MPI's file; ddp-launch would have removed it
+    remove_stale_segments(
+        began
+    )  # ranks that end within MPI_Init leave their MPI's file; ddp-launch would have removed it
     assert done.returncode != 0
     assert "_join_and_wait_for_every_rank_to_call_init" in done.stderr
 

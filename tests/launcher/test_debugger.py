@@ -219,7 +219,7 @@ def test_a_late_rank_does_not_wait_for_a_debugger_that_is_through(debug: Any) ->
 
 SLOW = """
 import os, sys, time
-if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")) and "keeper" in " ".join(sys.orig_argv):
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")) and "agent" in " ".join(sys.orig_argv):
     time.sleep(2)
 """
 
@@ -318,14 +318,14 @@ def test_a_killed_debug_rank_ends_the_job(debug: Any) -> None:
     assert "SIGKILL" in done.stderr
 
 
-def test_nobody_is_in_a_debugger_whose_keeper_was_killed(debug: Any, tmp_path: Path) -> None:
+def test_nobody_is_in_a_debugger_whose_agent_was_killed(debug: Any, tmp_path: Path) -> None:
     events = tmp_path / "events"
     options = ("--max-restarts", "1", "--events", str(events))
-    body = "print('keeper', os.getppid())\nif os.environ['DDP_ATTEMPT'] == '0': breakpoint()\ntime.sleep(0.3)"
+    body = "print('agent', os.getppid())\nif os.environ['DDP_ATTEMPT'] == '0': breakpoint()\ntime.sleep(0.3)"
     session = debug(body, options=options)
     seen = session.await_prompt()
-    keeper = next(line for line in seen.splitlines() if line.startswith("0: keeper")).split()[-1]
-    os.kill(int(keeper), signal.SIGKILL)
+    agent = next(line for line in seen.splitlines() if line.startswith("0: agent")).split()[-1]
+    os.kill(int(agent), signal.SIGKILL)
     done = session.end()
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in events.read_text().splitlines() if '"debugging"' in line]

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from launcher import engines, refusal
-from launcher.engines import Alone, Engine, finding, slurm
-from launcher.engines.hydra import Hydra
-from launcher.engines.openmpi import OpenMPI
-from launcher.engines.slurm import Srun
-from launcher.engines.words import explain, unreached
-from launcher.hosts import Host, dealt
-from launcher.job import Job, UsageError
+from launcher import engines, errors
+from launcher.engines import Engine, SingleEngine, mpiexec, slurm
+from launcher.engines.mpich import MpichEngine
+from launcher.engines.openmpi import OpenMpiEngine
+from launcher.engines.slurm import SlurmEngine
+from launcher.engines.start_errors import explain_start_failure, unreachable_host
+from launcher.errors import UsageError
+from launcher.job import Job
+from launcher.network import Host, fill_hosts
 from tests.conftest import SLURM
 
-RANK = ["python", "keeper.py", "train.py"]
+RANK = ["python", "agent/main.py", "train.py"]
 HOSTS = (Host("a", 4), Host("b", 4))
 
 
@@ -30,20 +31,20 @@ def job(**settings: object) -> Job:
 
 
 def test_hydra_on_this_machine() -> None:
-    assert Hydra("/m/mpiexec", 2).command(RANK, {}) == ["/m/mpiexec", "-disable-auto-cleanup", "-n", "2", *RANK]
-    assert Hydra("/m/mpiexec", 2, intel=True).command(RANK, {}) == ["/m/mpiexec", "-n", "2", *RANK]
-    local = Hydra("/m/mpiexec", 2).environment({"HOME": "/h"}, "/tmp/x")
+    assert MpichEngine("/m/mpiexec", 2).command(RANK, {}) == ["/m/mpiexec", "-disable-auto-cleanup", "-n", "2", *RANK]
+    assert MpichEngine("/m/mpiexec", 2, intel=True).command(RANK, {}) == ["/m/mpiexec", "-n", "2", *RANK]
+    local = MpichEngine("/m/mpiexec", 2).environment({"HOME": "/h"}, "/tmp/x")
     assert local.items() >= {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "HOME": "/h"}.items()
 
 
 def test_hydra_on_several_hosts() -> None:
-    engine = Hydra("/m/mpiexec", 6, HOSTS, ("b",), here="10.0.0.1")
+    engine = MpichEngine("/m/mpiexec", 6, HOSTS, ("b",), here="10.0.0.1")
     options = ["-disable-auto-cleanup", "-localhost", "10.0.0.1", "-hosts", "a:4,b:4", "-n", "6"]
     assert engine.command(RANK, {"SECRET": "x"}) == ["/m/mpiexec", *options, *RANK]
     assert engine.environment({}, "/tmp/x").items() >= {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}.items()
     assert engine.environment({"HYDRA_LAUNCHER": "rsh"}, "/tmp/x")["HYDRA_LAUNCHER"] == "rsh"
     # Intel's takes no number of slots in a list.
-    engine = Hydra("/m/mpiexec", 6, HOSTS, ("b",), intel=True)
+    engine = MpichEngine("/m/mpiexec", 6, HOSTS, ("b",), intel=True)
     assert engine.command(RANK, {}) == [
         "/m/mpiexec",
         "-n",
@@ -61,13 +62,13 @@ def test_hydra_on_several_hosts() -> None:
 
 
 def test_an_allocation_that_hydra_knows_is_left_to_it() -> None:
-    assert "HYDRA_LAUNCHER" not in Hydra("/m/mpiexec", 4, elsewhere=("b",)).environment({}, "/tmp/x")
+    assert "HYDRA_LAUNCHER" not in MpichEngine("/m/mpiexec", 4, elsewhere=("b",)).environment({}, "/tmp/x")
 
 
 def test_openmpi_on_this_machine() -> None:
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-    assert OpenMPI("/m/mpiexec", 3).command(RANK, {"A": "b"}) == ["/m/mpiexec", *options, "-n", "3", *RANK]
-    assert OpenMPI("/m/mpiexec", 3).environment({"OMPI_MCA_pml": "ucx", "HOME": "/h"}, "/tmp/x") == {
+    assert OpenMpiEngine("/m/mpiexec", 3).command(RANK, {"A": "b"}) == ["/m/mpiexec", *options, "-n", "3", *RANK]
+    assert OpenMpiEngine("/m/mpiexec", 3).environment({"OMPI_MCA_pml": "ucx", "HOME": "/h"}, "/tmp/x") == {
         "HOME": "/h",
         "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
         "OMPI_MCA_pml": "ucx",
@@ -77,7 +78,7 @@ def test_openmpi_on_this_machine() -> None:
 
 
 def test_openmpi_on_several_hosts_sends_the_environment_by_name_and_takes_the_network_that_is_there() -> None:
-    engine = OpenMPI("/m/mpiexec", 6, HOSTS, ("b",))
+    engine = OpenMpiEngine("/m/mpiexec", 6, HOSTS, ("b",))
     environ = {"DDP_LAUNCH_SECRET": "hidden", "PATH": "/bin", "OMPI_MCA_x": "1", "HOSTNAME": "a", "SSH_TTY": "t"}
     command = engine.command(RANK, environ)
     assert command[-len(RANK) - 2 :] == ["-n", "6", *RANK]
@@ -86,7 +87,7 @@ def test_openmpi_on_several_hosts_sends_the_environment_by_name_and_takes_the_ne
     assert "hidden" not in " ".join(command)
     assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment({}, "/tmp/x").keys()
     # A rank of a job on one host may start one on several.
-    outer = OpenMPI("/m/mpiexec", 3).environment({}, "/tmp/x")
+    outer = OpenMpiEngine("/m/mpiexec", 3).environment({}, "/tmp/x")
     assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment(outer, "/tmp/y").keys()
     assert engine.environment({"OMPI_MCA_pml": "ob1"}, "/tmp/x")["OMPI_MCA_pml"] == "ob1"
 
@@ -94,22 +95,23 @@ def test_openmpi_on_several_hosts_sends_the_environment_by_name_and_takes_the_ne
 def test_srun() -> None:
     options = ["--mpi=pmi2", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL"]
     unbound = ["--cpu-bind=none", "--gpu-bind=none"]
-    assert Srun("/s/srun", "pmi2", 4).command(RANK, {}) == ["/s/srun", *options, *unbound, "-n", "4", *RANK]
-    assert "--cpus-per-task=8" in Srun("/s/srun", "pmi2", 4, cpus="8").command(RANK, {})
-    command = Srun("/s/srun", "pmi2", 6, HOSTS).command(RANK, {})
+    assert SlurmEngine("/s/srun", "pmi2", 4).command(RANK, {}) == ["/s/srun", *options, *unbound, "-n", "4", *RANK]
+    assert "--cpus-per-task=8" in SlurmEngine("/s/srun", "pmi2", 4, cpus="8").command(RANK, {})
+    command = SlurmEngine("/s/srun", "pmi2", 6, HOSTS).command(RANK, {})
     assert "--distribution=arbitrary" in command
     assert "--nodelist=a,a,a,a,b,b" in command
-    assert Srun("/s/srun", "pmi2", 4).environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
+    assert SlurmEngine("/s/srun", "pmi2", 4).environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
 
 
 def test_a_world_of_one_has_no_engine() -> None:
-    alone = engines.choose(job(n=1), {"PATH": ""})
+    alone = engines.choose_engine(job(n=1), {"PATH": ""})
     assert alone.command(RANK, {}) == RANK
     assert alone.environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
 
 
 @pytest.mark.parametrize(
-    "engine", [Alone(), Hydra("/m/mpiexec", 2), OpenMPI("/m/mpiexec", 2), Srun("/s/srun", "pmi2", 2)]
+    "engine",
+    [SingleEngine(), MpichEngine("/m/mpiexec", 2), OpenMpiEngine("/m/mpiexec", 2), SlurmEngine("/s/srun", "pmi2", 2)],
 )
 def test_a_rank_may_start_a_job_of_its_own(engine: Engine) -> None:
     of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "HOME": "/h"}
@@ -117,8 +119,8 @@ def test_a_rank_may_start_a_job_of_its_own(engine: Engine) -> None:
     assert engine.environment(inherited, "/tmp/x") == engine.environment({"HOME": "/h"}, "/tmp/x")
 
 
-@pytest.mark.parametrize("kind", [Hydra, OpenMPI])
-def test_no_mpiexec_takes_an_ipv6_address(kind: type[Hydra] | type[OpenMPI]) -> None:
+@pytest.mark.parametrize("kind", [MpichEngine, OpenMpiEngine])
+def test_no_mpiexec_takes_an_ipv6_address(kind: type[MpichEngine] | type[OpenMpiEngine]) -> None:
     with pytest.raises(UsageError, match="takes no IPv6 address"):
         kind("/m/mpiexec", 2, (Host("fd00::1", 2),))
 
@@ -128,7 +130,7 @@ def test_no_mpiexec_takes_an_ipv6_address(kind: type[Hydra] | type[OpenMPI]) -> 
     [(8, HOSTS, [("a", 4), ("b", 4)]), (5, HOSTS, [("a", 4), ("b", 1)]), (3, HOSTS, [("a", 3)]), (0, (), [])],
 )
 def test_hosts_are_filled_one_after_the_other(n: int, hosts: tuple[Host, ...], expected: list[tuple[str, int]]) -> None:
-    assert dealt(n, hosts) == expected
+    assert fill_hosts(n, hosts) == expected
 
 
 # -- how many
@@ -154,7 +156,7 @@ _SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "6"}
     ],
 )
 def test_the_number_of_ranks(settings: dict[str, object], environ: dict[str, str], n: int) -> None:
-    assert engines.settled(job(**settings), environ).n == n
+    assert engines.resolve_size(job(**settings), environ).n == n
 
 
 @pytest.mark.parametrize(
@@ -167,22 +169,22 @@ def test_the_number_of_ranks(settings: dict[str, object], environ: dict[str, str
 )
 def test_more_ranks_than_slots_are_refused(settings: dict[str, object], environ: dict[str, str], text: str) -> None:
     with pytest.raises(UsageError, match=f"^{text}$"):
-        engines.settled(job(**settings), environ)
+        engines.resolve_size(job(**settings), environ)
 
 
 @pytest.mark.parametrize(
     ("settings", "engine", "nodes"),
     [
-        ({"n": 4}, Hydra("m", 4), (4,)),
-        ({"n": 5, "hosts": HOSTS}, Hydra("m", 5, HOSTS, ("b",)), (4, 1)),
-        ({"n": 4}, Srun("s", "pmi2", 4), None),
-        ({"n": 4}, Hydra("m", 4, elsewhere=("b",)), None),
+        ({"n": 4}, MpichEngine("m", 4), (4,)),
+        ({"n": 5, "hosts": HOSTS}, MpichEngine("m", 5, HOSTS, ("b",)), (4, 1)),
+        ({"n": 4}, SlurmEngine("s", "pmi2", 4), None),
+        ({"n": 4}, MpichEngine("m", 4, elsewhere=("b",)), None),
     ],
 )
 def test_who_knows_how_hosts_are_filled(
     settings: dict[str, object], engine: engines.Engine, nodes: tuple[int, ...] | None
 ) -> None:
-    assert engines.filled(job(**settings), engine) == nodes
+    assert engines.ranks_per_host(job(**settings), engine) == nodes
 
 
 # -- which
@@ -213,15 +215,15 @@ def test_flavour(tmp_path: Path, files: list[str], said: str | None, family: str
         assert said is not None, "file names were enough"
         return said
 
-    assert finding.flavour(str(tmp_path / "mpiexec"), version) == family
+    assert mpiexec.mpi_family(str(tmp_path / "mpiexec"), version) == family
 
 
 def test_flavour_by_the_name_a_link_resolves_to(tmp_path: Path) -> None:
     (tmp_path / "mpiexec.openmpi").touch()
     (tmp_path / "mpiexec").symlink_to(tmp_path / "mpiexec.openmpi")
-    assert finding.flavour(str(tmp_path / "mpiexec")) == "openmpi"
+    assert mpiexec.mpi_family(str(tmp_path / "mpiexec")) == "openmpi"
     with pytest.raises(UsageError, match="neither"):
-        finding.flavour("/x/mpiexec", lambda path: "something else")
+        mpiexec.mpi_family("/x/mpiexec", lambda path: "something else")
 
 
 def install(folder: Path, *names: str) -> str:
@@ -236,30 +238,33 @@ def test_mpiexec_beside_python_comes_before_path(tmp_path: Path) -> None:
     python = install(tmp_path / "venv", "mpiexec", "hydra_pmi_proxy")
     install(tmp_path / "path", "mpiexec", "prterun")
     environ = {"PATH": str(tmp_path / "path")}
-    assert finding.find("auto", environ, python) == (str(tmp_path / "venv/mpiexec"), "mpich")
-    assert finding.find("auto", environ, str(tmp_path / "python")) == (str(tmp_path / "path/mpiexec"), "openmpi")
-    assert finding.find_mpiexec(python, environ) == str(tmp_path / "venv/mpiexec")
+    assert mpiexec.find_mpiexec_for("auto", environ, python) == (str(tmp_path / "venv/mpiexec"), "mpich")
+    assert mpiexec.find_mpiexec_for("auto", environ, str(tmp_path / "python")) == (
+        str(tmp_path / "path/mpiexec"),
+        "openmpi",
+    )
+    assert mpiexec.find_mpiexec(python, environ) == str(tmp_path / "venv/mpiexec")
     # Asked for by name, it may be any that is there.
-    assert finding.find("openmpi", environ, python) == (str(tmp_path / "path/mpiexec"), "openmpi")
+    assert mpiexec.find_mpiexec_for("openmpi", environ, python) == (str(tmp_path / "path/mpiexec"), "openmpi")
 
 
 @pytest.mark.parametrize("asked", ["auto", "mpich", "openmpi"])
 def test_no_mpi(asked: str) -> None:
     package = "mpich" if asked == "auto" else asked
     with pytest.raises(UsageError, match=rf"^no MPI found .*: pip install {package}$"):
-        finding.find(asked, {"PATH": ""}, "/none/python")
+        mpiexec.find_mpiexec_for(asked, {"PATH": ""}, "/none/python")
 
 
 def test_not_the_mpi_that_was_asked_for(tmp_path: Path) -> None:
     python = install(tmp_path / "venv", "mpiexec", "prterun")
     text = rf"^--engine mpich: no MPICH found \({tmp_path}/venv/mpiexec is Open MPI's\): pip install mpich$"
     with pytest.raises(UsageError, match=text):
-        finding.find("mpich", {"PATH": ""}, python)
+        mpiexec.find_mpiexec_for("mpich", {"PATH": ""}, python)
 
 
 def test_intels_counts_as_mpich(tmp_path: Path) -> None:
     python = install(tmp_path / "venv", "mpiexec", "hydra_bstrap_proxy")
-    assert finding.find("mpich", {"PATH": ""}, python)[1] == "intel"
+    assert mpiexec.find_mpiexec_for("mpich", {"PATH": ""}, python)[1] == "intel"
 
 
 # -- two MPIs
@@ -279,7 +284,7 @@ def test_intels_counts_as_mpich(tmp_path: Path) -> None:
 def test_the_library_that_ranks_load(tmp_path: Path, files: dict[str, str], loaded: tuple[str, str] | None) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    found = finding.library([str(tmp_path / "none"), str(tmp_path)], {})
+    found = mpiexec.mpi_library([str(tmp_path / "none"), str(tmp_path)], {})
     assert found == (None if loaded is None else (str(tmp_path / loaded[0]), loaded[1]))
 
 
@@ -287,14 +292,14 @@ def test_a_link_tells_whose_library_it_is(tmp_path: Path) -> None:
     (tmp_path / "libmpi.so.40.30.1").touch()
     (tmp_path / "libmpi.so").symlink_to("libmpi.so.40.30.1")
     (tmp_path / "libmpi.so.12").touch()
-    assert finding.library([str(tmp_path)], {}) == (str(tmp_path / "libmpi.so"), "openmpi")
+    assert mpiexec.mpi_library([str(tmp_path)], {}) == (str(tmp_path / "libmpi.so"), "openmpi")
 
 
 def test_the_users_choice_of_a_library_counts(tmp_path: Path) -> None:
     (tmp_path / "libmpi.so.40").touch()
     (tmp_path / "libmpi.so.12").touch()
     chosen = str(tmp_path / "libmpi.so.40")
-    assert finding.library([str(tmp_path)], {"MPI4PY_LIBMPI": chosen}) == (chosen, "openmpi")
+    assert mpiexec.mpi_library([str(tmp_path)], {"MPI4PY_LIBMPI": chosen}) == (chosen, "openmpi")
 
 
 def test_two_mpis_mixed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,14 +310,14 @@ def test_two_mpis_mixed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "lib" / "libmpi.so.12").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
     monkeypatch.setattr(sys, "exec_prefix", str(tmp_path))
-    finding.check("/m/mpiexec", "mpich", {})
-    finding.check("/m/mpiexec", "intel", {})
+    mpiexec.check_library("/m/mpiexec", "mpich", {})
+    mpiexec.check_library("/m/mpiexec", "intel", {})
     with pytest.raises(
         UsageError, match=r"^two MPIs are mixed: /m/mpiexec is Open MPI's, but ranks would load MPICH's"
     ):
-        finding.check("/m/mpiexec", "openmpi", {})
+        mpiexec.check_library("/m/mpiexec", "openmpi", {})
     (wheel / "MPI.mpich.cpython-311-x86_64-linux-gnu.so").unlink()  # built for one MPI: it looks for no other
-    finding.check("/m/mpiexec", "openmpi", {})
+    mpiexec.check_library("/m/mpiexec", "openmpi", {})
 
 
 # -- Slurm
@@ -403,14 +408,14 @@ def test_no_allocation_has_no_hosts() -> None:
 
 def test_the_hosts_of_an_allocation_can_be_done_without() -> None:
     environ = _NODES | {"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "3(x2),1"}
-    asked = engines.settled(job(min_ranks=4), environ)
+    asked = engines.resolve_size(job(min_ranks=4), environ)
     assert (asked.n, asked.hosts) == (7, THREE)
-    assert engines.settled(asked, environ) == asked
-    assert engines.settled(job(min_ranks=4, n=5), environ).hosts == THREE
-    assert engines.settled(job(min_ranks=4, hosts=HOSTS), environ).hosts == HOSTS
-    assert engines.settled(job(), environ).hosts == ()
+    assert engines.resolve_size(asked, environ) == asked
+    assert engines.resolve_size(job(min_ranks=4, n=5), environ).hosts == THREE
+    assert engines.resolve_size(job(min_ranks=4, hosts=HOSTS), environ).hosts == HOSTS
+    assert engines.resolve_size(job(), environ).hosts == ()
     one = environ | {"SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "3"}
-    assert engines.settled(job(min_ranks=2), one) == job(min_ranks=2, n=3)  # there is nothing to do without
+    assert engines.resolve_size(job(min_ranks=2), one) == job(min_ranks=2, n=3)  # there is nothing to do without
 
 
 @pytest.mark.parametrize(
@@ -427,7 +432,7 @@ def test_a_smallest_number_of_ranks_that_means_nothing(
     settings: dict[str, object], environ: dict[str, str], text: str
 ) -> None:
     with pytest.raises(UsageError, match=f"^{text}$"):
-        engines.settled(job(**settings), environ)
+        engines.resolve_size(job(**settings), environ)
 
 
 _LIST = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"
@@ -459,42 +464,42 @@ def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
     """The environment in an allocation of this node, with an srun that speaks what Debian's does."""
     install(tmp_path / "slurm", "srun")
     (tmp_path / "slurm/srun").write_text(f"#!/bin/sh\ncat <<'END'\n{_LIST}END\n")
-    monkeypatch.setattr(finding, "family_of_this_python", lambda environ: "mpich")
-    monkeypatch.setattr(finding, "check", lambda *args: None)
-    monkeypatch.setattr(finding, "find", lambda asked, environ: ("/m/mpiexec", "mpich"))
+    monkeypatch.setattr(mpiexec, "family_of_this_python", lambda environ: "mpich")
+    monkeypatch.setattr(mpiexec, "check_library", lambda *args: None)
+    monkeypatch.setattr(mpiexec, "find_mpiexec_for", lambda asked, environ: ("/m/mpiexec", "mpich"))
     node = socket.gethostname().partition(".")[0]
     return {**_SLURM, "SLURM_JOB_NODELIST": node, "PATH": f"{tmp_path / 'slurm'}:/bin:/usr/bin"}
 
 
 def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = engines.choose(job(n=6), allocation)
-    assert isinstance(chosen, Srun)
+    chosen = engines.choose_engine(job(n=6), allocation)
+    assert isinstance(chosen, SlurmEngine)
     assert (chosen.language, chosen.n, chosen.elsewhere) == ("pmi2", 6, ())
-    assert isinstance(engines.choose(job(n=6, engine="mpich"), allocation), Hydra)
-    assert isinstance(engines.choose(job(n=2, hosts=(Host("localhost", 2),)), allocation), Hydra)
-    assert isinstance(engines.choose(job(n=6, engine="slurm"), {"PATH": allocation["PATH"]}), Srun)
+    assert isinstance(engines.choose_engine(job(n=6, engine="mpich"), allocation), MpichEngine)
+    assert isinstance(engines.choose_engine(job(n=2, hosts=(Host("localhost", 2),)), allocation), MpichEngine)
+    assert isinstance(engines.choose_engine(job(n=6, engine="slurm"), {"PATH": allocation["PATH"]}), SlurmEngine)
     # A world of one needs no engine, unless the allocation is of another machine.
-    assert isinstance(engines.choose(job(n=1), allocation), engines.Alone)
-    elsewhere = engines.choose(job(n=1), {**allocation, "SLURM_JOB_NODELIST": "n7"})
-    assert isinstance(elsewhere, Srun)
+    assert isinstance(engines.choose_engine(job(n=1), allocation), engines.SingleEngine)
+    elsewhere = engines.choose_engine(job(n=1), {**allocation, "SLURM_JOB_NODELIST": "n7"})
+    assert isinstance(elsewhere, SlurmEngine)
     assert elsewhere.elsewhere == ("n7",)
     # Without a language in common mpiexec does it, unless srun was asked for.
-    monkeypatch.setattr(finding, "family_of_this_python", lambda environ: "intel")
-    assert isinstance(engines.choose(job(n=6), allocation), Hydra)
+    monkeypatch.setattr(mpiexec, "family_of_this_python", lambda environ: "intel")
+    assert isinstance(engines.choose_engine(job(n=6), allocation), MpichEngine)
     with pytest.raises(UsageError, match=r"^--engine slurm: Intel MPI is started by its own mpiexec: --engine mpich$"):
-        engines.choose(job(n=6, engine="slurm"), allocation)
+        engines.choose_engine(job(n=6, engine="slurm"), allocation)
 
 
 def test_slurm_where_there_is_none() -> None:
     with pytest.raises(UsageError, match=r"^--engine slurm: there is no srun on PATH$"):
-        engines.choose(job(n=2, engine="slurm"), {"PATH": "/none"})
+        engines.choose_engine(job(n=2, engine="slurm"), {"PATH": "/none"})
 
 
 # -- words
 
 
 @pytest.mark.parametrize(
-    ("chatter", "sentence"),
+    ("engine_output", "sentence"),
     [
         ("", None),
         ("[mpiexec@a] HYDU_create_process: execvp error\n", None),
@@ -524,12 +529,12 @@ def test_slurm_where_there_is_none() -> None:
         ("ddp-launch refuses: 2 ranks wou", None),
     ],
 )
-def test_what_engines_say_in_one_sentence(chatter: str, sentence: str | None) -> None:
-    assert explain(chatter) == sentence
+def test_what_engines_say_in_one_sentence(engine_output: str, sentence: str | None) -> None:
+    assert explain_start_failure(engine_output) == sentence
 
 
 @pytest.mark.parametrize(
-    ("chatter", "host"),
+    ("engine_output", "host"),
     [
         ("", None),
         ("x\nssh: connect to host b port 22: No route to host\n", "b"),
@@ -537,9 +542,9 @@ def test_what_engines_say_in_one_sentence(chatter: str, sentence: str | None) ->
         ("Host key verification failed.\n", None),
     ],
 )
-def test_which_host_ssh_does_not_reach(chatter: str, host: str | None) -> None:
-    assert unreached(chatter) == host
+def test_which_host_ssh_does_not_reach(engine_output: str, host: str | None) -> None:
+    assert unreachable_host(engine_output) == host
 
 
-def test_what_a_keeper_prints_is_heard() -> None:
-    assert refusal.heard(f"noise\n{refusal.line(refusal.Refusal('too few'))}\n") == "too few"
+def test_what_a_agent_prints_is_heard() -> None:
+    assert errors.find_start_error(f"noise\n{errors.start_error_line(errors.StartError('too few'))}\n") == "too few"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher import cli, tracing
-from launcher.job import Job, UsageError
-from launcher.settings import config
+from launcher import cli, config, tracing
+from launcher.errors import UsageError
+from launcher.job import Job
 
 LAUNCH = [sys.executable, "-m", "launcher"]
 TRAIN = """

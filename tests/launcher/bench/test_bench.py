@@ -25,7 +25,7 @@ from launcher.bench.collective_table import KINDS
 from launcher.bench.implementations import Ours, OursOnDevice, OursShared
 from launcher.bench.report import Outcome
 from launcher.bench.settings import OPS, parse
-from launcher.job import UsageError
+from launcher.errors import UsageError
 
 BENCH = [sys.executable, "-m", "launcher.bench"]
 QUICK = ["-b", "64", "-e", "512", "-f", "8", "--iters", "2", "--warmup", "1", "--check"]

@@ -13,7 +13,7 @@ from launcher.bench import collective_table, expected, plot, report, timing
 from launcher.bench.collective_table import KINDS
 from launcher.bench.report import Outcome
 from launcher.bench.settings import DTYPES, Settings, parse, parse_size
-from launcher.job import UsageError
+from launcher.errors import UsageError
 
 
 @pytest.mark.parametrize(

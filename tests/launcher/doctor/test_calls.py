@@ -125,7 +125,7 @@ def test_nobody_reads_on(ranks: list[int]) -> None:
         assert process.stderr.read() == b""
 
 
-def test_a_keeper_is_told_from_its_rank(start_job: Any, doctor: Any, tmp_path: Path) -> None:
+def test_a_agent_is_told_from_its_rank(start_job: Any, doctor: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import collectives, os, time\n"
         "collectives.init()\n"
@@ -133,8 +133,8 @@ def test_a_keeper_is_told_from_its_rank(start_job: Any, doctor: Any, tmp_path: P
         "time.sleep(60)\n"
     )
     job = start_job([sys.executable, "-m", "launcher", "-n", "1", tmp_path / "train.py"])
-    keeper, rank = job.process.stdout.readline().split()
-    done = doctor("calls", keeper, rank)
-    complaint = f"process {keeper} keeps no flight record of its own; process {rank} does, its child"
+    agent, rank = job.process.stdout.readline().split()
+    done = doctor("calls", agent, rank)
+    complaint = f"process {agent} keeps no flight record of its own; process {rank} does, its child"
     assert (done.returncode, done.stderr) == (1, f"ddp-doctor: {complaint}\n")
     assert f"(pid {rank})" in done.stdout

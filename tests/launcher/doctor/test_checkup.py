@@ -15,7 +15,7 @@ import pytest
 from launcher.doctor import checkup
 from launcher.doctor.findings import Finding, Level, error, note, ok, warning
 from launcher.doctor.ranks import Trial, trials
-from launcher.hosts import Host
+from launcher.network import Host
 
 DOCTOR = [sys.executable, "-m", "launcher.doctor"]
 

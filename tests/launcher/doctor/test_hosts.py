@@ -13,8 +13,8 @@ import pytest
 from launcher.doctor import hosts
 from launcher.doctor.findings import Level
 from launcher.doctor.hosts import NO_SSH, Reach
-from launcher.engines.finding import INTEL, MPICH, OPENMPI
-from launcher.hosts import Host
+from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI
+from launcher.network import Host
 
 OK, NOTE, WARNING, ERROR = Level
 

@@ -10,7 +10,7 @@ from launcher.doctor import ranks
 from launcher.doctor.findings import Level
 from launcher.doctor.probe import Answer
 from launcher.doctor.ranks import Trial
-from launcher.hosts import Host
+from launcher.network import Host
 
 OK, NOTE, WARNING, ERROR = Level
 

@@ -1,0 +1,386 @@
+"""Event loop of an agent: forwards between rank and launcher, watches the rank to its end, ends all it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+from launcher import errors
+from launcher.agent.agent_supervisor import SWEEP_LIMIT, end_at_once, end_like
+from launcher.agent.heartbeat import Heartbeat
+from launcher.agent.oom import Memory
+from launcher.agent.stacks import LOOK, Stacks
+from launcher.agent.suspend import ORDERED, PAUSED, SILENT, Suspension
+from launcher.linux import reap_all, stat_of, sweep
+from launcher.protocol import PING, Message, ProtocolError, connect, to_bytes, to_text
+
+TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+_CHUNK = 1 << 16
+# A rank whose output the launcher does not take in time is made to wait, as on a full pipe.
+_BACKLOG = 1 << 20
+# A rank that prints line by line is read this much later (s) each time, unless it has filled its pipe: many lines then
+# cost one message. What comes after a pause is passed on at once.
+_REST, _FEW = 0.004, 1 << 14
+# What is left in a rank's pipes after its end is read at once; only a process beyond our reach can keep them open.
+_DRAIN_LIMIT = 1.0
+_BEAT = 1.0  # s
+# A launcher that has let itself be heard every PING seconds, and says nothing for so long, is stopped: so is its job.
+_SILENCE = 4 * PING
+# Of a killed parent that has several threads the one which started us may die first (s): we hear, and it seems to live.
+_DYING = 0.02
+_NEVER = float("inf")
+
+# From outside, an engine most likely, and to end the rank; and for whatever the user wants.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Agent:
+    """The state of one watch: what is still open, what has been learned, what must still be told.
+
+    pid: of the rank; pipes: our ends of its standard streams and of its reports
+    stacks, page: file descriptors of the memory for its stacks, and of the page by which its time limits are stopped
+    ours: files whose frames are not the user's
+    above: pids of the parent, and of its parent if that is our reaper; identity: what the launcher is told at first
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        pipes: dict[str, int],
+        stacks: int | None,
+        page: int | None,
+        ours: tuple[str, ...],
+        above: Sequence[int],
+        identity: Message,
+    ) -> None:
+        self.pid = pid
+        self.pipes = pipes
+        self.above = above
+        self.identity = identity
+        self.heartbeat = Heartbeat(pid)
+        self.stacks = Stacks(pid, stacks, ours, self.heartbeat)
+        self.suspension = Suspension(page)
+        self.memory = Memory(pid)
+        self.reports = Reports()
+        self.joined = False  # others may wait for this rank
+        self.debugging = False
+        self.stdin = b""
+        self.keys = b""  # for the terminal of the rank's debugger
+        self.status: int | None = None
+        self.peak = 0  # bytes
+        self.killed = False  # by us
+        self.next_beat = 0.0
+        self.rested_at = 0.0
+        self.silent_at = _NEVER
+        self.heartbeat_timeout = _NEVER  # s without the launcher's machine after which the rank is ended
+        self.drain_deadline = _NEVER
+        self.told = False
+        self.released = False
+
+    def keep(self, address: str, secret: str) -> NoReturn:
+        """Watches the rank to its end, and ends like it."""
+        self.wakeup, signals = os.pipe()
+        os.set_blocking(self.wakeup, False)
+        os.set_blocking(signals, False)
+        signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *_ENDING, *_PASSED_ON):
+            signal.signal(number, lambda number, frame: None)
+        try:
+            self.channel, messages = connect(address, secret, self.identity)
+        except errors.StartError as words:
+            print(errors.start_error_line(words), file=sys.stderr)
+            end_at_once()
+        self._obey(messages)  # orders may have come with the answer
+        self._reap()  # a rank may have ended before SIGCHLD had a handler
+        while not self.released:
+            self._turn()
+        assert self.status is not None
+        end_like(os.waitstatus_to_exitcode(self.status))
+
+    def _turn(self) -> None:
+        """Waits until something happens, and deals with it."""
+        reading: list[int] = [self.wakeup, self.channel.fileno()]
+        if self.channel.backlog < _BACKLOG and self._resting() == 0.0:
+            reading += [self.pipes[name] for name in ("out", "err", "tty", "nccl") if name in self.pipes]
+        if "report" in self.pipes:
+            reading.append(self.pipes["report"])
+        writing = [self.channel.fileno()] if self.channel.backlog else []
+        if self.stdin and "in" in self.pipes:
+            writing.append(self.pipes["in"])
+        if self.keys and "tty" in self.pipes:
+            writing.append(self.pipes["tty"])
+        readable, writable, _ = select.select(reading, writing, [], self._wait())
+        if self.channel.fileno() in writable:
+            self.channel.flush()
+        if self.pipes.get("in") in writable:
+            self._feed()
+        if self.keys and self.pipes.get("tty") in writable:
+            self._type()
+        for name in ("tty", "report", "out", "err", "nccl"):
+            if self.pipes.get(name) in readable:
+                self._carry(name)
+        if self.wakeup in readable:
+            self._handle_signals(os.read(self.wakeup, 512))
+        if self.channel.fileno() in readable:
+            self._obey(self._receive())
+        self._on_time(time.monotonic())
+        self._tell_end()
+
+    def _wait(self) -> float | None:
+        """Seconds until something is due; None: for ever."""
+        due = min(self.drain_deadline, self.silent_at, self.next_beat)
+        wait = max(0.0, due - time.monotonic())
+        if self.stacks.awaited:
+            wait = min(wait, LOOK)
+        if rest := self._resting():
+            wait = min(wait, rest)
+        return None if wait == _NEVER else wait
+
+    def _resting(self) -> float:
+        """For how long (s) output is left alone, 0: it is not."""
+        return max(0.0, self.rested_at - time.monotonic()) if self.status is None else 0.0
+
+    def _on_time(self, now: float) -> None:
+        if self.stacks.awaited and (text := self.stacks.look(now)) is not None:
+            self.channel.send({"stacks": text})
+        if now >= self.next_beat:
+            self.next_beat = now + _BEAT
+            self._beat()
+        if now >= self.silent_at:
+            self.silent_at = _NEVER
+            self.suspension.set(SILENT, True)
+
+    def _beat(self) -> None:
+        # Before anything is sent: what was sent a second ago has been acknowledged by now.
+        if self.channel.unacknowledged() >= self.heartbeat_timeout:
+            end_at_once()  # the launcher's machine is beyond reach, and has given this one up
+        if self.status is not None:
+            self.channel.send({})  # nothing to say, but only what is sent can be acknowledged
+            return
+        self.memory.note()
+        if self.channel.backlog < _BACKLOG:
+            self.channel.send({"beat": {**self.heartbeat.take(), "debugging": self.debugging}})
+
+    # -- the rank
+
+    def _carry(self, name: str) -> None:
+        try:
+            data = os.read(self.pipes[name], _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:  # what a terminal says when nobody has it open any more
+            data = b""
+        if not data:
+            os.close(self.pipes.pop(name))
+        elif name == "report":
+            if "tty" in self.pipes:
+                self._carry("tty")  # what it wrote to a debugger's terminal, it wrote before
+            for report in self.reports.feed(data):
+                self._take_report(report)
+        else:
+            self.channel.send({"out" if name == "tty" else name: to_text(data)})
+            if len(data) < _FEW:
+                self.rested_at = time.monotonic() + _REST
+
+    def _take_report(self, message: Message) -> None:
+        if "joined" in message or "left" in message:
+            self.joined = "joined" in message
+        elif "flight" in message:
+            self.heartbeat.found(int(message["flight"]))
+        else:
+            self.debugging = bool(message.get("debugging", self.debugging))
+            self.channel.send(message)
+
+    def _feed(self) -> None:
+        """Passes stdin on; the launcher sends more when it hears that this has been taken."""
+        try:
+            self.stdin = self.stdin[os.write(self.pipes["in"], self.stdin[:_CHUNK]) :]
+        except BrokenPipeError:
+            os.close(self.pipes.pop("in"))
+            self.stdin = b""
+            return
+        if not self.stdin:
+            self.channel.send({"took": True})
+
+    def _type(self) -> None:
+        """Passes keys on to the rank's debugger, as `_feed` does stdin."""
+        self.keys = self.keys[os.write(self.pipes["tty"], self.keys[:_CHUNK]) :]
+        if not self.keys:
+            self.channel.send({"took": True})
+
+    def _show_stacks(self) -> None:
+        # Once reaped, its pid may be another's.
+        text = self.stacks.ask(time.monotonic()) if self.status is None else "it has ended\n"
+        if text is not None:
+            self.channel.send({"stacks": text})
+
+    def _signal(self, number: int) -> None:
+        if self.status is None:
+            os.kill(self.pid, number)  # not reaped yet, so the pid is the rank's
+            self.killed = self.killed or number == signal.SIGKILL
+
+    def _reap(self) -> None:
+        """Buries whoever has ended: the rank, or orphans of its own that came to us."""
+        if self.status is None:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid:
+                self.peak = usage.ru_maxrss << 10
+                self._bury({pid: status})
+        self._bury(reap_all())  # it may have ended between the two
+
+    def _bury(self, ended: dict[int, int]) -> None:
+        if self.pid in ended and self.status is None:
+            self.status = ended[self.pid]
+            self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+            # What the rank leaves behind would hold its pipes open, and the machine's memory.
+            sweep(SWEEP_LIMIT)
+            self.drain_deadline = time.monotonic() + _DRAIN_LIMIT
+
+    # -- engine and launcher
+
+    def _handle_signals(self, numbers: bytes) -> None:
+        until = time.monotonic() + _DYING
+        while signal.SIGTERM in numbers and self._lost() is None and time.monotonic() < until:
+            time.sleep(0.001)
+        if (lost := self._lost()) is not None:
+            self.channel.send({"lost": lost})
+            end_at_once()
+        for number in numbers:
+            if number in _ENDING:
+                # Whether this is a stop that the rank may take its time for or a peer has died, the launcher knows.
+                self.channel.send({"asked": number})
+            if number != signal.SIGCHLD:
+                self._signal(number)
+        self._reap()
+
+    def _lost(self) -> int | None:
+        """Who has died of those above this process: its reaper, if it has one, or the engine; None: nobody."""
+        child = os.getpid()
+        for pid in self.above:
+            if stat_of(child).parent != pid:
+                return pid
+            child = pid
+        return None
+
+    def _receive(self) -> list[Message] | None:
+        try:
+            return self.channel.receive()
+        except ProtocolError as error:
+            print(f"agent: {error}", file=sys.stderr)
+            return None
+
+    def _obey(self, messages: list[Message] | None) -> None:
+        if messages is None:  # the launcher has gone
+            end_at_once()
+        for message in messages:
+            if "ping" in message:
+                self.silent_at = time.monotonic() + _SILENCE
+            if "heartbeat" in message:
+                self.heartbeat_timeout = float(message["heartbeat"])
+            if "signal" in message:
+                self._signal(int(message["signal"]))
+            if "kill" in message:
+                self.killed = True
+                self._bury(sweep(SWEEP_LIMIT))
+            if "stdin" in message and "in" in self.pipes:
+                self.stdin += to_bytes(message["stdin"])
+                if not message["stdin"]:
+                    os.close(self.pipes.pop("in"))
+            if "keys" in message and "tty" in self.pipes:
+                self.keys += to_bytes(message["keys"])
+            if "stacks" in message:
+                self._show_stacks()
+            if "pause" in message:
+                self.suspension.set(PAUSED, bool(message["pause"]))
+            if "passed" in message:
+                self.suspension.pass_breakpoints(int(message["passed"]))
+            if "freeze" in message:
+                self.suspension.set(ORDERED, bool(message["freeze"]))
+                self.silent_at = _NEVER  # until the next ping: it stops itself now, or has just been continued
+            if "release" in message:
+                self.released = True
+        if messages:
+            self.suspension.set(SILENT, False)
+
+    # -- the end
+
+    def _tell_end(self) -> None:
+        """Reports the rank's end, once everything that it said has been sent before."""
+        if self.status is None or self.told:
+            return
+        if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(
+            ("out", "err", "report", "nccl")
+        ):
+            return
+        self.told = True
+        self.drain_deadline = _NEVER
+        for name in list(self.pipes):
+            os.close(self.pipes.pop(name))
+        code = os.waitstatus_to_exitcode(self.status)
+        memory = self.memory.words(self.peak) if code == -signal.SIGKILL and not self.killed else None
+        self.channel.send({"end": code, "deserted": self.joined, "memory": memory})
+
+
+# By name, the type of what is reported.
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "raised": dict,
+    "refused": str,
+    "leaving": int,
+    "stopped": int,
+    "joining": (int, float, type(None)),
+    "joined": bool,
+    "left": bool,
+    "flight": int,
+    "debugging": bool,
+    "editing": bool,
+    "passed": int,
+    "quit": str,
+}
+_RAISED = {"type", "message", "traceback"}
+# Longer than any report: `launcher.rank` shortens what an exception says.
+_LONGEST = 1 << 20
+
+
+class Reports:
+    """The reports in a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The reports that `data` completes."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-_LONGEST:]
+        return [report for line in lines if (report := parse(line)) is not None]
+
+
+def parse(line: bytes) -> Message | None:
+    """The report that a line holds; None if it is none.
+
+    >>> parse(b'{"leaving": 3}'), parse(b'{"leaving": "x"}'), parse(b"hello")
+    ({'leaving': 3}, None, None)
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or len(found) != 1:
+        return None
+    ((name, value),) = found.items()
+    if name not in _TYPES or not isinstance(value, _TYPES[name]):
+        return None
+    if isinstance(value, dict) and (
+        value.keys() != _RAISED or not all(isinstance(text, str) for text in value.values())
+    ):
+        return None
+    return found

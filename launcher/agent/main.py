@@ -1,0 +1,163 @@
+"""Agent: the process beside each rank. It forks the rank, and does what must not go through the MPI engine.
+
+Engines tear lines, kill survivors before these can speak, and leave orphans. An agent is the rank's parent and
+subreaper: it forwards output, exit status and signals over one connection to the launcher, and ends the rank and all
+that the rank started when the launcher, the engine or the agent itself dies. The engine starts it by path, so that no
+module in the user's working folder can shadow ours. This file holds what comes before the fork, and imports as little
+as it can, because the rank keeps it in memory.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # Not this folder but the one that holds the package; the rank replaces it by the script's. With PYTHONSAFEPATH this
+    # folder is not there (Python 3.11 on), and what comes first is the user's.
+    sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rpartition("/launcher/")[0]]
+
+import os
+import signal
+from collections.abc import Sequence
+
+from collectives.world import AGENT, DEBUG_RANK, PAUSE_FD, REPORT, TERMINAL_FD, World, promised
+from launcher import errors
+from launcher.agent import rank
+from launcher.agent.rank import unquote_colons
+from launcher.linux import become_subreaper, die_with_parent, fill_standard_streams, fork, is_above, stat_of
+from launcher.placement import NCCL_FILE, PLACEMENT, Placement
+
+TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def main(args: Sequence[str]) -> NoReturn:
+    """Forks the rank that runs `args` (`SCRIPT ARGS...` or `-m MODULE ARGS...`) and keeps it until its end.
+
+    Raises: StartError if the rank cannot be started.
+    """
+    engine = os.getppid()
+    launcher = os.environ.pop("DDP_LAUNCH_PID", None)
+    above = [engine]
+    if launcher is not None and not is_above(int(launcher)):
+        from launcher.agent.agent_supervisor import (
+            run_agent_supervisor,  # here, because most agents have the launcher's reaper above them
+        )
+
+        above.insert(0, run_agent_supervisor())
+    world = promised() or World("", 0, 1, 0, 1)
+    # Taken out, so that nothing the rank starts inherits them.
+    address, secret = os.environ.pop("DDP_LAUNCH_ADDRESS"), os.environ.pop("DDP_LAUNCH_SECRET")
+    reader = int(os.environ.get(DEBUG_RANK, "0"))
+    terminal = os.environ.pop("DDP_LAUNCH_TERMINAL", None)
+    fill_standard_streams()
+    placement = Placement(os.environ.pop(PLACEMENT, ""), os.environ, world)
+    become_subreaper()
+    agent = os.getpid()
+    ours, theirs = _pipes()
+    if terminal and world.rank == reader:
+        ours["tty"], theirs["tty"] = os.openpty()
+        os.set_blocking(ours["tty"], False)
+    if placement.debug:
+        ours["nccl"], theirs["nccl"] = os.pipe()
+        os.set_blocking(ours["nccl"], False)
+    stacks, page = _memory("ddp-stacks"), _memory("ddp-pause", 4096)
+    # What comes right after a fork, Python takes for the parent's and forgets: the rank takes it when it can.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    pid = fork()
+    if pid == 0:
+        die_with_parent(agent)
+        _leave_group(0)
+        for fd in ours.values():
+            os.close(fd)
+        if world.rank != reader:
+            os.close(theirs["in"])
+            theirs["in"] = os.open(os.devnull, os.O_RDONLY)
+        for name, fd in (("in", 0), ("out", 1), ("err", 2)):
+            os.dup2(theirs[name], fd)
+            os.close(theirs[name])
+        # `\r` counts as a line end here, so that progress bars show.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a file that Python itself opened
+        os.environ.update(
+            {
+                AGENT: str(agent),
+                REPORT: str(theirs["report"]),
+                "RANK": str(world.rank),
+                "WORLD_SIZE": str(world.size),
+            },
+            **placement.environment(os.environ),
+        )
+        if "tty" in theirs:
+            os.environ[TERMINAL_FD] = str(theirs["tty"])
+        if "nccl" in theirs:
+            # By the rank's number, so that a program which it starts finds the same pipe and not a file of its own.
+            os.environ[NCCL_FILE] = f"/proc/{os.getpid()}/fd/{theirs['nccl']}"
+        if page is not None:
+            os.environ[PAUSE_FD] = str(page)
+        if placement.cores is not None:
+            os.sched_setaffinity(0, placement.cores)
+        rank.run(unquote_colons(args), stacks, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _leave_group(pid)
+    for fd in theirs.values():
+        os.close(fd)
+    # A signal may come from the engine (it ends the job) or from the kernel (the engine has died).
+    die_with_parent(above[0], signal.SIGTERM)
+    from launcher.agent.loop import Agent  # here, because the rank has no use for it
+
+    identity = {
+        "rank": world.rank,
+        "size": world.size,
+        "local_rank": placement.local_rank,
+        "gpus": placement.gpus,
+        "pid": pid,
+        "agent": agent,
+        "started": above[0] if above[1:] else agent,
+        "engine": engine,
+        "name": stat_of(engine).name,
+        "host": os.uname().nodename,
+    }
+    files = (rank.__file__, __file__)
+    Agent(pid, ours, stacks, page, files, above, identity).keep(address, secret)
+
+
+def _leave_group(pid: int) -> None:
+    """Gives the rank a process group of its own; 0: this process. Done on both sides, since either may be first.
+
+    Engines signal the agent's whole group. What is meant for the rank it gets from its agent then, once, and what it
+    started does not; and who kills its own group, as shell scripts do, kills neither the agent nor the engine.
+    """
+    try:
+        os.setpgid(pid, pid)
+    except (PermissionError, ProcessLookupError):
+        pass  # the rank has done it, and is another program already, or has ended
+
+
+def _memory(name: str, size: int = 0) -> int | None:
+    """Memory that the rank and its agent share, as a file descriptor; None where the system has none to give."""
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    except (AttributeError, OSError):  # an old C library, a sandbox
+        return None
+    os.ftruncate(fd, size)
+    return fd
+
+
+def _pipes() -> tuple[dict[str, int], dict[str, int]]:
+    """The agent's and the rank's ends of the rank's standard streams and of its reports."""
+    ours, theirs = {}, {}
+    for name in ("out", "err", "report"):
+        ours[name], theirs[name] = os.pipe()
+    theirs["in"], ours["in"] = os.pipe()
+    for fd in ours.values():
+        os.set_blocking(fd, False)
+    return ours, theirs
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except errors.StartError as words:
+        print(errors.start_error_line(words), file=sys.stderr)
+        sys.exit(2)

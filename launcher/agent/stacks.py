@@ -1,0 +1,121 @@
+"""Python stacks of a rank that may not respond: a signal has `faulthandler` write them, in C, wherever the rank is.
+
+The text goes to memory that rank and agent share (a pipe could be full, and would block the rank). Nothing marks its
+end: it is complete when the rank's outermost frame is reached, or when it has not grown for a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from launcher.agent.heartbeat import Heartbeat
+from launcher.agent.rank import STACKS
+
+NAME = "ddp-stacks"
+#: How often to look (s) while a text is awaited.
+LOOK = 0.01
+_LIMIT = 1.0  # s; the rank's threads may all be kept from their cores for a while
+_QUIET = 0.1  # s without growth, after which a text that lacks its usual end is taken for whole
+_MOST = 1 << 22  # bytes; more than faulthandler writes of a hundred threads
+_FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in .*')
+
+
+class Stacks:
+    """The stacks of one rank, whenever somebody wants them.
+
+    fd: of the shared memory, None where the system has none to give
+    ours: files whose frames are not the user's; the last line of a text is of the last of them
+    """
+
+    def __init__(self, pid: int, fd: int | None, ours: tuple[str, ...], heartbeat: Heartbeat) -> None:
+        self._pid = pid
+        self._fd = fd
+        self._ours = ours
+        self._heartbeat = heartbeat
+        self._until: float | None = None
+        self._size = 0
+        self._grown = 0.0
+
+    @property
+    def awaited(self) -> bool:
+        """A text is to come; `look` every LOOK seconds."""
+        return self._until is not None
+
+    def ask(self, now: float) -> str | None:
+        """Has the rank write its stacks; the text at once if it says only why there are none. now: monotonic, s"""
+        if self._until is not None:
+            return None  # who asked twice is answered once
+        refusal = self._refusal()
+        if refusal is not None:
+            return f"{refusal}; {self._heartbeat.stood()}\n"
+        assert self._fd is not None
+        os.ftruncate(self._fd, 0)
+        self._until, self._size, self._grown = now + _LIMIT, 0, now
+        os.kill(self._pid, STACKS)
+        return None
+
+    def look(self, now: float) -> str | None:
+        """The text, once it is complete; words that say why not when its time is over. now: monotonic, s"""
+        assert self._until is not None
+        assert self._fd is not None
+        size = os.fstat(self._fd).st_size
+        if size != self._size:
+            self._size, self._grown = size, now
+        data = os.pread(self._fd, _MOST, 0)
+        whole = self._ends(data) or (bool(data) and now - self._grown >= _QUIET)
+        if not whole and now < self._until:
+            return None
+        self._until = None
+        if data:
+            return users_frames(data.decode(errors="replace"), self._ours)
+        state = self._heartbeat.state()
+        how = f"within {_LIMIT:g} s" + (f" (its state is {state})" if state else ", it has ended")
+        return f"it did not write its stacks {how}; {self._heartbeat.stood()}\n"
+
+    def _ends(self, data: bytes) -> bool:
+        last = data[data.rfind(b"\n", 0, -1) + 1 :] if data.endswith(b"\n") else b""
+        frame = _FRAME.match(last.decode(errors="replace"))
+        return frame is not None and frame[1] == self._ours[-1]
+
+    def _refusal(self) -> str | None:
+        """Why the rank cannot write its stacks, None if nothing speaks against it."""
+        state = self._heartbeat.state()
+        if state in ("", "Z"):
+            return "it has ended"
+        if state == "T":
+            return "it is stopped and cannot write its stacks"
+        if self._fd is None:
+            return "this system gives no memory for its stacks"
+        try:
+            if not os.readlink(f"/proc/{self._pid}/fd/{self._fd}").startswith(f"/memfd:{NAME}"):
+                return "it has closed the file for its stacks"
+            with open(f"/proc/{self._pid}/status") as status:
+                if not catches(status.read(), STACKS):  # the signal would kill it
+                    return "it writes no stacks: it is another program now, or about to end"
+        except OSError:
+            return "it has closed the file for its stacks, or may not be looked into"
+        return None
+
+
+def catches(status: str, number: int) -> bool:
+    """True if a process has a handler for the signal, by its /proc/PID/status.
+
+    >>> catches("SigIgn:\\t0000000001001000\\nSigCgt:\\t0000000000000002\\n", signal.SIGINT)
+    True
+    """
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> number - 1 & 1)
+
+
+def users_frames(text: str, ours: tuple[str, ...]) -> str:
+    """The stacks without the frames below the user's: those of `ours` in the thread that ran the script.
+
+    text: as faulthandler writes it, innermost frame first
+    """
+    kept = []
+    for line in text.splitlines(keepends=True):
+        frame = _FRAME.match(line)
+        if frame is None or frame[1] not in ours:
+            kept.append(line)
+    return "".join(kept)

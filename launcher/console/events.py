@@ -1,0 +1,131 @@
+"""`--events`: what happens to a job, for programs: one JSON object a line, appended to a file.
+
+Every event has `time` (ISO 8601, UTC), `monotonic` (seconds of this machine's clock, for differences), `event` and
+`attempt`. docs/launcher.md lists what else each has.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+from launcher.console.console import Console
+from launcher.diagnosis.failures import AgentLost, Failure, HeartbeatLost, Hung, RankFailed, Stop
+from launcher.diagnosis.observer import Observer
+from launcher.errors import UsageError
+from launcher.job import Job
+from launcher.protocol import Message
+
+_KINDS = {
+    "RankFailed": "rank failed",
+    "AgentLost": "agent lost",
+    "EngineLost": "engine lost",
+    "EngineEnded": "engine ended",
+    "NotStarted": "not started",
+    "TimeLimit": "time limit",
+    "NotStopped": "not stopped",
+    "HeartbeatLost": "heartbeat lost",
+}
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""  # it has been removed
+
+
+class Events(Observer):
+    """Appends the events of one job to its file.
+
+    command: as it was typed
+    Raises: UsageError if the file cannot be written to.
+    """
+
+    def __init__(self, job: Job, console: Console, command: Sequence[str]) -> None:
+        assert job.events is not None
+        self._path = job.events
+        self._console = console
+        # A named pipe must not hold us up: it needs a reader beforehand, and one that keeps up.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            self._fd = os.open(self._path, flags, 0o644)
+        except OSError as error:
+            why = "nobody reads this pipe" if error.errno == errno.ENXIO else error.strerror
+            raise UsageError(f"the events file {self._path} cannot be written to: {why}") from None
+        self._broken = False
+        self._number = 0
+        self._began = time.monotonic()
+        self._emit(
+            "job_started",
+            command=list(command),
+            target=list(job.target),
+            n=job.size,
+            engine=job.engine,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            cwd=_working_folder(),
+        )
+
+    def attempt_started(self, number: int, n: int) -> None:
+        self._number = number
+        if number > 0:
+            self._emit("restart", n=n)
+        self._emit("attempt_started", n=n)
+
+    def rank_started(self, rank: int, hello: Message) -> None:
+        known = {key: hello[key] for key in ("host", "pid", "local_rank", "gpus") if key in hello}
+        self._emit("rank_up", rank=rank, **known)
+
+    def rank_ended(self, rank: int, status: int) -> None:
+        how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": -status}
+        self._emit("rank_ended", rank=rank, **how)
+
+    def failed(self, failure: Failure) -> None:
+        if isinstance(failure, Hung):
+            self._emit("hang", ranks=list(failure.ranks), message=str(failure))
+            return
+        what: Message = {"kind": _KINDS[type(failure).__name__], "code": failure.code, "message": str(failure)}
+        if isinstance(failure, RankFailed | AgentLost):
+            what["rank"] = failure.rank
+        if isinstance(failure, HeartbeatLost):
+            what |= {"ranks": list(failure.ranks), "hosts": list(failure.hosts)}
+        if isinstance(failure, RankFailed) and failure.raised is not None:
+            what |= {"exception": failure.raised.type, "traceback": failure.raised.traceback}
+        self._emit("failure", **what)
+
+    def stopped(self, stop: Stop) -> None:
+        self._emit("stopped", step=stop.step, late=list(stop.late))
+
+    def debugging(self, ranks: frozenset[int]) -> None:
+        self._emit("debugging", ranks=sorted(ranks))
+
+    def resumed(self, by: float) -> None:
+        self._emit("continued", stopped_for=round(by, 3))
+
+    def job_ended(self, code: int, text: str) -> None:
+        took = round(time.monotonic() - self._began, 3)
+        self._emit("job_ended", code=code, message=text, seconds=took)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _emit(self, event: str, **more: object) -> None:
+        if self._broken:
+            return
+        now = time.time()
+        stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now * 1000) % 1000:03d}Z"
+        head = {"time": stamp, "monotonic": round(time.monotonic(), 6), "event": event, "attempt": self._number}
+        line = json.dumps(head | more, separators=(",", ":")).encode() + b"\n"
+        try:
+            # One write: several jobs may share the file, and none tears another's lines.
+            if os.write(self._fd, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._broken = True
+            text = f"the events file {self._path} cannot be written ({error.strerror}): it ends here"
+            self._console.say(f"ddp-launch: {text}")

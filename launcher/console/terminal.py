@@ -1,0 +1,268 @@
+"""The launcher's two output streams as one terminal: lines above, repainted lines below, never a write that blocks.
+
+On a terminal the lowest lines are rank 0's progress bar and the status line under it. They are erased before anything
+else is written, and painted again once everything has been.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import stat
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# A pipe that select calls writable takes this much at once.
+_PIPE_BUF = 4096
+# A write fails with one of these where the terminal was closed, or `head` has had enough.
+_NOBODY = (errno.EPIPE, errno.EIO, errno.ECONNRESET)
+_ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+_ERASE_LINE = b"\r\x1b[K"
+_ERASE_LINE_ABOVE = b"\x1b[A\x1b[K"
+
+
+class _Floor(NamedTuple):
+    """What is painted below all lines."""
+
+    fd: int
+    text: bytes
+    rows: int
+
+
+class Terminal:
+    """Whatever is written to file descriptors `out` and `err`, in one order.
+
+    terminal: whether each of the two is one; colour: whether it shows any
+    backlog: bytes that wait for a slow reader
+    """
+
+    def __init__(self, out: int = 1, err: int = 2, environ: Mapping[str, str] = os.environ) -> None:
+        self.terminal = {fd: os.isatty(fd) for fd in (out, err)}
+        self.colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+        self.backlog = 0
+        self._paints = environ.get("TERM") != "dumb"
+        self._writers = {fd: _Writer(fd) for fd in (out, err)}
+        self._queue: deque[tuple[int, list[bytes]]] = deque()
+        self._lost: dict[int, OSError] = {}  # what can be written to no more, and why
+        self._open = -1  # where a line has been begun and not ended
+        self._bar: tuple[int, bytes] | None = None
+        self._status: tuple[int, bytes] | None = None
+        self._painted: _Floor | None = None
+
+    def paints(self, fd: int) -> bool:
+        """True if lines of `fd` can be repainted."""
+        return self.terminal[fd] and self._paints
+
+    def size(self) -> tuple[int, int] | None:
+        """Width and height of the terminal; None if there is none, or it has gone."""
+        for fd, terminal in self.terminal.items():
+            if terminal:
+                try:
+                    width, height = os.get_terminal_size(fd)
+                except OSError:
+                    return None
+                return (width, height) if width else None
+        return None
+
+    # -- what is shown
+
+    def lines(self, fd: int, text: bytes) -> None:
+        """Prints whole lines, each with its newline."""
+        self.end_line()
+        if self.terminal[fd]:
+            self._erase()
+        self._put(fd, text)
+
+    def part(self, fd: int, text: bytes) -> None:
+        """Prints what may leave the cursor in the middle of a line; the next part goes on there."""
+        if self._open != fd:
+            self.end_line()
+        self._erase()
+        self._put(fd, text)
+        self._open = -1 if text.endswith(b"\n") else fd
+
+    def end_line(self) -> None:
+        """Ends a line that was only begun, so that nothing else comes to stand in it."""
+        if self._open >= 0:
+            self._put(self._open, b"\n")
+            self._open = -1
+
+    def typed(self, lines: int) -> None:
+        """So many newlines were typed in, and the terminal has shown them: the cursor stands in another line."""
+        if not lines:
+            return
+        self._open = -1
+        if self._painted is not None:
+            self._painted = self._painted._replace(rows=self._painted.rows + lines)
+
+    def bar(self, fd: int, text: bytes) -> None:
+        """The progress bar that is shown from now on; empty: none."""
+        self._bar = (fd, text) if text and self.paints(fd) else None
+
+    @property
+    def bar_fd(self) -> int:
+        """Where the bar is shown that is now, -1 if none is."""
+        return -1 if self._bar is None else self._bar[0]
+
+    def status(self, fd: int, text: bytes) -> None:
+        """The lowest line from now on, cut to the terminal's width; empty: none."""
+        self._status = (fd, text) if text and self.paints(fd) else None
+
+    def hide(self) -> None:
+        """Erases the floor until the next `flush`."""
+        self._erase()
+        self._write()
+
+    # -- the floor
+
+    def _floor(self) -> _Floor | None:
+        if self._open >= 0 or (self._bar is None and self._status is None):
+            return None
+        width = (self.size() or (80, 24))[0]
+        rows = []
+        count = 0
+        if self._bar is not None:
+            fd, bar = self._bar
+            rows.append(bar + b"\x1b[0m" if self._status is not None and b"\x1b" in bar else bar)
+            count += max(1, -(-_columns(bar) // width))
+        if self._status is not None:
+            fd = self._status[0] if self._bar is None else fd
+            # One column less: a cursor behind the last one is in this line on some terminals, in the next on others.
+            rows.append(self._status[1][: width - 1])
+            count += 1
+        return _Floor(fd, b"\n".join(rows), count)
+
+    def _erase(self) -> None:
+        if self._painted is not None:
+            self._put(self._painted.fd, _ERASE_LINE + (self._painted.rows - 1) * _ERASE_LINE_ABOVE)
+            self._painted = None
+
+    def _paint(self) -> None:
+        floor = self._floor()
+        if self._painted is None or floor is None or self._painted.text != floor.text:
+            self._erase()
+            if floor is not None:
+                self._put(floor.fd, floor.text)
+            self._painted = floor
+
+    # -- writing
+
+    def close(self) -> None:
+        """Lets go of what was opened here; `out` and `err` themselves stay open."""
+        for pen in self._writers.values():
+            pen.close()
+
+    @property
+    def broken(self) -> bool:
+        """One of the two can be written to no more: nobody reads it, or there is a reason."""
+        return bool(self._lost)
+
+    @property
+    def reason(self) -> str:
+        """Why one of the two cannot be written to, though somebody would read it; "" if it is not so."""
+        return next((str(error.strerror) for error in self._lost.values() if error.errno not in _NOBODY), "")
+
+    def _put(self, fd: int, data: bytes) -> None:
+        if fd in self._lost:
+            return
+        if self._queue and self._queue[-1][0] == fd:
+            self._queue[-1][1].append(data)
+        else:
+            self._queue.append((fd, [data]))
+        self.backlog += len(data)
+
+    @property
+    def waiting_for(self) -> int | None:
+        """The file descriptor that must become writable next, or None if nothing waits."""
+        return self._writers[self._queue[0][0]].fd if self._queue else None
+
+    def flush(self) -> None:
+        """Writes what can be written without blocking."""
+        self._write()
+        if self.broken:
+            self._erase()
+        elif not self._queue:
+            self._paint()  # while lines pour out nobody could read it
+        self._write()
+
+    def _write(self) -> None:
+        while self._queue:
+            fd, chunks = self._queue.popleft()
+            data = memoryview(b"".join(chunks))
+            while data:
+                try:
+                    written = self._writers[fd].write(data)
+                except OSError as error:
+                    self.backlog -= len(data)
+                    self._lose(fd, error)
+                    break
+                self.backlog -= written
+                data = data[written:]
+                if not written:
+                    self._queue.appendleft((fd, [bytes(data)]))
+                    return
+
+    def _lose(self, fd: int, error: OSError) -> None:
+        """Nothing more is written there, nor what waits; the other one goes on."""
+        self._lost[fd] = error
+        self.backlog -= sum(len(chunk) for each, chunks in self._queue if each == fd for chunk in chunks)
+        self._queue = deque(entry for entry in self._queue if entry[0] != fd)
+
+    def drop(self) -> None:
+        """Forgets what has not been written."""
+        self._queue.clear()
+        self.backlog = 0
+
+
+class _Writer:
+    """Writes to a file descriptor that others share, so that it must not be made nonblocking itself.
+
+    A pipe or a terminal is opened a second time for that. Where this cannot be, little is written at a time, and only
+    after select has said that it goes.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        mode = os.fstat(fd).st_mode
+        self._file = stat.S_ISREG(mode)
+        self._own = False
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            try:
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                self.fd = os.open(f"/proc/self/fd/{fd}", flags)
+                self._own = True
+            except OSError:
+                pass  # another user's terminal, or a pipe that nobody reads: then a write says so
+
+    def write(self, data: memoryview) -> int:
+        """How much of `data` went without blocking."""
+        if not self._own and not self._file:
+            if not select.select([], [self.fd], [], 0)[1]:
+                return 0
+            data = data[:_PIPE_BUF]
+        try:
+            return os.write(self.fd, data)
+        except BlockingIOError:
+            return 0
+
+    def close(self) -> None:
+        if self._own:
+            os.close(self.fd)
+
+
+def _columns(text: bytes) -> int:
+    """How many columns a line takes on a terminal.
+
+    >>> _columns(b"\\x1b[36m0: \\x1b[0m50%")
+    6
+    """
+    plain = _ESCAPES.sub(b"", text)
+    if plain.isascii():
+        return len(plain)
+    from unicodedata import combining, east_asian_width
+
+    letters = plain.decode("utf-8", "replace")
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in letters)

@@ -1,0 +1,1 @@
+"""What went wrong in a job and why: failures, liveness of ranks, hangs, and the report of a failure."""

@@ -1,0 +1,141 @@
+"""Observers of a job: log files, events, the status line, the hang detector.
+
+The event loop tells every observer the same events in the same order. Observers never wait, and do not know each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.diagnosis.failures import Failure, Stop
+from launcher.protocol import Message
+
+
+class Observer:
+    """Follows a job. Every method does nothing until overridden; all are called in the one loop, and none may block."""
+
+    def attempt_started(self, number: int, n: int) -> None:
+        """Start `number` of the job (0 first) begins, with `n` ranks."""
+
+    def rank_started(self, rank: int, hello: Message) -> None:
+        """A rank's agent has come. hello: what it says of itself (see `launcher.agent.main`)."""
+
+    def output(self, rank: int, stream: str, data: bytes) -> None:
+        """What a rank wrote. stream: "out" or "err"; data: as it came, not cut into lines"""
+
+    def library_log(self, rank: int, name: str, data: bytes) -> None:
+        """What a library of a rank wrote to a file of its own. name: "nccl"; data: as it came, not cut into lines"""
+
+    def heartbeat(self, rank: int, beat: Message, now: float) -> None:
+        """An agent's word on how its rank does, once a second. now: monotonic, s"""
+
+    def joining(self, rank: int, waits: bool) -> None:
+        """A rank waits in `collectives.init` for all others, or no longer."""
+
+    def stacks(self, rank: int, text: str) -> None:
+        """The Python stacks of a rank, which somebody had asked for."""
+
+    def rank_ended(self, rank: int, status: int) -> None:
+        """A rank has ended. status: its exit code, or minus the signal that killed it"""
+
+    def failed(self, failure: Failure) -> None:
+        """Something went wrong."""
+
+    def stopped(self, stop: Stop) -> None:
+        """The attempt is over, since it was asked to stop, and has."""
+
+    def ending(self) -> None:
+        """The attempt is being ended, for whatever reason: ranks that end from now on were told to."""
+
+    def debugging(self, ranks: frozenset[int]) -> None:
+        """These ranks are in a debugger now: while there are any, no clock runs."""
+
+    def resumed(self, by: float) -> None:
+        """The launcher itself stood still for `by` seconds, and with it the job: they do not count."""
+
+    def restart_pending(self, until: float) -> None:
+        """The attempt has failed; the next one starts at `until` (monotonic, s)."""
+
+    def tick(self, now: float) -> float:
+        """Called whenever the loop turns; returns by when it wants to be called again (monotonic, s; inf: never)."""
+        return float("inf")
+
+    def job_ended(self, code: int, text: str) -> None:
+        """The job has ended. code: its exit code; text: the sentence that explains it, "" if it went well"""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class Observers(Observer):
+    """Several, as one."""
+
+    def __init__(self, each: Sequence[Observer] = ()) -> None:
+        self._each = list(each)
+
+    def attempt_started(self, number: int, n: int) -> None:
+        for observer in self._each:
+            observer.attempt_started(number, n)
+
+    def rank_started(self, rank: int, hello: Message) -> None:
+        for observer in self._each:
+            observer.rank_started(rank, hello)
+
+    def output(self, rank: int, stream: str, data: bytes) -> None:
+        for observer in self._each:
+            observer.output(rank, stream, data)
+
+    def library_log(self, rank: int, name: str, data: bytes) -> None:
+        for observer in self._each:
+            observer.library_log(rank, name, data)
+
+    def heartbeat(self, rank: int, beat: Message, now: float) -> None:
+        for observer in self._each:
+            observer.heartbeat(rank, beat, now)
+
+    def joining(self, rank: int, waits: bool) -> None:
+        for observer in self._each:
+            observer.joining(rank, waits)
+
+    def stacks(self, rank: int, text: str) -> None:
+        for observer in self._each:
+            observer.stacks(rank, text)
+
+    def rank_ended(self, rank: int, status: int) -> None:
+        for observer in self._each:
+            observer.rank_ended(rank, status)
+
+    def failed(self, failure: Failure) -> None:
+        for observer in self._each:
+            observer.failed(failure)
+
+    def stopped(self, stop: Stop) -> None:
+        for observer in self._each:
+            observer.stopped(stop)
+
+    def ending(self) -> None:
+        for observer in self._each:
+            observer.ending()
+
+    def debugging(self, ranks: frozenset[int]) -> None:
+        for observer in self._each:
+            observer.debugging(ranks)
+
+    def resumed(self, by: float) -> None:
+        for observer in self._each:
+            observer.resumed(by)
+
+    def restart_pending(self, until: float) -> None:
+        for observer in self._each:
+            observer.restart_pending(until)
+
+    def tick(self, now: float) -> float:
+        return min((observer.tick(now) for observer in self._each), default=float("inf"))
+
+    def job_ended(self, code: int, text: str) -> None:
+        for observer in self._each:
+            observer.job_ended(code, text)
+
+    def close(self) -> None:
+        for observer in self._each:
+            observer.close()

@@ -1,1 +1,0 @@
-"""What went wrong and whose fault it is: pure decisions on facts, and the words for them."""

@@ -1,1 +1,0 @@
-"""What a keeper does once it has forked its rank; the rank loads none of this."""

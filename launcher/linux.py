@@ -1,0 +1,264 @@
+"""What the launcher needs of Linux: /proc, process trees, parent-death signals, file limits, shared-memory files.
+
+The only reader of /proc/PID/stat. Segment files that a killed MPI leaves in /dev/shm are removed here, too: their names
+do not tell whose they are, but the kernel grants a write lease only on a file that no process has open or mapped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import time
+from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from launcher.errors import StartError, UsageError
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+# Loaded before any fork: a child between fork and exec should do as little as it can.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+# Not of `typing`, whose import would cost every agent a tenth of its memory.
+class Stat(namedtuple("Stat", ("name", "state", "parent", "cpu", "waited", "rss"))):
+    """What /proc/PID/stat says of a process.
+
+    name: of its command; state: a letter, R, S, D, T or Z, "" if there is no such process, or it is hidden (hidepid)
+    parent: pid; cpu: CPU time in s; waited: that of the children that it has waited for; rss: resident memory in bytes
+    """
+
+    __slots__ = ()
+    name: str
+    state: str
+    parent: int
+    cpu: float
+    waited: float
+    rss: int
+
+
+def parse_stat(data: bytes, ticks: int = _TICKS, page: int = _PAGE) -> Stat:
+    """What the kernel writes there.
+
+    >>> parse_stat(b"7 (a) b) t 1 7 7 0 -1 4194304 9 0 0 0 150 50 20 0 20 0 3 0 99 4096 25", 100, 4096)
+    Stat(name='a) b', state='T', parent=1, cpu=2.0, waited=0.2, rss=102400)
+    """
+    head, _, rest = data.rpartition(b")")
+    fields = rest.split()
+    if not fields:
+        return Stat("", "", 0, 0.0, 0.0, 0)
+    user, system, user_waited, system_waited = map(int, fields[11:15])
+    # A process that a debugger has stopped is "t": no other than "T" to who wonders why it does not move.
+    return Stat(
+        name=head.partition(b"(")[2].decode(errors="replace"),
+        state=fields[0].decode().upper(),
+        parent=int(fields[1]),
+        cpu=(user + system) / ticks,
+        waited=(user_waited + system_waited) / ticks,
+        rss=int(fields[21]) * page,
+    )
+
+
+def stat_of(pid: int) -> Stat:
+    """The same of a process that lives now."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return parse_stat(b"")
+    try:
+        return parse_stat(os.read(fd, 4096))
+    except OSError:  # it ended between the two
+        return parse_stat(b"")
+    finally:
+        os.close(fd)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}, {value}): {os.strerror(code)}")
+
+
+def fork() -> int:
+    """As `os.fork`. Raises: StartError if there may be no more processes."""
+    try:
+        return os.fork()
+    except OSError as error:
+        why = f"{os.strerror(error.errno or 0)}; see ulimit -u"
+        raise StartError(f"{os.uname().nodename} lets this user start no more processes ({why})") from None
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """This process gets signal `number` when its parent, of pid `parent`, ends; at once if that has ended already."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process come to it instead of to init, so that it can end them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def fill_standard_streams() -> None:
+    """Opens /dev/null where stdin, stdout or stderr is closed: the next pipe would take its place, and be written."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is fd
+
+
+def children_of(parents: dict[int, int], root: int) -> list[int]:
+    """All descendants of `root`, given every process's parent.
+
+    >>> children_of({2: 1, 3: 2, 4: 1, 5: 9}, 1)
+    [2, 4, 3]
+    """
+    found = [pid for pid, parent in parents.items() if parent == root]
+    for pid in found:
+        found.extend(child for child, parent in parents.items() if parent == pid)
+    return found
+
+
+def parents() -> dict[int, int]:
+    """The parent of every process that lives now."""
+    table = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (parent := stat_of(int(name)).parent):
+            table[int(name)] = parent
+    return table
+
+
+def is_above(pid: int) -> bool:
+    """True if that process is this one's parent, or the parent's parent, and so on."""
+    each = os.getppid()
+    while each not in (0, pid):
+        each = stat_of(each).parent
+    return each == pid
+
+
+def sweep(limit: float, spare: frozenset[int] = frozenset()) -> dict[int, int]:
+    """Kills and reaps every descendant of this process, a subreaper, but the trees of its children in `spare`.
+
+    limit: seconds after which it gives up (a process in uninterruptible sleep does not die)
+    Returns: the wait status of each child that it reaped.
+    """
+    ended: dict[int, int] = {}
+    deadline = time.monotonic() + limit
+    pause = 0.0005
+    while True:
+        ended.update(reap_all())
+        if childless():
+            return ended
+        table = parents()
+        for pid in spare:
+            table.pop(pid, None)
+        left = children_of(table, os.getpid())
+        if not left:
+            return ended
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue  # ended meanwhile, or runs as another user: only its own end will remove it
+        if time.monotonic() > deadline:
+            return ended
+        # Killed processes die within microseconds, those they leave come to us then: look again, ever less often.
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def childless() -> bool:
+    """True if this process has no child, dead or alive; far cheaper than asking who they are."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def reap_all() -> dict[int, int]:
+    """The wait status of every child that has ended, without waiting for any."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+_SHM = "/dev/shm"
+# MPICH's, Open MPI's since 5 and before, UCX's, Open MPI's for locks. All hold such a file from its making to its end.
+_SEGMENTS = ("mpich_shm_", "mpich_vci_", "sm_segment.", "vader_segment.", "ucx_shm_posix_", "open_mpi.")
+# s; the clock of files lags behind by some milliseconds
+_LAG = 0.1
+
+
+def remove_stale_segments(since: float, folder: str = _SHM) -> None:
+    """Removes this user's segment files that were made later than `since` and that no process uses.
+
+    since: `time.time()` when the job began
+    """
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(_SEGMENTS)]
+    except OSError:
+        return
+    for name in names:
+        _remove_if_unused(os.path.join(folder, name), since)
+
+
+def _remove_if_unused(path: str, since: float) -> None:
+    try:
+        found = os.lstat(path)
+        if found.st_uid != os.geteuid() or found.st_ctime < since - _LAG:
+            return
+        # O_NONBLOCK: the launcher of another job may have a lease on it in this moment.
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return  # gone already, or in such hands
+    try:
+        # Whoever opens the file meanwhile makes the kernel send a signal: SIGIO would end this process.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        os.unlink(path)  # under the lease: whoever opens it now waits for us
+    except OSError:
+        pass  # in use; or this file system grants no leases, and the file stays
+    finally:
+        os.close(fd)
+
+
+# What a job needs besides its connections.
+_OTHERS = 16
+
+
+@contextmanager
+def many_files(ranks: int) -> Iterator[tuple[int, int]]:
+    """While entered, this process may open as many files as the hard limit says; the limits of before.
+
+    Raises: UsageError if a job of so many ranks needs more.
+    """
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = before
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    except (OSError, ValueError):
+        pass  # no limit at all, which is more than the kernel grants: the soft one must do
+    try:
+        if soft != resource.RLIM_INFINITY and ranks + _OTHERS + len(os.listdir("/proc/self/fd")) > soft:
+            raise UsageError(f"{ranks} ranks need more open files than this process may have: {soft} (ulimit -n)")
+        yield before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

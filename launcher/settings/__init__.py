@@ -1,1 +1,0 @@
-"""What a job is, in words: the table of options, the command line, job files, the helps."""

@@ -1,0 +1,100 @@
+"""Environment of agents and ranks, and the command that the engine starts once for every rank.
+
+Apart from `launcher.supervisor.attempt`, which starts it, because `--dry-run` only shows it. MASTER_ADDR and
+MASTER_PORT are for other libraries, PyTorch's among them. Whether the port stays free is not certain: it was a moment
+ago, it is outside the range that the system gives to connections, and a restart has another one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+
+from collectives.world import AGENT, ATTEMPT, BACKEND, DEBUG_RANK, TRACE
+from launcher import engines, placement
+from launcher.agent.rank import quote_colons
+from launcher.engines import Engine, slurm
+from launcher.job import Job
+from launcher.protocol import ADDRESS, LAUNCHER_PID, SECRET
+
+_AGENT_MAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "main.py")
+
+
+def agent(job: Job) -> list[str]:
+    """The command that starts an agent and its rank."""
+    return [sys.executable, _AGENT_MAIN, *quote_colons(job.target)]
+
+
+def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> dict[str, str]:
+    """What an agent finds in its environment. address: where the launcher listens"""
+    # Only NCCL cannot share a GPU, and where another backend was asked for it is out of the question.
+    share = job.share_gpu or job.backend in ("mpi", "single")
+    rules = placement.rules(
+        bind=job.bind, share=share, nodes=engines.ranks_per_host(job, engine), files=job.log_dir is not None
+    )
+    return {ADDRESS: address, SECRET: secret, LAUNCHER_PID: str(os.getpid()), placement.PLACEMENT: rules}
+
+
+def ranks_environment(job: Job, attempt: int) -> dict[str, str]:
+    """What a rank finds in its environment, of the job's options and of the start that this is (0 first)."""
+    found = {ATTEMPT: str(attempt), DEBUG_RANK: str(job.debug_rank)}
+    if job.backend != "auto":
+        found[BACKEND] = job.backend
+    if job.trace is not None:
+        found[TRACE] = os.path.abspath(job.trace)
+    return found
+
+
+def threads(job: Job, engine: Engine, environ: Mapping[str, str], cores: int) -> str | None:
+    """What the user should know of the threads that ranks may use; None if he has chosen, or there is nothing to share.
+
+    cores: of this machine
+    """
+    if placement.THREADS in environ or job.size == 1:
+        return None
+    if engines.ranks_per_host(job, engine) != (job.size,):
+        return f"{placement.THREADS} is the number of each host's cores / ranks, unless you set it"
+    return f"{placement.THREADS} is {max(1, cores // job.size)} ({cores} cores / {job.size} ranks), unless you set it"
+
+
+# Above those that services have, below those that systems give away (32768 on) and that Kubernetes does (30000 on).
+_PORTS = range(20_000, 30_000)
+_TRIES = 100
+
+
+def meeting(environ: Mapping[str, str], host: str, port: object) -> dict[str, str]:
+    """What ranks find in their environment besides `environ`: where rank 0 is; the user's own values stay.
+
+    >>> meeting({"MASTER_PORT": "29500"}, "127.0.0.1", 20417)
+    {'MASTER_ADDR': '127.0.0.1'}
+    """
+    # In a rank of another job they are that one's, and its rank 0 listens there.
+    own = () if AGENT in environ else environ
+    return {name: str(value) for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if name not in own}
+
+
+def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:
+    """By which name or address the ranks of a settled job reach its rank 0: hosts are filled in order."""
+    if not engine.elsewhere:
+        return "127.0.0.1"
+    first = job.hosts[0].name if job.hosts else slurm.nodes(environ)[0]
+    if first in engine.elsewhere or not job.hosts:
+        return first
+    from launcher import network  # here, because a job on one machine needs none of it
+
+    return network.addresses(engine.elsewhere)[0]
+
+
+def free_port() -> int:
+    """A port on which nobody listens on this machine."""
+    for _ in range(_TRIES):
+        port = _PORTS[int.from_bytes(os.urandom(4), "little") % len(_PORTS)]
+        try:
+            socket.create_server(("", port)).close()
+            return port
+        except OSError:
+            continue
+    with socket.create_server(("", 0)) as any_port:
+        return int(any_port.getsockname()[1])

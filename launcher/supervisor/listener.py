@@ -1,0 +1,147 @@
+"""Listener of a job: accepts agents that prove to know its secret, and closes the connections of all others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+
+from launcher.errors import UsageError
+from launcher.protocol import Channel, Message, ProtocolError, is_proof, nonce, proof
+
+# An agent answers within milliseconds; who says nothing for so long (seconds) is none.
+_LIMIT = 10.0
+# All agents of a large job call at once.
+_BACKLOG = 1024
+# Connections beyond those of the job's own agents: of more unauthenticated than that the oldest are sent away.
+_SPARE = 32
+# There is no room for one more connection, which may change: for so long (s) nobody is let in.
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_REST = 0.1
+
+
+class Listener:
+    """Listens on a free port: for nobody outside this machine, unless the job has ranks elsewhere.
+
+    elsewhere: names of other hosts from which agents will call; agents: how many will
+    address: "ADDRESS:PORT", or several with commas between them, the likeliest first
+    secret: of this job, for its agents alone
+
+    Raises: UsageError if this machine has no 127.0.0.1.
+    """
+
+    def __init__(self, elsewhere: Sequence[str] = (), agents: int = 1) -> None:
+        self.secret = nonce()
+        self._room = agents + _SPARE
+        self._rests_until = 0.0
+        if elsewhere:
+            from launcher import network
+
+            self._listener = _everywhere()
+            addresses = [f"[{each}]" if ":" in each else each for each in network.addresses(elsewhere)]
+        else:
+            self._listener = _here()
+            addresses = ["127.0.0.1"]
+        self._listener.setblocking(False)
+        port = self._listener.getsockname()[1]
+        self.address = ",".join(f"{each}:{port}" for each in addresses)
+        self._unauthenticated: dict[int, _UnauthenticatedPeer] = {}
+
+    def filenos(self) -> Iterator[int]:
+        """What to wait for."""
+        if not self._rests_until:
+            yield self._listener.fileno()
+        yield from self._unauthenticated
+
+    @property
+    def deadline(self) -> float:
+        """When `drop_silent` has something to do."""
+        until = min((peer.until for peer in self._unauthenticated.values()), default=float("inf"))
+        return min(until, self._rests_until or until)
+
+    def serve(self, fileno: int) -> tuple[Channel, Message] | None:
+        """Deals with what has come on `fileno`; an agent that has proved itself, and what it says of its rank."""
+        if fileno == self._listener.fileno():
+            self._accept()
+            return None
+        peer = self._unauthenticated.get(fileno)
+        if peer is None:
+            return None  # it has just been sent away
+        try:
+            messages = peer.channel.receive()
+        except ProtocolError:
+            messages = None
+        for message in messages or []:
+            peer.said |= message
+        if messages is not None and "answer" not in peer.said:
+            return None  # not done yet
+        del self._unauthenticated[fileno]
+        if messages is None or not is_proof(peer.said["answer"], self.secret, "agent", peer.challenge):
+            peer.channel.close()
+            return None
+        self._room -= 1
+        peer.channel.trusted = True
+        peer.channel.send({"answer": proof(self.secret, "launcher", str(peer.said.get("challenge")))})
+        return peer.channel, peer.said
+
+    def drop_silent(self, now: float) -> None:
+        """Closes the connections of those who have said nothing for too long. Who waits is let in again."""
+        if self._rests_until <= now:
+            self._rests_until = 0.0
+        for fileno, peer in list(self._unauthenticated.items()):
+            if peer.until <= now:
+                del self._unauthenticated[fileno]
+                peer.channel.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.drop_silent(float("inf"))
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in _FULL and not self._send_away():
+                self._rests_until = time.monotonic() + _REST
+            return  # else the caller has gone again
+        while len(self._unauthenticated) >= self._room and self._send_away():
+            pass
+        peer = _UnauthenticatedPeer(Channel(sock, trusted=False))
+        self._unauthenticated[sock.fileno()] = peer
+        peer.channel.send({"challenge": peer.challenge})
+
+    def _send_away(self) -> bool:
+        """Makes room: closes the oldest peer's connection, if there is one."""
+        for fileno, peer in self._unauthenticated.items():
+            del self._unauthenticated[fileno]
+            peer.channel.close()
+            return True
+        return False
+
+
+def _here() -> socket.socket:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect(("127.0.0.1", 1))  # sends nothing, but fails where no way leads there
+        return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise UsageError(f"127.0.0.1 cannot be used ({why}): is the interface lo up? (ip link set lo up)") from None
+
+
+def _everywhere() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=_BACKLOG)
+
+
+class _UnauthenticatedPeer:
+    """Somebody who has connected and not yet shown that it is one of our agents."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.challenge = nonce()
+        self.until = time.monotonic() + _LIMIT
+        self.said: Message = {}

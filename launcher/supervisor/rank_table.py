@@ -1,0 +1,137 @@
+"""The ranks of a running job as their agents describe them, and which of them wait in `collectives.init`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from collectives.world import STOPPED
+from launcher.diagnosis.failures import Stop, name_ranks, stop_of
+from launcher.protocol import Channel, Message
+
+
+class Member:
+    """What is known of one rank."""
+
+    def __init__(self, channel: Channel, hello: Message) -> None:
+        self.channel = channel
+        self.pid = int(hello["pid"])
+        self.agent = int(hello["agent"])
+        self.started = int(hello["started"])  # by the engine: the agent, or a reaper above it
+        self.engine = int(hello["engine"])
+        self.engine_name = str(hello["name"])
+        self.host = str(hello.get("host", ""))
+        self.leaving = False  # it has said why it ends
+        self.saved = False  # it stops as it was asked to, whatever becomes of its exit handlers
+        self.step: int | None = None  # after which it stops as it was asked to
+        self.status: int | None = None  # exit code, or minus the signal that killed it
+        self.asked = False  # by somebody but the launcher to end
+        self.debugging = False
+        self.lost = False
+        self.closed = False  # the connection
+
+    @property
+    def over(self) -> bool:
+        """The rank runs no more."""
+        return self.lost or self.status is not None
+
+
+class RankTable:
+    """All ranks of one start of a job, of which there are to be `n`."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._members: dict[int, Member] = {}
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._members
+
+    def __getitem__(self, rank: int) -> Member:
+        return self._members[rank]
+
+    def __iter__(self) -> Iterator[tuple[int, Member]]:
+        return iter(self._members.items())
+
+    def add(self, rank: int, member: Member) -> None:
+        """A rank has come."""
+        self._members[rank] = member
+
+    @property
+    def complete(self) -> bool:
+        """All have come."""
+        return len(self._members) == self.n
+
+    @property
+    def over(self) -> bool:
+        """None of those that have come runs any more."""
+        return all(member.over for member in self._members.values())
+
+    @property
+    def saved(self) -> bool:
+        """All have stopped as they were asked to: nothing that happens from now on costs the job anything."""
+        return self.complete and all(member.saved for member in self._members.values())
+
+    def missing(self) -> tuple[int, ...]:
+        """Those that have not come."""
+        return tuple(rank for rank in range(self.n) if rank not in self._members)
+
+    def debugging(self) -> frozenset[int]:
+        """Those in a debugger."""
+        return frozenset(rank for rank, member in self if member.debugging and not member.over)
+
+    def stop(self) -> Stop | None:
+        """How they stopped, if they did so as they were asked to."""
+        steps = [member.step for _, member in self if member.step is not None]
+        return stop_of({rank: STOPPED if member.saved else member.status for rank, member in self}, steps)
+
+    def several_hosts(self) -> bool:
+        """They are not all on one host."""
+        return len({member.host for _, member in self}) > 1
+
+    def tell(self, message: Message, who: Callable[[Member], bool] = lambda member: True) -> None:
+        """Sends a message to the agents of those for whom `who` is true."""
+        for _, member in self:
+            if not member.closed and who(member):
+                member.channel.send(message)
+
+    def close(self) -> None:
+        """Closes all connections; agents that still run end with their ranks."""
+        for _, member in self:
+            member.channel.close()
+
+
+class JoiningRanks:
+    """The ranks of one job on their way into its world."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._waiting: dict[int, float] = {}  # for how long at most (s)
+        self._joined: set[int] = set()
+
+    def waits(self, rank: int, limit: float | None) -> None:
+        """A rank waits for the others, `limit` seconds at most; None: no longer, since all have come."""
+        if limit is not None:
+            self._waiting[rank] = limit
+        else:
+            self._waiting.pop(rank, None)
+            self._joined.add(rank)
+
+    def rank_ended(self, rank: int) -> None:
+        """A rank has ended, and waits no more."""
+        self._waiting.pop(rank, None)
+
+    def missed(self, rank: int) -> tuple[int, ...]:
+        """The ranks that wait for one which has ended and so will never come: none if it has been there."""
+        return () if rank in self._joined else tuple(sorted(self._waiting))
+
+    @property
+    def limit(self) -> float | None:
+        """For how long the most impatient one waits (s); None if nobody does."""
+        return min(self._waiting.values(), default=None)
+
+    def sentence(self) -> str:
+        """What to say when that time is over."""
+        missed = [rank for rank in range(self._n) if rank not in self._waiting and rank not in self._joined]
+        waiting, limit = name_ranks(sorted(self._waiting)), self.limit or 0.0
+        if not missed:
+            return f"the world of all ranks was not there within {limit:g} s, for which {waiting} waited"
+        return f"{name_ranks(missed)} did not come to collectives.init() within {limit:g} s, where {waiting} waited"

@@ -1,0 +1,239 @@
+"""Reaper: the engine's parent, a fork of the launcher that outlives a `kill -9` of it and leaves no process behind.
+
+Ranks may put their children into sessions of their own, and mpiexec, its proxies or an agent may be killed. Orphans
+come to the reaper, a subreaper; when the launcher closes their socket, or dies, it ends them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from launcher import errors
+from launcher.errors import StartError, UsageError
+from launcher.linux import become_subreaper, die_with_parent, fork, reap_all, remove_stale_segments, sweep
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SWEEP_LIMIT = 3.0
+_CANNOT_START = 127
+
+
+class Reaper:
+    """A running engine and the reaper above it, as the launcher sees them.
+
+    scratch: path of a folder that it makes for the engine's files, and removes with the engine
+    files: how many files the engine and its ranks may open, soft and hard limit; None: as many as this process
+    pid, engine: of the reaper and of mpiexec, which is 0 until the reaper has told it
+    status: how mpiexec ended (exit code, or minus the signal), None while it runs
+    lost: True if the reaper itself has gone
+    silent: True once the engine can say no more
+    engine_output: file descriptor of what the engine itself prints
+
+    Raises: UsageError if there is no place for that folder, or for one more process.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], scratch: str, files: tuple[int, int] | None = None
+    ) -> None:
+        self._scratch = scratch
+        self._began = time.time()
+        try:
+            os.mkdir(scratch, 0o700)
+        except OSError as error:
+            where = os.path.dirname(scratch)
+            raise UsageError(f"the folder for temporary files {where} cannot be used: {error.strerror}") from None
+        self.status: int | None = None
+        self.lost = False
+        self.silent = False
+        self.engine_output, words = os.pipe()
+        self._socket, theirs = socket.socketpair()
+        # Until it has handlers of its own, what it gets would go to the launcher's.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            self.pid = fork()
+        except StartError as reason:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for fd in (self._socket.detach(), theirs.detach(), self.engine_output, words):
+                os.close(fd)
+            _remove(scratch)
+            raise UsageError(str(reason)) from None
+        if self.pid == 0:
+            try:
+                os.setsid()
+                self._socket.close()
+                os.close(self.engine_output)
+                _watch(command, dict(environ), theirs, words, scratch, files)
+            finally:
+                os._exit(_CANNOT_START)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        os.close(words)
+        self.engine = 0
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self) -> None:
+        """Takes the reaper's news: the engine has started or ended, or the reaper has ended."""
+        line = self._line()
+        if not line:
+            self.lost = True
+        elif self.engine == 0:
+            self.engine = int(line)
+        else:
+            self.status = int(line)
+
+    def listen(self) -> bytes:
+        """What the engine has said since; `engine_output` must not block."""
+        data = b""
+        try:
+            while more := os.read(self.engine_output, 1 << 16):
+                data += more
+        except BlockingIOError:
+            return data
+        self.silent = True
+        return data
+
+    def close(self) -> None:
+        """Ends whatever still runs below the reaper, and then the reaper."""
+        self._socket.close()
+        try:
+            os.kill(self.pid, signal.SIGCONT)  # who has been stopped would never see that it is over
+            _, status = os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
+        except (ProcessLookupError, ChildProcessError):  # this process ignores SIGCHLD: nobody knows how it ended
+            status = -1
+        if status != 0:  # it was killed, and has left this to us
+            _remove(self._scratch)
+            remove_stale_segments(self._began)
+        os.close(self.engine_output)
+
+    def _line(self) -> bytes:
+        """The next line, and not a byte more: what stays in the socket wakes the loop."""
+        line = b""
+        while not line.endswith(b"\n"):
+            data = self._socket.recv(1)
+            if not data:
+                return b""
+            line += data
+        return line
+
+
+def _watch(
+    command: Sequence[str],
+    environ: dict[str, str],
+    launcher: socket.socket,
+    words: int,
+    scratch: str,
+    files: tuple[int, int] | None,
+) -> NoReturn:
+    """The reaper's whole tracked."""
+    began = time.time()
+    become_subreaper()
+    wakeup, signals = os.pipe()
+    os.set_blocking(wakeup, False)
+    os.set_blocking(signals, False)
+    signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_DFL)  # the launcher's handlers are not ours
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    me = os.getpid()
+    try:
+        engine = fork()
+    except StartError as reason:
+        os.write(words, f"{errors.start_error_line(reason)}\n".encode())
+        engine = me
+    if engine == 0:
+        _become(command, environ, me, words, files)
+    # Open ends of these would keep the launcher waiting for more.
+    os.close(words)
+    _tell(launcher, engine)
+    if engine == me:
+        _tell(launcher, _CANNOT_START)
+    modes = _modes()
+    poll = select.poll()
+    poll.register(launcher, select.POLLIN)
+    poll.register(wakeup, select.POLLIN)
+    while True:
+        readable = [fd for fd, _ in poll.poll()]
+        if wakeup in readable:
+            os.read(wakeup, 512)
+            status = reap_all().get(engine)
+            if status is not None:
+                _tell(launcher, os.waitstatus_to_exitcode(status))
+        if launcher.fileno() in readable:  # it has let go, or died: it never sends anything
+            if modes is not None:
+                _restore(modes)
+            sweep(_SWEEP_LIMIT)
+            _remove(scratch)
+            remove_stale_segments(began)
+            os._exit(0)
+
+
+def _modes() -> list[Any] | None:
+    """The modes of the terminal from which the launcher reads, if it does."""
+    if not os.isatty(0):
+        return None
+    import termios  # here and below, because few jobs have one
+
+    try:
+        return termios.tcgetattr(0)
+    except termios.error:
+        return None  # it has gone
+
+
+def _restore(modes: list[Any]) -> None:
+    """Gives the terminal these modes if it still has those that a killed launcher gave it, and not a shell's own."""
+    import termios
+
+    from launcher.supervisor.stdin import one_by_one
+
+    try:
+        if termios.tcgetattr(0) == one_by_one(modes):
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+    except termios.error:
+        pass  # it has gone
+
+
+def _tell(launcher: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # it has died, which the reaper sees next
+        launcher.sendall(b"%d\n" % number)
+
+
+def _remove(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass  # the reaper was faster
+    except OSError:  # not empty: the engine was killed
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)  # what cannot be removed bears a name that no other job will use
+
+
+def _become(
+    command: Sequence[str], environ: dict[str, str], reaper: int, words: int, files: tuple[int, int] | None
+) -> NoReturn:
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(words, 1)
+        os.dup2(words, 2)
+        die_with_parent(reaper)
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        os.execve(command[0], list(command), environ)
+    except OSError as error:
+        os.write(2, f"{command[0]} cannot be started: {error}\n".encode("utf-8", "surrogateescape"))
+    os._exit(_CANNOT_START)

@@ -1,0 +1,331 @@
+"""One agent and its rank: who they are, what passes between them, and that both end together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.agent.conftest import AGENT
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+SLEEP = "print('ready', flush=True)\ntime.sleep(60)\n"
+# Says every signal of the user and every request to end, and goes on.
+LISTEN = """
+def say(number, frame):
+    print("got", number, flush=True)
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, say)
+"""
+
+
+def test_who_it_is(keep: Any) -> None:
+    kept = keep("print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.getppid())", PMI_RANK="3", PMI_SIZE="4")
+    hello = kept.hello
+    assert (hello["rank"], hello["size"], hello["host"]) == (3, 4, socket.gethostname())
+    assert hello["agent"] == kept.job.process.pid
+    assert hello["engine"] == os.getpid()
+    assert hello["gpus"] == []
+    assert kept.end() == {"end": 0, "deserted": False, "memory": None}
+    assert kept.out.split() == [b"3", b"%d" % hello["local_rank"], b"%d" % hello["agent"]]
+
+
+def test_the_rank_has_a_process_group_of_its_own(keep: Any) -> None:
+    kept = keep("print(os.getpgrp() == os.getpid(), os.getpgid(os.getppid()) != os.getpgrp())")
+    kept.end()
+    assert kept.out == b"True True\n"
+
+
+def test_who_kills_its_own_group_kills_no_agent(keep: Any) -> None:
+    assert keep("os.killpg(0, signal.SIGTERM)").end()["end"] == -signal.SIGTERM
+
+
+def test_what_is_no_report_is_left_out(keep: Any) -> None:
+    body = """
+    from collectives import world
+    pipe = int(os.environ[world.REPORT])
+    for odd in (b"hello", b"\\xff\\x00", b"[1]", b"7", b"[" * 10_000, b'{"raised": 5}', b'{"end": 0}'):
+        os.write(pipe, odd + b"\\n")
+    os.write(pipe, b'{"leaving": "x"}\\n{"flight": null}\\n{"raised": {"type": "x"}}\\n{"leaving": 1, "left": true}\\n')
+    for _ in range(40):
+        os.write(pipe, bytes(1 << 16))  # and no end of a line
+    world.report(leaving=3)
+    sys.exit(3)
+    """
+    kept = keep(body)
+    assert kept.end()["end"] == 3
+    assert [message for message in kept.heard if message.keys().isdisjoint(("beat", "end"))] == [{"leaving": 3}] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_an_order_reaches_the_rank_alone(keep: Any, number: int) -> None:
+    kept = keep(LISTEN + "child = subprocess.Popen(['sleep', '60'])\n" + SLEEP)
+    kept.says("ready")
+    kept.send(signal=number)
+    kept.says(f"got {number}")
+    time.sleep(0.1)
+    kept.send(stacks=True)  # the child would have died of it by now, and the rank of its second
+    kept.next("stacks")
+    assert kept.out == b"\n"
+    assert len(children(kept.pid)) == 1
+    kept.send(kill=True)
+    assert kept.end()["end"] == -signal.SIGKILL
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_what_an_engine_sends_to_all_reaches_the_rank_once(keep: Any, number: int) -> None:
+    kept = keep(LISTEN + SLEEP)
+    kept.says("ready")
+    os.killpg(kept.hello["agent"], number)  # as engines do
+    kept.says(f"got {number}")
+    if number == signal.SIGTERM:
+        assert kept.next("asked") == number
+    time.sleep(0.1)
+    kept.send(signal=signal.SIGUSR2)
+    kept.says(f"got {int(signal.SIGUSR2)}")
+    assert b"got" not in kept.out
+    assert not [message for message in kept.heard if "asked" in message]  # who wants something else does not ask to end
+    kept.send(kill=True)
+    kept.end()
+
+
+def test_output_reports_and_exit_status(keep: Any) -> None:
+    kept = keep("print('out')\nprint('err', file=sys.stderr)\nraise ValueError('boom')")
+    end = kept.end()
+    assert (kept.out, kept.err, end["end"]) == (b"out\n", b"err\n", 1)
+    raised = kept.next("raised")
+    assert (raised["type"], raised["message"]) == ("ValueError", "boom")
+    assert kept.job.process.returncode == 1
+
+
+def test_stdin_is_that_of_the_debug_rank(keep: Any) -> None:
+    body = "print(sys.stdin.read().upper())"
+    reads = keep(body, PMI_RANK="1", PMI_SIZE="2", DDP_DEBUG_RANK="1")
+    reads.send(stdin="abc")
+    assert reads.next("took")
+    reads.send(stdin="")
+    reads.end()
+    assert reads.out == b"ABC\n"
+    empty = keep(body, PMI_RANK="0", PMI_SIZE="2", DDP_DEBUG_RANK="1")
+    empty.end()
+    assert empty.out == b"\n"
+
+
+def test_everything_that_a_rank_has_started_ends_with_it(keep: Any, becomes: Callable[[int, str], None]) -> None:
+    kept = keep("print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid, 'started')")
+    kept.until(lambda: b"started" in kept.out)
+    assert kept.end()["end"] == 0
+    becomes(int(kept.out.split()[0]), "")
+
+
+def test_kill_9_of_the_agent_ends_the_rank(keep: Any, becomes: Callable[[int, str], None]) -> None:
+    kept = keep("threading.Thread(target=time.sleep, args=(60,)).start()\n" + SLEEP)
+    kept.says("ready")
+    os.kill(kept.hello["agent"], signal.SIGKILL)
+    becomes(kept.pid, "")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_launcher_that_goes_takes_all_with_it(keep: Any, stopped: bool) -> None:
+    kept = keep("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsubprocess.Popen(['sleep', '60'])\n" + SLEEP)
+    kept.says("ready")
+    if stopped:
+        kept.send(freeze=True)
+    kept.channel.close()
+    kept.job.assert_gone(3)
+
+
+def test_freezing_and_thawing_all_but_what_was_stopped_before(keep: Any, becomes: Callable[[int, str], None]) -> None:
+    body = """
+    plain = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    still = subprocess.Popen(["sleep", "60"])
+    still.send_signal(signal.SIGSTOP)
+    print(plain.pid, still.pid, "ready", flush=True)
+    while True:
+        time.sleep(0.01)
+    """
+    kept = keep(body)
+    kept.until(lambda: b"ready" in kept.out)
+    plain, still = map(int, kept.out.split()[:2])
+    becomes(still, "T")
+    kept.send(freeze=True)
+    for pid in (kept.pid, plain, still):
+        becomes(pid, "T")
+    assert kept.next("beat", where=lambda beat: beat["state"] == "T")  # it is described all the same
+    kept.send(freeze=False)
+    for pid in (kept.pid, plain):
+        becomes(pid, "SR")
+    becomes(still, "T")
+    kept.send(kill=True)
+    kept.end()
+
+
+def test_a_launcher_that_falls_silent_stops_its_job(keep: Any, becomes: Callable[[int, str], None]) -> None:
+    kept = keep(SLEEP)
+    kept.says("ready")
+    kept.send(ping=True, heartbeat=0.5)
+    becomes(kept.pid, "T")  # and no more, however long it takes: its machine acknowledges every beat
+    kept.send(ping=True)
+    becomes(kept.pid, "S")
+    kept.send(kill=True)
+    kept.end()
+
+
+# The launcher of an agent, in a network of their own, whose only interface it switches off.
+CUT_OFF = """
+import os, select, subprocess, sys
+from launcher.supervisor.listener import Listener
+from launcher.protocol import ADDRESS, SECRET
+
+ip, agent, job = sys.argv[1:]
+subprocess.run([ip, "link", "set", "lo", "up"], check=True)
+listener = Listener()
+environ = {**os.environ, ADDRESS: listener.address, SECRET: listener.secret}
+process = subprocess.Popen([sys.executable, agent, job], env=environ)
+news = None
+while news is None:
+    for fileno in select.select(list(listener.filenos()), [], [], 20)[0]:
+        news = listener.serve(fileno)
+channel, hello = news
+channel.send({"heartbeat": 1.0})
+select.select([channel], [], [], 20)
+channel.receive()
+subprocess.run([ip, "link", "set", "lo", "down"], check=True)
+assert process.wait(20) == 1
+assert not os.path.exists(f"/proc/{hello['pid']}")
+"""
+
+
+def test_who_is_cut_off_from_the_launchers_machine_ends(run_job: Any, tmp_path: Path) -> None:
+    ip = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if ip is None or subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+        pytest.skip("a network of its own takes ip, and user namespaces or root")
+    (tmp_path / "job.py").write_text("import time\ntime.sleep(60)\n")
+    done = run_job([*alone, sys.executable, "-c", CUT_OFF, ip, AGENT, tmp_path / "job.py"], timeout=50)
+    assert done.returncode == 0, done.stderr
+
+
+def test_time_that_does_not_count(keep: Any) -> None:
+    # What collectives look at, while they wait for their limit.
+    body = """
+    from collectives.time_limit import TimeLimit, suspended_seconds
+    limit = TimeLimit(0.4)
+    print("ready", flush=True)
+    while not limit.passed():
+        time.sleep(0.01)
+    print("over", flush=True)
+    time.sleep(0.2)
+    print(round(suspended_seconds(), 1), flush=True)
+    """
+    kept = keep(body)
+    kept.says("ready")
+    kept.send(pause=True)
+    kept.send(freeze=True)  # two reasons: the second ends later
+    kept.send(pause=False)
+    time.sleep(0.8)
+    kept.send(freeze=False)
+    since = time.monotonic()
+    kept.says("over")
+    assert 0.1 < time.monotonic() - since < 3
+    kept.end()
+    assert 0.7 <= float(kept.out) < 3
+
+
+def test_what_is_said_of_memory(keep: Any) -> None:
+    kept = keep("import mmap\nmemory = mmap.mmap(-1, 50 << 20)\nmemory.write(bytes(50 << 20))\n" + SLEEP)
+    kept.says("ready")
+    os.kill(kept.pid, signal.SIGKILL)
+    words = kept.end()["memory"]
+    begin, _, size, *_ = words.partition("it had ")
+    assert begin == ""
+    assert 50 <= int(size.split()[0]) < 200
+    assert "out-of-memory" not in words
+
+
+def test_nothing_is_said_of_memory_where_the_launcher_killed(keep: Any) -> None:
+    for order in ({"signal": int(signal.SIGKILL)}, {"kill": True}):
+        kept = keep(SLEEP)
+        kept.says("ready")
+        kept.send(**order)
+        assert kept.end() == {"end": -signal.SIGKILL, "deserted": False, "memory": None}
+
+
+def test_beats(keep: Any) -> None:
+    body = """
+    import numpy as np
+    import collectives
+    comm = collectives.init()
+    def step(x):
+        comm.all_reduce(x)
+        collectives.mark_step()
+    for _ in range(3):
+        step(np.ones(4, np.float32))
+    print("ready", flush=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        pass
+    """
+    kept = keep(body)
+    kept.says("ready")
+    beat = kept.next("beat", where=lambda beat: beat["calls"])
+    since = time.monotonic()
+    assert beat["state"] in "RS"
+    assert beat["rss"] > 5 << 20
+    assert (beat["step"], beat["calls"], beat["call_state"]) == (3, 3, "done")
+    assert beat["call"].startswith("all_reduce #2 (kept.py:7) sum float32 (4,)")
+    assert beat["call_age"] < 10
+    assert beat["debugging"] is False
+    kept.heard.clear()
+    later = [kept.next("beat") for _ in range(2)]
+    assert later[-1]["cpu"] > beat["cpu"]
+    assert time.monotonic() - since > 1.5  # once a second
+    kept.send(kill=True)
+    kept.end()
+
+
+def test_a_beat_without_a_record(keep: Any) -> None:
+    kept = keep(SLEEP)
+    beat = kept.next("beat")
+    assert {name for name, value in beat.items() if value is None} == {
+        "step",
+        "call",
+        "call_on",
+        "call_state",
+        "call_age",
+        "where",
+        "where_age",
+    }
+    kept.send(kill=True)
+    kept.end()
+
+
+def test_a_agent_stays_tiny() -> None:
+    code = (
+        "import sys\n"
+        "import launcher.agent.main\n"
+        "rank = set(sys.modules)\n"
+        "import launcher.agent.loop, collectives.flight.reader\n"
+        "for name in ('typing', 'dataclasses', 'logging', 'inspect', 'threading', 'subprocess', 'numpy', 'tempfile'):\n"
+        "    assert name not in sys.modules, name\n"
+        "for name in ('json', 're', 'socket', 'select', 'hashlib', 'launcher.agent.loop', 'collectives.flight'):\n"
+        "    assert name not in rank, name\n"
+    )
+    root = Path(__file__).parents[3]
+    subprocess.run(
+        [sys.executable, "-S", "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(root)}
+    )

@@ -1,0 +1,131 @@
+"""An agent with a reaper above it, as on another host than the launcher's: whoever of them is killed, nothing stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.linux import is_above, stat_of
+from launcher.protocol import LAUNCHER_PID
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+# The child lives in a session of its own, as data loaders and services do.
+SLEEP = """
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+print(os.getppid(), os.environ["DDP_AGENT"], child.pid, "ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def gone() -> int:
+    """The pid of a process that is not above any other."""
+    with subprocess.Popen(["true"]) as process:
+        return process.pid
+
+
+@pytest.fixture
+def guarded(keep: Any, gone: int) -> Callable[..., Any]:
+    """Starts an agent that finds no launcher above itself."""
+    return lambda body, **more: keep(body, **more, **{LAUNCHER_PID: str(gone)})
+
+
+@pytest.fixture
+def sleeping(guarded: Any) -> Any:
+    """One whose rank has a child, `child`."""
+    kept = guarded(SLEEP)
+    kept.until(lambda: b"ready" in kept.out)
+    parent, agent, kept.child = map(int, kept.out.split()[:3])
+    assert parent == agent == kept.hello["agent"]
+    return kept
+
+
+def test_who_is_above(gone: int) -> None:
+    assert stat_of(os.getpid()).parent == os.getppid()
+    assert is_above(os.getppid())
+    assert is_above(stat_of(os.getppid()).parent)
+    assert not is_above(os.getpid())
+    assert not is_above(gone)
+    assert stat_of(gone).parent == 0
+
+
+def test_below_the_launcher_the_engine_starts_the_agent_itself(keep: Any) -> None:
+    kept = keep("pass", **{LAUNCHER_PID: str(os.getpid())})
+    assert kept.hello["started"] == kept.hello["agent"] == kept.job.process.pid
+    kept.end()
+
+
+def test_elsewhere_it_starts_the_guard(sleeping: Any) -> None:
+    started, agent = sleeping.hello["started"], sleeping.hello["agent"]
+    assert started == sleeping.job.process.pid
+    assert sleeping.hello["engine"] == os.getpid()
+    assert stat_of(agent).parent == started
+    assert os.getpgid(agent) != os.getpgid(started)
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("sys.exit(3)", 3), ("pass", 0), *((f"os.kill(os.getpid(), {n})", -n) for n in (9, 15, 2, 11))],
+)
+def test_it_ends_as_the_rank_did(guarded: Any, how: str, status: int) -> None:
+    kept = guarded(f"signal.signal(signal.SIGINT, signal.SIG_DFL)\n{how}")
+    assert kept.end()["end"] == status
+    assert kept.job.process.returncode == status
+
+
+def test_kill_9_of_the_agent_ends_what_the_rank_had_started(sleeping: Any) -> None:
+    os.kill(sleeping.hello["agent"], signal.SIGKILL)
+    sleeping.job.assert_gone(3)
+    assert sleeping.job.process.wait(5) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_kill_9_of_the_guard_ends_all(sleeping: Any, group: bool) -> None:
+    started = sleeping.hello["started"]
+    if group:  # as engines do
+        os.killpg(started, signal.SIGKILL)
+    else:
+        os.kill(started, signal.SIGKILL)
+    assert sleeping.next("lost") == started
+    sleeping.job.assert_gone(3)
+
+
+def test_kill_9_of_the_engine_is_told_as_such_and_ends_all(guarded: Any) -> None:
+    kept = guarded(SLEEP, engine=[sys.executable, "-c", "import subprocess, sys\nsubprocess.run(sys.argv[1:])"])
+    kept.until(lambda: b"ready" in kept.out)
+    assert kept.hello["engine"] == kept.job.process.pid
+    kept.job.process.kill()
+    assert kept.next("lost") == kept.job.process.pid
+    kept.job.assert_gone(3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_what_an_engine_sends_to_all_reaches_the_rank_once(guarded: Any, number: int) -> None:
+    kept = guarded(
+        """
+        def say(number, frame):
+            print("got", number, flush=True)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, say)
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.1)  # a signal that comes just before Python sleeps is handled when it wakes
+        """
+    )
+    kept.says("ready")
+    os.killpg(kept.hello["started"], number)
+    kept.says(f"got {int(number)}")
+    if number == signal.SIGTERM:
+        assert kept.next("asked") == number
+    kept.send(signal=signal.SIGUSR2)
+    kept.says(f"got {int(signal.SIGUSR2)}")
+    assert b"got" not in kept.out
+    kept.send(kill=True)
+    kept.end()

@@ -1,0 +1,109 @@
+"""What /proc says of a process, as tables."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from launcher.agent.heartbeat import Heartbeat
+from launcher.agent.oom import cgroup_folders, count_kills, explain, field
+from launcher.linux import parse_stat
+
+REST = b"1 7 7 0 -1 4194304 9 0 0 0 250 50 900 900 20 0 3 0 99 4096 25 18446744073709551615"
+
+
+@pytest.mark.parametrize(
+    ("stat", "expected"),
+    [
+        (b"7 (python) S " + REST, ("S", 3.0, 102_400)),
+        (b"7 (python) R " + REST, ("R", 3.0, 102_400)),
+        (b"7 (a b) c) (d) D " + REST, ("D", 3.0, 102_400)),  # a name may hold anything
+        (b"7 (python) t " + REST, ("T", 3.0, 102_400)),  # under a debugger
+        (b"7 (python) Z " + REST.replace(b" 25 ", b" 0 "), ("Z", 3.0, 0)),
+        (b"", ("", 0.0, 0)),
+    ],
+)
+def test_stat(stat: bytes, expected: tuple[str, float, int]) -> None:
+    found = parse_stat(stat, ticks=100, page=4096)
+    assert (found.state, found.cpu, found.rss) == expected
+
+
+def test_this_process() -> None:
+    beat = Heartbeat(os.getpid()).take()
+    assert beat["state"] == "R"
+    assert beat["cpu"] > 0
+    assert beat["rss"] > 1 << 20
+    assert Heartbeat(1 << 22).take() == {
+        **beat,
+        "state": "",
+        "cpu": 0.0,
+        "below": 0.0,
+        "rss": 0,
+    }  # there is no such process
+    assert Heartbeat(1 << 22).stood() == "where its Python stood was never noted"
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("limit", "available", "taken", "words"),
+    [
+        (
+            16 * GIB,
+            3 * GIB,
+            True,
+            "the kernel's out-of-memory killer ended it: it had 14.2 GiB at most; the limit of its cgroup is 16.0 GiB",
+        ),
+        (
+            None,
+            GIB // 4,
+            True,
+            "the kernel's out-of-memory killer ended it: it had 14.2 GiB at most; the machine had 256 MiB free",
+        ),
+        (
+            16 * GIB,
+            3 * GIB,
+            False,
+            "it had 14.2 GiB at most; the limit of its cgroup is 16.0 GiB; the machine had 3.0 GiB free",
+        ),
+        (None, 3 * GIB, False, "it had 14.2 GiB at most; the machine had 3.0 GiB free"),
+        (None, None, False, "it had 14.2 GiB at most"),
+    ],
+)
+def test_memory_in_words(limit: int | None, available: int | None, taken: bool, words: str) -> None:
+    assert explain(int(14.2 * GIB), limit, available, taken) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "folders"),
+    [
+        ("0::/\n", ["/r"]),
+        ("0::/user.slice/job 7/step\n", ["/r/user.slice/job 7/step", "/r/user.slice/job 7", "/r/user.slice", "/r"]),
+        ("9:name=systemd:/\n4:memory:/x\n0::/a\n", ["/r/a", "/r"]),
+        ("4:memory:/x\n", []),  # version 1
+        ("", []),
+    ],
+)
+def test_the_cgroups_above_a_process(text: str, folders: list[str]) -> None:
+    assert cgroup_folders(text, root="/r") == folders
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"),
+    [
+        ("low 0\nhigh 0\nmax 91\noom 2\noom_kill 3\noom_group_kill 0\n", 3),  # memory.events
+        ("pgscan_zone 7\noom_kill 12\ndrop_pagecache 0\n", 12),  # /proc/vmstat
+        ("oom_kill_disable 0\n", 0),
+        ("", 0),
+    ],
+)
+def test_counting_kills(text: str, kills: int) -> None:
+    assert count_kills(text) == kills
+
+
+def test_a_field_of_meminfo() -> None:
+    text = "MemTotal:       24000000 kB\nMemFree:  5 kB\nMemAvailable:    2048 kB\n"
+    assert field(text, "MemAvailable") == 2 << 20
+    assert field("", "MemAvailable") is None

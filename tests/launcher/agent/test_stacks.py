@@ -1,0 +1,162 @@
+"""Python stacks of ranks that cannot be asked: asleep, in C with the GIL held, in a lock, stopped, gone, replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.agent.rank import STACKS
+from launcher.agent.stacks import catches, users_frames
+
+READY = "print('ready', flush=True)\n"
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(60)
+class TestOfARank:
+    @pytest.mark.parametrize(
+        ("body", "line"),
+        [
+            (READY + "def step():\n    time.sleep(60)\nstep()\n", "line 4 in step"),
+            # Neither lets go of the GIL, and no handler of Python's would ever run.
+            (READY + "def step():\n    sum(range(1 << 60))\nstep()\n", "line 4 in step"),
+            ("import itertools\n" + READY + "any(itertools.repeat(0))\n", "line 4 in <module>"),
+            ("lock = threading.Lock()\nlock.acquire()\n" + READY + "lock.acquire()\n", "line 5 in <module>"),
+        ],
+        ids=["asleep", "GIL held in a sum", "GIL held in any", "in a lock"],
+    )
+    def test_wherever_it_is(self, keep: Any, body: str, line: str) -> None:
+        kept = keep(body)
+        kept.says("ready")
+        for _ in range(2):  # it can be asked again
+            kept.send(stacks=True)
+            since = time.monotonic()
+            text = kept.next("stacks")
+            assert time.monotonic() - since < 1
+            frames = text.splitlines()
+            assert "most recent call first" in frames[0]
+            assert frames[1].endswith(f'kept.py", {line}')
+            assert frames[-1].endswith("in <module>")  # the user's: none of ours is below
+            assert "launcher" not in text
+        kept.send(kill=True)
+        kept.end()
+
+    def test_all_threads(self, keep: Any) -> None:
+        body = """
+        def other():
+            time.sleep(60)
+        for _ in range(3):
+            threading.Thread(target=other, daemon=True).start()
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+        kept = keep(body)
+        kept.says("ready")
+        kept.send(stacks=True)
+        text = kept.next("stacks")
+        assert text.count("in other") == 3
+        assert text.count("most recent call first") == 4
+        kept.send(kill=True)
+        kept.end()
+
+    def test_a_stack_that_does_not_reach_the_ground(self, keep: Any) -> None:
+        kept = keep("def deep(n):\n    deep(n - 1) if n else (print('ready', flush=True), time.sleep(60))\ndeep(200)\n")
+        kept.says("ready")
+        kept.send(stacks=True)
+        text = kept.next("stacks")
+        assert text.count("in deep") >= 99
+        kept.send(kill=True)
+        kept.end()
+
+    def test_a_stopped_rank_shows_its_last_sample(self, keep: Any, becomes: Callable[[int, str], None]) -> None:
+        body = """
+        from collectives.flight.recorder import process_recorder
+        from collectives.flight.sampler import Sampler
+        def load():
+            Sampler(process_recorder(), period=0.05).start()
+            time.sleep(0.3)
+            print("ready", flush=True)
+            time.sleep(60)
+        load()
+        """
+        kept = keep(body)
+        kept.says("ready")
+        kept.next("beat", where=lambda beat: beat["where"])
+        os.kill(kept.pid, signal.SIGSTOP)
+        becomes(kept.pid, "T")
+        time.sleep(0.3)
+        since = time.monotonic()
+        kept.send(stacks=True)
+        text = kept.next("stacks")
+        assert time.monotonic() - since < 0.5  # at once
+        begin, _, age = text.partition(" in load ")
+        assert begin.startswith("it is stopped and cannot write its stacks; its Python stood at kept.py:")
+        assert 0.2 < float(age.split()[0]) < 10
+        beat = kept.next("beat", where=lambda beat: beat["state"] == "T")
+        assert beat["where"].endswith(" in load")
+        kept.send(kill=True)
+        kept.end()
+
+    def test_a_program_that_has_taken_the_place_of_python(self, keep: Any) -> None:
+        kept = keep(READY + "os.execvp('sleep', ['sleep', '60'])\n")
+        kept.says("ready")
+        kept.next("beat")
+        time.sleep(0.5)
+        kept.send(stacks=True)  # the signal would end it
+        assert kept.next("stacks").startswith("it has closed the file for its stacks")
+        kept.send(signal=int(signal.SIGTERM))
+        assert kept.end()["end"] == -signal.SIGTERM
+
+    def test_a_rank_that_has_ended(self, keep: Any) -> None:
+        kept = keep("")
+        kept.until(lambda: [message for message in kept.heard if "end" in message])
+        kept.send(stacks=True)
+        assert kept.next("stacks") == "it has ended\n"
+        kept.end()
+
+    def test_the_users_own_faulthandler(self, keep: Any) -> None:
+        body = """
+        import faulthandler
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, file=sys.stdout)
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+        kept = keep(body)
+        kept.says("ready")
+        kept.send(signal=int(signal.SIGUSR1))
+        kept.says("in <module>")
+        kept.send(stacks=True)
+        assert 'kept.py", line 7 in <module>' in kept.next("stacks")
+        kept.send(kill=True)
+        kept.end()
+
+
+def test_what_a_process_catches() -> None:
+    def status(*numbers: int) -> str:
+        return f"SigIgn:\tffffffffffffffff\nSigCgt:\t{sum(1 << number - 1 for number in numbers):016x}\nCapInh:\t0\n"
+
+    assert catches(status(2, STACKS), STACKS)
+    assert not catches(status(2, STACKS - 1, STACKS + 1), STACKS)
+    assert not catches("", STACKS)
+
+
+def test_our_frames_are_left_out() -> None:
+    text = (
+        "Thread 0x00007f (most recent call first):\n"
+        '  File "/lib/threading.py", line 5 in wait\n'
+        "\n"
+        "Current thread 0x00007e (most recent call first):\n"
+        '  File "/home/me/train.py", line 88 in step\n'
+        '  File "/home/me/train.py", line 99 in <module>\n'
+        '  File "/ours/launcher/agent/rank.py", line 94 in _execute\n'
+        '  File "/ours/launcher/agent/main.py", line 79 in <module>\n'
+    )
+    lines = text.splitlines(keepends=True)
+    assert users_frames(text, ("/ours/launcher/agent/rank.py", "/ours/launcher/agent/main.py")) == "".join(lines[:6])
+    assert users_frames("no frame at all", ("/x",)) == "no frame at all"

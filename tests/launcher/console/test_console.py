@@ -1,0 +1,379 @@
+"""What is shown of what ranks say, on a terminal and elsewhere: whole lines, prompts, one bar, a status line below."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.console.console import Console
+from tests.launcher.console.terminal_emulator import Glass, Terminal
+
+PLAIN = {"TERM": "xterm", "NO_COLOR": "1"}
+
+
+class Clock:
+    """A clock that stands still until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Piped:
+    """A console whose two streams are one pipe, as in `ddp-launch ... 2>&1 | cat`."""
+
+    def __init__(self, n: int, **options: Any) -> None:
+        self.clock = Clock()
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self.console = Console(n, self.writer, self.writer, PLAIN, clock=self.clock, **options)
+
+    def read(self) -> str:
+        """What has been written since."""
+        self.console.flush()
+        try:
+            return os.read(self.reader, 1 << 20).decode()
+        except BlockingIOError:
+            return ""
+
+    def later(self, seconds: float) -> str:
+        """What is written when time has passed."""
+        self.clock.now += seconds
+        self.console.tick(self.clock.now)
+        return self.read()
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    with Terminal() as terminal:
+        yield terminal
+
+
+def on(terminal: Terminal, n: int, **options: Any) -> Console:
+    return Console(n, terminal.fd, terminal.fd, PLAIN, clock=Clock(), **options)
+
+
+def see(terminal: Terminal, console: Console) -> list[str]:
+    console.flush()
+    return terminal.look()
+
+
+# -- lines
+
+
+def test_lines_are_whole_and_bear_their_rank() -> None:
+    piped = Piped(12)
+    piped.console.output(0, "out", b"a\nb\nc")
+    piped.console.output(11, "err", b"x\n")
+    assert piped.read() == " 0: a\n 0: b\n11: x\n"
+    piped.console.output(0, "out", b"c\n\nd")
+    piped.console.rank_ended(0, 0)
+    assert piped.read() == " 0: cc\n 0: \n 0: d\n"
+
+
+def test_a_rank_that_is_alone_needs_no_name() -> None:
+    piped = Piped(1)
+    piped.console.output(0, "out", b"a\nb")
+    piped.console.leave(0)
+    assert piped.read() == "a\nb\n"
+
+
+def test_several_hosts_have_names() -> None:
+    piped = Piped(4, hosts=["node1.cluster", "node2.cluster"])
+    assert piped.console.prefix_width == len("node1:0: ")
+    for rank in range(4):
+        piped.console.rank_started(rank, {"host": f"node{1 + rank // 2}.cluster"})
+    piped.console.output(0, "out", b"a\n")
+    piped.console.output(3, "out", b"b\n")
+    assert piped.read() == "node1:0: a\nnode2:3: b\n"
+
+
+def test_one_host_needs_no_name() -> None:
+    piped = Piped(2, hosts=["node1"])
+    piped.console.rank_started(0, {"host": "node1.cluster"})
+    piped.console.output(0, "out", b"a\n")
+    assert piped.read() == "0: a\n"
+
+
+def test_only_these_ranks() -> None:
+    piped = Piped(8, ranks=(3, 5))
+    for rank in range(8):
+        piped.console.output(rank, "out", b"a\n")
+        piped.console.leave(rank)
+    piped.console.say("ddp-launch: rank 0 failed")
+    assert piped.read() == "3: a\n5: a\nddp-launch: rank 0 failed\n"
+
+
+def test_colour_on_a_terminal_only(terminal: Terminal) -> None:
+    console = Console(2, terminal.fd, terminal.fd, {"TERM": "xterm"})
+    console.output(1, "out", b"a\n")
+    assert see(terminal, console) == ["1: a"]
+    assert "\x1b[33m1: \x1b[0ma" in terminal.raw
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colour_where_none_is_wanted(terminal: Terminal, environ: dict[str, str]) -> None:
+    console = Console(2, terminal.fd, terminal.fd, environ)
+    console.output(1, "out", b"a\n")
+    see(terminal, console)
+    assert terminal.raw == "1: a\r\n"
+
+
+def test_a_bar_leaves_its_last_state_in_a_file() -> None:
+    piped = Piped(2)
+    for state in (b"\r10%", b"\r20%", b"\r30%\n"):
+        piped.console.output(0, "err", state)
+    assert piped.read() == "0: 30%\n"
+
+
+# -- prompts
+
+
+def test_a_prompt_shows_after_50_ms() -> None:
+    piped = Piped(2, asking=[0])
+    piped.console.output(0, "out", b"name? ")
+    piped.console.output(1, "out", b"mine stays unfinished")
+    assert piped.later(0.049) == ""
+    assert piped.console.tick(100.049) == 100.05
+    assert piped.later(0.001) == "0: name? "
+    piped.console.output(0, "out", b"hello Ann\nnext")
+    assert piped.read() == "hello Ann\n"
+    assert piped.later(0.05) == "0: next"
+    piped.console.output(0, "out", b", ")
+    assert piped.later(0.05) == ", "
+    piped.console.leave(0)
+    piped.console.leave(1)
+    assert piped.read() == "\n1: mine stays unfinished\n"
+
+
+def test_without_anybody_to_ask_lines_are_whole() -> None:
+    piped = Piped(2)
+    piped.console.output(0, "out", b"name? ")
+    assert piped.later(60.0) == ""
+
+
+def test_another_rank_does_not_speak_into_a_prompt() -> None:
+    piped = Piped(2, asking=[0])
+    piped.console.output(0, "out", b"name? ")
+    piped.later(0.05)
+    piped.console.output(1, "out", b"here\n")
+    assert piped.read() == "\n1: here\n"
+    piped.console.output(0, "out", b"Ann\nrest\n")
+    assert piped.read() == "0: Ann\n0: rest\n"
+    piped.console.output(0, "out", b"again? ")
+    piped.later(0.05)
+    piped.console.say("ddp-launch: a word")
+    piped.console.output(0, "out", b"\n")  # it ends a line that has been ended already
+    piped.console.output(0, "out", b"a\n")
+    assert piped.read() == "\nddp-launch: a word\n0: a\n"
+
+
+def test_a_prompt_comes_after_what_was_said_before() -> None:
+    piped = Piped(2, asking=[0])
+    piped.console.output(1, "out", b"a\n")
+    piped.console.output(0, "out", b"b\nname? ")
+    assert piped.later(0.05) == "1: a\n0: b\n0: name? "
+
+
+def test_what_is_typed_ends_the_line_of_a_prompt(terminal: Terminal) -> None:
+    console = on(terminal, 2, asking=[0])
+    console.output(0, "out", b"name? ")
+    console.tick(200.0)
+    console.flush()
+    os.write(terminal.fd, b"Ann\n")  # what the terminal does by itself
+    console.typed(b"Ann\n")
+    console.output(0, "out", b"hello\nall\n")
+    assert see(terminal, console) == ["0: name? Ann", "0: hello", "0: all"]
+
+
+def test_a_rank_in_a_debugger_has_the_terminal(terminal: Terminal) -> None:
+    console = on(terminal, 2)
+    console.output(0, "out", b"unfinished ")
+    console.debugging(frozenset({0}))
+    console.output(0, "out", b"\n> train.py(3)\n(Pdb) ")
+    assert see(terminal, console) == ["0: unfinished", "> train.py(3)", "(Pdb)"]
+    console.output(1, "out", b"from another rank\n")
+    console.output(0, "out", b"7\n(Pdb) ")
+    assert see(terminal, console)[2:] == ["(Pdb)", "1: from another rank", "7", "(Pdb)"]
+    console.debugging(frozenset())
+    console.output(0, "out", b"going on\n")
+    assert see(terminal, console)[-3:] == ["7", "(Pdb)", "0: going on"]
+
+
+# -- the floor: a bar, and the status line below it
+
+
+def test_a_bar_and_the_status_line_live_together(terminal: Terminal) -> None:
+    console = on(terminal, 2)
+    assert console.shows_status
+    console.output(0, "err", b"\r10%")
+    assert see(terminal, console) == ["0: 10%"]
+    console.status("ddp-launch: 2/2 ranks up")
+    assert see(terminal, console) == ["0: 10%", "ddp-launch: 2/2 ranks up"]
+    console.output(0, "err", b"\r20%")
+    console.output(1, "out", b"a line\n")
+    assert see(terminal, console) == ["1: a line", "0: 20%", "ddp-launch: 2/2 ranks up"]
+    console.output(0, "err", b"\r30%\n")
+    assert see(terminal, console) == ["1: a line", "0: 30%", "ddp-launch: 2/2 ranks up"]
+    console.output(0, "err", b"\r" + 100 * b"#")  # two rows of this terminal
+    assert see(terminal, console)[2:] == ["0: " + 57 * "#", 43 * "#", "ddp-launch: 2/2 ranks up"]
+    console.output(0, "err", b"\rshort")
+    console.status(80 * "s")  # cut: one row is what it may have
+    assert see(terminal, console)[2:] == ["0: short", 59 * "s"]
+    console.leave(0)
+    console.finish()
+    assert see(terminal, console) == ["1: a line", "0: 30%", "0: short"]
+
+
+def test_the_status_line_gives_way_to_a_prompt(terminal: Terminal) -> None:
+    console = on(terminal, 2, asking=[0])
+    console.status("ddp-launch: fine")
+    assert see(terminal, console) == ["ddp-launch: fine"]
+    console.output(0, "out", b"name? ")
+    console.tick(200.0)
+    assert see(terminal, console) == ["0: name?"]
+    console.status("ddp-launch: still fine")
+    assert see(terminal, console) == ["0: name?"]
+    os.write(terminal.fd, b"Ann\n")
+    console.typed(b"Ann\n")
+    assert see(terminal, console) == ["0: name? Ann", "ddp-launch: still fine"]
+    os.write(terminal.fd, b"\n")  # somebody leans on Enter
+    console.typed(b"\n")
+    console.output(1, "out", b"a\n")
+    assert see(terminal, console) == ["0: name? Ann", "1: a", "ddp-launch: still fine"]
+
+
+def test_the_floor_makes_room_while_the_launcher_is_stopped(terminal: Terminal) -> None:
+    console = on(terminal, 2)
+    console.output(0, "err", b"\r10%")
+    console.status("ddp-launch: fine")
+    assert len(see(terminal, console)) == 2
+    console.hide()
+    assert terminal.look() == []
+    assert see(terminal, console) == ["0: 10%", "ddp-launch: fine"]
+
+
+def test_the_launchers_words_come_above_the_floor(terminal: Terminal) -> None:
+    console = on(terminal, 2)
+    heard: list[str] = []
+    console.witness = heard.append
+    console.output(0, "err", b"\r10%")
+    console.status("ddp-launch: fine")
+    console.say("ddp-launch: Ctrl-C\n")
+    assert see(terminal, console) == ["ddp-launch: Ctrl-C", "0: 10%", "ddp-launch: fine"]
+    assert heard == ["ddp-launch: Ctrl-C\n"]
+
+
+def test_where_a_status_line_belongs(terminal: Terminal) -> None:
+    reader, writer = os.pipe()
+    fd = terminal.fd
+    both = [
+        (Console(2, fd, fd, PLAIN), True),
+        (Console(2, fd, fd, {"TERM": "dumb"}), False),
+        (Console(1, fd, fd, PLAIN), False),  # a script alone has the terminal to itself
+        (Console(1, fd, fd, PLAIN, status=True), True),
+        (Console(2, fd, fd, PLAIN, status=False), False),
+        (Console(2, fd, fd, PLAIN, prefix=False), False),
+        (Console(2, writer, fd, PLAIN), False),  # ... | tee log: who knows where that writes
+        (Console(2, writer, writer, PLAIN), False),
+        (Console(2, writer, writer, PLAIN, status=True), True),
+    ]
+    assert [console.shows_status for console, _ in both] == [shows for _, shows in both]
+    for end in (reader, writer):
+        os.close(end)
+
+
+def test_off_a_terminal_the_status_is_printed() -> None:
+    piped = Piped(2, status=True)
+    piped.console.status("ddp-launch: fine")
+    piped.console.status("")
+    assert piped.read() == "ddp-launch: fine\n"
+
+
+# -- writing
+
+
+def test_a_slow_reader_blocks_nobody_and_gets_everything() -> None:
+    piped = Piped(2)
+    line = b"x" * 99 + b"\n"
+    for _ in range(100):
+        piped.console.output(0, "out", 100 * line)
+        piped.console.flush()
+    assert piped.console.backlog > 500_000
+    assert piped.console.waiting_for is not None
+    text = ""
+    while more := piped.read():
+        text += more
+    assert text == 10_000 * ("0: " + line.decode())
+    assert (piped.console.backlog, piped.console.waiting_for) == (0, None)
+
+
+def test_nobody_reads() -> None:
+    piped = Piped(2)
+    os.close(piped.reader)
+    piped.console.output(0, "out", b"a\n")
+    piped.console.flush()
+    assert piped.console.broken
+    assert piped.console.waiting_for is None
+
+
+def test_our_streams_stay_blocking_for_whoever_shares_them() -> None:
+    piped = Piped(2)
+    piped.console.output(0, "out", b"a\n")
+    assert piped.read() == "0: a\n"
+    assert os.get_blocking(piped.writer)
+
+
+def test_the_glass() -> None:
+    glass = Glass(width=5)
+    glass.feed("abcdefg\r\nxy\rz\x1b[K\n")
+    assert glass.lines == ["abcde", "fg", "z"]
+    glass.feed("\x1b[A\x1b[A\rQ")
+    assert glass.lines == ["abcde", "Qg", "z"]
+
+
+def test_a_full_disk_behind_one_stream_does_not_silence_the_other() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    reader, writer = os.pipe()
+    console = Console(2, full, writer, PLAIN)
+    heard: list[str] = []
+    console.witness = heard.append
+    try:
+        console.output(0, "err", b"before\n")
+        console.output(0, "out", b"lost\n")
+        console.output(0, "err", b"after\n")
+        console.flush()
+        assert console.broken
+        assert console.backlog == 0
+        said = f"ddp-launch: {console.unwritable}"
+        assert said == "ddp-launch: the output cannot be written: No space left on device"
+        console.output(1, "out", b"lost\n")
+        console.output(1, "err", b"more\n")
+        console.close()
+        assert os.read(reader, 1000).decode() == f"0: before\n0: after\n{said}\n1: more\n"
+        assert heard == [said]
+    finally:
+        for fd in (full, reader, writer):
+            os.close(fd)
+
+
+def test_that_nobody_reads_is_not_told() -> None:
+    reader, writer = os.pipe()
+    other, err = os.pipe()
+    console = Console(2, writer, err, PLAIN)
+    os.close(reader)
+    try:
+        console.output(0, "out", b"lost\n")
+        console.output(0, "err", b"read\n")
+        console.close()
+        assert console.broken
+        assert console.unwritable == ""
+        assert os.read(other, 1000) == b"0: read\n"
+    finally:
+        for fd in (writer, other, err):
+            os.close(fd)

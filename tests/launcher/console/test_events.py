@@ -1,0 +1,120 @@
+"""What happens, for programs: whole JSON lines, in order, and a file that fails costs the job nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.console.events import Events
+from launcher.diagnosis.failures import EngineEnded, Hung, Raised, RankFailed
+from launcher.errors import UsageError
+from launcher.job import Job
+
+HEAD = ("time", "monotonic", "event", "attempt")
+
+
+class Words:
+    """Stands for the console."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def start(path: object) -> tuple[Events, Words]:
+    words: Any = Words()
+    return Events(Job(module="train", args=("--lr", "1"), n=2, events=str(path)), words, ["ddp-launch", "x"]), words
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_event(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event":"before"}\n')
+    events, words = start(path)
+    events.attempt_started(0, 2)
+    events.rank_started(1, {"host": "node7", "pid": 4711, "local_rank": 1, "gpus": [1], "agent": 4710})
+    events.debugging(frozenset({1, 0}))
+    events.resumed(2.5)
+    raised = Raised(type="ValueError", message="no", traceback="Traceback\n")
+    events.failed(RankFailed(at=0.0, rank=1, pid=4711, raised=raised))
+    events.failed(EngineEnded(at=0.0, pid=7, status=-9))
+    events.failed(Hung(at=0.0, ranks=(1,), message="nothing moved"))
+    events.rank_ended(0, 0)
+    events.rank_ended(1, -9)
+    events.attempt_started(1, 1)
+    events.job_ended(1, "rank 1 raised ValueError: no")
+    events.close()
+    found = read(path)
+    assert found.pop(0) == {"event": "before"}  # appended
+    for event in found:
+        assert tuple(event)[:4] == HEAD
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event.pop("time"))
+        assert event.pop("monotonic") > 0
+    assert found[0].pop("pid") == os.getpid()
+    assert found[0].pop("cwd") == os.getcwd()
+    assert found[0].pop("host")
+    assert 0 <= found[-1].pop("seconds") < 10
+    assert found == [
+        {"event": "job_started", "attempt": 0, "command": ["ddp-launch", "x"], "target": ["-m", "train", "--lr", "1"], "n": 2, "engine": "auto"},  # noqa: E501  # one event a line
+        {"event": "attempt_started", "attempt": 0, "n": 2},
+        {"event": "rank_up", "attempt": 0, "rank": 1, "host": "node7", "pid": 4711, "local_rank": 1, "gpus": [1]},
+        {"event": "debugging", "attempt": 0, "ranks": [0, 1]},
+        {"event": "continued", "attempt": 0, "stopped_for": 2.5},
+        {"event": "failure", "attempt": 0, "kind": "rank failed", "code": 1, "message": "rank 1 (pid 4711) raised ValueError: no", "rank": 1, "exception": "ValueError", "traceback": "Traceback\n"},  # noqa: E501
+        {"event": "failure", "attempt": 0, "kind": "engine ended", "code": 137, "message": "mpiexec (pid 7) was killed by SIGKILL (signal 9) while ranks were running"},  # noqa: E501
+        {"event": "hang", "attempt": 0, "ranks": [1], "message": "nothing moved"},
+        {"event": "rank_ended", "attempt": 0, "rank": 0, "code": 0, "signal": None},
+        {"event": "rank_ended", "attempt": 0, "rank": 1, "code": None, "signal": 9},
+        {"event": "restart", "attempt": 1, "n": 1},
+        {"event": "attempt_started", "attempt": 1, "n": 1},
+        {"event": "job_ended", "attempt": 1, "code": 1, "message": "rank 1 raised ValueError: no"},
+    ]  # fmt: skip
+    assert words.said == []
+
+
+def test_a_file_that_fails_is_said_once() -> None:
+    events, words = start("/dev/full")
+    events.attempt_started(0, 2)
+    events.job_ended(0, "")
+    assert words.said == [
+        "ddp-launch: the events file /dev/full cannot be written (No space left on device): it ends here"
+    ]
+
+
+def test_a_pipe_that_nobody_reads_is_wrong_use(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="nobody reads this pipe"):
+        start(tmp_path / "pipe")
+
+
+def test_a_reader_that_does_not_keep_up_holds_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    events, words = start(tmp_path / "pipe")
+    for _ in range(3000):
+        events.rank_ended(0, 0)
+    assert len(words.said) == 1
+    os.close(reader)
+    events.close()
+
+
+@pytest.mark.mpi
+def test_the_events_of_a_job(ddp_launch: Any, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    done = ddp_launch("sys.exit(3 * rank)", options=("--events", str(path)))
+    assert done.returncode == 3
+    events = [event["event"] for event in read(path)]
+    assert events[:2] == ["job_started", "attempt_started"]
+    assert events[-1] == "job_ended"
+    assert sorted(events[2:-1]) == ["failure", "rank_ended", "rank_ended", "rank_up", "rank_up"]
+    assert read(path)[-1]["code"] == 3

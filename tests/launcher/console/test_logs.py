@@ -1,0 +1,216 @@
+"""Log files: everything of every rank, whole lines, a folder a run; a disk that fails costs lines and not the job."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.console import logs as module
+from launcher.console.logs import Logs
+from launcher.diagnosis.failures import Raised, RankFailed
+from launcher.errors import UsageError
+
+
+class Words:
+    """Stands for the console: what the launcher says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.witness: Callable[[str], None] = lambda text: None
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        self.witness(text)
+
+
+def start(folder: Path) -> tuple[Any, Words]:
+    words: Any = Words()
+    logs = Logs(str(folder), words, ["ddp-launch", "-n", "2", "my train.py"])
+    logs.attempt_started(0, 2)
+    return logs, words
+
+
+def test_a_run_has_a_folder_and_every_rank_a_file(tmp_path: Path) -> None:
+    logs, words = start(tmp_path / "deep" / "logs")
+    logs.rank_started(1, {})
+    logs.output(0, "out", b"one\ntw")
+    logs.output(0, "err", b"\r10%")
+    logs.output(0, "out", b"o\n")
+    logs.output(0, "err", b"\r20%\nwarning")
+    raised = Raised(type="ValueError", message="no", traceback="Traceback ...\nValueError: no\n")
+    logs.failed(RankFailed(at=0.0, rank=0, pid=7, raised=raised))
+    logs.rank_ended(0, 1)
+    words.say("ddp-launch: rank 0 raised ValueError: no")
+    logs.job_ended(1, "rank 0 raised ValueError: no")
+    logs.close()
+    folder = logs.folder
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d_\d\d-\d\d-\d\d_{os.getpid()}", folder.name)
+    assert (tmp_path / "deep/logs/latest").resolve() == folder.resolve()
+    traceback = "Traceback ...\nValueError: no\n"
+    assert (folder / "rank-0.log").read_text() == f"one\ntwo\n20%\n{traceback}warning\n"
+    assert (folder / "rank-1.log").read_text() == ""
+    lines = [line[20:] for line in (folder / "launcher.log").read_text().splitlines()]
+    failure = "rank 0 raised ValueError: no"
+    assert lines == ["ddp-launch -n 2 'my train.py'", f"ddp-launch: {failure}", f"exit code 1: {failure}"]
+    assert words.said == [f"ddp-launch: {failure}"]
+
+
+def test_a_restart_has_a_folder_below(tmp_path: Path) -> None:
+    logs, _ = start(tmp_path)
+    logs.output(1, "out", b"first, unfinished")
+    run = logs.folder
+    logs.attempt_started(1, 2)
+    logs.output(1, "out", b"second\n")
+    logs.close()
+    assert logs.folder == run / "attempt-1"
+    assert (run / "rank-1.log").read_text() == "first, unfinished\n"
+    assert (run / "attempt-1/rank-1.log").read_text() == "second\n"
+
+
+def test_the_link_follows_the_last_run(tmp_path: Path) -> None:
+    first, _ = start(tmp_path)
+    second, _ = start(tmp_path)
+    assert first.folder != second.folder
+    assert os.readlink(tmp_path / "latest") == second.folder.name
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.folder.name, second.folder.name, "latest"])
+
+
+def test_what_cannot_be_a_log_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file/logs cannot be used: Not a directory"):
+        start(tmp_path / "file" / "logs")
+    (tmp_path / "taken" / "latest").mkdir(parents=True)
+    with pytest.raises(UsageError, match="no link to a run"):
+        start(tmp_path / "taken")
+
+
+def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
+    logs, words = start(tmp_path)
+    for rank in (0, 1):
+        (logs.folder / f"rank-{rank}.log").symlink_to("/dev/full")
+        for _ in range(3):
+            logs.output(rank, "out", b"line\n")
+    logs.close()
+    assert len(words.said) == 1
+    assert "cannot be written (No space left on device): lines are missing there" in words.said[0]
+
+
+def test_what_is_missing_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs, _ = start(tmp_path)
+    write, room = os.write, 8
+
+    def small(fd: int, data: Any) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "full")
+        written = write(fd, data[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(module.os, "write", small)
+    for number in range(4):
+        logs.output(0, "out", b"line %d\n" % number)  # 7 bytes each: the second is torn, two are lost
+    room = 1000
+    logs.output(0, "out", b"line 4\n")
+    logs.output(0, "out", b"line 5\n")
+    text = (logs.folder / "rank-0.log").read_text()
+    assert text == "line 0\nl\n[ddp-launch: 20 bytes are missing here]\nline 4\nline 5\n"
+
+
+def test_a_folder_that_is_removed_is_said_once(tmp_path: Path) -> None:
+    logs, words = start(tmp_path)
+    logs.output(0, "out", b"line\n")
+    assert logs.tick(100.0) == 105.0
+    shutil.rmtree(logs.folder)
+    logs.tick(104.9)
+    assert words.said == []
+    logs.tick(105.0)
+    logs.output(0, "out", b"line\n")
+    assert logs.tick(200.0) == float("inf")
+    logs.job_ended(0, "")
+    logs.close()
+    assert [text.partition(" were ")[2] for text in words.said] == ["removed: nothing more is written there"]
+
+
+def test_more_ranks_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_OPEN", 3)
+    logs, _ = start(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(2):
+        for rank in range(10):
+            logs.output(rank, "out", b"line %d\n" % number)
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    logs.close()
+    assert all((logs.folder / f"rank-{rank}.log").read_text() == "line 0\nline 1\n" for rank in range(10))
+
+
+@pytest.mark.mpi
+def test_a_job_with_log_files(ddp_launch: Any, tmp_path: Path) -> None:
+    said = str(tmp_path / "said")
+    body = f"""
+    while rank == 1 and not os.path.exists({said!r}):  # its failure ends the other
+        time.sleep(0.01)
+    print('hello', rank, flush=True)
+    print('warning', file=sys.stderr)
+    open({said!r}, 'w').close()
+    sys.exit(3 * rank)
+    """
+    done = ddp_launch(body, options=("--log-dir", str(tmp_path / "logs"), "--ranks", "0"))
+    assert done.returncode == 3
+    assert done.stdout == "0: hello 0\n"
+    latest = tmp_path / "logs/latest"
+    assert sorted((latest / "rank-1.log").read_text().splitlines()) == ["hello 1", "warning"]
+    assert "exited with code 3" in (latest / "launcher.log").read_text()
+
+
+@pytest.mark.mpi
+def test_a_log_folder_that_cannot_be_is_wrong_use(ddp_launch: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = ddp_launch("print('never')", options=("--log-dir", str(tmp_path / "file")))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+SPEAKS = """
+import os, subprocess, sys
+path = os.environ.get("NCCL_DEBUG_FILE")
+if path is None:
+    print("NCCL INFO among the rest")
+else:
+    with open(path, "w", buffering=1) as file:  # as NCCL opens it
+        file.write(f"rank {os.environ['RANK']} NCCL INFO Bootstrap\\n")
+    code = "import os; print('NCCL INFO of a program that it started', file=open(os.environ['NCCL_DEBUG_FILE'], 'w'))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+print("trained")
+"""
+
+
+@pytest.mark.mpi
+def test_what_nccl_says_is_filed_apart(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    script = tmp_path / "speaks.py"
+    script.write_text(SPEAKS)
+    command = [sys.executable, "-m", "launcher", "-n", "2"]
+    done = run_job([*command, "--log-dir", str(tmp_path / "logs"), str(script)], timeout=60, env={"NCCL_DEBUG": "INFO"})
+    assert done.returncode == 0, done.stderr
+    assert "NCCL" not in done.stdout
+    latest = tmp_path / "logs" / "latest"
+    for rank in (0, 1):
+        said = (latest / f"rank-{rank}.nccl.log").read_text()
+        assert said == f"rank {rank} NCCL INFO Bootstrap\nNCCL INFO of a program that it started\n"
+        assert (latest / f"rank-{rank}.log").read_text() == "trained\n"
+    free = run_job([*command, str(script)], timeout=60, env={"NCCL_DEBUG": "INFO"})
+    assert free.stdout.count("NCCL INFO among the rest") == 2, "without log files NCCL writes where it always does"
+    own = tmp_path / "own.log"
+    env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(own)}
+    assert run_job([*command, "--log-dir", str(tmp_path / "again"), str(script)], timeout=60, env=env).returncode == 0
+    assert "NCCL INFO" in own.read_text()

@@ -1,0 +1,87 @@
+"""Standard streams that are closed, and Ctrl-C before there is a job: nothing hangs, nothing is mistaken."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.engines.openmpi import OpenMpiEngine
+
+LAUNCH = f"{sys.executable} -m launcher"
+
+# What the command does, from the moment on at which it is ours and no longer the interpreter's start.
+ENTRY = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+import launcher.__main__
+print(flush=True)
+sys.exit(launcher.__main__.main())
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_closed_stream_is_as_good_as_dev_null(
+    run_job: Any, script: Callable[[str], str], closed: str, n: int
+) -> None:
+    path = script("print('out', sys.stdin.read())")
+    done = run_job(["sh", "-c", f"{LAUNCH} -n {n} {path} {closed}"], timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("out") == (0 if ">&-" in closed.replace("2>&-", "") else n)
+
+
+@pytest.mark.mpi
+def test_a_closed_stream_does_not_make_it_deaf(start_job: Any, script: Callable[[str], str], tmp_path: Any) -> None:
+    path = script(f"open({str(tmp_path)!r} + '/up' + str(rank), 'w'); time.sleep(60)")
+    job = start_job(["sh", "-c", f"exec {LAUNCH} -n 2 {path} >&-"])
+    deadline = time.monotonic() + 20
+    while len(list(tmp_path.glob("up*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(15).returncode == 143
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.04, 0.06, 0.1, 0.15])
+def test_ctrl_c_before_the_job_has_started_prints_no_traceback(
+    start_job: Any, script: Callable[[str], str], delay: float
+) -> None:
+    job = start_job([sys.executable, "-c", ENTRY, script("")])
+    assert job.process.stdout.readline() == "\n"
+    time.sleep(delay)
+    job.process.send_signal(signal.SIGINT)
+    done = job.wait(15)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 1
+
+
+@pytest.mark.mpi
+def test_ctrl_c_while_a_rank_waits_for_its_threads_prints_no_traceback(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        "import os, signal, threading, time\n"
+        "wait = threading.Event().wait\n"
+        "threading.Thread(target=lambda: (wait(0.3), os.kill(os.getpid(), signal.SIGINT), wait(0.3))).start()",
+        n=1,
+    )
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
+
+
+def test_open_mpi_gets_a_home_where_there_is_none() -> None:
+    assert "HOME" in OpenMpiEngine("/m/mpiexec", 2).environment({}, "/tmp/x")
+    assert OpenMpiEngine("/m/mpiexec", 2).environment({"HOME": "/mine"}, "/tmp/x")["HOME"] == "/mine"
+
+
+@pytest.mark.mpi
+def test_ranks_that_raise_the_same_are_told_once(ddp_launch: Any) -> None:
+    done = ddp_launch("raise ValueError('first line\\nsecond line')", n=3)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.splitlines()[-1].endswith("raised ValueError: first line [...]")
+    assert done.stderr.count("second line") <= 2  # in the traceback: the line of code, and the message

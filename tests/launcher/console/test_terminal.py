@@ -1,0 +1,200 @@
+"""On a terminal: rank 0's progress bar repaints the lowest line, everything else is printed above it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.console.terminal import Terminal
+from tests.launcher.conftest import wait_for
+from tests.launcher.console.terminal_emulator import Glass
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+
+def as_seen(text: str) -> list[str]:
+    """What a terminal shows that got this."""
+    glass = Glass(200)
+    glass.feed(text.replace("\n", "\r\n"))
+    return glass.lines
+
+
+def start_on_a_terminal(start_job: Any, args: list[str], echo: bool = False) -> tuple[Any, int]:
+    """Starts a command on a terminal of 24 x 60; the job, and the terminal's other side. echo: keys are shown"""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    attributes = termios.tcgetattr(slave)
+    if not echo:
+        attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+    # A session of its own with this terminal, as a shell's foreground job has; whoever runs the tests may have nohup.
+    code = (
+        "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, *args]
+    job = start_job(command, stdin=slave, stdout=slave, stderr=slave, env={"TERM": "xterm", "NO_COLOR": ""})
+    os.close(slave)
+    return job, master
+
+
+def on_a_terminal(
+    start_job: Any, args: list[str], keys: bytes = b"", after: bytes = b"", echo: bool = False
+) -> tuple[int, str]:
+    """Runs a command on a terminal; its exit code and what the terminal got.
+
+    keys: typed in once the terminal shows `after`; echo: the terminal shows them
+    """
+    job, master = start_on_a_terminal(start_job, args, echo)
+    seen = b""
+    while True:
+        if keys and after in seen:
+            os.write(master, keys)
+            keys = b""
+        try:
+            data = os.read(master, 1 << 16)
+        except OSError:
+            break  # all have closed it
+        seen += data
+    os.close(master)
+    status = job.process.wait(20)
+    job.assert_gone()
+    return status, seen.decode().replace("\r\n", "\n")
+
+
+def test_a_progress_bar_repaints_one_line(start_job: Any, script: Any) -> None:
+    path = script(
+        """
+        if rank == 1:
+            time.sleep(0.25)
+            print("from another rank")
+        for i in range(4):
+            print(f"\\rstep {i}", end="", file=sys.stderr)
+            time.sleep(0.2)
+        print(file=sys.stderr)
+        print(os.environ["COLUMNS"], os.environ["LINES"])
+        """
+    )
+    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", "2", "--no-status", path])
+    assert status == 0
+    zero, one = "\x1b[36m0: \x1b[0m", "\x1b[33m1: \x1b[0m"
+    erase = "\r\x1b[K"
+    assert any(f"{zero}step {i}{erase}" in seen for i in range(3))  # a busy machine may skip a state, never all
+    between = f"{one}from another rank\n{zero}step "
+    assert f"{erase}{between}" in seen or seen.startswith(between)  # there, a busy machine had kept the bar waiting
+    assert f"{zero}step 3\n" in seen  # the finished bar stays
+    assert f"{one}step 3\n" in seen
+    assert "1: \x1b[0mstep 2" not in seen  # another rank's bar is shown only when it is done
+    assert f"{zero}57 24\n" in seen  # as wide as the terminal, less the prefix
+
+
+def test_a_world_of_one_has_the_terminal_to_itself(start_job: Any, script: Any) -> None:
+    path = script("name = input('name? ')\nprint('hello', name)\nsys.stdout.write('\\rbar')\nsys.exit(3)")
+    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", path], keys=b"Ann\n")
+    assert status == 3
+    assert seen.startswith("name? hello Ann\n\rbar\nddp-launch: rank 0 (pid ")
+
+
+def test_ctrl_c_on_a_terminal(start_job: Any, script: Any) -> None:
+    path = script("print('ready') if rank == 0 else None\ntime.sleep(60)")
+    command = [sys.executable, "-m", "launcher", "-n", "2", path]
+    status, seen = on_a_terminal(start_job, command, keys=b"\x03", after=b"ready")
+    assert status == 130
+    lines = as_seen(seen.replace("^C", ""))
+    assert lines == ["0: ready", "ddp-launch: Ctrl-C: ending the job (once more kills it at once)"]
+
+
+def test_a_prompt_of_rank_0_shows_and_its_answer_arrives(start_job: Any, script: Any) -> None:
+    path = script("name = input('name? ') if rank == 0 else ''\nprint('hello', name) if rank == 0 else None")
+    command = [sys.executable, "-m", "launcher", "-n", "2", path]
+    status, seen = on_a_terminal(start_job, command, keys=b"Ann\n", after=b"name? ", echo=True)
+    assert status == 0
+    assert as_seen(seen) == ["0: name? Ann", "0: hello Ann"]
+
+
+def test_the_status_line_stays_below_all_and_goes_at_the_end(start_job: Any, script: Any) -> None:
+    path = script(
+        """
+        for i in range(30):
+            if rank == 0:
+                print(f"\\r{i} of 30", end="", file=sys.stderr)
+            elif i == 25:
+                print("from another rank")
+            time.sleep(0.1)
+        """
+    )
+    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", "2", path])
+    assert status == 0
+    assert as_seen(seen) == ["1: from another rank", "0: 29 of 30"]
+    until = seen.index("from another rank") + 100
+    bar, below = as_seen(seen[: seen.index("ranks up", until) + len("ranks up, 0:03")])[-2:]
+    assert bar.endswith("of 30")
+    assert re.fullmatch(r"ddp-launch: 2/2 ranks up, 0:0\d", below)
+    assert seen.count("ranks up") < 80  # painted again with the bar, and twice a second
+
+
+@pytest.mark.parametrize("options", [["--no-status"], []])
+def test_no_status_line_where_it_is_not_wanted(start_job: Any, script: Any, options: list[str]) -> None:
+    path = script("time.sleep(1.5)")
+    n = "2" if options else "1"
+    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", n, *options, path])
+    assert (status, seen) == (0, "")
+
+
+@pytest.mark.parametrize("options", [["--no-status"], ["--status"]])
+def test_when_the_terminal_goes_away_ranks_are_asked_to_end(
+    start_job: Any, script: Any, tmp_path: Path, options: list[str]
+) -> None:
+    path = script(
+        """
+        from pathlib import Path
+        def save(number, frame):
+            time.sleep(0.7)  # the status line changes meanwhile
+            Path(sys.argv[1], f"saved-{rank}").touch()
+            sys.exit(1)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, save)
+        Path(sys.argv[1], f"up-{rank}").touch()
+        while True:
+            time.sleep(0.1)
+        """
+    )
+    command = [sys.executable, "-m", "launcher", "-n", "2", "--grace", "30", *options, path, str(tmp_path)]
+    job, master = start_on_a_terminal(start_job, command)
+    if options == ["--status"]:
+        wait_for(master, "2/2 ranks up", 1)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("up-*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.close(master)
+    assert job.process.wait(30) in (128 + signal.SIGHUP, 128 + signal.SIGPIPE)
+    job.assert_gone()
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+def test_a_terminal_that_has_gone_has_no_size() -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    screen = Terminal(slave, slave, {})
+    try:
+        assert screen.size() == (60, 24)
+        os.close(master)
+        assert screen.size() is None
+        screen.status(slave, b"0/2 ranks up")
+        screen.flush()
+        assert screen.broken
+    finally:
+        screen.close()
+        os.close(slave)

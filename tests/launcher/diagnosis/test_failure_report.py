@@ -1,0 +1,200 @@
+"""What is said of a job that failed, and when a rank's last lines are worth repeating."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from launcher.diagnosis.failure_report import Tail, explain
+from launcher.diagnosis.failures import (
+    AgentLost,
+    EngineEnded,
+    Failure,
+    Hung,
+    NotStarted,
+    Raised,
+    RankFailed,
+    root_cause,
+)
+
+TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: no\n"
+RAISED = RankFailed(
+    at=0.0, rank=1, pid=101, host="node7", raised=Raised(type="ValueError", message="no", traceback=TRACEBACK)
+)
+KILLED = RankFailed(at=0.0, rank=3, pid=103, host="node7", status=-9)
+EXITED = RankFailed(at=0.1, rank=0, pid=100, host="node6", status=3)
+AGENT = AgentLost(at=0.0, rank=3, pid=203, host="node7")
+HUNG = Hung(at=0.0, ranks=(3,), message="nothing has moved for 600 s: rank 3 ...")
+UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
+LINES = "ddp-launch: the last 2 lines of rank 3:\none\ntwo"
+NUMBERS = [b"%d\n" % number for number in range(50)]
+
+
+class Buried:
+    """Rank 3's last lines cannot be seen; everybody else's can."""
+
+    def hidden_lines(self, rank: int) -> list[bytes]:
+        return [b"one", b"two"] if rank == 3 else []
+
+
+@pytest.mark.parametrize(
+    ("failures", "engine_output", "hosts", "blocks", "code"),
+    [
+        ([RAISED], b"", False, [TRACEBACK, "ddp-launch: rank 1 (pid 101) raised ValueError: no"], 1),
+        ([RAISED], b"", True, [TRACEBACK, "ddp-launch: rank 1 on node7 (pid 101) raised ValueError: no"], 1),
+        (
+            [RAISED, EXITED, KILLED],
+            b"some words",
+            False,
+            [
+                ("ddp-launch: failed too: rank 0 (pid 100) exited with code 3; rank 3 (pid 103) was killed by SIGKILL "
+                "(signal 9); often the kernel, out of memory"),
+                TRACEBACK,
+                "ddp-launch: rank 1 (pid 101) raised ValueError: no",
+            ],
+            1,
+        ),
+        (
+            [KILLED, EXITED],
+            b"",
+            True,
+            [
+                "ddp-launch: failed too: rank 0 on node6 (pid 100) exited with code 3",
+                LINES,
+                ("ddp-launch: rank 3 on node7 (pid 103) was killed by SIGKILL (signal 9); often the kernel, out of "
+                "memory"),
+            ],
+            137,
+        ),
+        ([AGENT], b"", False, [LINES, "ddp-launch: the agent of rank 3 (pid 203) died, and its rank with it"], 1),
+        ([HUNG], b"", False, [LINES, "ddp-launch: nothing has moved for 600 s: rank 3 ..."], 1),
+        ([Hung(at=0.0, ranks=(2, 3), message="hung")], b"", False, ["ddp-launch: hung"], 1),
+        ([UNBORN], b" \n", False, ["ddp-launch: mpiexec (pid 7) exited with code 9 before rank 1 had started"], 9),
+        (
+            [UNBORN],
+            b"no such host\n",
+            False,
+            ["no such host\n", "ddp-launch: mpiexec (pid 7) exited with code 9 before rank 1 had started"],
+            9,
+        ),
+        ([NotStarted(at=0.0, message="late")], b"no\xff", False, ["no\udcff", "ddp-launch: late"], 1),
+        # an agent's own last words come through the engine
+        (
+            [EXITED],
+            b"Traceback ...\n",
+            False,
+            ["Traceback ...\n", "ddp-launch: rank 0 (pid 100) exited with code 3"],
+            3,
+        ),
+    ],
+)  # fmt: skip
+def test_report(failures: list[Failure], engine_output: bytes, hosts: bool, blocks: list[str], code: int) -> None:
+    report = explain(failures, engine_output, Buried(), hosts)
+    assert (report.blocks, report.code) == (blocks, code)
+    assert f"ddp-launch: {report.sentence}" == report.blocks[-1]
+
+
+@pytest.mark.parametrize(
+    ("memory", "text"),
+    [
+        (None, "often the kernel, out of memory"),
+        ("it had 2.0 GiB at most", "often the kernel, out of memory (it had 2.0 GiB at most)"),
+        ("the kernel's killer ended it: it had 2 GiB", "the kernel's killer ended it: it had 2 GiB"),
+    ],
+)  # fmt: skip
+def test_what_the_kernel_says_of_memory(memory: str | None, text: str) -> None:
+    assert str(replace(KILLED, host="", memory=memory)) == f"rank 3 (pid 103) was killed by SIGKILL (signal 9); {text}"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ([b"a\nb\n"], [b"a", b"b"]),
+        ([b"a", b"b\nc", b"d\n"], [b"ab", b"cd"]),
+        ([b"", b"\n", b"x\n"], [b"", b"x"]),
+        (NUMBERS, [b"%d" % number for number in range(30, 50)]),
+        ([b"".join(NUMBERS)], [b"%d" % number for number in range(30, 50)]),
+        ([b"be", b"gun\n" + b"".join(NUMBERS[:19])], [b"begun", *(b"%d" % n for n in range(19))]),
+        ([b"be", b"gun\n" + b"".join(NUMBERS[:20])], [b"%d" % n for n in range(20)]),
+        ([b"10%\r", b"20%\r", b"30%\nnext\r\n"], [b"30%", b"next"]),
+        ([b"\r10%", b"\r20%", b"\r   \r\nnext\n"], [b"20%", b"next"]),
+        ([b"unfinished"], [b"unfinished"]),
+        ([b"done\n10%\r", b"20%\r"], [b"done", b"20%"]),
+        ([b"x" * 3_000, b"y\n"], [b"[...] " + b"x" * 1_999 + b"y"]),
+        ([b"x" * 30_000 + b"\nz\n"], [b"[...] " + b"x" * 2_000, b"z"]),
+        ([b"\xff\xfe\n"], [b"\xff\xfe"]),
+    ],
+)  # fmt: skip
+def test_last_lines(chunks: list[bytes], lines: list[bytes]) -> None:
+    tail = Tail()
+    for chunk in chunks:
+        tail.output(0, "out", chunk)
+    tail.rank_ended(0, 1)
+    assert tail.lines(0) == lines
+
+
+def test_last_lines_may_come_in_any_pieces() -> None:
+    data = b"one\r\ntwo\n\rbar 1\rbar 2\nlast"
+    for cut in range(len(data)):
+        tail = Tail()
+        tail.output(0, "out", data[:cut])
+        tail.output(0, "out", data[cut:])
+        tail.rank_ended(0, 0)
+        assert tail.lines(0) == [b"one", b"two", b"bar 2", b"last"]
+
+
+def test_both_streams_in_the_order_of_their_ends() -> None:
+    tail = Tail()
+    tail.output(0, "out", b"a")
+    tail.output(0, "err", b"b\n")
+    tail.output(0, "out", b"c\n")
+    assert tail.lines(0) == [b"b", b"ac"]
+    tail.attempt_started(1, 1)
+    assert tail.lines(0) == []
+
+
+def test_lines_are_repeated_where_they_cannot_be_read_together() -> None:
+    tail = Tail(screen=10)
+    tail.output(3, "out", b"one\ntwo\n")
+    tail.output(1, "out", b"x\n" * 10)
+    assert tail.hidden_lines(3) == []  # still on the screen
+    tail.output(3, "out", b"three\n")
+    tail.output(0, "err", b"x\n")
+    assert tail.hidden_lines(3) == [b"one", b"two", b"three"]
+    assert tail.hidden_lines(1) == []
+    assert tail.hidden_lines(7) == []
+
+    tail = Tail(screen=10)
+    tail.output(0, "out", b"x\n" * 1_000)
+    assert tail.hidden_lines(0) == []  # a rank's own lines do not bury it
+
+
+def test_a_hidden_ranks_lines_are_repeated() -> None:
+    tail = Tail(frozenset({2, 3}), screen=10)
+    tail.output(3, "out", b"one\n")
+    tail.output(2, "out", b"x\n" * 1_000)  # and bury nobody
+    tail.output(0, "out", b"here\n")
+    assert (tail.hidden_lines(3), tail.hidden_lines(0)) == ([b"one"], [])
+    assert "the last line of rank 3:\none" in explain([KILLED], b"", tail, False).blocks[0]
+
+
+def test_memory_is_bounded() -> None:
+    tail = Tail()
+    chunk = b"no end " * 8_192
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            tail.output(0, "out", chunk)
+            tail.output(0, "err", chunk + b"\n")
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_engine_that_wrote_to_what_had_gone_is_not_the_cause() -> None:
+    broken = EngineEnded(at=0.0, pid=7, status=-13, missing=())
+    assert root_cause([broken, EXITED]) is EXITED
+    assert root_cause([broken, replace(EXITED, asked=True)]) is broken
+    assert root_cause([replace(broken, status=-9), EXITED]).status == -9  # type: ignore[union-attr]

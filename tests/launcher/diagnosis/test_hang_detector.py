@@ -1,0 +1,434 @@
+"""The detector of hangs: what it says when, on a clock of the test's own, and what it makes of real ranks that hang."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from launcher.console.console import BACKLOG
+from launcher.diagnosis.failures import Hung, Raised, RankFailed, root_cause
+from launcher.diagnosis.hang_detector import HangDetector, innermost
+from tests.launcher.conftest import HEAD, LAUNCH
+
+GATHER = "gather #417 (train.py:91) root=0 float32 (64, 10)"
+WAITS = {"state": "S", "cpu": 0.0, "calls": 417, "call": GATHER, "call_state": "started", "call_age": 0.0}
+SLEEPS = {**WAITS, "calls": 416, "call": "all_reduce #416 (train.py:88)", "call_state": "done", "where_age": 0.2}
+SLEEPS["where"] = "data.py:31 in load"
+STACKS = """\
+Thread 0x00007f01 [sampler] (most recent call first):
+  File "/lib/threading.py", line 359 in wait
+
+Current thread 0x00007f00 (most recent call first):
+  File "/home/me/data.py", line 31 in load
+  File "/home/me/train.py", line 12 in <module>
+"""
+
+
+class FakeConsole:
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.backlog = 0
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Court:
+    """A detector of two ranks, of which rank 0 waits for rank 1, with everything around it, and a clock."""
+
+    def __init__(self, folder: Path | None = None, limit: float = 600.0, heartbeat: float = 1e9) -> None:
+        self.console = FakeConsole()
+        self.asked = 0
+        self.verdicts: list[Any] = []
+        self.now = 1_000.0
+        self.beats: dict[int, dict[str, Any]] = {0: dict(WAITS), 1: dict(SLEEPS)}
+        self.detector = HangDetector(2, limit, heartbeat, self.console, lambda: folder, self.ask, self.verdicts.append)  # type: ignore[arg-type]
+        self.start()
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def start(self) -> None:
+        for rank in (0, 1):
+            self.detector.rank_started(rank, {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "host": "here"})
+        self.detector.tick(self.now)
+
+    def run(self, seconds: float, *silent: int) -> None:
+        """Lets time pass; every rank but the silent ones sends its beat each second."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 1.0
+            for rank, beat in self.beats.items():
+                if rank not in silent:
+                    self.detector.heartbeat(rank, dict(beat), self.now)
+            assert self.detector.tick(self.now) > self.now or self.asked
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.console.said)
+
+
+def test_a_hang_is_announced_at_half_time_and_ends_the_job() -> None:
+    court = Court()
+    court.run(300.0)
+    assert court.said == ""
+    court.run(1.0)  # the first beats were the last thing that moved
+    assert court.said == (
+        "ddp-launch: nothing has moved for 300 s: rank 1 (pid 101) sleeps at data.py:31 in load, while rank 0 waits in "
+        f"{GATHER}; ending the job in 300 s (--hang-timeout)"
+    )
+    court.run(299.0)
+    assert (len(court.console.said), court.asked) == (1, 0)
+    court.run(1.0)
+    assert (court.console.said[1], court.asked, court.verdicts) == ("ddp-launch: nothing has moved for 600 s", 1, [])
+    court.detector.stacks(1, STACKS)
+    court.detector.tick(court.now + 0.1)
+    assert court.verdicts == []  # rank 0 has not answered yet
+    court.detector.stacks(0, STACKS)
+    assert court.detector.tick(court.now + 0.2) == float("inf")
+    text = f"nothing has moved for 600 s: rank 1 (pid 101) sleeps at data.py:31 in load, while rank 0 waits in {GATHER}"
+    assert court.verdicts == [Hung(at=court.now + 0.2, ranks=(1,), message=text)]
+    head, *rows = court.console.said[2].splitlines()
+    assert head.startswith("rank  host  pid  last collective")
+    assert [row.split()[:3] for row in rows] == [["0", "here", "100"], ["1", "here", "101"]]
+    assert court.console.said[3:] == [
+        (
+            "ddp-launch: rank 1 stands here, innermost first:\n"
+            '  File "/home/me/data.py", line 31 in load\n  File "/home/me/train.py", line 12 in <module>'
+        )
+    ]
+    court.run(700.0)
+    assert (len(court.verdicts), len(court.console.said)) == (1, 4)  # it has spoken
+
+
+def test_stacks_go_to_the_log_folder(tmp_path: Path) -> None:
+    court = Court(tmp_path, limit=10.0)
+    court.run(11.0)
+    court.detector.stacks(1, STACKS + "\udcff")
+    court.detector.tick(court.now + 2.0)  # rank 0 does not answer
+    assert [path.name for path in tmp_path.iterdir()] == ["stacks-rank-1.txt"]
+    assert (tmp_path / "stacks-rank-1.txt").read_bytes() == STACKS.encode() + b"\xff"
+    assert court.console.said[-1] == f"ddp-launch: the stacks of rank 1 are in {tmp_path}/stacks-rank-*.txt"
+    assert len(court.verdicts) == 1
+
+
+def test_stacks_with_what_utf_8_cannot_hold_go_there_too(tmp_path: Path) -> None:
+    court = Court(tmp_path, limit=10.0)
+    court.run(11.0)
+    court.detector.stacks(1, STACKS + "\ud800")
+    court.detector.tick(court.now + 2.0)
+    assert (tmp_path / "stacks-rank-1.txt").read_bytes() == STACKS.encode() + b"\\ud800"
+
+
+def test_a_restart_is_judged_anew() -> None:
+    court = Court(limit=10.0)
+    court.run(11.0)
+    court.detector.tick(court.now + 2.0)
+    assert len(court.verdicts) == 1
+    court.detector.attempt_started(1, 2)
+    court.start()
+    court.run(10.0)
+    assert court.asked == 1
+    court.run(1.0)
+    court.detector.stacks(0, STACKS)
+    court.detector.stacks(1, STACKS)
+    court.detector.tick(court.now)
+    assert (court.asked, len(court.verdicts)) == (2, 2)
+
+
+def test_stacks_are_shown_where_the_folder_takes_none(tmp_path: Path) -> None:
+    court = Court(tmp_path / "gone", limit=10.0)
+    court.run(11.0)
+    court.detector.stacks(0, STACKS)
+    court.detector.stacks(1, STACKS)
+    court.detector.tick(court.now)
+    assert "the stacks cannot be written: [Errno 2]" in court.console.said[-2]
+    assert court.console.said[-1].startswith("ddp-launch: rank 1 stands here")
+    assert len(court.verdicts) == 1
+
+
+@pytest.mark.parametrize("state", ["T", "t"])
+def test_nobody_waits_for_the_stacks_of_a_stopped_rank(state: str) -> None:
+    court = Court(limit=10.0)
+    court.beats[1]["state"] = state
+    court.run(11.0)
+    court.detector.stacks(0, STACKS)
+    court.detector.tick(court.now)
+    assert court.verdicts[0].message.startswith("nothing has moved for 10 s: rank 1 (pid 101) is stopped")
+
+
+def test_it_moves_again() -> None:
+    court = Court()
+    court.run(321.0)
+    court.beats[1]["step"] = 7
+    court.run(299.0)
+    assert court.console.said[1:] == ["ddp-launch: it moves again, after 321 s"]
+    court.run(2.0)
+    assert court.console.said[2].startswith("ddp-launch: nothing has moved for 300 s")
+
+
+def test_output_of_a_rank_that_does_not_wait_is_motion() -> None:
+    court = Court()
+    court.run(250.0)
+    court.detector.output(1, "out", b"still here\n")
+    court.run(250.0)
+    assert court.said == ""
+    court.detector.output(0, "out", b"still waiting\n")
+    court.run(51.0)
+    assert "nothing has moved for 300 s" in court.said
+
+
+def test_clocks_stand_still_in_a_debugger_while_the_launcher_is_stopped_and_while_nobody_reads() -> None:
+    court = Court()
+    court.run(200.0)
+    court.detector.debugging(frozenset({1}))
+    court.run(1_000.0)
+    court.detector.debugging(frozenset())
+    court.run(50.0)
+    court.now += 1_000.0
+    court.detector.resumed(1_000.0)
+    court.run(40.0)
+    court.console.backlog = BACKLOG
+    court.now += 1_000.0  # no beats are read meanwhile
+    court.detector.tick(court.now)
+    court.console.backlog = 0
+    assert court.said == ""
+    court.run(11.0)
+    assert "nothing has moved for 300 s" in court.said
+
+    # The launcher is stopped while somebody debugs: that is one time, not two.
+    court = Court()
+    court.detector.debugging(frozenset({1}))
+    court.detector.tick(court.now)
+    court.now += 1_000.0
+    court.detector.resumed(1_000.0)
+    court.detector.tick(court.now)
+    court.detector.debugging(frozenset())
+    court.run(300.0)
+    assert court.said == ""
+    court.run(1.0)
+    assert "nothing has moved for 300 s" in court.said
+
+
+def test_a_agent_that_says_nothing_is_mentioned_once() -> None:
+    court = Court(limit=60.0)
+    court.run(2.0)
+    court.run(5.0, 1)
+    assert court.said == ""
+    court.run(10.0, 1)
+    assert court.said == ("ddp-launch: rank 1 (pid 101): its agent (pid 201) has said nothing for 5 s; is it stopped?")
+    court.run(1.0)
+    court.run(10.0, 1)
+    assert len(court.console.said) == 2
+    court.run(30.0, 1)
+    assert "rank 1 (pid 101) is out of snapshot: its agent (pid 201) has said nothing for" in court.console.said[2]
+    court.run(20.0, 1)
+    court.detector.stacks(0, STACKS)
+    court.detector.tick(court.now)
+    assert court.verdicts[0].ranks == (1,)
+
+
+def test_a_rank_without_a_heartbeat_is_lost_after_its_own_limit() -> None:
+    court = Court(heartbeat=30.0)
+    court.run(29.0, 1)
+    assert court.verdicts == []
+    court.console.backlog = BACKLOG
+    court.run(60.0, 1)  # nobody reads, and so nothing is heard
+    court.console.backlog = 0
+    court.run(2.0, 1)
+    text = "lost rank 1: no heartbeat for 30 s, so its agent is stopped or its network is down"
+    assert [str(failure) for failure in court.verdicts] == [f"{text} (more time: --heartbeat-timeout)"]
+    assert court.asked == 0
+
+
+def test_a_host_of_which_nothing_is_heard_is_named() -> None:
+    court = Court(heartbeat=30.0)
+    court.detector.attempt_started(1, 4)
+    for rank in range(4):
+        court.detector.rank_started(
+            rank, {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "host": f"node{rank // 2}"}
+        )
+        court.beats[rank] = dict(WAITS)
+    court.run(3.0, 0)  # one of node0, a little late
+    court.run(31.0, 2, 3)
+    text = "lost host node1 with ranks 2, 3: no heartbeat for 30 s, so it or its network is down"
+    assert [str(failure) for failure in court.verdicts] == [f"{text} (more time: --heartbeat-timeout)"]
+
+
+TIMEOUT = RankFailed(
+    at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.CollectiveTimeout", message="", traceback="")
+)
+OWN = RankFailed(at=0.0, rank=0, pid=100, raised=Raised(type="ValueError", message="", traceback=""))
+
+
+WRONG_CALL = RankFailed(
+    at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.ArgumentError", message="", traceback="")
+)
+
+
+@pytest.mark.parametrize(
+    ("failure", "silence", "lost"), [(TIMEOUT, 15.0, 1), (TIMEOUT, 4.0, 0), (OWN, 15.0, 0), (WRONG_CALL, 15.0, 0)]
+)
+def test_a_time_limit_that_ran_out_because_a_rank_is_lost_is_not_blamed(
+    failure: RankFailed, silence: float, lost: int
+) -> None:
+    court = Court(heartbeat=30.0)
+    court.run(3.0)
+    court.run(silence, 1)
+    court.detector.failed(failure)
+    assert len(court.verdicts) == lost
+    assert root_cause([failure, *court.verdicts]) is (court.verdicts[0] if lost else failure)
+
+
+def test_a_job_that_has_failed_or_ended_is_not_judged() -> None:
+    for end in (
+        lambda detector: detector.failed(RankFailed(at=0.0, rank=1, pid=101, status=3)),
+        lambda detector: detector.ending(),
+        lambda detector: detector.job_ended(0, ""),
+    ):
+        court = Court(limit=10.0)
+        court.run(2.0)
+        end(court.detector)
+        court.run(20.0)
+        assert (court.said, court.asked) == ("", 0)
+
+
+def test_ranks_that_end_while_they_are_asked_are_not_judged() -> None:
+    court = Court(limit=10.0)
+    court.run(11.0)
+    court.detector.rank_ended(0, 0)
+    court.detector.rank_ended(1, 0)
+    assert court.detector.tick(court.now) == float("inf")
+    assert court.verdicts == []
+
+
+@pytest.mark.parametrize(
+    ("stacks", "lines", "text"),
+    [
+        (STACKS, 15, '  File "/home/me/data.py", line 31 in load\n  File "/home/me/train.py", line 12 in <module>'),
+        (STACKS, 1, '  File "/home/me/data.py", line 31 in load\n  and 1 more'),
+        ("no Python\n", 15, "no Python"),
+        ("Current thread 0x1 (most recent call first):\n  <no Python frame>\n", 15, "  <no Python frame>"),
+    ],
+)
+def test_innermost(stacks: str, lines: int, text: str) -> None:
+    assert innermost(stacks, lines) == text
+
+
+# -- real ranks. One job takes seconds and hardly a core, so all of them run at the same time.
+
+WORLD = """
+import ctypes
+import numpy as np
+import collectives
+comm = collectives.init()
+def step():
+    comm.all_reduce(np.ones(3))
+def load():
+    {}
+step()
+if rank == 1:
+    load()
+step()
+"""
+TOGETHER = """
+import collectives
+comm = collectives.init()
+comm.barrier()
+until = time.monotonic() + 5
+while time.monotonic() < until:
+    {}
+comm.barrier()
+"""
+CROSSED = """
+import collectives
+comm = collectives.init()
+pair = comm.split(0, 0)
+comm.recv(1) if rank == 0 else pair.barrier()
+"""
+WAIT = r"while rank 0 waits in all_reduce #1 \(job.py:10\) sum float64 \(3,\)$"
+SEEN = r"its Python was last seen at job.py:\d+ in \S+, \d\.\d s ago"
+
+
+class Case(NamedTuple):
+    """A job; how it ends: what it says last, and what the table has of rank 1, as regular expressions."""
+
+    body: str
+    last: str
+    row: str = ""
+    code: int = 1
+    options: tuple[str, ...] = ()
+
+
+LONGER = ("--hang-timeout", "3")
+CASES = {
+    "sleeps": Case(WORLD.format("time.sleep(60)"), f"sleeps at job.py:12 in load, {WAIT}", "(sleeping|running)"),
+    "spins": Case(WORLD.format("while True: pass"), f"computes at job.py:12 in load, {WAIT}", "running"),
+    "computes in C, with the GIL": Case(
+        WORLD.format("sum(range(10**12))"),
+        f"computes; {SEEN}, in C code that keeps the GIL, {WAIT}",
+        "running",
+        options=("--hang-timeout", "6"),
+    ),
+    "is stopped": Case(
+        WORLD.format("os.kill(os.getpid(), signal.SIGSTOP)"), f"is stopped; {SEEN}, {WAIT}", "stopped"
+    ),
+    "another call": Case(
+        CROSSED,
+        r"the ranks wait in different calls: rank 0 in recv #\d .*, rank 1 in barrier #\d .*; every rank must make the "
+        "same calls in the same order$",
+        r"barrier .* (running|sleeping)",
+    ),
+    "together in a computation": Case(TOGETHER.format("sum(range(1000))"), "", code=0, options=LONGER),
+    "together in time.sleep": Case(
+        TOGETHER.format("time.sleep(60)"),
+        "no rank computes, and none waits in a collective: rank 0 .* sleeps at ",
+        "(sleeping|running)",
+    ),
+    "talks": Case(TOGETHER.format("print('here'); time.sleep(0.2)"), "", code=0, options=LONGER),
+    "no world": Case("time.sleep(5)", "", code=0, options=LONGER),
+    "once": Case(
+        WORLD.format("if os.environ['DDP_ATTEMPT'] == '0': time.sleep(60)"),
+        "^ddp-launch: restart 1 of 1",
+        "(sleeping|running)",
+        code=0,
+        options=("--max-restarts", "1"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(90)
+def test_real_ranks(start_job: Any, tmp_path: Path) -> None:
+    jobs = {}
+    for name, case in CASES.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "job.py").write_text(HEAD + case.body)
+        options = ["-n", "2", "--hang-timeout", "2", "--log-dir", str(folder / "logs"), *case.options]
+        jobs[name] = start_job([*LAUNCH, *options, str(folder / "job.py")])
+    for name, case in CASES.items():
+        done = jobs[name].wait(timeout=60)
+        told = f"{name}:\n{done.stderr}"
+        assert done.returncode == case.code, told
+        lines = done.stderr.splitlines()
+        if not case.last:
+            # A machine with more to do than it can may still have kept a rank from its core for half the limit.
+            assert all(line.endswith("(--hang-timeout)") or "it moves again" in line for line in lines), told
+            continue
+        assert re.search(case.last, lines[-1]), told
+        at = next(number for number, line in enumerate(lines) if line.startswith("rank  host"))
+        assert re.match("ddp-launch: nothing has moved for .*; ending the job in", lines[at - 2]), told
+        assert re.match(r"ddp-launch: nothing has moved for \d\.\d s$", lines[at - 1]), told
+        assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["0", "1"], told
+        assert re.search(f" {case.row}$", lines[at + 2]), told
+        if "load" in lines[-1]:
+            stacks = (tmp_path / name / "logs" / "latest" / "stacks-rank-1.txt").read_text()
+            assert "in load" in stacks, stacks
+            stacks = (tmp_path / name / "logs" / "latest" / "stacks-rank-0.txt").read_text()
+            assert "line 10 in step" in stacks, stacks

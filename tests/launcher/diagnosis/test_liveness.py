@@ -1,0 +1,430 @@
+"""What counts as motion, and whose fault it is that there is none, as tables: beats in, seconds and sentences out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from launcher.diagnosis.hang_diagnosis import HangDiagnosis, diagnose_hang, table
+from launcher.diagnosis.liveness import Liveness, RankSnapshot
+
+GATHER = "gather #417 (train.py:91) root=0 float32 (64, 10)"
+REDUCE = "all_reduce #416 (train.py:88) sum float32 (512, 10)"
+
+
+def hello(rank: int) -> dict[str, Any]:
+    return {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "host": "here"}
+
+
+def heartbeat(**fields: Any) -> dict[str, Any]:
+    idle = {"state": "S", "cpu": 0.0, "calls": 0, "call": None, "call_state": None, "call_age": 0.0}
+    return {**idle, "step": None, "where": None, "where_age": 0.0, "debugging": False, **fields}
+
+
+WAITS = heartbeat(calls=5, call=REDUCE, call_state="started")
+DONE = heartbeat(calls=4, call=REDUCE, call_state="done")
+NEVER = heartbeat()
+
+
+def follow(first: dict[int, dict[str, Any]], period: float = 1.0, until: int = 100, **rates: float) -> Liveness:
+    """Ranks that repeat their first beat each second. rates: r0=1.0 has rank 0 use a whole core"""
+    motion = Liveness(len(first))
+    for rank in first:
+        motion.rank_started(rank, hello(rank), 0.0)
+    for second in range(1, until + 1):
+        for rank, each in first.items():
+            motion.heartbeat(rank, {**each, "cpu": second * rates.get(f"r{rank}", 0.0)}, float(second))
+    return motion
+
+
+# The first beats come at 1 s, and are the last thing that moves.
+@pytest.mark.parametrize(
+    ("beats", "rates", "quiet"),
+    [
+        ({0: WAITS, 1: DONE}, {}, 99.0),  # one waits, one sleeps
+        ({0: WAITS, 1: DONE}, {"r1": 1.0}, 99.0),  # one waits, one spins outside
+        ({0: WAITS, 1: NEVER}, {"r1": 1.0}, 99.0),  # ... and has never come to a collective
+        ({0: WAITS, 1: WAITS}, {"r0": 1.0, "r1": 1.0}, 99.0),  # a wait may use a core
+        ({0: DONE, 1: DONE}, {"r0": 1.0, "r1": 1.0}, 0.0),  # all compute
+        ({0: DONE, 1: DONE}, {"r0": 1.0}, 0.0),  # one computes, and nobody waits for it yet
+        ({0: DONE, 1: DONE}, {"r0": 0.03}, 0.0),  # it reads from a disk, which takes little
+        ({0: DONE, 1: DONE}, {"r0": 0.003, "r1": 0.003}, 99.0),  # the threads of a rank that sleeps
+        ({0: NEVER, 1: NEVER}, {}, 0.0),  # no world
+        ({0: NEVER, 1: NEVER}, {"r0": 1.0}, 0.0),
+        ({0: WAITS}, {}, 99.0),  # alone, but waiting
+        ({0: DONE}, {}, 99.0),
+        ({0: heartbeat(state="T", calls=4, call=REDUCE, call_state="done"), 1: WAITS}, {}, 99.0),
+        ({0: heartbeat(calls=4, call=REDUCE, call_state="failed"), 1: DONE}, {"r0": 1.0}, 0.0),
+    ],
+)
+def test_quiet(beats: dict[int, dict[str, Any]], rates: dict[str, float], quiet: float) -> None:
+    # CPU time that just exceeds what an idle rank takes shows after some beats only.
+    assert follow(beats, **rates).quiet(100.0) == pytest.approx(quiet, abs=3.0 if rates and not quiet else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("event", "quiet"),
+    [
+        (lambda motion: motion.heartbeat(1, {**DONE, "step": 7}, 100.0), 0.0),
+        (lambda motion: motion.heartbeat(1, {**DONE, "calls": 5}, 100.0), 0.0),
+        (lambda motion: motion.heartbeat(0, {**WAITS, "call_state": "done"}, 100.0), 0.0),
+        (lambda motion: motion.heartbeat(1, {**DONE, "cpu": 50.0, "rss": 7, "where": "x.py:1 in f"}, 100.0), 99.0),
+        (lambda motion: motion.output(1, 100.0), 0.0),
+        (lambda motion: motion.output(0, 100.0), 99.0),  # a thread of the rank that waits
+        (lambda motion: motion.rank_ended(1, 100.0), 0.0),
+        (lambda motion: motion.output(7, 100.0), 99.0),
+    ],
+)
+def test_what_moves_while_a_rank_waits(event: Any, quiet: float) -> None:
+    motion = follow({0: WAITS, 1: DONE})
+    event(motion)
+    assert motion.quiet(100.0) == quiet
+
+
+def test_nothing_is_judged_before_all_have_started_and_after_all_have_ended() -> None:
+    motion = Liveness(2)
+    motion.rank_started(0, hello(0), 0.0)
+    motion.heartbeat(0, WAITS, 1.0)
+    assert motion.quiet(50.0) == 0.0
+    motion.rank_started(1, hello(1), 50.0)
+    assert motion.quiet(60.0) == 10.0
+    motion.rank_ended(0, 61.0)
+    motion.rank_ended(1, 62.0)
+    motion.heartbeat(1, WAITS, 62.0)  # as it may lie in a buffer
+    assert motion.quiet(90.0) == 0.0
+    assert motion.snapshots(90.0) == []
+
+
+def test_without_a_world_only_silence_counts() -> None:
+    motion = follow({0: NEVER, 1: NEVER}, until=10)
+    assert (motion.quiet(14.0), motion.quiet(16.0)) == (0.0, 6.0)
+    motion.heartbeat(1, NEVER, 16.0)
+    assert motion.quiet(17.0) == 0.0
+
+
+def test_in_init_a_rank_waits_and_the_others_may_compute() -> None:
+    motion = follow({0: NEVER, 1: NEVER}, until=10)
+    motion.joining(0, True, 10.0)
+    for second in range(11, 31):
+        motion.heartbeat(
+            0, {**NEVER, "cpu": float(second)}, float(second)
+        )  # waiting takes a core, which counts for nothing
+        motion.heartbeat(1, NEVER, float(second))
+    assert motion.quiet(30.0) == 20.0
+    waits, sleeps = motion.snapshots(30.0)
+    assert (waits.call, waits.waits, waits.call_age, sleeps.waits) == ("collectives.init()", True, 20.0, False)
+    motion.heartbeat(1, {**NEVER, "cpu": 5.0}, 31.0)
+    assert motion.quiet(31.0) == 0.0
+    motion.joining(0, False, 40.0)
+    assert motion.quiet(40.0) == pytest.approx(9.0)  # nobody waits any more: only silence counts
+    assert motion.snapshots(40.0)[0].call is None
+
+
+def test_a_stopped_engine_is_blamed_for_ranks_in_init_alone() -> None:
+    in_init = [waits(rank, calls=0, call="collectives.init()", where=None) for rank in (0, 1)]
+    assert diagnose_hang(in_init, "mpiexec (pid 9)") == (
+        (),
+        "mpiexec (pid 9) is stopped, while ranks 0, 1 wait in collectives.init()",
+        (0,),
+    )
+    assert diagnose_hang([waits(0), snapshot(1)], "mpiexec (pid 9)").ranks == (1,)
+
+
+def test_a_silent_rank_adds_no_motion() -> None:
+    motion = follow({0: DONE, 1: DONE}, until=10, r0=1.0, r1=1.0)
+    for second in range(11, 30):
+        motion.heartbeat(1, DONE, float(second))
+    assert motion.quiet(30.0) == pytest.approx(20.0, abs=1.0)
+    assert [snapshot.silent for snapshot in motion.snapshots(30.0)] == [True, False]
+
+
+def test_what_a_rank_prints_is_no_silence() -> None:
+    """Beats may be late behind a lot of output."""
+    motion = follow({0: WAITS, 1: DONE}, until=10)
+    motion.output(0, 19.0)
+    motion.output(1, 19.0)
+    assert [(snapshot.silence, snapshot.call_age) for snapshot in motion.snapshots(20.0)] == [(1.0, 10.0), (1.0, 10.0)]
+
+
+def test_what_a_rank_has_started_moves_for_it() -> None:
+    motion = follow({0: DONE, 1: DONE}, until=10)
+    for second in range(11, 31):
+        motion.heartbeat(0, DONE, float(second))
+        motion.heartbeat(1, {**DONE, "below": float(second - 10)}, float(second))
+    assert motion.quiet(30.0) == 0.0
+    motion.heartbeat(1, {**DONE, "below": 0.0}, 31.0)  # it has ended
+    assert motion.quiet(31.0) == 1.0
+    motion.heartbeat(1, {**DONE, "below": 0.5}, 32.0)  # another one
+    assert motion.quiet(32.0) == 0.0
+
+
+def test_sights() -> None:
+    motion = follow(
+        {0: {**WAITS, "call_on": "world", "call_age": 3.0, "where": "train.py:91 in step", "where_age": 0.4}},
+        until=2,
+        r0=0.5,
+    )
+    assert motion.snapshots(2.5) == [
+        RankSnapshot(
+            0, 100, 200, "here", "S", 5, REDUCE, "world", "started", 3.5, "train.py:91 in step", 0.9, 0.5, 0.0, 0.5
+        )
+    ]
+
+
+def test_how_many_beats_find_a_rank_running() -> None:
+    motion = follow({0: DONE}, until=5)
+    for second, state in enumerate("RSRR", 6):
+        motion.heartbeat(0, {**DONE, "calls": 5, "state": state}, float(second))
+    assert motion.snapshots(9.0)[0].ran == 0.75
+
+
+def test_beats_that_come_at_once_say_nothing_about_a_rate() -> None:
+    motion = follow({0: DONE}, until=3, r0=0.5)
+    motion.heartbeat(0, {**DONE, "cpu": 9.0}, 3.01)
+    assert motion.snapshots(3.01)[0].cpu == 0.5
+
+
+def snapshot(rank: int, **fields: Any) -> RankSnapshot:
+    known = {"agent": 200 + rank, "host": "here", "state": "S", "calls": 416, "call": REDUCE, "on": "world"}
+    rest = {
+        "call_state": "done",
+        "call_age": 31.4,
+        "where": "data.py:31 in load",
+        "where_age": 0.4,
+        "cpu": 0.0,
+        "ran": 0.1,
+        "silence": 0.5,
+    }
+    return RankSnapshot(**{"rank": rank, "pid": 100 + rank, **known, **rest, **fields})
+
+
+def waits(rank: int, **fields: Any) -> RankSnapshot:
+    return snapshot(rank, **{"calls": 417, "call": GATHER, "call_state": "started", **fields})
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "ranks", "text"),
+    [
+        # behind
+        (
+            [waits(0), snapshot(1), waits(2)],
+            (1,),
+            f"rank 1 (pid 101) sleeps at data.py:31 in load, while ranks 0, 2 wait in {GATHER}",
+        ),
+        (
+            [waits(0), snapshot(1, cpu=0.04, ran=1.0, where_age=12.0)],
+            (1,),
+            (
+                "rank 1 (pid 101) computes; its Python was last seen at data.py:31 in load, 12 s ago, in C code that "
+                f"keeps the GIL, while rank 0 waits in {GATHER}"
+            ),
+        ),
+        (
+            [waits(0), snapshot(1, calls=0, call=None, call_state=None, where=None, cpu=0.9)],
+            (1,),
+            f"rank 1 (pid 101) computes, while rank 0 waits in {GATHER}",
+        ),
+        # the root is through with the call in which rank 1 is missed
+        (
+            [snapshot(0, calls=417, call=GATHER), snapshot(1), waits(2)],
+            (1,),
+            f"rank 1 (pid 101) sleeps at data.py:31 in load, while rank 2 waits in {GATHER}",
+        ),
+        # on communicators of their own numbers do not compare, but who waits is clear
+        (
+            [snapshot(0, calls=500), waits(1)],
+            (0,),
+            f"rank 0 (pid 100) sleeps at data.py:31 in load, while rank 1 waits in {GATHER}",
+        ),
+        (
+            [waits(0), *[snapshot(rank) for rank in range(1, 6)]],
+            (1, 2, 3, 4, 5),
+            (
+                "rank 1 (pid 101) sleeps at data.py:31 in load; rank 2 (pid 102) sleeps at data.py:31 in load; rank 3 "
+                f"(pid 103) sleeps at data.py:31 in load; and 2 more ranks, while rank 0 waits in {GATHER}"
+            ),
+        ),
+        (
+            [waits(0, call=REDUCE), waits(1), snapshot(2)],
+            (2,),
+            f"rank 2 (pid 102) sleeps at data.py:31 in load, while ranks 0, 1 wait in {REDUCE} and another call",
+        ),
+        # stopped, silent, in the kernel
+        (
+            [waits(0), snapshot(1, state="T", where_age=600.0, cpu=1.0)],
+            (1,),
+            (
+                "rank 1 (pid 101) is stopped; its Python was last seen at data.py:31 in load, 600 s ago, while rank 0 "
+                f"waits in {GATHER}"
+            ),
+        ),
+        (
+            [waits(0), waits(1, state="T")],
+            (1,),
+            f"rank 1 (pid 101) is stopped, while rank 0 waits in {GATHER}",
+        ),
+        (
+            [waits(0), waits(1, silence=33.0)],
+            (1,),
+            "rank 1 (pid 101) is out of snapshot: its agent (pid 201) has said nothing for 33 s, while rank 0 waits in "
+            + GATHER,
+        ),
+        (
+            [waits(0), snapshot(1, state="D")],
+            (1,),
+            (
+                "rank 1 (pid 101) is stuck in the kernel (a disk, a network file system, a driver) at data.py:31 in "
+                f"load, while rank 0 waits in {GATHER}"
+            ),
+        ),
+        # stopped outside, and another that is behind: both
+        (
+            [waits(0), snapshot(1), snapshot(2, state="T", where=None)],
+            (2, 1),
+            "rank 2 (pid 102) is stopped; rank 1 (pid 101) sleeps at data.py:31 in load, while rank 0 waits in "
+            + GATHER,
+        ),
+        ([snapshot(0), snapshot(1, state="T", where=None)], (1,), "rank 1 (pid 101) is stopped"),
+        # all wait
+        (
+            [waits(0), waits(1, call=GATHER.replace(":91", ":95").replace("64", "7"))],
+            (),
+            f"all ranks wait in {GATHER}: none is behind, which speaks for the network or the MPI",
+        ),
+        ([waits(0)], (0,), f"rank 0 (pid 100) waits in {GATHER}"),
+        (
+            [waits(0), waits(1, call="all_gather #417 (train.py:95) float32 (7,)"), waits(2)],
+            (),
+            (
+                f"the ranks wait in different calls: ranks 0, 2 in {GATHER}, rank 1 in all_gather #417 (train.py:95) "
+                "float32 (7,); every rank must make the same calls in the same order"
+            ),
+        ),
+        (
+            [waits(rank, call=f"reduce #1 (a.py:1) root={rank} sum int64 ()") for rank in (0, 1)],
+            (),
+            (
+                "the ranks wait in different calls: rank 0 in reduce #1 (a.py:1) root=0 sum int64 (), rank 1 in reduce "
+                "#1 (a.py:1) root=1 sum int64 (); every rank must make the same calls in the same order"
+            ),
+        ),
+        (
+            [waits(0), waits(1, call=REDUCE, calls=416)],
+            (1,),
+            (
+                f"the ranks wait in different calls: rank 0 in {GATHER}, rank 1 in {REDUCE}; rank 1 is behind (416 "
+                "calls so far); every rank must make the same calls in the same order"
+            ),
+        ),
+        (
+            [waits(0, call="recv #3 (a.py:1) src=1"), waits(1, call="recv #3 (a.py:1) src=0")],
+            (),
+            (
+                "the ranks wait in different calls: rank 0 in recv #3 (a.py:1) src=1, rank 1 in recv #3 (a.py:1) "
+                "src=0; a recv ends only when the other rank sends"
+            ),
+        ),
+        (
+            [waits(0, on="rows"), waits(1, on="columns")],
+            (),
+            (
+                f"the ranks wait in different calls: rank 0 in {GATHER} of rows, rank 1 in {GATHER} of columns; every "
+                "rank must make the same calls in the same order"
+            ),
+        ),
+        # nobody waits
+        (
+            [snapshot(0), snapshot(1)],
+            (),
+            (
+                "no rank computes, and none waits in a collective: rank 0 (pid 100) sleeps at data.py:31 in load; rank "
+                "1 (pid 101) sleeps at data.py:31 in load"
+            ),
+        ),
+        (
+            [snapshot(0), snapshot(1, calls=415)],
+            (1,),
+            "rank 1 (pid 101) sleeps at data.py:31 in load, and no rank computes",
+        ),
+        (
+            [snapshot(0, state="D"), snapshot(1, calls=415)],
+            (0,),
+            (
+                "rank 0 (pid 100) is stuck in the kernel (a disk, a network file system, a driver) at data.py:31 in "
+                "load, and no rank computes"
+            ),
+        ),
+        # several hosts
+        (
+            [waits(0), snapshot(1, host="node7")],
+            (1,),
+            f"rank 1 on node7 (pid 101) sleeps at data.py:31 in load, while rank 0 waits in {GATHER}",
+        ),
+    ],
+)
+def test_culprits(snapshots: list[RankSnapshot], ranks: tuple[int, ...], text: str) -> None:
+    assert diagnose_hang(snapshots)[:2] == (ranks, text)
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "samples"),
+    [
+        ([waits(0), snapshot(1), snapshot(2)], (1, 2)),
+        ([waits(rank) for rank in range(9)], (0,)),
+        ([waits(0), waits(1, call=REDUCE), waits(2)], (0, 1)),
+        ([snapshot(rank) for rank in range(9)], (0, 1, 2)),
+    ],
+)
+def test_whose_stacks_say_most(snapshots: list[RankSnapshot], samples: tuple[int, ...]) -> None:
+    assert diagnose_hang(snapshots).samples == samples
+
+
+def test_every_rank_may_be_in_every_state() -> None:
+    """No combination of what an agent can say leaves the detector without words."""
+    states = [
+        waits(0),
+        waits(0, call=None, call_state="queued"),
+        snapshot(0),
+        snapshot(0, state="T"),
+        snapshot(0, state="D"),
+        snapshot(0, silence=60.0),
+        snapshot(0, state="?", calls=0, call=None, call_state=None, where=None, cpu=None),
+    ]
+    for first in states:
+        for second in states:
+            pair = [first, second._replace(rank=1, pid=101)]
+            found = diagnose_hang(pair)
+            assert isinstance(found, HangDiagnosis)
+            assert found.text
+            assert found.samples
+            assert {*found.ranks, *found.samples} <= {0, 1}
+            assert table(pair).count("\n") == 2
+
+
+def test_table() -> None:
+    rows = [
+        waits(0, call_age=31.2, where="train.py:91 in evaluate", cpu=0.031),
+        snapshot(1, host="node12"),
+        snapshot(2, state="T", where_age=600.4, cpu=None),
+        snapshot(3, calls=0, call=None, call_state=None, where=None, silence=12.0),
+    ]
+    lines = table(rows).splitlines()
+    assert [re.split(r"  +", line) for line in lines] == [
+        ["rank", "host", "pid", "last collective", "Python", "seen", "CPU", "state"],
+        ["0", "here", "100", GATHER, "for 31 s", "train.py:91 in evaluate", "0.4 s ago", "3 %", "sleeping"],
+        ["1", "node12", "101", REDUCE, "done 31 s ago", "data.py:31 in load", "0.4 s ago", "0 %", "sleeping"],
+        ["2", "here", "102", REDUCE, "done 31 s ago", "data.py:31 in load", "600 s ago", "?", "stopped"],
+        ["3", "here", "103", "none yet", "?", "0 %", "no news for 12 s"],
+    ]
+    words = ["state", "sleeping", "sleeping", "stopped", "no news"]
+    assert len({line.index(word) for line, word in zip(lines, words, strict=True)}) == 1
+
+
+def test_a_large_table_shows_the_culprits() -> None:
+    rows = [waits(rank) for rank in range(100)]
+    rows[77] = snapshot(77)
+    lines = table(rows, diagnose_hang(rows).ranks, rows=10).splitlines()
+    assert [line.split()[0] for line in lines] == ["rank", *"012345678", "77", "and"]
+    assert lines[-1] == "and 90 more ranks"

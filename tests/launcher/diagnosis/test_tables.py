@@ -1,0 +1,158 @@
+"""The pure parts of the launcher, as tables: what goes in, what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.agent.rank import quote_colons, unquote_colons
+from launcher.diagnosis.failures import (
+    AgentLost,
+    EngineEnded,
+    EngineLost,
+    Failure,
+    Hung,
+    NotStarted,
+    Raised,
+    RankFailed,
+    TimeLimit,
+    others,
+    root_cause,
+)
+from launcher.linux import children_of
+
+
+def test_shield_keeps_every_argument() -> None:
+    args = ["", ":", "::", "a:b", ":a", "x y"]
+    assert unquote_colons(quote_colons(args)) == args
+    assert ":" not in quote_colons(args)
+
+
+def rank_failed(at: float, rank: int, status: int, asked: bool = False) -> RankFailed:
+    return RankFailed(at=at, rank=rank, pid=100 + rank, status=status, asked=asked)
+
+
+_RAISED = RankFailed(at=0.0, rank=1, pid=101, raised=Raised(type="ValueError", message="no", traceback=""))
+_ECHO = RankFailed(
+    at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.PeerLeft", message="rank 1", traceback="")
+)
+_ECHO_OF_DDP = RankFailed(
+    at=0.0, rank=0, pid=100, raised=Raised(type="ddp.errors.PeerError", message="rank 1", traceback="")
+)
+_KILLED = EngineEnded(at=0.1, pid=7, status=-9)
+_LOST = EngineLost(at=0.1, name="hydra_pmi_proxy", pid=8)
+_REAPER = EngineLost(at=0.2, name="the launcher's reaper", pid=9, above=True)
+_AGENT = AgentLost(at=0.0, rank=0, pid=200)
+_OTHER = AgentLost(at=0.1, rank=1, pid=201)
+_UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
+
+
+@pytest.mark.parametrize(
+    ("failures", "engine_output", "expected"),
+    [
+        ([_RAISED, rank_failed(0.1, 0, 3)], b"", 0),
+        ([rank_failed(0, 0, 3), _RAISED, _KILLED], b"", 0),  # an exit code is the rank's own
+        ([rank_failed(0, 0, -15, True), _AGENT, _KILLED], b"", 2),
+        ([rank_failed(0, 0, 15), rank_failed(0.1, 1, 15), _LOST], b"", 2),  # its MPI ended it, without an engine
+        ([rank_failed(-1.0, 0, 15), _LOST], b"", 0),
+        ([rank_failed(0, 0, -9), _LOST], b"", 0),
+        ([rank_failed(0, 0, -9), _KILLED], b"", 0),  # nobody had asked its agent to end
+        ([_ECHO, rank_failed(0.1, 1, 3)], b"", 1),
+        ([_ECHO_OF_DDP, _RAISED], b"", 1),
+        ([_ECHO, rank_failed(0.1, 1, -15, True), EngineEnded(at=0.2, pid=7, status=1)], b"", 0),
+        ([_AGENT, _OTHER], b"", 0),
+        ([_AGENT, _OTHER], b"=   PID 201 RUNNING AT vm", 1),
+        ([rank_failed(0, 0, -15, True), _OTHER], b"", 1),
+        ([_AGENT, _LOST], b"", 1),
+        ([_LOST, _AGENT, _REAPER], b"", 2),  # the engine went with what stood above it
+        ([rank_failed(0, 0, 15), _LOST, _REAPER], b"", 2),
+        ([rank_failed(0, 0, -15, True), EngineEnded(at=5.0, pid=7, status=-9)], b"", 0),  # much later: another story
+        ([rank_failed(0, 0, -15, True), _UNBORN], b"", 1),
+        ([_AGENT, _UNBORN], b"", 1),
+        ([Hung(at=0.0, ranks=(1,), message=""), rank_failed(0.1, 1, 3), _KILLED], b"", 0),
+        ([TimeLimit(at=0.0, seconds=1.0), _RAISED, _KILLED], b"", 0),
+    ],
+)
+def test_cause(failures: list[Failure], engine_output: bytes, expected: int) -> None:
+    assert root_cause(failures, engine_output) is failures[expected]
+
+
+@pytest.mark.parametrize(
+    ("failure", "text", "code"),
+    [
+        (_RAISED, "rank 1 (pid 101) raised ValueError: no", 1),
+        (rank_failed(0, 2, 3), "rank 2 (pid 102) exited with code 3", 3),
+        (
+            rank_failed(0, 2, -9),
+            "rank 2 (pid 102) was killed by SIGKILL (signal 9); often the kernel, out of memory",
+            137,
+        ),
+        (rank_failed(0, 2, -64), "rank 2 (pid 102) was killed by SIGRTMAX (signal 64)", 192),
+        (rank_failed(0, 2, -40), "rank 2 (pid 102) was killed by signal 40", 168),
+        (_AGENT, "the agent of rank 0 (pid 200) died, and its rank with it", 1),
+        (_LOST, "hydra_pmi_proxy (pid 8), which had started the ranks, died", 1),
+        (_KILLED, "mpiexec (pid 7) was killed by SIGKILL (signal 9) while ranks were running", 137),
+        (_UNBORN, "mpiexec (pid 7) exited with code 9 before rank 1 had started", 9),
+        (
+            EngineEnded(at=0, pid=7, status=0, missing=(0, 1)),
+            "mpiexec (pid 7) exited with code 0 before ranks 0, 1 had started",
+            1,
+        ),
+        (NotStarted(at=0, message="rank 1 did not start within 1 s"), "rank 1 did not start within 1 s", 1),
+        (Hung(at=0, ranks=(1,), message="rank 1 is stopped"), "rank 1 is stopped", 1),
+        (TimeLimit(at=0, seconds=3600.0), "the job took longer than 3600 s", 124),
+        (replace(_RAISED, host="node7"), "rank 1 on node7 (pid 101) raised ValueError: no", 1),
+        (replace(_AGENT, host="node7"), "the agent of rank 0 on node7 (pid 200) died, and its rank with it", 1),
+        (
+            replace(rank_failed(0, 2, -9), memory="the kernel ended it: it had 8 GiB"),
+            "rank 2 (pid 102) was killed by SIGKILL (signal 9); the kernel ended it: it had 8 GiB",
+            137,
+        ),
+        (
+            replace(rank_failed(0, 2, -11), memory="it had 8 GiB"),
+            "rank 2 (pid 102) was killed by SIGSEGV (signal 11); invalid memory access in native code",
+            139,
+        ),
+    ],
+)
+def test_sentences_and_codes(failure: Failure, text: str, code: int) -> None:
+    assert (str(failure), failure.code) == (text, code)
+
+
+def test_others_are_one_line() -> None:
+    failures = [_RAISED, *(rank_failed(0, rank, 1) for rank in range(6))]
+    line = others(failures, _RAISED)
+    assert line.count("exited with code 1") == 3
+    assert line.endswith("and 2 more")
+    assert "rank 1 " not in line
+    assert others([_RAISED], _RAISED) == ""
+
+
+def raised(rank: int, kind: str, message: str) -> RankFailed:
+    return RankFailed(at=0.0, rank=rank, pid=100, raised=Raised(type=kind, message=message, traceback=""))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second", "line"),
+    [
+        (
+            "collectives.errors.MismatchError",
+            "rank 0: differ\n  0 a\n  1 b",
+            "rank 1: differ\n  0 a\n  1 b",
+            "raised the same",
+        ),
+        ("collectives.errors.CollectiveTimeout", "rank 0: late:\n  2.0 s", "rank 1: late:\n  2.1 s", "raised the same"),
+        ("collectives.errors.CollectiveTimeout", "rank 0: late", "rank 1: later", "raised collectives.errors"),
+        ("ValueError", "x\ny", "x\ny", "raised the same"),
+        ("ValueError", "rank 0: x", "rank 1: x", "raised ValueError: rank 1: x"),
+        ("ValueError", "x\ny", "x\nz", "raised ValueError: x [...]"),
+    ],
+)
+def test_ranks_that_raised_the_same_are_told_together(kind: str, first: str, second: str, line: str) -> None:
+    failures = [raised(0, kind, first), raised(1, kind, second)]
+    assert line in others(failures, failures[0])
+
+
+def test_children_of() -> None:
+    assert sorted(children_of({2: 1, 3: 2, 4: 3, 5: 1, 7: 6}, 1)) == [2, 3, 4, 5]

@@ -1,0 +1,76 @@
+"""Limits of open files: the launcher takes what it may have, ranks find the user's, unauthenticated cost no job."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.linux import many_files
+
+LIMIT = resource.RLIMIT_NOFILE
+
+
+def fail_with_many_files(before: tuple[int, int]) -> None:
+    with many_files(1) as files:
+        assert resource.getrlimit(LIMIT) == (before[1], before[1])
+        assert files == before
+        raise KeyError
+
+
+def test_the_limit_is_raised_and_restored() -> None:
+    before = resource.getrlimit(LIMIT)
+    with pytest.raises(KeyError):
+        fail_with_many_files(before)
+    assert resource.getrlimit(LIMIT) == before
+
+
+def test_more_ranks_than_files_are_refused() -> None:
+    before = resource.getrlimit(LIMIT)
+    words = rf"^{before[1]} ranks need more open files than this process may have: {before[1]} \(ulimit -n\)$"
+    with pytest.raises(UsageError, match=words), many_files(before[1]):
+        pass
+    assert resource.getrlimit(LIMIT) == before
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("n", [1, 2])
+def test_ranks_find_the_users_limit(run_job: Any, script: Callable[[str], str], n: int) -> None:
+    path = script("import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))")
+    code = "import resource, os, sys; resource.setrlimit(7, (200, 300)); os.execv(sys.argv[1], sys.argv[1:])"
+    assert LIMIT == 7
+    done = run_job([sys.executable, "-c", code, sys.executable, "-m", "launcher", "-n", str(n), path])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line[-7:] for line in done.stdout.splitlines()] == ["200 300"] * n
+
+
+@pytest.mark.mpi
+def test_a_crowd_of_strangers_costs_no_job(start_job: Any, script: Callable[[str], str], tmp_path: Path) -> None:
+    path = script(
+        r"""
+        if rank == 0:
+            agent = open(f"/proc/{os.getppid()}/environ").read().split("\0")
+            print(dict(each.split("=", 1) for each in agent if each)["DDP_LAUNCH_ADDRESS"])
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.05)
+        """
+    )
+    command = f"ulimit -n 64; ulimit -Sn 48; exec {sys.executable} -m launcher -n 2 {path} {tmp_path}/go"
+    job = start_job(["sh", "-c", command])
+    host, _, port = job.process.stdout.readline().removeprefix("0: ").strip().rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(80):
+            peer = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+        peer.sendall(rb'{"answer":"\ud800"}' + b"\n")
+        while peer.recv(4096):
+            pass  # the challenge
+        (tmp_path / "go").touch()
+        done = job.wait(30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,218 @@
+"""The door of a job: which addresses agents are told, which of them they find, and who is let in."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from launcher import network
+from launcher.errors import StartError
+from launcher.protocol import connect
+from launcher.supervisor.listener import Listener
+
+ROOT = Path(__file__).parents[3]
+ME = {"rank": 3, "size": 4}
+LIMIT = 30.0  # s
+
+
+@contextmanager
+def open_door(**options: Any) -> Iterator[tuple[Listener, list[Any]]]:
+    """A listener that serves until the block ends, and whom it has let in."""
+    listener, agents, done = Listener(**options), [], threading.Event()
+
+    def serve() -> None:
+        while not done.is_set():
+            for fileno in select.select([*listener.filenos()], [], [], 0.01)[0]:
+                if news := listener.serve(fileno):
+                    agents.append(news)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listener, agents
+    finally:
+        done.set()
+        thread.join()
+        listener.close()
+        for channel, _ in agents:
+            channel.close()
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """An address at which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_a_agent_takes_the_first_address_that_answers() -> None:
+    with open_door() as (listener, agents), closed_port() as nobody, socket.create_server(("127.0.0.1", 0)) as other:
+        peer = f"127.0.0.1:{other.getsockname()[1]}"  # answers nothing: its part of the time passes
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", listener.address)
+        channel, _ = connect(f"{nobody},{listener.address},{peer}", listener.secret, ME)
+        channel.close()
+    assert [hello["rank"] for _, hello in agents] == [3]
+
+
+def test_a_agent_that_finds_nobody_says_where_it_looked() -> None:
+    with closed_port() as first, closed_port() as second:
+        text = rf"^rank 3 on \S+ cannot reach the launcher at {first} \(Connection refused\) or {second} \(Connection"
+        with pytest.raises(StartError, match=text):
+            connect(f"{first},{second}", "secret", ME)
+
+
+def test_an_agent_whose_connection_is_closed_in_a_crowd_calls_again() -> None:
+    with open_door() as (listener, agents):
+        accept, crowded = listener._accept, iter([True] * 3)
+
+        def accept_in_a_crowd() -> None:
+            accept()
+            if next(crowded, False):
+                listener._send_away()
+
+        listener._accept = accept_in_a_crowd  # type: ignore[method-assign]
+        connect(listener.address, listener.secret, ME)[0].close()
+    assert [hello["rank"] for _, hello in agents] == [3]
+
+
+def test_another_jobs_agent_is_not_let_in() -> None:
+    with open_door() as (listener, agents), pytest.raises(StartError, match="closed during the handshake"):
+        connect(listener.address, "another secret", ME)
+    assert not agents
+
+
+def test_a_job_with_ranks_elsewhere_is_found_at_every_address_of_this_machine() -> None:
+    with open_door(elsewhere=("192.0.2.1",)) as (listener, agents):
+        addresses = listener.address.split(",")
+        assert [address.rpartition(":")[0] for address in addresses] == network.addresses(["192.0.2.1"])
+        for address in addresses:
+            connect(address, listener.secret, ME)[0].close()
+    assert len(agents) == len(addresses)
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.1.1", socket.gethostname()])
+def test_names_of_this_machine(name: str) -> None:
+    assert network.is_here(name)
+
+
+@pytest.mark.parametrize("name", ["192.0.2.1", "no host has such a name", "-oProxyCommand=x"])
+def test_names_of_other_machines(name: str) -> None:
+    assert not network.is_here(name)
+
+
+def answer(listener: Listener, line: bytes) -> bool:
+    """Whether a peer who says so is still connected after a while."""
+    host, _, port = listener.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=LIMIT) as peer:
+        peer.sendall(line)
+        try:
+            while peer.recv(4096):
+                pass  # the challenge
+        except ConnectionResetError:
+            pass
+        except TimeoutError:
+            return True
+        return False
+
+
+@pytest.mark.parametrize("line", [rb'{"answer":"\ud800"}', rb'{"answer":null}', b"\xff", b"[" * 4000, b"9" * 5000])
+def test_whatever_a_stranger_says_others_are_let_in(line: bytes) -> None:
+    with open_door() as (listener, agents):
+        assert not answer(listener, line + b"\n")
+        connect(listener.address, listener.secret, ME)[0].close()
+    assert len(agents) == 1
+
+
+def test_many_strangers_keep_nobody_out() -> None:
+    """The oldest are sent away."""
+    with open_door(agents=4) as (listener, agents), ExitStack() as stack:
+        host, _, port = listener.address.rpartition(":")
+        crowd = [stack.enter_context(socket.create_connection((host, int(port)), timeout=LIMIT)) for _ in range(60)]
+        connect(listener.address, listener.secret, ME)[0].close()
+        assert crowd[0].recv(4096).startswith(b'{"challenge"')
+        assert crowd[0].recv(4096) == b""
+        assert len(list(listener.filenos())) <= 4 + 32 + 1
+    assert len(agents) == 1
+
+
+CROWD = """
+import socket, sys
+from launcher.protocol import connect
+address, secret = sys.argv[1:]
+host, _, port = address.rpartition(":")
+crowd = [socket.create_connection((host, int(port))) for _ in range(80)]
+connect(address, secret, {"rank": 3, "size": 4})[0].close()
+print("let in")
+"""
+
+
+def test_where_no_more_files_can_be_opened_strangers_make_room(start_job: Any) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open_door(agents=200) as (listener, agents):
+        crowd = start_job([sys.executable, "-c", CROWD, listener.address, listener.secret])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, before[1]))
+        try:
+            assert crowd.process.stdout.read() == "let in\n"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(agents) == 1
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EPROTO, errno.ECONNABORTED])
+def test_where_nobody_can_be_let_in_the_door_waits(code: int) -> None:
+    """It must not wake the launcher again and again, nor end it."""
+    listener = Listener()
+    listener, listener._listener = listener._listener, Refusing(code)  # type: ignore[assignment]
+    try:
+        assert listener.serve(-2) is None
+        waits = -2 not in listener.filenos()
+        assert waits == (code not in (errno.EPROTO, errno.ECONNABORTED))
+        assert waits == (listener.deadline < time.monotonic() + 1)
+        listener.drop_silent(time.monotonic() + 1)
+        assert -2 in listener.filenos()
+    finally:
+        listener.close()
+        listener.close()
+
+
+class Refusing:
+    """A socket from which nothing can be accepted."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def fileno(self) -> int:
+        return -2
+
+    def accept(self) -> NoReturn:
+        raise OSError(self.code, os.strerror(self.code))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.mpi
+def test_a_port_that_is_refused_is_one_sentence(ddp_launch: Any, tmp_path: Path) -> None:
+    """A firewall between host and launcher, as far as an agent can tell."""
+    with closed_port() as nobody:
+        patch = f"import os\nif 'DDP_LAUNCH_ADDRESS' in os.environ: os.environ['DDP_LAUNCH_ADDRESS'] = '{nobody}'\n"
+        (tmp_path / "sitecustomize.py").write_text(patch)
+        done = ddp_launch("time.sleep(30)", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert (done.returncode, done.stdout) == (2, "")
+    text = rf"ddp-launch: rank \d on \S+ cannot reach the launcher at {nobody} \(Connection refused\): is there a"
+    assert re.match(text, done.stderr)
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,112 @@
+"""Where ranks meet rank 0, for libraries that ask the environment: an address, and a port that was just free."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from collectives.world import AGENT
+from launcher.engines.mpich import MpichEngine
+from launcher.job import Job
+from launcher.network import Host
+from launcher.supervisor.environment import free_port, host_of_rank_0, meeting
+from tests.conftest import SLURM
+from tests.launcher.conftest import LAUNCH
+
+LIMIT = 100.0  # s; importing torch takes its time
+SHOW = 'print(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])\n'
+
+
+def job(**settings: object) -> Job:
+    return Job(module="train", **settings)  # type: ignore[arg-type]
+
+
+def test_a_users_own_values_stay() -> None:
+    assert meeting({}, "a", 7) == {"MASTER_ADDR": "a", "MASTER_PORT": "7"}
+    assert meeting({"MASTER_PORT": "8"}, "a", 7) == {"MASTER_ADDR": "a"}
+    assert meeting({"MASTER_ADDR": "b", "MASTER_PORT": "8"}, "a", 7) == {}
+
+
+def test_those_of_a_job_around_this_one_do_not() -> None:
+    theirs = {"MASTER_ADDR": "b", "MASTER_PORT": "8", AGENT: "1"}
+    assert meeting(theirs, "a", 7) == {"MASTER_ADDR": "a", "MASTER_PORT": "7"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "elsewhere", "environ", "host"),
+    [
+        ((), (), {}, "127.0.0.1"),
+        ((Host("localhost", 2),), (), {}, "127.0.0.1"),
+        ((Host("b", 2), Host("localhost", 2)), ("b",), {}, "b"),
+        ((), ("n1", "n3"), {"SLURM_JOB_NODELIST": "n[1-3]", "PATH": str(SLURM)}, "n1"),
+    ],
+)
+def test_the_host_of_rank_0(
+    hosts: tuple[Host, ...], elsewhere: tuple[str, ...], environ: dict[str, str], host: str
+) -> None:
+    assert host_of_rank_0(job(hosts=hosts), MpichEngine("mpiexec", 2, hosts, elsewhere), environ) == host
+
+
+def test_where_other_hosts_reach_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.network.addresses", lambda towards: ["10.0.0.1", *towards])
+    hosts = (Host("localhost", 2), Host("b", 2))
+    assert host_of_rank_0(job(hosts=hosts), MpichEngine("mpiexec", 2, hosts, ("b",)), {}) == "10.0.0.1"
+
+
+def test_a_port_is_free_and_none_that_the_system_gives_away() -> None:
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        first = int(file.read().split()[0])
+    for _ in range(10):
+        port = free_port()
+        assert 1024 <= port < first or first <= 1024
+        socket.create_server(("", port)).close()
+
+
+def test_taken_ports_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        monkeypatch.setattr(
+            "launcher.supervisor.environment._PORTS", range(taken.getsockname()[1], taken.getsockname()[1] + 1)
+        )
+        port = free_port()
+        assert port != taken.getsockname()[1]
+        socket.create_server(("", port)).close()
+
+
+@pytest.mark.mpi
+def test_ranks_agree_and_every_start_has_another_port(run_job: Any, script: Callable[[str], str]) -> None:
+    path = script(SHOW + "sys.exit(os.environ['DDP_ATTEMPT'] != '2')")
+    done = run_job([*LAUNCH, "-n", "2", "--max-restarts", "2", path], LIMIT)
+    assert done.returncode == 0, done.stderr
+    places = [line[3:].split() for line in done.stdout.splitlines()]
+    assert {host for host, _ in places} == {"127.0.0.1"}
+    assert len({port for _, port in places}) > 1
+
+
+@pytest.mark.mpi
+def test_a_world_of_one_has_a_place_too(ddp_launch: Any) -> None:
+    done = ddp_launch(SHOW, n=1, env={"MASTER_ADDR": "here"})
+    assert (done.returncode, done.stdout.split()[0]) == (0, "here")
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_torch_ranks_meet(run_job: Any, script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        import torch
+        import torch.distributed
+        torch.distributed.init_process_group("gloo")
+        x = torch.full((3,), rank + 1.0)
+        torch.distributed.all_reduce(x)
+        print(x.tolist())
+        torch.distributed.destroy_process_group()
+        """
+    )
+    done = run_job([*LAUNCH, "-n", "2", path], LIMIT)
+    assert sorted(done.stdout.splitlines()) == ["0: [3.0, 3.0, 3.0]", "1: [3.0, 3.0, 3.0]"], done.stderr
+    assert done.returncode == 0

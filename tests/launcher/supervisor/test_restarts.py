@@ -1,0 +1,295 @@
+"""A job that failed starts again: as often as it may, not after the user has ended it, and nothing is left over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.engines.mpiexec import MPICH, mpi_family
+from launcher.job import Job
+from launcher.network import Host, ranks_on
+from launcher.supervisor.supervisor import count_in_a_row, lost_hosts, restart_delay, smaller
+from tests.conftest import SLURM
+from tests.launcher.conftest import LAUNCH, wait_for
+
+A, B, C = Host("a", 2), Host("b", 2), Host("c", 1)
+SCRIPT = str(Path(__file__))
+
+
+def test_pauses_grow_and_end_somewhere() -> None:
+    assert [restart_delay(number) for number in range(1, 10)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_pause_after_however_many_failures() -> None:
+    assert [restart_delay(number) for number in (1025, 1026, 10**9)] == [60, 60, 60]
+
+
+def test_a_long_run_makes_up_for_earlier_failures() -> None:
+    assert count_in_a_row(0, ran=1) == 1
+    assert count_in_a_row(3, ran=599) == 4
+    assert count_in_a_row(3, ran=601) == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "gone", "lost"),
+    [
+        (5, (), []),
+        (5, (2,), []),
+        (5, (2, 3), [B]),
+        (5, (0, 2, 3, 4), [B, C]),
+        (5, (0, 1, 2, 3, 4), []),
+        (3, (2,), [B]),  # of B one slot is used, of C none
+        (3, (0, 1, 2), []),
+    ],
+)
+def test_a_host_is_lost_when_nothing_is_heard_from_any_of_its_ranks(
+    n: int, gone: tuple[int, ...], lost: list[Host]
+) -> None:
+    assert lost_hosts([A, B, C], n, gone) == lost
+
+
+def test_ranks_of_a_host() -> None:
+    assert [sorted(ranks_on([A, B, C], 4, name)) for name in ("a", "b", "c", "d")] == [[0, 1], [2, 3], [], []]
+
+
+def test_a_job_goes_on_with_the_hosts_that_are_left() -> None:
+    job = Job(script=SCRIPT, hosts=(A, B, C), min_ranks=3, ranks=(0, 4), debug_rank=4)
+    left = smaller(job, [B])
+    assert left is not None
+    assert (left.hosts, left.size, left.ranks, left.debug_rank) == ((A, C), 3, (0,), 0)
+    assert smaller(job, []) is job
+    assert smaller(job, [A, C]) is None
+
+
+def test_all_hosts_are_needed_unless_a_smaller_number_of_ranks_is_allowed() -> None:
+    assert smaller(Job(script=SCRIPT, hosts=(A, B)), [B]) is None
+
+
+FAILS = """
+attempt = int(os.environ["DDP_ATTEMPT"])
+print(f"attempt {attempt}", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_a_job_that_fails_starts_again_and_the_last_failure_counts(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        FAILS + "if rank == 1:\n    time.sleep(1)\n    sys.exit(3 + attempt)\ntime.sleep(9)",
+        options=("--max-restarts", "1"),
+    )
+    assert done.returncode == 4
+    assert [line for line in done.stderr.splitlines() if line.startswith("ddp-launch")] == [
+        done.stderr.splitlines()[0],
+        "ddp-launch: restart 1 of 1",
+        done.stderr.splitlines()[2],
+    ]
+    assert "exited with code 3" in done.stderr.splitlines()[0]
+    assert "exited with code 4" in done.stderr.splitlines()[2]
+    assert sorted(done.stdout.splitlines()) == [f"{rank}: attempt {attempt}" for rank in (0, 1) for attempt in (0, 1)]
+
+
+@pytest.mark.mpi
+def test_a_job_that_works_the_second_time_has_worked(ddp_launch: Any) -> None:
+    body = FAILS + "if attempt == 0: os.kill(os.getpid(), signal.SIGKILL)"
+    done = ddp_launch(body, options=("--max-restarts", "5"))
+    assert done.returncode == 0
+    assert done.stderr.count("restart") == 1
+
+
+def test_standard_input_that_has_ended_has_ended_for_the_next_attempt_too(ddp_launch: Any) -> None:
+    body = FAILS + "print(sys.stdin.read() or 'nothing')\nsys.exit(attempt == 0)"
+    done = ddp_launch(body, n=1, options=("--max-restarts", "1"))
+    assert (done.returncode, done.stdout) == (0, "attempt 0\nnothing\nattempt 1\nnothing\n")
+
+
+def test_ctrl_c_ends_a_job_while_it_waits_for_its_restart(start_launch: Any) -> None:
+    job = start_launch("print('ready', flush=True)\nsys.exit(1)", n=1, options=("--max-restarts", "9"))
+    time.sleep(0.8)  # the first restart comes at once, the second after a second
+    job.process.send_signal(signal.SIGINT)
+    done = job.wait(10)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == "ddp-launch: Ctrl-C: the job does not start again"
+
+
+def test_a_time_limit_ends_a_job_while_it_waits_for_its_restart(ddp_launch: Any) -> None:
+    start = time.monotonic()
+    # Restarts after 0, 1, 2, 4 s, of which the last would come too late.
+    done = ddp_launch("print('ready')\nsys.exit(1)", n=1, options=("--max-restarts", "9", "--timeout", "4"))
+    assert 3.9 < time.monotonic() - start < 6.5
+    assert done.returncode == 124
+    assert done.stderr.splitlines()[-1] == "ddp-launch: the job took longer than 4 s"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP])
+def test_a_job_that_is_stopped_while_it_waits_for_its_restart(start_launch: Any, number: int) -> None:
+    options = ("--max-restarts", "3", "--timeout", "6")
+    job = start_launch("print('ready', flush=True)\nsys.exit(os.environ['DDP_ATTEMPT'] < '2')", n=1, options=options)
+    time.sleep(0.8)  # the first restart comes at once, the second after a second
+    job.process.send_signal(number)
+    time.sleep(0.3)
+    assert Path(f"/proc/{job.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    time.sleep(5.2)  # this time does not count
+    job.process.send_signal(signal.SIGCONT)
+    done = job.wait(10)
+    assert (done.returncode, done.stderr.count("restart")) == (0, 2), done.stderr
+
+
+def test_a_restart_for_which_something_is_missing_ends_the_job(
+    ddp_launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    events = tmp_path / "events"
+    body = f"import shutil\nshutil.rmtree({str(scratch)!r})\nsys.exit(1)"
+    done = ddp_launch(body, n=1, options=("--max-restarts", "1", "--events", str(events)))
+    assert done.returncode == 2
+    says = f"the folder for temporary files {scratch} cannot be used: No such file or directory"
+    assert done.stderr.splitlines()[-1] == f"ddp-launch: {says}"
+    last = json.loads(events.read_text().splitlines()[-1])
+    assert (last["event"], last["attempt"], last["code"], last["message"]) == ("job_ended", 1, 2, says)
+
+
+def test_what_the_user_ends_does_not_start_again(start_launch: Any) -> None:
+    job = start_launch("print('ready', flush=True)\ntime.sleep(60)", n=1, options=("--max-restarts", "9"))
+    job.process.send_signal(signal.SIGTERM)
+    done = job.wait(10)
+    assert done.returncode == 143
+    assert "restart" not in done.stderr
+
+
+def test_a_job_that_takes_too_long_ends_and_does_not_start_again(ddp_launch: Any) -> None:
+    start = time.monotonic()
+    done = ddp_launch("time.sleep(60)", n=1, options=("--max-restarts", "9", "--timeout", "1", "--grace", "1"))
+    assert done.returncode == 124
+    assert done.stderr == "ddp-launch: the job took longer than 1 s\n"
+    assert time.monotonic() - start < 8
+
+
+def test_signals_meant_for_the_ranks_reach_them(start_launch: Any) -> None:
+    job = start_launch(
+        "signal.signal(signal.SIGUSR1, lambda *_: print('one', flush=True))\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.1)",
+        n=1,
+    )
+    job.process.send_signal(signal.SIGUSR1)
+    time.sleep(0.3)
+    job.process.send_signal(signal.SIGUSR2)
+    done = job.wait(10)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "one\n", "")
+
+
+SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+[ ! -e "$0.down" ] || { echo "ssh: connect to host $1 port 22: No route to host" >&2; sleep 0.02; exit 255; }
+shift
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def elsewhere(start_job: Any, script: Any, mpiexec: list[str], tmp_path: Path) -> Callable[..., Any]:
+    """Starts a script of these lines, one rank on this machine and one on a host beyond an ssh, which is this one too.
+
+    From then on there is no way to that host if `DOWN`, a file's name in the script, is made.
+    """
+    if mpi_family(mpiexec[0]) != MPICH:
+        pytest.skip("Open MPI will not have two hosts that are one")
+    ssh = tmp_path / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+
+    def start(body: str, *options: str, **more: Any) -> Any:
+        where = ["--hosts", "localhost:1,elsewhere:1", "--max-restarts", "3", *options]
+        path = script(f"DOWN = '{ssh}.down'\n{FAILS}" + body)
+        return start_job([*LAUNCH, *where, path], env={"HYDRA_LAUNCHER_EXEC": str(ssh)}, **more)
+
+    return start
+
+
+@pytest.mark.mpi
+def test_a_job_goes_on_without_a_host_that_cannot_be_reached_any_more(elsewhere: Callable[..., Any]) -> None:
+    body = "if attempt == 0 and rank == 1: open(DOWN, 'w'); sys.exit(3)\nif attempt == 0: time.sleep(9)\nprint(size)"
+    done = elsewhere(body, "--min-ranks", "1").wait(20)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith(":0: 1")
+    assert [line for line in done.stderr.splitlines() if "restart" in line or "reached" in line] == [
+        "ddp-launch: restart 1 of 3",
+        "ddp-launch: host elsewhere cannot be reached by ssh: No route to host",
+        "ddp-launch: restart 2 of 3 in 1 s, without elsewhere: 1 rank",
+    ]
+
+
+@pytest.mark.mpi
+def test_the_standard_input_of_a_rank_that_is_lost_is_rank_0s(elsewhere: Callable[..., Any]) -> None:
+    body = (
+        "if attempt == 0 and rank == 1: time.sleep(0.3); os.kill(os.getppid(), signal.SIGKILL)\n"
+        "if attempt == 0: time.sleep(9)\n"
+        "print(size, 'ready', flush=True)\n"
+        "print('read', sys.stdin.readline())"
+    )
+    job = elsewhere(body, "--min-ranks", "1", "--debug-rank", "1", "--ranks", "1", stdin=subprocess.PIPE)
+    wait_for(job.process.stdout, "1 ready", 1)
+    job.process.stdin.write("hello\n")
+    job.process.stdin.flush()
+    done = job.wait(20)
+    assert done.returncode == 0, done.stderr
+    assert "read hello" in done.stdout
+
+
+SRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+if "--mpi=list" in sys.argv:
+    sys.exit(print("MPI plugin types are...\\n\\tpmi2\\n\\tpmix"))
+at = sys.argv.index("-n")
+nodes = [word.partition("=")[2] for word in sys.argv if word.startswith("--nodelist=")]
+print(*nodes, file=open(__file__ + ".log", "a"))
+ranks = []
+for rank in range(int(sys.argv[at + 1])):
+    step = {{"SLURM_STEP_NUM_TASKS": sys.argv[at + 1], "SLURM_STEP_TASKS_PER_NODE": f"1(x{{sys.argv[at + 1]}})"}}
+    place = {{"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "SLURM_LOCALID": "0"}}
+    ranks.append(subprocess.Popen(sys.argv[at + 2 :], env={{**os.environ, **step, **place}}))
+for rank in ranks:
+    rank.wait()
+"""
+
+
+@pytest.mark.mpi
+def test_in_an_allocation_a_job_does_without_its_hosts(start_job: Any, script: Any, tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    body = f"""
+while size == 2:
+    if attempt == 0 and rank == 1 and os.path.exists("{tmp_path}/go"):
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(0.05)
+print(size)
+"""
+    environ = {
+        "PATH": f"{tmp_path}:{SLURM}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "no-such-node[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+    options = ["--max-restarts", "2", "--min-ranks", "1"]
+    job = start_job([*LAUNCH, *options, script(FAILS + body)], env=environ)
+    wait_for(job.process.stdout, "attempt 0", 2)
+    (tmp_path / "go").touch()
+    done = job.wait(40)
+    assert done.returncode == 0, done.stderr
+    assert "ddp-launch: restart 1 of 2, without no-such-node2: 1 rank" in done.stderr.splitlines()
+    assert done.stdout.splitlines()[-1].endswith("0: 1")
+    assert (tmp_path / "srun.log").read_text() == "no-such-node1,no-such-node2\nno-such-node1\n"

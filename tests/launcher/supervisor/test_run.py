@@ -1,0 +1,217 @@
+"""A job that goes well: what the script sees, and what the user sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+LAUNCH = [sys.executable, "-m", "launcher"]
+
+
+def test_the_contract_with_a_rank(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        import json
+        names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE OMP_NUM_THREADS".split()
+        secrets = [name for name in os.environ if name.startswith("DDP_LAUNCH")]
+        parent = int(os.environ["DDP_AGENT"]) == os.getppid()
+        print(json.dumps([*(os.environ[name] for name in names), parent, secrets, sys.argv[1:]]))
+        """,
+        *["a b", "", ":", "-n", "é", "x\ny"],
+    )
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    rows = {line[:3]: json.loads(line[3:]) for line in done.stdout.splitlines()}
+    args = ["a b", "", ":", "-n", "é", "x\ny"]
+    assert rows == {f"{rank}: ": [str(rank), "2", str(rank), "2", threads, True, [], args] for rank in range(2)}
+
+
+def test_a_world_of_one_needs_no_mpi(run_job: Any, script: Any, tmp_path: Path) -> None:
+    path = script("print(rank, size, flush=True); sys.stderr.write('to stderr')")
+    # A Python in a folder without mpiexec, and an empty PATH.
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    code = f"import sys; sys.executable = {str(python)!r}; from launcher.cli import main; sys.exit(main())"
+    done = run_job([sys.executable, "-c", code, path], env={"PATH": ""})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1\n", "to stderr\n")
+    done = run_job([sys.executable, "-c", code, "-n", "2", path], env={"PATH": ""})
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install mpich" in done.stderr
+
+
+def test_main_is_a_module_of_its_own(ddp_launch: Any, tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("value = 7\n")
+    done = ddp_launch(
+        """
+        import atexit, linecache, multiprocessing, pickle, threading
+        class Here: pass
+        if __name__ == "__main__":
+            import neighbour
+            atexit.register(lambda: print("at exit", pickle.loads(pickle.dumps(Here())).__class__.__module__))
+            print(os.path.basename(__file__), __spec__, neighbour.value, sys.path[0] == os.path.dirname(__file__))
+            print(linecache.getline(__file__, 2).strip())
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.map(len, ["abc"]))
+        """,
+        n=1,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "job.py None 7 True",
+        "import os, signal, subprocess, sys, time",
+        "[3]",
+        "at exit __main__",
+    ]
+
+
+def test_modules_and_packages(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    text = "import sys; print(__name__, __package__, __spec__.name, sys.argv[1:], sys.modules['__main__'].__file__)"
+    (tmp_path / "package" / "__main__.py").write_text(text)
+    # A folder of the user's must not take the place of ours.
+    (tmp_path / "socket.py").write_text("raise SystemExit('wrong socket')")
+    (tmp_path / "launcher" / "agent").mkdir(parents=True)
+    for name in ("__init__.py", "agent/main.py"):
+        (tmp_path / "launcher" / name).write_text("raise SystemExit('wrong launcher')")
+    command = [str(Path(sys.executable).parent / "ddp-launch")]
+    done = run_job([*command, "-m", "package", "--x"], cwd=tmp_path)
+    main = tmp_path / "package" / "__main__.py"
+    assert done.stdout == f"__main__ package package.__main__ ['--x'] {main}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("no_such_module", 2, "there is no module no_such_module"),
+        ("no_such.module", 2, "there is no module no_such.module"),
+        ("single.module", 2, "there is no module single.module"),
+        ("hollow", 2, "hollow is a package without a module __main__, and cannot be run"),
+        ("hollow.no", 2, "there is no module hollow.no"),
+        ("sys", 2, "the module sys has no Python code to run"),
+        # What the user's own code imports is another matter.
+        ("plain", 1, "raised ModuleNotFoundError: No module named 'lacking'"),
+        ("needy.module", 1, "raised ModuleNotFoundError: No module named 'lacking'"),
+    ],
+)
+def test_a_module_that_cannot_be_run_is_wrong_use(
+    run_job: Any, tmp_path: Path, name: str, code: int, says: str
+) -> None:
+    for package, text in (("hollow", ""), ("needy", "import lacking")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(text)
+    (tmp_path / "plain.py").write_text("import lacking")
+    (tmp_path / "single.py").touch()
+    n = "2" if name == "no_such_module" else "1"  # one sentence, however many say it
+    done = run_job([*LAUNCH, "-n", n, "--max-restarts", str(2 * (code == 2)), "-m", name], cwd=tmp_path)
+    assert done.returncode == code
+    if code == 2:
+        assert done.stderr == f"ddp-launch: {says}\n"
+    else:
+        assert done.stderr.splitlines()[-1].endswith(says)
+
+
+def test_lines_stay_whole(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        for i in range(3000):
+            print(f"{i:06d}" + str(rank) * (i % 500), file=(sys.stdout, sys.stderr)[i % 2])
+        """
+    )
+    assert done.returncode == 0
+    for rank in range(2):
+        for parity, text in enumerate((done.stdout, done.stderr)):
+            lines = [line for line in text.splitlines() if line.startswith(f"{rank}: ")]
+            assert lines == [f"{rank}: {i:06d}" + str(rank) * (i % 500) for i in range(parity, 3000, 2)]
+            assert len(text.splitlines()) == 3000
+
+
+def test_bytes_survive(ddp_launch: Any) -> None:
+    body = "sys.stdout.buffer.write(bytes(range(128, 256)) + 'é\\u2588'.encode() + b'no newline')"
+    done = ddp_launch(body, text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    expected = bytes(range(128, 256)) + "é\u2588".encode() + b"no newline"
+    assert sorted(done.stdout.split(b"\n")) == [b"", b"0: " + expected, b"1: " + expected]
+
+
+def test_stdin_goes_to_rank_0(start_job: Any, script: Any) -> None:
+    path = script("data = sys.stdin.read(); print(len(data), data.strip()[-3:], flush=True)")
+    job = start_job([*LAUNCH, "-n", "2", path], stdin=subprocess.PIPE)
+    out, err = job.process.communicate("x" * 300_000 + "end\n", timeout=20)
+    assert sorted(out.splitlines()) == ["0: 300004 end", "1: 0 "], err
+    job.assert_gone()
+
+
+def test_a_progress_bar_leaves_its_last_state_in_a_file(ddp_launch: Any) -> None:
+    done = ddp_launch(
+        """
+        for i in range(5):
+            print(f"\\rstep {i}", end="", file=sys.stderr, flush=True)
+            time.sleep(0.02)
+        print(file=sys.stderr)
+        """
+    )
+    assert sorted(done.stderr.splitlines()) == ["0: step 4", "1: step 4"]
+
+
+def test_a_job_file(run_job: Any, script: Any, tmp_path: Path) -> None:
+    script("print(rank, sys.argv[1:])")
+    (tmp_path / "job.toml").write_text('[launch]\nn = 2\nscript = "job.py"\n[args]\nlr = 0.5\n')
+    done = run_job([*LAUNCH, "--config", str(tmp_path / "job.toml"), "--seed", "1"])
+    assert sorted(done.stdout.splitlines()) == [f"{rank}: {rank} ['--lr', '0.5', '--seed', '1']" for rank in range(2)]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_without_a_place_for_temporary_files_nothing_starts(ddp_launch: Any, tmp_path: Path, n: int) -> None:
+    done = ddp_launch("print('started')", n=n, env={"TMPDIR": str(tmp_path / "none")})
+    why = f"the folder for temporary files {tmp_path}/none cannot be used: No such file or directory"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"ddp-launch: {why}\n")
+
+
+def test_a_reader_that_has_enough_ends_the_job(start_job: Any, script: Any) -> None:
+    path = script("while True: print('line ' * 20)")
+    job = start_job(["bash", "-c", f'"$0" -m launcher -n 2 {path} | head -1; echo ${{PIPESTATUS[0]}}', sys.executable])
+    done = job.wait(20)
+    assert done.stdout.splitlines()[-1] == "141"
+    assert done.stderr == ""
+
+
+FULL = "the output cannot be written: No space left on device"
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_full_disk_behind_stdout_is_told_and_ends_the_job(
+    run_job: Any, script: Any, tmp_path: Path, goes_on: bool
+) -> None:
+    path = script(f"print('line', file=sys.stderr)\nprint('line')\nwhile {goes_on}: time.sleep(0.1)")
+    command = f"exec {sys.executable} -m launcher -n 2 --max-restarts 2 --log-dir {tmp_path}/logs {path} >/dev/full"
+    done = run_job(["sh", "-c", command])
+    assert done.returncode == 1
+    assert done.stderr.splitlines().count(f"ddp-launch: {FULL}") == 1
+    assert set(done.stderr.splitlines()) <= {f"ddp-launch: {FULL}", "0: line", "1: line"}
+    log = (tmp_path / "logs" / "latest" / "launcher.log").read_text().splitlines()
+    assert [line[20:] for line in log[1:]] == [f"ddp-launch: {FULL}", f"exit code 1: {FULL}"]
+
+
+def test_a_full_disk_behind_stderr_ends_the_job(run_job: Any, script: Any) -> None:
+    path = script("print('out', flush=True)\ntime.sleep(1)\nprint('err', file=sys.stderr)\ntime.sleep(60)")
+    done = run_job(["sh", "-c", f"exec {sys.executable} -m launcher -n 2 {path} 2>/dev/full"])
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (1, ["0: out", "1: out"])
+    done = run_job(["sh", "-c", f"exec {sys.executable} -m launcher -n 2 {path} >/dev/full 2>&1"])
+    assert done.returncode == 1
+
+
+def test_a_agent_stays_small(run_job: Any, script: Any) -> None:
+    done = run_job([*LAUNCH, script("print(*sorted({'numpy', 'mpi4py', 'cupy', 'asyncio'} & {*sys.modules}))")])
+    assert done.stdout == "\n", done.stderr

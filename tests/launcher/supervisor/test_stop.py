@@ -1,0 +1,240 @@
+"""The end of a job, asked for or not: one line, bounded, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+READY = """
+print("ready", flush=True)
+"""
+# Neither the rank nor its child hears SIGTERM or SIGINT; the child has a session of its own.
+STUBBORN = """
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+"""
+LATE = """
+if rank == 1:
+    time.sleep(1)
+    raise ValueError("x")
+"""
+SLEEP = "time.sleep(60)\n"
+
+
+def end(job: Any, within: float) -> tuple[int, str, str]:
+    """The exit code, what was printed since, and on stderr; all must be over `within` seconds from now."""
+    start = time.monotonic()
+    done = job.wait(15, leave=max(0.0, within))
+    assert time.monotonic() - start < within
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM (signal 15)", 143)]
+)
+def test_a_signal_ends_the_job_with_one_line(start_launch: Any, number: int, name: str, code: int) -> None:
+    job = start_launch("import atexit; atexit.register(print, 'at exit')" + READY + SLEEP)
+    job.process.send_signal(number)
+    status, out, err = end(job, 3)
+    assert status == code
+    assert err == f"ddp-launch: {name}: ending the job (once more kills it at once)\n"
+    # Python turns SIGINT into an orderly exit, SIGTERM just ends it.
+    assert out.count("at exit") == (2 if number == signal.SIGINT else 0)
+
+
+def test_grace_ends(start_launch: Any) -> None:
+    job = start_launch(STUBBORN + READY + SLEEP, options=("--grace", "0.5"))
+    start = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    status, _, err = end(job, 3)
+    assert time.monotonic() - start > 0.5
+    assert (status, err.count("\n")) == (130, 1)
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(start_launch: Any) -> None:
+    """As from `timeout`, which signals the launcher and then its group."""
+    slow = "import atexit; atexit.register(print, 'at exit'); atexit.register(time.sleep, 0.5)"
+    job = start_launch(slow + READY + SLEEP)
+    job.process.send_signal(signal.SIGINT)
+    job.process.send_signal(signal.SIGINT)
+    status, out, err = end(job, 4)
+    assert (status, err.count("\n"), out.count("at exit")) == (130, 1, 2)
+
+
+def test_the_second_signal_kills_at_once(start_launch: Any) -> None:
+    job = start_launch(STUBBORN + READY + SLEEP, options=("--grace", "30"))
+    job.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert job.process.poll() is None
+    job.process.send_signal(signal.SIGINT)
+    status, _, err = end(job, 2)
+    assert (status, err.count("\n")) == (130, 1)
+
+
+def test_a_failure_ends_ranks_that_do_not_listen(start_launch: Any) -> None:
+    job = start_launch(STUBBORN + READY + LATE + SLEEP, options=("--grace", "0.3"))
+    status, _, err = end(job, 5)
+    assert status == 1
+    assert err.splitlines()[-1].endswith("raised ValueError: x")
+
+
+def find(job: Any, *names: str) -> int:
+    """The pid of the process of this job whose command name is among `names`."""
+    for pid in job.pids():
+        if Path(f"/proc/{pid}/comm").read_text().strip() in names:
+            return int(pid)
+    raise AssertionError(f"none of {names}")
+
+
+def rank_pids(job: Any) -> list[int]:
+    """Agents and ranks: forks of one command."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in job.pids()}
+    return sorted(pid for pid, words in commands.items() if len(words) > 1 and words[1].endswith(b"/agent/main.py"))
+
+
+def test_kill_9_of_the_launcher(start_launch: Any, tmp_path: Path) -> None:
+    scratch = tmp_path / "t"  # the engine's files are removed too
+    scratch.mkdir()
+    job = start_launch(STUBBORN + READY + SLEEP, env={"TMPDIR": str(scratch)})
+    assert len(list(scratch.glob("ddp-launch-*"))) == 1
+    job.process.kill()
+    end(job, 5)
+    assert not list(scratch.glob("ddp-launch-*"))
+
+
+def test_kill_9_of_a_world_of_one(start_launch: Any) -> None:
+    job = start_launch(STUBBORN + READY + SLEEP, n=1)
+    job.process.kill()
+    end(job, 5)
+
+
+def test_kill_9_of_mpiexec(start_launch: Any) -> None:
+    job = start_launch(STUBBORN + READY + SLEEP)
+    victim = find(job, "mpiexec", "mpiexec.hydra", "prterun")
+    os.kill(victim, signal.SIGKILL)
+    status, _, err = end(job, 5)
+    sentence = f"mpiexec (pid {victim}) was killed by SIGKILL (signal 9) while ranks were running"
+    assert (status, err.splitlines()[-1]) == (137, f"ddp-launch: {sentence}")
+
+
+def test_kill_9_of_the_proxy(start_launch: Any) -> None:
+    job = start_launch(STUBBORN + READY + SLEEP)
+    try:
+        victim = find(job, "hydra_pmi_proxy")
+    except AssertionError:
+        job.process.kill()
+        end(job, 5)
+        pytest.skip("this engine has no proxy on the local node")
+    os.kill(victim, signal.SIGKILL)
+    status, _, err = end(job, 5)
+    sentence = f"hydra_pmi_proxy (pid {victim}), which had started the ranks, died"
+    assert (status, err.splitlines()[-1]) == (1, f"ddp-launch: {sentence}")
+
+
+def test_kill_9_of_a_agent(start_launch: Any) -> None:
+    job = start_launch(STUBBORN + "print('ready', rank, os.getppid(), flush=True)\ntime.sleep(0.5)\n" + SLEEP)
+    time.sleep(0.3)
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in rank_pids(job)}
+    agents = [pid for pid in rank_pids(job) if pid in parents]
+    assert len(agents) == 2
+    os.kill(agents[1], signal.SIGKILL)
+    status, _, err = end(job, 5)
+    assert status == 1
+    assert err.splitlines()[-1].endswith(f"(pid {agents[1]}) died, and its rank with it")
+
+
+def test_kill_9_of_the_guard(start_launch: Any) -> None:
+    job = start_launch(STUBBORN + READY + SLEEP)
+    children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    status, _, err = end(job, 5)
+    assert status != 0
+    assert err.splitlines()[-1].startswith("ddp-launch: ")
+
+
+def test_a_stopped_rank_does_not_hold_the_end_up(start_launch: Any) -> None:
+    body = READY + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n" + SLEEP
+    job = start_launch(body, options=("--grace", "0.3"))
+    job.process.send_signal(signal.SIGINT)
+    status, _, _ = end(job, 4)
+    assert status == 130
+
+
+def test_the_launcher_may_be_stopped_and_continued(start_launch: Any) -> None:
+    job = start_launch(READY + "time.sleep(0.5)\nprint('done')\n")
+    job.process.send_signal(signal.SIGSTOP)
+    time.sleep(0.8)
+    job.process.send_signal(signal.SIGCONT)
+    status, out, err = end(job, 5)
+    assert (status, out.count("done"), err) == (0, 2, "")
+
+
+MEET = """
+import numpy as np, collectives
+comm = collectives.init(timeout=2)
+go_on = np.ones(1)
+print("ready", flush=True)
+end = time.monotonic() + 4
+while go_on[0]:
+    go_on[0] = time.monotonic() < end
+    comm.broadcast(go_on, 0)
+    time.sleep(0.02)
+print("done")
+"""
+
+
+def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
+    job = start_launch(MEET, options=("--hang-timeout", "2", "--timeout", "8"))
+    job.process.send_signal(signal.SIGTSTP)
+    time.sleep(0.5)
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in job.pids()]
+    assert states.count("T") == 3  # two ranks and the launcher
+    time.sleep(8.0)  # with the start, more than --timeout
+    job.process.send_signal(signal.SIGCONT)
+    status, out, err = end(job, 8)
+    assert (status, out.count("done"), err) == (0, 2, "")
+
+
+def test_strangers_are_dropped(start_launch: Any) -> None:
+    job = start_launch(READY + "time.sleep(1)\nprint('done')\n")
+    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    inodes = set()
+    for fd in Path(f"/proc/{job.process.pid}/fd").iterdir():
+        target = os.readlink(fd)
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    listening = [row.split() for row in table if row.split()[3] == "0A" and row.split()[9] in inodes]
+    assert len(listening) == 1
+    address, _, port = listening[0][1].partition(":")
+    assert address == "0100007F"  # nobody from outside
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"answer": "0", "rank": 0, "size": 2}\n', b"x" * 5000, b"[]\n", b""):
+        with socket.create_connection(("127.0.0.1", int(port, 16)), timeout=5) as peer:
+            assert b"challenge" in peer.recv(1000)
+            peer.sendall(words)
+            peer.shutdown(socket.SHUT_WR)
+            try:
+                assert peer.recv(1000) == b""
+            except ConnectionResetError:
+                pass  # closed with our words unread
+    status, out, err = end(job, 5)
+    assert (status, out.count("done"), err) == (0, 2, "")
+
+
+def test_ignored_signals_stay_ignored(start_job: Any, script: Any) -> None:
+    import sys
+
+    path = script(READY + "time.sleep(0.5)\n")
+    job = start_job(["nohup", sys.executable, "-m", "launcher", "-n", "2", path], stderr=subprocess.DEVNULL)
+    time.sleep(0.5)
+    job.process.send_signal(signal.SIGHUP)
+    assert job.wait(20).returncode == 0

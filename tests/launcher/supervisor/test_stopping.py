@@ -1,0 +1,139 @@
+"""Ranks that stop as they were asked to and leave with 75: one line, no failure, no restart, time for the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectives.world import STOPPED
+from tests.launcher.supervisor.test_stop import find
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+# A loop that stops together: who was asked says so in the step's collective, and all save and leave after it.
+LOOP = """
+import numpy as np, collectives
+from collectives.world import report
+asked = []
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, lambda number, frame: asked.append(number))
+comm = collectives.init(timeout=20)
+for step in range(10_000):
+    if comm.all_reduce(np.array([len(asked)]), "max")[0]:
+        break
+    if step == 5:
+        print("ready", os.getpid(), flush=True)
+    time.sleep(0.005)
+time.sleep(0.2 * comm.rank)  # one saves longer than the other
+report(stopped=7)
+print("saved", flush=True)
+sys.exit(75)
+"""
+AS_ASKED = "ddp-launch: stopped as asked at step 7, state saved: start the same command to go on\n"
+
+
+def rank_pids(job: Any) -> list[int]:
+    """The ranks: children of agents, forked with their command."""
+    found = {}
+    for pid in job.pids():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if len(words) > 1 and words[1].endswith(b"/agent/main.py"):
+            found[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return sorted(pid for pid, parent in found.items() if parent in found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_rank_that_was_asked_stops_all(start_launch: Any, tmp_path: Path, number: int) -> None:
+    events = tmp_path / "events.jsonl"
+    job = start_launch(LOOP, options=("--max-restarts", "3", "--events", str(events)))
+    os.kill(rank_pids(job)[1], number)
+    done = job.wait(15)
+    assert (done.returncode, done.stderr) == (STOPPED, AS_ASKED)
+    assert done.stdout.count("saved") == 2
+    found = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [event["event"] for event in found if event["event"] in ("failure", "restart")] == []
+    assert found[-2]["event"] == "stopped"
+    assert (found[-2]["step"], found[-2]["late"]) == (7, [])
+    assert (found[-1]["code"], found[-1]["message"]) == (STOPPED, AS_ASKED[len("ddp-launch: ") : -1])
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        (signal.SIGINT, 130, "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"),
+        (signal.SIGUSR1, STOPPED, ""),  # means nothing to the launcher, which passes it on
+    ],
+)
+def test_the_launcher_is_asked(start_launch: Any, number: int, code: int, line: str) -> None:
+    job = start_launch(LOOP, n=1 if number == signal.SIGUSR1 else 2)
+    job.process.send_signal(number)
+    done = job.wait(15)
+    assert (done.returncode, done.stderr) == (code, line + AS_ASKED)
+
+
+def test_the_engine_is_asked(start_launch: Any) -> None:
+    job = start_launch(LOOP)
+    os.kill(find(job, "mpiexec", "mpiexec.hydra", "prterun"), signal.SIGTERM)
+    done = job.wait(15)
+    # Open MPI's kills agents soon after: by then all have said that they have saved.
+    assert (done.returncode, done.stderr) == (STOPPED, AS_ASKED)
+
+
+def test_who_saves_for_too_long_after_ctrl_c_is_named(start_launch: Any) -> None:
+    slow = LOOP.replace("0.2 * comm.rank", "20 * comm.rank")
+    job = start_launch(slow, options=("--grace", "1"))
+    job.process.send_signal(signal.SIGINT)
+    done = job.wait(15)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1].startswith("ddp-launch: rank 1 was ended before all had saved")
+
+
+def test_a_crash_among_those_that_stop_is_a_failure(start_launch: Any) -> None:
+    crash = LOOP.replace("report(stopped=7)", "if comm.rank == 1: raise ValueError('disk')\n")
+    job = start_launch(crash)
+    os.kill(rank_pids(job)[0], signal.SIGTERM)
+    done = job.wait(15)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("raised ValueError: disk")
+    assert "exit" not in done.stderr.replace("sys.exit", "")  # who had stopped is not among the failures
+
+
+@pytest.mark.parametrize(
+    ("other", "code", "says"),
+    [
+        # It is asked in turn after --grace, and stops then.
+        ("signal.signal(15, lambda *a: sys.exit(75))", STOPPED, "stopped as asked, state saved"),
+        ("signal.signal(15, signal.SIG_IGN)", 1, "rank 1 went on for 1.0 s after the others had stopped as asked"),
+    ],
+)
+def test_who_has_not_agreed_has_a_limit(ddp_launch: Any, tmp_path: Path, other: str, code: int, says: str) -> None:
+    start = time.monotonic()
+    there = tmp_path / "there"
+    agrees = f"if rank == 0:\n    while not os.path.exists({str(there)!r}): time.sleep(0.01)\n    sys.exit(75)\n"
+    done = ddp_launch(f"{agrees}{other}\nopen({str(there)!r}, 'w')\ntime.sleep(60)", options=("--grace", "0.5"))
+    assert done.returncode == code
+    assert done.stderr.startswith(f"ddp-launch: {says}")
+    assert done.stderr.count("\n") == 1
+    assert time.monotonic() - start < 8
+
+
+def test_without_the_launcher_all_leave_in_order(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys, collectives\ncomm = collectives.init(timeout=20)\ncomm.barrier()\nsys.exit(75)\n")
+    start = time.monotonic()
+    done = run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=20)
+    assert done.returncode == STOPPED
+    assert "collectives:" not in done.stderr + done.stdout
+    assert "Abort" not in done.stderr + done.stdout
+    assert time.monotonic() - start < 10

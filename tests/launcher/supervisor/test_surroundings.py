@@ -1,0 +1,178 @@
+"""What a job is started in may be odd: signals that its parent ignored, processes that it may not look at."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import linux
+from tests.conftest import ROOT
+from tests.launcher.conftest import LAUNCH
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+LIMIT = 60.0  # s
+
+# What is ignored stays so through exec.
+DEAF = [
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])",
+]
+
+
+def test_a_parent_that_ignored_its_childrens_end(run_job: Any, script: Callable[[str], str]) -> None:
+    path = script("print(signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL)")
+    done = run_job([*DEAF, *LAUNCH, "-n", "2", path], LIMIT)
+    assert (done.returncode, sorted(done.stdout.split("\n")), done.stderr) == (0, ["", "0: True", "1: True"], "")
+
+
+def test_launching_and_calling_where_childrens_ends_are_ignored(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("")
+    (tmp_path / "call.py").write_text(
+        "import launcher, os, signal\n"
+        "assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN\n"
+        "print(launcher.launch(launcher.Job(script='job.py', n=2)), launcher.run(os.getcwd))\n"
+    )
+    done = run_job([*DEAF, sys.executable, "call.py"], LIMIT, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"0 {[str(tmp_path)] * 2}\n", "")
+
+
+def test_a_process_that_may_not_be_looked_at_has_no_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, flags: int) -> Any:
+        raise PermissionError(1, os.strerror(1), path)
+
+    monkeypatch.setattr("os.open", refuse)
+    assert linux.stat_of(os.getppid()).parent == 0
+    assert linux.parents() == {}
+    assert not linux.is_above(1)
+
+
+def test_others_processes_are_hidden(run_job: Any, script: Callable[[str], str]) -> None:
+    # Nobody may look at a process that may do more: not even root at init, nor another user at that of a namespace.
+    own = [] if os.geteuid() == 0 else ["--user", "--map-root-user", "--pid", "--fork"]
+    option = "" if own else ",gid=65534"  # whose members see everything; unless named it is root's
+    hide = f'mount -t proc -o hidepid=1{option} proc /proc && setpriv --inh-caps=-all --bounding-set=-all "$@"'
+    hidden = ["unshare", *own, "--mount", "sh", "-c", hide, "sh"]
+    seen = subprocess.run([*hidden, "cat", "/proc/1/stat"], capture_output=True, text=True)
+    if "/proc/1/stat: Operation not permitted" not in seen.stderr:
+        pytest.skip(f"this system lets nobody mount a /proc that hides processes: {seen.stderr.strip()}")
+    path = script("print(subprocess.Popen(['sleep', '100'], start_new_session=True).args)")
+    done = run_job([*hidden, *LAUNCH, "-n", "2", path], LIMIT)
+    assert (done.returncode, done.stdout.count("sleep"), done.stderr) == (0, 2, "")
+
+
+NO_MORE_PROCESSES = r".+ lets this user start no more processes \(Resource temporarily unavailable; see ulimit -u\)"
+NO_LOOPBACK = r"127\.0\.0\.1 cannot be used \(.+\): is the interface lo up\? \(ip link set lo up\)"
+
+
+def as_nobody(processes: int) -> list[str]:
+    """Runs a command as a user of its own, who may read all files and have so many processes."""
+    user, files = str(100_000 + os.getpid()), "+dac_override,+dac_read_search"
+    rights = ["--clear-groups", f"--inh-caps={files}", f"--ambient-caps={files}"]
+    return ["setpriv", "--reuid", user, "--regid", user, *rights, "prlimit", f"--nproc={processes}"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("around", "ranks", "says"),
+    [
+        (as_nobody(1), 2, NO_MORE_PROCESSES),  # the reaper
+        (as_nobody(2), 1, NO_MORE_PROCESSES),  # what the reaper starts
+        (as_nobody(3), 1, NO_MORE_PROCESSES),  # the rank
+        (["unshare", "--net"], 2, NO_LOOPBACK),
+        (
+            [
+                "unshare",
+                "--net",
+                "sh",
+                "-c",
+                'ip link set lo up && ip address del 127.0.0.1/8 dev lo && exec "$@"',
+                "sh",
+            ],
+            1,
+            NO_LOOPBACK,
+        ),
+        (
+            ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"],
+            2,
+            "there is nothing in /proc, by which ranks are watched: mount -t proc proc /proc",
+        ),
+    ],
+)
+def test_a_machine_on_which_no_rank_can_run(
+    run_job: Any, tmp_path: Path, around: list[str], ranks: int, says: str
+) -> None:
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    if subprocess.run([*around, "true"], capture_output=True, env={"PATH": path}).returncode != 0:
+        pytest.skip("it takes unshare and ip to make one like that")
+    files = tmp_path / "files"
+    files.mkdir()
+    done = run_job([*around, *LAUNCH, "-n", str(ranks), "-m", "this"], LIMIT, env={"TMPDIR": str(files), "PATH": path})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"ddp-launch: {says}\n", done.stderr), done.stderr
+    assert list(files.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "what", [["--log-dir", "{}/logs"], ["--events", "{}/events"], ["--trace", "{}/trace"], ["-m", "job"]]
+)
+def test_a_working_folder_that_has_been_removed(run_job: Any, tmp_path: Path, what: list[str]) -> None:
+    (tmp_path / "job.py").write_text("print('well')\n")
+    (tmp_path / "gone").mkdir()
+    options = [word.format(tmp_path) for word in what]
+    target = [] if "-m" in options else [str(tmp_path / "job.py")]
+    line = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone")]
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    done = run_job([*line, *LAUNCH, *options, *target], LIMIT, env={"PYTHONPATH": path})
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "encoding", "name"),
+    [
+        ("--dry-run", "ascii", "hé.py".encode()),
+        ("--print-config", "ascii", "hé.py".encode()),
+        ("--dry-run", "utf-8:strict", b"h\xe9.py"),
+    ],
+)
+def test_names_that_the_output_has_no_letters_for(
+    run_job: Any, tmp_path: Path, option: str, encoding: str, name: bytes
+) -> None:
+    path = os.path.join(os.fsencode(tmp_path), name)
+    with open(path, "w"):
+        pass
+    done = run_job([*LAUNCH, option, os.fsdecode(path)], LIMIT, env={"PYTHONIOENCODING": encoding}, text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert path in done.stdout
+
+
+def test_wrong_use_that_nobody_can_be_told_of(run_job: Any) -> None:
+    with open("/dev/full", "w") as full:
+        assert run_job([*LAUNCH, "--bogus"], LIMIT, stderr=full).returncode == 2
+    assert run_job(["sh", "-c", '"$@" 2>&-', "sh", *LAUNCH, "--bogus"], LIMIT).returncode == 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not know it")
+def test_a_safe_path(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "libs").mkdir()
+    (tmp_path / "libs" / "theirs.py").write_text("value = 7\n")
+    (tmp_path / "json.py").write_text("")  # what a safe path keeps out
+    code = "import json, sys, theirs\nprint(json.dumps([theirs.value, sys.path]))\n"
+    (tmp_path / "job.py").write_text(code)
+    environ = {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{tmp_path}/libs{os.pathsep}{ROOT}"}
+    plain = run_job([sys.executable, "job.py"], LIMIT, env=environ, cwd=tmp_path)
+    assert plain.stderr == ""
+    done = run_job([*LAUNCH, "job.py"], LIMIT, env=environ, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, "")
+    plain = run_job([sys.executable, "-m", "theirs"], LIMIT, env=environ, cwd=tmp_path)
+    assert (plain.returncode, plain.stderr) == (0, "")
+    call = "import launcher, theirs; print(launcher.run(max, (1, 2), 2))"
+    done = run_job([sys.executable, "-c", call], LIMIT, env=environ, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 2]\n", "")

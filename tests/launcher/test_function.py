@@ -1,0 +1,343 @@
+"""`launcher.run`: results in rank order, a rank's exception raised here, and nothing left behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import resource
+import signal
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launcher
+from launcher import function
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Where calls have their folders; none may be left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield tmp_path
+    assert list(tmp_path.glob("ddp-run-*")) == []
+
+
+def add(a: int, b: int = 1) -> tuple[int, str, int]:
+    return rank() * a + b, os.environ["WORLD_SIZE"], os.getpid()
+
+
+def test_results_come_in_rank_order() -> None:
+    results = launcher.run(add, (10,), 3, kwargs={"b": 5})
+    assert [result[:2] for result in results] == [(5, "3"), (15, "3"), (25, "3")]
+    assert len({os.getpid(), *(pid for _, _, pid in results)}) == 4
+
+
+def total() -> Any:
+    import collectives
+
+    comm = collectives.init()
+    return comm.all_reduce(np.full(3_000_000, comm.rank + 1.0))
+
+
+def test_ranks_make_collectives_and_return_large_arrays() -> None:
+    results = launcher.run(total)
+    assert all(result.shape == (3_000_000,) and (result == 3.0).all() for result in results)
+
+
+def fail(error: Exception) -> None:
+    if rank() == 1:
+        raise error
+    time.sleep(30)
+
+
+def test_a_ranks_exception_is_raised_with_its_rank_and_traceback() -> None:
+    with pytest.raises(KeyError, match="no such key") as caught:
+        launcher.run(fail, (KeyError("no such key"),))
+    cause = caught.value.__cause__
+    assert isinstance(cause, launcher.RankError)
+    assert str(cause).startswith("rank 1 of 2:\n\nTraceback (most recent call last):\n")
+    assert "test_function.py" in str(cause)
+    assert "in fail" in str(cause)
+    assert "called.py" not in str(cause)  # nothing of ours
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == ["raised on rank 1 of 2; its own traceback is above"]
+
+
+class Particular(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def raise_particular() -> None:
+    raise Particular(1, 2)
+
+
+def test_an_exception_that_cannot_be_pickled() -> None:
+    with pytest.raises(launcher.RankError, match=r"rank 0 raised .*Particular: 1 and 2") as caught:
+        launcher.run(raise_particular, nproc=1)
+    assert "in raise_particular" in str(caught.value.__cause__)
+
+
+def be_killed() -> None:
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(30)
+
+
+def test_a_rank_that_dies_or_exits() -> None:
+    with pytest.raises(launcher.RankError, match=r"rank 1 .*was killed by SIGKILL"):
+        launcher.run(be_killed)
+    with pytest.raises(launcher.RankError, match=r"rank 0 .*exited with code 3"):
+        launcher.run(sys.exit, (3,), 1)
+    with pytest.raises(launcher.RankError, match="rank 0 ended without a result"):
+        launcher.run(sys.exit, (0,), 1)
+
+
+def test_a_time_limit() -> None:
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"longer than 0.5 s"):
+        launcher.run(time.sleep, (30,), 1, timeout=0.5)
+    assert time.monotonic() - start < 10
+
+
+def speak(word: str) -> None:
+    print(word, "to stdout")
+    print(word, "to stderr", file=sys.stderr)
+    sys.stdout.write("unfinished é")
+
+
+def test_what_ranks_print_comes_out_here(capsys: pytest.CaptureFixture[str]) -> None:
+    print("before")
+    launcher.run(speak, ("ä",))
+    print("after")
+    seen = capsys.readouterr()
+    first, *lines, last = seen.out.splitlines()
+    assert (first, last) == ("before", "after")
+    assert sorted(lines) == ["0: unfinished é", "0: ä to stdout", "1: unfinished é", "1: ä to stdout"]
+    assert sorted(seen.err.splitlines()) == ["0: ä to stderr", "1: ä to stderr"]
+
+
+def test_failures_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="bad"):
+        launcher.run(fail, (ValueError("bad"),))
+    seen = capfd.readouterr()
+    assert (seen.out, seen.err) == ("", "")
+
+
+def test_lambdas_and_closures_travel_by_cloudpickle() -> None:
+    pytest.importorskip("cloudpickle")
+    here = 7
+
+    class Local:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+    results = launcher.run(lambda x: Local(x + here + rank()), (1,))
+    assert [result.value for result in results] == [8, 9]
+    assert type(results[0]) is Local
+
+
+def test_without_cloudpickle_one_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function, "pickler", lambda: pickle)
+    with pytest.raises(launcher.UsageError, match="pip install cloudpickle"):
+        launcher.run(lambda: 1)
+    mine = type("Mine", (), {"__module__": "__main__"})
+    with pytest.raises(launcher.UsageError, match=r"Mine, which is defined in __main__, .* pip install cloudpickle"):
+        launcher.run(len, (mine(),))
+
+
+def test_a_module_needs_no_cloudpickle(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "cloudpickle.py").write_text("raise ImportError\n")
+    (tmp_path / "mine.py").write_text("def f(x):\n    return [x]\n")
+    code = "import launcher, mine; print(launcher.run(mine.f, (1,)))"
+    done = run_job([sys.executable, "-c", code], timeout=20, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("[[1], [1]]\n", "")
+    code = "import launcher\nlauncher.run(lambda: 1)"
+    done = run_job([sys.executable, "-c", code], timeout=20, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1].endswith("(and at its top level)")
+
+
+def test_wrong_use() -> None:
+    for options in ({"nproc": 0}, {"timeout": 0.0}, {"timeout": float("nan")}):
+        with pytest.raises(launcher.UsageError):
+            launcher.run(add, **options)  # type: ignore[arg-type]
+    with pytest.raises(launcher.UsageError, match="cannot be taken to the ranks"):
+        launcher.run(add, (threading.Lock(),))
+
+
+def test_from_threads_and_many_times(capfd: pytest.CaptureFixture[str]) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    results: dict[tuple[int, int], Any] = {}
+
+    def call(number: int) -> None:
+        for repetition in range(3):
+            results[number, repetition] = launcher.run(pow, (number, 2), 1)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == {(number, repetition): [number**2] for number in range(3) for repetition in range(3)}
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+SCRIPT = """
+import os, sys, time
+import launcher
+def work(seconds):
+    print("ready", flush=True)
+    time.sleep(seconds)
+    return os.environ["RANK"]
+if __name__ == "__main__":
+    try:
+        print(launcher.run(work, (float(sys.argv[1]),)))
+    except KeyboardInterrupt:
+        print("interrupted", os.listdir(os.environ["TMPDIR"]))
+"""
+
+
+def test_a_script(run_job: Any, tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run_job([sys.executable, tmp_path / "script.py", "0"], timeout=20)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["0: ready", "1: ready", "['0', '1']"]
+
+
+def wait_until_ready(job: Any) -> None:
+    for _ in range(2):
+        assert "ready" in job.process.stdout.readline()
+
+
+def test_ctrl_c_ends_the_ranks(start_job: Any, tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "tmp").mkdir()
+    job = start_job([sys.executable, tmp_path / "script.py", "30"], env={"TMPDIR": str(tmp_path / "tmp")})
+    wait_until_ready(job)
+    job.process.send_signal(signal.SIGINT)
+    done = job.wait(15)
+    assert (done.returncode, done.stdout) == (0, "interrupted []\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_caller_that_is_killed_leaves_nothing(start_job: Any, tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "tmp").mkdir()
+    job = start_job([sys.executable, tmp_path / "script.py", "30"], env={"TMPDIR": str(tmp_path / "tmp")})
+    wait_until_ready(job)
+    job.process.kill()
+    job.process.wait(5)
+    job.assert_gone(5)
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_as_in_a_notebook(run_job: Any) -> None:
+    """sys.stdout is an object without a file descriptor, the function is one of `__main__` and has no file."""
+    pytest.importorskip("cloudpickle")
+    cell = """
+        import io, os, sys, threading
+        sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+        sys.stdin = None
+        source = "def f(x):\\n    print('from', os.environ['RANK'])\\n    return x * factor\\n"
+        factor = 3
+        exec(compile(source, "<cell 1>", "exec"))
+        import launcher
+        results = []
+        thread = threading.Thread(target=lambda: results.append(launcher.run(f, (2,))))
+        thread.start(); thread.join()
+        printed = sys.stdout.getvalue()
+        assert results == [[6, 6]], results
+        assert sorted(printed.splitlines()) == ["0: from 0", "1: from 1"], printed
+    """
+    done = run_job([sys.executable, "-c", textwrap.dedent(cell)], timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+MANY = """
+import io, os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, 2 * (resource.getrlimit(resource.RLIMIT_NOFILE)[1],))
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+import launcher
+"""
+
+
+@pytest.fixture
+def many() -> str:
+    """Where so many files are open that no new one has a number below 1024, as `select` needs it."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1300:
+        pytest.skip("the hard limit of open files is too low")
+    return MANY
+
+
+def test_where_many_files_are_open(run_job: Any, many: str) -> None:
+    code = f"{many}out, sys.stdout = sys.stdout, io.StringIO()\nprint(launcher.run(max, (1, 2), 2), file=out)"
+    done = run_job([sys.executable, "-c", code], timeout=40)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 2]\n", "")
+
+
+def test_a_job_where_many_files_are_open(run_job: Any, many: str, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import os, sys\nprint('well')\nsys.exit(os.environ['DDP_ATTEMPT'] != '2')\n")
+    code = f"{many}sys.exit(launcher.launch(launcher.Job(script='job.py', n=2, max_restarts=2)))"
+    done = run_job([sys.executable, "-c", code], timeout=40, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") >= 4
+    assert "restart 2 of 2" in done.stderr
+
+
+class Unwritable(io.StringIO):
+    """Cannot be written from the moment on at which ranks speak."""
+
+    def write(self, text: str) -> int:
+        raise Particular(1, 2) if text else OSError("nothing to write")
+
+
+def test_a_stream_that_cannot_be_written_ends_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are asked, and heard no more."""
+    monkeypatch.setattr(sys, "stdout", Unwritable())
+    with pytest.raises(Particular):
+        launcher.run(speak_and_save, (str(tmp_path),), 1)
+    assert (tmp_path / "saved").exists()
+
+
+def speak_and_save(folder: str) -> None:
+    try:
+        while True:
+            print("a word", flush=True)
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        for _ in range(10):
+            print("more", flush=True)
+            time.sleep(0.02)
+        Path(folder, "saved").touch()
+
+
+def test_what_goes_on_to_fail_ends_the_ranks_and_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Poll:
+        def register(self, *args: Any) -> None:
+            raise ValueError("again and again")
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(function, "select", SimpleNamespace(poll=Poll, POLLIN=1))
+    with pytest.raises(ValueError, match="again and again"):
+        launcher.run(time.sleep, (60,), 1)

@@ -1,0 +1,224 @@
+"""GPUs and cores of a host, and who gets which of them: tables; what a rank then finds is looked at in one."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectives.world import World
+from launcher import placement
+from launcher.engines.mpich import MpichEngine
+from launcher.errors import StartError, UsageError
+from launcher.job import Job
+from launcher.network import Host
+from launcher.supervisor.environment import threads
+
+ROOT = Path(__file__).parent.parent.parent
+NODES = ["null", "nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "nvme0"]
+DRIVER = ["0000:17:00.0", "0000:65:00.0", "0000:b3:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "driver", "nodes", "found"),
+    [
+        (None, [], ["null"], []),
+        (None, DRIVER, NODES, ["0", "1", "2"]),
+        (None, [], NODES, ["0", "1", "2"]),
+        (None, DRIVER, ["null"], []),  # a container that was given none sees the driver all the same
+        (None, DRIVER, ["nvidia2", "nvidiactl"], ["0"]),  # one that was given the third calls it the first
+        ("", DRIVER, NODES, []),
+        ("-1", DRIVER, NODES, []),
+        ("NoDevFiles", DRIVER, NODES, []),
+        ("2,0", DRIVER, NODES, ["2", "0"]),
+        (" 1 , 2 ", DRIVER, NODES, ["1", "2"]),
+        ("1,-1,2", DRIVER, NODES, ["1"]),  # as CUDA reads it
+        ("1,7,2", DRIVER, NODES, ["1"]),
+        ("GPU-8a5e,MIG-77", DRIVER, NODES, ["GPU-8a5e", "MIG-77"]),
+        ("0,1", [], ["null"], []),  # there is none, whatever was asked for
+    ],
+)
+def test_visible_gpus(asked: str | None, driver: list[str], nodes: list[str], found: list[str]) -> None:
+    assert placement.parse_visible_devices(asked, driver, nodes) == found
+
+
+def test_n_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"/proc/driver/nvidia/gpus": DRIVER, "/dev": NODES}
+    monkeypatch.setattr(placement, "_names", lambda folder: there[folder])
+    assert placement.count_gpus({}) == 3
+    assert placement.count_gpus({"CUDA_VISIBLE_DEVICES": "2"}) == 1
+    with pytest.raises(UsageError, match=r"^-n gpu: CUDA_VISIBLE_DEVICES= leaves no GPU to be seen$"):
+        placement.count_gpus({"CUDA_VISIBLE_DEVICES": ""})
+    there["/dev"] = []
+    with pytest.raises(UsageError, match=r"^-n gpu: this machine has no GPU \(no /dev/nvidia0\)$"):
+        placement.count_gpus({})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_size", "share", "dealt"),
+    [
+        ([], 4, False, [[], [], [], []]),
+        (["0", "1"], 2, False, [["0"], ["1"]]),
+        (["2", "5", "7"], 2, False, [["2"], ["5"]]),
+        (["0", "1"], 5, True, [["0"], ["1"], ["0"], ["1"], ["0"]]),
+    ],
+)
+def test_each_rank_gets_its_gpu(gpus: list[str], local_size: int, share: bool, dealt: list[list[str]]) -> None:
+    assert [placement.assign_gpu(gpus, rank, local_size, share) for rank in range(local_size)] == dealt
+
+
+def test_two_ranks_on_one_gpu_are_refused() -> None:
+    with pytest.raises(
+        StartError, match=r"^3 ranks on \S+ would share 2 GPUs: start one a GPU \(-n gpu\), or share them"
+    ):
+        placement.assign_gpu(["0", "1"], 0, 3, share=False)
+    with pytest.raises(StartError, match=r"^2 ranks on \S+ would share 1 GPU: .*\(CUDA_VISIBLE_DEVICES=\)$"):
+        placement.assign_gpu(["0"], 1, 2, share=False)
+
+
+@pytest.mark.parametrize(
+    ("cores", "parts", "shares"),
+    [
+        ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
+        ([0, 4, 1, 5], 2, [[0, 4], [1, 5]]),
+        ([0, 1, 2, 3, 4], 3, [[0, 1], [2, 3], [4]]),
+        ([3], 1, [[3]]),
+        ([2, 3], 5, [[2], [3], [2], [3], [2]]),
+    ],
+)
+def test_shares_of_cores(cores: list[int], parts: int, shares: list[list[int]]) -> None:
+    assert [placement.split_cores(cores, index, parts) for index in range(parts)] == shares
+
+
+def test_threads_of_a_core_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1), 4: (0, 0), 5: (0, 1), 6: (1, 0), 7: (1, 1)}
+    monkeypatch.setattr(placement, "_topology", lambda core, name: where[core][name == "core_id"])
+    assert placement.by_topology(set(where)) == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+_STEP = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("world", "environ", "nodes", "expected"),
+    [
+        (World("none", 0, 1), {}, (1,), (0, 1, 0)),
+        (World("mpich", 2, 4, 2, 4), {}, (4,), (2, 4, 0)),
+        (World("mpich", 5, 6, 1, 2), {}, (4, 2), (1, 2, 1)),
+        (World("mpich", 5, 6, 1, 2), {}, None, (1, 2, None)),
+        (World("mpich", 5, 6), {}, None, (5, 6, None)),
+        (World("mpich", 5, 6), {**_STEP, "SLURM_STEP_TASKS_PER_NODE": "4,2"}, None, (1, 2, 1)),
+        (World("slurm", 5, 6, 1), {**_STEP, "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}, None, (1, 3, 1)),
+        # What a batch script says of itself is not about this rank.
+        (World("mpich", 0, 6, 0, 3), {**_STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None, (0, 3, None)),
+    ],
+)
+def test_place(
+    world: World, environ: dict[str, str], nodes: tuple[int, ...] | None, expected: tuple[int, int, int | None]
+) -> None:
+    assert placement.locate(world, environ, nodes) == expected
+
+
+def test_rules_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "visible_gpus", lambda environ: ["4", "6"])
+    told = placement.rules(bind=True, share=True, nodes=(1, 3))
+    found = placement.Placement(told, {}, World("mpich", 3, 4))
+    allowed = placement.by_topology(os.sched_getaffinity(0))
+    assert (found.local_rank, found.local_size, found.node) == (2, 3, 1)
+    assert found.gpus == ["4"]
+    assert found.cores == placement.split_cores(allowed, 2, 3)
+    assert found.environment({}) == {
+        "LOCAL_RANK": "2",
+        "LOCAL_WORLD_SIZE": "3",
+        "NODE_RANK": "1",
+        "GROUP_RANK": "1",
+        "CUDA_VISIBLE_DEVICES": "4",
+        "OMP_NUM_THREADS": str(max(1, len(allowed) // 3)),
+    }
+    assert "OMP_NUM_THREADS" not in found.environment({"OMP_NUM_THREADS": "7"})
+    unbound = placement.Placement(placement.rules(bind=False, share=True, nodes=None), {}, World("mpich", 0, 2, 0, 2))
+    assert (unbound.cores, unbound.node) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "text"),
+    [
+        ({"n": 4}, {}, "OMP_NUM_THREADS is 2 (8 cores / 4 ranks), unless you set it"),
+        ({"n": 9}, {}, "OMP_NUM_THREADS is 1 (8 cores / 9 ranks), unless you set it"),
+        ({"n": 4}, {"OMP_NUM_THREADS": "1"}, None),
+        ({"n": 1}, {}, None),
+        (
+            {"n": 4, "hosts": (Host("a", 2), Host("b", 2))},
+            {},
+            "OMP_NUM_THREADS is the number of each host's cores / ranks, unless you set it",
+        ),
+    ],
+)
+def test_what_is_said_of_threads(settings: dict[str, Any], environ: dict[str, str], text: str | None) -> None:
+    job = Job(module="train", **settings)
+    engine = MpichEngine("/m/mpiexec", job.size, job.hosts, tuple(host.name for host in job.hosts[1:]))
+    assert threads(job, engine, environ, 8) == text
+
+
+SAYS = """
+print([sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"], os.environ["NODE_RANK"],
+       os.environ["GROUP_RANK"], [name for name in os.environ if name.startswith("DDP_LAUNCH")]])
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is but one core to share")
+@pytest.mark.parametrize("options", [(), ("--bind",)])
+def test_a_rank_finds_its_share_of_the_cores(ddp_launch: Any, options: tuple[str, ...]) -> None:
+    done = ddp_launch(SAYS, options=options)
+    assert done.returncode == 0, done.stderr
+    allowed = os.sched_getaffinity(0)
+    found = {line[0]: ast.literal_eval(line[3:]) for line in done.stdout.splitlines()}
+    cores = [set(found[rank][0]) for rank in "01"]
+    assert cores[0] | cores[1] == allowed
+    assert (not cores[0] & cores[1]) == bool(options)
+    assert [found[rank][2:] for rank in "01"] == [["0", "0", []]] * 2
+
+
+@pytest.mark.mpi
+def test_threads_are_limited_unless_the_user_has_said_how_many(
+    ddp_launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = "print(os.environ['OMP_NUM_THREADS'])"
+    assert ddp_launch(say, env={"OMP_NUM_THREADS": "7"}).stdout.count(": 7\n") == 2
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert ddp_launch(say).stdout.count(f": {share}\n") == 2
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine on which agents find one GPU."""
+    patch = "import launcher.placement\nlauncher.placement._names = lambda folder: ['nvidia0']\n"
+    (tmp_path / "sitecustomize.py").write_text(patch)
+    return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+
+@pytest.mark.mpi
+def test_ranks_that_may_not_share_a_gpu_do_not_start(ddp_launch: Any, one_gpu: dict[str, str]) -> None:
+    done = ddp_launch("print('started')", env=one_gpu)
+    assert (done.returncode, done.stdout) == (2, "")
+    sentence = r"ddp-launch: 2 ranks on \S+ would share 1 GPU: start one a GPU \(-n gpu\), or share them .*\n"
+    assert re.fullmatch(sentence, done.stderr)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("options", [("--share-gpu",), ("--backend", "mpi")])
+def test_ranks_that_may_share_a_gpu_find_it(ddp_launch: Any, one_gpu: dict[str, str], options: tuple[str, ...]) -> None:
+    done = ddp_launch("print(os.environ['CUDA_VISIBLE_DEVICES'])", options=options, env=one_gpu)
+    assert sorted(done.stdout.splitlines()) == ["0: 0", "1: 0"], done.stderr
+
+
+@pytest.mark.mpi
+def test_who_hides_the_gpus_may_start_as_many_ranks_as_he_likes(ddp_launch: Any, one_gpu: dict[str, str]) -> None:
+    done = ddp_launch("print(os.environ['CUDA_VISIBLE_DEVICES'] == '')", env={**one_gpu, "CUDA_VISIBLE_DEVICES": ""})
+    assert sorted(done.stdout.splitlines()) == ["0: True", "1: True"], done.stderr

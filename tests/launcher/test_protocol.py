@@ -1,0 +1,113 @@
+"""The connection between agents and launcher, where the other side, its host or the network has gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from launcher.protocol import Channel, ProtocolError, is_proof, nonce, proof, to_bytes, to_text
+
+
+class Broken(socket.socket):
+    """Every use of it ends in one error."""
+
+    code = 0
+
+    def send(self, *args: Any) -> int:
+        raise OSError(self.code, "gone")
+
+    def recv(self, *args: Any) -> bytes:
+        raise OSError(self.code, "gone")
+
+
+class Deaf(socket.socket):
+    """Not of TCP."""
+
+    def setsockopt(self, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["EPIPE", "ECONNRESET", "ETIMEDOUT", "EHOSTUNREACH", "ENETUNREACH"])
+def test_whatever_ends_the_connection_the_other_side_has_gone(name: str) -> None:
+    with Broken() as sock:
+        sock.code = getattr(errno, name)
+        channel = Channel(sock, trusted=True)
+        channel.send({"ping": True})
+        assert channel.backlog == 0
+        assert channel.receive() is None
+
+
+# In a network of its own, whose only interface is switched off: nothing is acknowledged any more.
+CUT = """
+import socket, subprocess, sys, time
+from launcher.protocol import Channel
+
+def interface(state):
+    subprocess.run([sys.argv[1], "link", "set", "lo", state], check=True)
+
+def becomes(channel, cut):
+    deadline = time.monotonic() + 10
+    while (channel.unacknowledged() > 1.0) != cut:
+        assert time.monotonic() < deadline, channel.unacknowledged()
+        channel.send({"beat": 1})
+        time.sleep(0.1)
+
+interface("up")
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    # The other side takes nothing, as a launcher that is stopped: first a little room is left, then none.
+    idle, full = (Channel(socket.create_connection(listener.getsockname()), trusted=True) for _ in range(2))
+    full.send({"out": "x" * (64 << 20)})
+    assert full.backlog > 0
+    idle.send({"beat": 1})
+    time.sleep(1.5)
+    for channel in (idle, full):
+        assert channel.unacknowledged() == 0.0, channel.unacknowledged()
+    interface("down")
+    for channel in (idle, full):
+        becomes(channel, True)
+    interface("up")
+    becomes(idle, False)
+"""
+
+
+def test_what_is_sent_is_acknowledged_by_a_machine_whose_process_is_stopped_and_not_over_a_cut_network() -> None:
+    ip = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if ip is None or subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+        pytest.skip("a network of its own takes ip, and user namespaces or root")
+    done = subprocess.run([*alone, sys.executable, "-c", CUT, ip], capture_output=True, text=True, timeout=40)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_answer_that_no_bytes_can_stand_for_proves_nothing() -> None:
+    challenge = nonce()
+    assert is_proof(proof("secret", "agent", challenge), "secret", "agent", challenge)
+    for answer in ("\ud800", "é", "", None, 7):
+        assert not is_proof(answer, "secret", "agent", challenge)
+    assert proof("secret", "agent", "\ud800") != proof("secret", "agent", "")
+
+
+def test_a_stranger_is_not_listened_to_for_long() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = Channel(Deaf(fileno=ours.detach()), trusted=False)
+        line = b'{"%d":0}' + b" " * 1000 + b"\n"
+        for number in range(4):
+            theirs.sendall(line % number)
+            assert channel.receive() == [{str(number): 0}]
+        theirs.sendall(line % 4)
+        with pytest.raises(ProtocolError, match="too much before the handshake"):
+            channel.receive()
+        channel.close()
+
+
+def test_text_that_no_bytes_have_become_is_written_as_python_writes_it() -> None:
+    assert to_bytes(to_text(b"caf\xe9 \xc3\xa9")) == b"caf\xe9 \xc3\xa9"
+    assert to_bytes("bad \ud800 \u00e9") == b"bad \\ud800 \xc3\xa9"

@@ -1,0 +1,194 @@
+"""Wrong use: one clear sentence on stderr, exit code 2, and nothing has been started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli import main, parse
+from launcher.errors import UsageError
+
+FILES = {
+    "job.py": "",
+    "file": "",
+    "hosts": "a:2\nb\n",
+    "bad_hosts": "a:2\n\nb slots=many\n",
+    "no_hosts": "# none\n",
+    "syntax.toml": "[launch]\nn = \n",
+    "key.toml": '[launch]\nscirpt = "job.py"\n',
+    "dash.toml": "[launch]\nhang-timeout = 3\n",
+    "table.toml": "[lanch]\nn = 2\n",
+    "kind.toml": '[launch]\nn = "2"\n',
+    "flag.toml": "[launch]\nbind = 1\n",
+    "bool.toml": "[launch]\nn = true\n",
+    "float.toml": "[launch]\nmax_restarts = 1.5\n",
+    "list.toml": '[launch]\nranks = [0, "a"]\n',
+    "words.toml": '[launch]\nargs = "--lr 1"\n',
+    "notable.toml": "launch = 3\n",
+    "nested.toml": "[args]\nmodel.width = 3\n",
+    "both.toml": '[launch]\nmodule = "a"\nscript = "job.py"\n',
+    "hosts.toml": '[launch]\nscript = "job.py"\nhosts = "a:2"\nhostfile = "hosts"\n',
+    "latin.toml": b"[launch]\nscript = 'caf\xe9'\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: Any) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "no script to run: ddp-launch [-n N] SCRIPT ARGS... (ddp-launch --help shows more)"),
+        ("-n 2", "no script to run: "),
+        ("no_such.py", "there is no script no_such.py"),
+        (".", ". is a directory, not a Python script"),
+        # options
+        ("--grase 3 job.py", "unknown option --grase (did you mean --grace?)"),
+        ("--hang_timeout 3 job.py", "unknown option --hang_timeout (did you mean --hang-timeout?)"),
+        ("--hang-timout=3 job.py", "unknown option --hang-timout=3 (did you mean --hang-timeout?)"),
+        ("-x job.py", "unknown option -x"),
+        ("-n", "option -n needs a value"),
+        ("-m", "option -m needs a value"),
+        ("--hosts -n 2 job.py", "option --hosts needs a value"),
+        ("--help=3", "option --help takes no value"),
+        ("--bind=yes job.py", "option --bind takes no value"),
+        # numbers
+        ("-n x job.py", "-n should be a whole number of ranks, or gpu, not 'x'"),
+        ("-n 1.5 job.py", "-n should be a whole number of ranks, or gpu, not '1.5'"),
+        ("-np x job.py", "-n should be a whole number of ranks, or gpu, not 'x'"),
+        ("-np", "option -np needs a value"),
+        ("--nproc_per_node 2 job.py", "unknown option --nproc_per_node (did you mean -n N?)"),
+        ("--nproc-per-node=2 job.py", "unknown option --nproc-per-node=2 (did you mean -n N?)"),
+        ("--np 2 job.py", "unknown option --np (did you mean -n N?)"),
+        ("--nnodes 2 job.py", "unknown option --nnodes (did you mean --hosts?)"),
+        ("-n 1000001 job.py", "the number of ranks must be at most 1000000, not 1000001"),
+        ("--hosts a:600000,b:400001 job.py", "the number of ranks must be at most 1000000, not 1000001"),
+        ("-n 0 job.py", "the number of ranks must be at least 1, not 0"),
+        ("-n -3 job.py", "the number of ranks must be at least 1, not -3"),
+        ("--grace -1 job.py", "the grace must be a number of seconds, zero or more, not -1"),
+        ("--grace nan job.py", "the grace must be a number of seconds, zero or more, not nan"),
+        ("--grace soon job.py", "--grace should be a number of seconds, not 'soon'"),
+        ("--start-limit 0 job.py", "the start limit must be a number of seconds above zero, not 0"),
+        ("--timeout -1 job.py", "the time limit must be a number of seconds above zero, not -1"),
+        ("--timeout inf job.py", "the time limit must be a number of seconds above zero, not inf"),
+        ("--hang-timeout -1 job.py", "the hang time limit must be a number of seconds above zero, not -1"),
+        ("--hang-timeout of job.py", "--hang-timeout should be a number of seconds, or off, not 'of'"),
+        ("--max-restarts -1 job.py", "the number of restarts must be zero or more, not -1"),
+        ("--max-restarts many job.py", "--max-restarts should be a whole number, not 'many'"),
+        # ranks
+        ("-n 2 --ranks 0,9 job.py", "rank 9 cannot be shown: the job has 2 ranks, counted from 0"),
+        ("-n 2 --ranks -1 job.py", "rank -1 cannot be shown: the job has 2 ranks, counted from 0"),
+        ("-n 2 --ranks 0- job.py", "--ranks should be ranks, as in 0,3, not '0-'"),
+        ("-n 2 --ranks= job.py", "--ranks should be ranks, as in 0,3, not ''"),
+        ("-n 2 --debug-rank 2 job.py", "rank 2 cannot be debugged: the job has 2 ranks, counted from 0"),
+        ("-n 1 --debug-rank -1 job.py", "rank -1 cannot be debugged: the job has 1 rank, counted from 0"),
+        ("--hosts a:2 --ranks 2 job.py", "rank 2 cannot be shown: the job has 2 ranks, counted from 0"),
+        ("--hosts a:2 --min-ranks 3 job.py", "the smallest number of ranks must be from 1 to 2, not 3"),
+        ("--hosts a:2 --min-ranks 0 job.py", "the smallest number of ranks must be from 1 to 2, not 0"),
+        ("-n 4 --min-ranks 2 job.py", "the smallest number of ranks (min_ranks) needs hosts to do without"),
+        ("--ranks 1 job.py", "rank 1 cannot be shown: the job has 1 rank, counted from 0"),
+        ("--debug-rank 1 job.py", "rank 1 cannot be debugged: the job has 1 rank, counted from 0"),
+        # hosts
+        ("--hosts a:2,b -n 4 job.py", "4 ranks were asked for, and the hosts have 3 slots"),
+        ("--hosts a:b job.py", "--hosts: 'a:b' is not understood"),
+        ("--hostfile none job.py", "the hostfile none cannot be read: No such file or directory"),
+        ("--hostfile bad_hosts job.py", "bad_hosts, line 3: 'b slots=many' is not understood"),
+        ("--hostfile no_hosts job.py", "the hostfile no_hosts names no host"),
+        ("--hosts a:2 --hostfile hosts job.py", "give hosts or a hostfile, not both: hosts"),
+        # choices
+        ("--engine lam job.py", "the engine should be one of auto, mpich, openmpi, slurm, not 'lam'"),
+        ("--backend gloo job.py", "the backend should be one of auto, single, mpi, nccl, not 'gloo'"),
+        (
+            "-n gpu --hosts a:8,b:8 job.py",
+            "-n gpu counts the GPUs of this machine, not those of hosts: give every host ",
+        ),
+        # files and folders
+        ("--trace= job.py", "the trace needs a folder"),
+        ("--log-dir= job.py", "the log folder needs a name"),
+        ("--log-dir file job.py", "is not a directory"),
+        ("--log-dir file/below/it job.py", "/file is not a directory"),
+        ("--events= job.py", "the events file needs a name"),
+        ("--events . job.py", "the events file . is a directory"),
+        ("--events none/e job.py", "the events file none/e cannot be written: there is no directory "),
+        # job files
+        ("--config none.toml", "the job file none.toml cannot be read: No such file or directory"),
+        ("--config .", "the job file . cannot be read: Is a directory"),
+        ("--config syntax.toml", "syntax.toml is not valid TOML: "),
+        ("--config latin.toml", "latin.toml is not valid TOML: "),
+        ("--config key.toml", "key.toml: unknown key in [launch]: scirpt (did you mean script?)"),
+        ("--config dash.toml", "dash.toml: unknown key in [launch]: hang-timeout (did you mean hang_timeout?)"),
+        ("--config table.toml", "table.toml: unknown table lanch (did you mean launch?)"),
+        ("--config notable.toml", "notable.toml: launch should be a table: [launch]"),
+        ("--config kind.toml", "kind.toml: n should be a whole number of ranks, or gpu, not '2'"),
+        ("--config bool.toml", "bool.toml: n should be a whole number of ranks, or gpu, not True"),
+        ("--config flag.toml", "flag.toml: bind should be true or false, not 1"),
+        ("--config float.toml", "float.toml: max_restarts should be a whole number, not 1.5"),
+        ("--config list.toml", "list.toml: ranks should be ranks, as in 0,3, not [0, 'a']"),
+        ("--config words.toml", "words.toml: args should be a list of strings, not '--lr 1'"),
+        (
+            "--config nested.toml",
+            "nested.toml: model in [args] should be a string, a number, a boolean or a list",
+        ),
+        ("--config both.toml", "give a script or a module, not both: job.py and -m a"),
+        ("--config hosts.toml", "give hosts or a hostfile, not both: hosts"),
+        # --set
+        ("--set n job.py", "--set should be KEY=VALUE, as in n=4 or args.lr=0.1, not 'n'"),
+        ("--set =3 job.py", "--set should be KEY=VALUE, as in n=4 or args.lr=0.1, not '=3'"),
+        ("--set args.=3 job.py", "--set should be KEY=VALUE, as in n=4 or args.lr=0.1, not 'args.=3'"),
+        ("--set grase=3 job.py", "--set: unknown key in [launch]: grase (did you mean grace?)"),
+        ("--set lanch.n=3 job.py", "--set: unknown table lanch (did you mean launch?)"),
+        ("--set n=two job.py", "--set: n should be a whole number of ranks, or gpu, not 'two'"),
+        ("--set args.x={} job.py", "--set: x in [args] should be a string, a number, a boolean or a list of these"),
+    ],
+)
+def test_wrong_use(line: str, says: str, folder: Path, capsys: Any) -> None:
+    assert main(line.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("ddp-launch: ")
+    assert says in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--log-dir logs", "the log folder logs cannot be used: the working folder has been removed"),
+        ("--events e", "the events file e cannot be used: the working folder has been removed"),
+        ("--trace t", "the trace's folder t cannot be used: the working folder has been removed"),
+    ],
+)
+def test_a_working_folder_that_has_been_removed(
+    line: str, says: str, folder: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main([*line.split(), str(folder / "job.py")]) == 2
+    assert capsys.readouterr() == ("", f"ddp-launch: {says}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("job.py", "the script job.py cannot be read"),
+        ("--log-dir logs -m job", "cannot be used: "),
+        ("--log-dir . -m job", "cannot be written to"),
+        ("--events events -m job", "the events file events cannot be written to"),
+        ("--events file -m job", "the events file file cannot be written to"),
+    ],
+)
+def test_what_may_not_be_read_or_written(line: str, says: str, folder: Path, monkeypatch: Any) -> None:
+    # Root may everything: the system's answer is put in its place.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UsageError, match=says):
+        parse(line.split())
