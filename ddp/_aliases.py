@@ -27,7 +27,6 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.nn.parallel": ("ddp.parallel", _DDP),
     "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
     "ddp.onnx": ("", {}),  # importable where nothing is exported
-    "ddp.optim.optimizer": ("ddp.optim", {}),
     "ddp.utils": ("", {}),
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),

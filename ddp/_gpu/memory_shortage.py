@@ -102,7 +102,7 @@ def _arrays(cupy: Any) -> Iterator[tuple[int, Any]]:
             ("ddp._tensor.base", "TensorBase"),
             ("ddp._engine.leaves", "Leaf"),
             ("ddp._engine.nodes", "Node"),
-            ("ddp.optim._optimizer", "Optimizer"),
+            ("ddp.optim.optimizer", "Optimizer"),
         )
     )
     for each in gc.get_objects():

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.amp import _autocast, _scaler
+from ddp.amp import autocast_mode, grad_scaler
 
 __all__ = ["GradScaler", "autocast"]
 
 
-class autocast(_autocast.autocast):
+class autocast(autocast_mode.autocast):
     """`ddp.autocast("cuda", dtype, enabled)`."""
 
     def __init__(self, enabled: bool = True, dtype: Any = None, cache_enabled: bool = True) -> None:
         super().__init__("cuda", dtype, enabled, cache_enabled)
 
 
-class GradScaler(_scaler.GradScaler):
+class GradScaler(grad_scaler.GradScaler):
     """`ddp.amp.GradScaler("cuda", ...)`."""
 
     def __init__(

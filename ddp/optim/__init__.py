@@ -2,14 +2,14 @@
 
 from ddp import _aliases
 from ddp.optim import lr_scheduler
-from ddp.optim._adadelta import Adadelta
-from ddp.optim._adagrad import Adagrad
-from ddp.optim._adam import Adam
-from ddp.optim._adamw import AdamW
-from ddp.optim._lion import Lion
-from ddp.optim._optimizer import Optimizer
-from ddp.optim._rmsprop import RMSprop
-from ddp.optim._sgd import SGD
+from ddp.optim.adadelta import Adadelta
+from ddp.optim.adagrad import Adagrad
+from ddp.optim.adam import Adam
+from ddp.optim.adamw import AdamW
+from ddp.optim.lion import Lion
+from ddp.optim.optimizer import Optimizer
+from ddp.optim.rmsprop import RMSprop
+from ddp.optim.sgd import SGD
 
 __all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "RMSprop", "lr_scheduler"]
 

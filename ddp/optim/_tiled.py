@@ -16,7 +16,7 @@ from ddp._engine import enable_grad
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
 from ddp.optim._memory import Memory, Scratch, Tile
-from ddp.optim._optimizer import Closure, Group, Optimizer, Params
+from ddp.optim.optimizer import Closure, Group, Optimizer, Params
 
 if TYPE_CHECKING:
     from ddp.optim._launched import Launched

@@ -16,7 +16,7 @@ from ddp._tensor.interop import from_foreign
 from ddp.errors import ArgumentError, CaptureError, DtypeError, ParallelError
 from ddp.ops.cuda import clipping
 from ddp.optim import Optimizer
-from ddp.optim._optimizer import Closure, Group, Params, _adopted
+from ddp.optim.optimizer import Closure, Group, Params, copy_state
 from ddp.parallel.exchange import AllReduce, Alone
 from ddp.parallel.wrapper import DataParallel
 from ddp.parallel.zero.clipping import any_infinite, norm_dtype, scale_parts, total_norm
@@ -137,7 +137,7 @@ class ZeroOptimizer(Optimizer):
         self._announce("unscale", factor)
         return self._unscale(factor)
 
-    def unscale_there(self, scale: Any, found: Any) -> None:
+    def unscale_on_device(self, scale: Any, found: Any) -> None:
         """Divides the gradients by `scale`, for GradScaler on a GPU, where nothing waits. Collective.
 
         scale, found: (1,) float32 on the GPU; found becomes 1 where one of them, on any rank, is infinite or nan
@@ -147,7 +147,7 @@ class ZeroOptimizer(Optimizer):
         self._check_reduced("unscale_")
         if self._model._joining is not None:
             self._announce("unscale there", float(scale.get()[0]))  # waits, as the ranks without data do
-        self._unscale_there(scale, found)
+        self._unscale_on_device(scale, found)
 
     def state_dict(self) -> dict[str, Any]:
         """What `optimizer_class` over the same parameters would give, on every rank. Collective.
@@ -170,7 +170,9 @@ class ZeroOptimizer(Optimizer):
             for number, entry in state_dict["state"].items()
         }
         given = [number for group in state_dict["param_groups"] for number in group["params"]]
-        self._sharding.put_state({own: saved[theirs] for own, theirs in enumerate(given) if theirs in saved}, _adopted)
+        self._sharding.put_state(
+            {own: saved[theirs] for own, theirs in enumerate(given) if theirs in saved}, copy_state
+        )
 
     def state_pieces(self) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
         """(parameter's number, start, stop, its state there) of what this rank holds; parameters thought of as flat.
@@ -194,7 +196,7 @@ class ZeroOptimizer(Optimizer):
         Raises: StateDictError if groups are not those of this optimizer.
         """
         super().load_state_dict({"state": {}, "param_groups": param_groups})
-        self._sharding.put_pieces(lambda *piece: dict(find(*piece)), _adopted)
+        self._sharding.put_pieces(lambda *piece: dict(find(*piece)), copy_state)
 
     @errstate(all="ignore")
     def _clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
@@ -226,18 +228,18 @@ class ZeroOptimizer(Optimizer):
         self._scaled = True
         return found
 
-    def _unscale_there(self, scale: Any, found: Any) -> None:
+    def _unscale_on_device(self, scale: Any, found: Any) -> None:
         where = self._sharding.params[0].device
         with on(where):
             clipping.unscale(where.xp, self._sharding.gradients(), scale, found)
             self._comm.all_reduce(found, op="max", out=found)
         self._scaled = True
 
-    def _shadow_unscale_there(self, scale: float) -> None:
+    def _shadow_unscale_on_device(self, scale: float) -> None:
         where = self._sharding.params[0].device
         with on(where):
             self.found_inf = where.xp.zeros(1, np.float32)
-            self._unscale_there(where.xp.full(1, scale, np.float32), self.found_inf)
+            self._unscale_on_device(where.xp.full(1, scale, np.float32), self.found_inf)
 
     def _shadow_step(self, scaled: bool) -> None:
         self._sharding.step(self.found_inf if scaled else None)
@@ -259,7 +261,7 @@ class ZeroOptimizer(Optimizer):
             "step": self._shadow_step,
             "clip": self._clip,
             "unscale": self._unscale,
-            "unscale there": self._shadow_unscale_there,
+            "unscale there": self._shadow_unscale_on_device,
         }
         calls[name](*arguments)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ddp._tensor.core import Tensor
 from ddp.optim import Optimizer
-from ddp.optim._optimizer import Group
 from ddp.optim._tiled import Tiled
+from ddp.optim.optimizer import Group
 from ddp.parallel.zero.moving import Entry, Holding
 from ddp.parallel.zero.shard import Shard
 

@@ -15,7 +15,7 @@ from ddp._device import place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.optim import Optimizer
-from ddp.optim._optimizer import Group
+from ddp.optim.optimizer import Group
 from ddp.parallel.exchange import Buckets
 from ddp.parallel.naming import naming
 from ddp.parallel.zero.moving import Entry, check, cut, join

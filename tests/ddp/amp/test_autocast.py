@@ -9,14 +9,14 @@ import pytest
 
 import ddp
 from ddp import amp, nn
-from ddp.amp._lists import LOW, SINGLE
+from ddp.amp.autocast_mode import FLOAT32_OPS, LOW_PRECISION_OPS
 from ddp.errors import ArgumentError, DtypeError
 from ddp.nn import functional as F
 from ddp.ops import OPS
 
 
 def test_every_listed_op_exists() -> None:
-    for table in (LOW, SINGLE):
+    for table in (LOW_PRECISION_OPS, FLOAT32_OPS):
         for names in table.values():
             assert names <= set(OPS), names - set(OPS)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ddp.errors import ArgumentError
 from ddp.optim._memory import Array, Tile
-from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
+from ddp.optim.optimizer import Group, Params, check, number
 
 
 class Adam(Tiled):
@@ -39,24 +39,12 @@ class Adam(Tiled):
         decoupled_weight_decay: bool = False,
     ) -> None:
         kind = type(self).__name__
-        check(kind, lr=lr, eps=eps, weight_decay=weight_decay)
+        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        check(kind, **numbers)
         check_betas(kind, betas)
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "amsgrad": amsgrad,
-                "maximize": maximize,
-                "foreach": foreach,
-                "capturable": capturable,
-                "differentiable": differentiable,
-                "fused": fused,
-                "decoupled_weight_decay": decoupled_weight_decay,
-            },
-        )
+        flags = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable}
+        variants = {"amsgrad": amsgrad, "decoupled_weight_decay": decoupled_weight_decay, "fused": fused}
+        super().__init__(params, {**numbers, "betas": betas, **variants, **flags})
 
     rule = "adam"
     states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")

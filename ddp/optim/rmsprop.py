@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddp.optim._memory import Tile
-from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
+from ddp.optim.optimizer import Group, Params, check, number
 
 
 class RMSprop(Tiled):
@@ -35,22 +35,10 @@ class RMSprop(Tiled):
         maximize: bool = False,
         differentiable: bool = False,
     ) -> None:
-        check("RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "alpha": alpha,
-                "eps": eps,
-                "centered": centered,
-                "weight_decay": weight_decay,
-                "capturable": capturable,
-                "foreach": foreach,
-                "maximize": maximize,
-                "differentiable": differentiable,
-            },
-        )
+        numbers = {"lr": lr, "momentum": momentum, "alpha": alpha, "eps": eps, "weight_decay": weight_decay}
+        check("RMSprop", **numbers)
+        flags = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable}
+        super().__init__(params, {**numbers, "centered": centered, **flags})
 
     def names(self, group: Group) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()

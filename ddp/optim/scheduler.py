@@ -15,7 +15,7 @@ import numpy as np
 
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
-from ddp.optim._optimizer import Group, Optimizer, number
+from ddp.optim.optimizer import Group, Optimizer, number
 
 
 class LRScheduler:

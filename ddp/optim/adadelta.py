@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ddp.errors import ArgumentError
 from ddp.optim._memory import Tile
-from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
+from ddp.optim.optimizer import Group, Params, check, number
 
 
 class Adadelta(Tiled):
@@ -34,22 +34,12 @@ class Adadelta(Tiled):
         maximize: bool = False,
         differentiable: bool = False,
     ) -> None:
-        check("Adadelta", lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
+        numbers = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay}
+        check("Adadelta", **numbers)
         if rho > 1:
             raise ArgumentError(f"Adadelta: rho is in [0, 1], got {rho}")
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "rho": rho,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "maximize": maximize,
-                "capturable": capturable,
-                "foreach": foreach,
-                "differentiable": differentiable,
-            },
-        )
+        flags = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable}
+        super().__init__(params, {**numbers, **flags})
 
     def names(self, group: Group) -> tuple[str, ...]:
         return ("square_avg", "acc_delta")

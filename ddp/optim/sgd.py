@@ -7,8 +7,8 @@ from typing import Any
 
 from ddp.errors import ArgumentError
 from ddp.optim._memory import Array, Tile
-from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
+from ddp.optim.optimizer import Group, Params, check, number
 
 
 class SGD(Tiled):
@@ -38,23 +38,12 @@ class SGD(Tiled):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        check("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
+        numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        check("SGD", **numbers)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ArgumentError("SGD: nesterov needs momentum, and no dampening")
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "dampening": dampening,
-                "weight_decay": weight_decay,
-                "nesterov": nesterov,
-                "maximize": maximize,
-                "foreach": foreach,
-                "differentiable": differentiable,
-                "fused": fused,
-            },
-        )
+        flags = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused}
+        super().__init__(params, {**numbers, "dampening": dampening, "nesterov": nesterov, **flags})
 
     def names(self, group: Group) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddp.optim._memory import Tile
-from ddp.optim._optimizer import Group, Params, check, number
 from ddp.optim._tiled import Tiled, Update
+from ddp.optim.optimizer import Group, Params, check, number
 
 
 class Adagrad(Tiled):
@@ -35,22 +35,16 @@ class Adagrad(Tiled):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        check("Adagrad", lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
-        check("Adagrad", initial_accumulator_value=initial_accumulator_value)
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "lr_decay": lr_decay,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "initial_accumulator_value": initial_accumulator_value,
-                "foreach": foreach,
-                "maximize": maximize,
-                "differentiable": differentiable,
-                "fused": fused,
-            },
-        )
+        numbers = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+        }
+        check("Adagrad", **numbers)
+        flags = {"maximize": maximize, "foreach": foreach, "fused": fused, "differentiable": differentiable}
+        super().__init__(params, {**numbers, **flags})
 
     def names(self, group: Group) -> tuple[str, ...]:
         return ("sum",)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.optim._adam import Adam
-from ddp.optim._optimizer import Params
+from ddp.optim.adam import Adam
+from ddp.optim.optimizer import Params
 
 
 class AdamW(Adam):
@@ -29,20 +29,9 @@ class AdamW(Adam):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            decoupled_weight_decay=True,
-        )
+        flags: dict[str, Any] = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "fused": fused}
+        flags |= {"differentiable": differentiable, "decoupled_weight_decay": True}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **flags)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -148,10 +148,10 @@ class Optimizer:
         for number, saved in state_dict["state"].items():
             p = numbered.get(number)
             state[number if p is None else p] = (
-                saved if p is None else {name: _adopted(name, value, p) for name, value in saved.items()}
+                saved if p is None else {name: copy_state(name, value, p) for name, value in saved.items()}
             )
         for group, given in zip(self.param_groups, groups, strict=True):
-            group.update({name: _copied(value) for name, value in given.items() if name != "params"})
+            group.update({name: _copy_setting(value) for name, value in given.items() if name != "params"})
         self.state = state
 
     def __repr__(self) -> str:
@@ -188,7 +188,7 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     return hooked
 
 
-def _adopted(name: str, value: Any, p: Tensor) -> Any:
+def copy_state(name: str, value: Any, p: Tensor) -> Any:
     """A copy of a state tensor that fits its parameter; anything else as it is. A count of steps stays as it is."""
     value = from_foreign(value)
     if not isinstance(value, Tensor):
@@ -200,7 +200,7 @@ def _adopted(name: str, value: Any, p: Tensor) -> Any:
     return value.detach().clone().to(device=p.device, dtype=dtype)
 
 
-def _copied(value: Any) -> Any:
+def _copy_setting(value: Any) -> Any:
     value = from_foreign(value)
     return value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
 

@@ -12,11 +12,35 @@ from ddp._engine import Leaf, Node, ReusableNode, Version, lanes, modes
 from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import bfloat16, float16, float32, is_float, parse
-from ddp.amp._lists import KEPT, LOW, SINGLE
 from ddp.errors import ArgumentError, DtypeError
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 _DEFAULT = {"cuda": float16, "cpu": bfloat16}
+
+
+def _ops(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# Which ops compute in 16 bits under autocast, and which in float32: PyTorch's lists, in our ops' names. The others
+# compute in the dtype that their inputs have, or are promoted to. PyTorch's lists differ between devices, so these do.
+# Source: PyTorch 2.13, documentation of `torch.amp`, "Autocast Op Reference".
+_PRODUCTS = _ops("""
+    conv2d conv_transpose2d einsum feed_forward gru linear linear_act lstm matmul prelu rnn
+    scaled_dot_product_attention
+""")
+_LOSSES = _ops("""
+    binary_cross_entropy cross_entropy huber_loss kl_div l1_loss mse_loss nll_loss smooth_l1_loss
+    soft_cross_entropy
+""")
+_PRECISE = _ops("""
+    acos asin cosh cumprod cumsum erfinv exp expm1 group_norm layer_norm log log10 log1p log2 log_softmax
+    logsumexp pow prod reciprocal rms_norm rsqrt sinh softmax softplus sum tan vector_norm
+""")
+LOW_PRECISION_OPS = {"cuda": _PRODUCTS, "cpu": _PRODUCTS}
+FLOAT32_OPS = {"cuda": _LOSSES | _PRECISE, "cpu": _LOSSES | {"prod"}}
+#: Of those on GPUs: what has a kernel that reads 16 bits, computes in float32, and can give a float32 result.
+_READS_16_BITS = frozenset({"cross_entropy"})
 
 
 class autocast:
@@ -48,11 +72,11 @@ class autocast:
     def __enter__(self) -> autocast:
         state = modes.state
         self._before.append(state.autocast)
-        others = dict(state.autocast.rules) if isinstance(state.autocast, _Casting) else {}
+        others = dict(state.autocast.rules) if isinstance(state.autocast, _CastRules) else {}
         others.pop(self.device, None)
         if self.enabled:
             others[self.device] = self.dtype
-        state.autocast = _Casting(others, self.cache_enabled) if others else None
+        state.autocast = _CastRules(others, self.cache_enabled) if others else None
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -69,10 +93,10 @@ class autocast:
 
 def is_autocast_enabled(device_type: str = "cuda") -> bool:
     """Whether ops on this type of device are cast in this thread."""
-    return isinstance(modes.state.autocast, _Casting) and device_type in modes.state.autocast.rules
+    return isinstance(modes.state.autocast, _CastRules) and device_type in modes.state.autocast.rules
 
 
-class _Casting:
+class _CastRules:
     """What `apply` asks for the inputs of an op. rules: the 16-bit dtype for each device type."""
 
     def __init__(self, rules: dict[str, np.dtype[Any]], caches: bool) -> None:
@@ -86,12 +110,12 @@ class _Casting:
         low = self.rules.get(first.device.type)
         if low is None:
             return inputs
-        if op.name in LOW[first.device.type]:
-            return [self._lowered(x, low) if isinstance(x, TensorBase) else x for x in inputs]
-        if op.name in SINGLE[first.device.type]:
+        if op.name in LOW_PRECISION_OPS[first.device.type]:
+            return [self._to_low(x, low) if isinstance(x, TensorBase) else x for x in inputs]
+        if op.name in FLOAT32_OPS[first.device.type]:
             if self.spares(op, first):
                 return inputs
-            return [_raised(x) if isinstance(x, TensorBase) else x for x in inputs]
+            return [_to_float32(x) if isinstance(x, TensorBase) else x for x in inputs]
         return inputs
 
     def spares(self, op: Any, x: TensorBase) -> bool:
@@ -100,9 +124,14 @@ class _Casting:
         Its kernel computes in float32; a copy of the logits of a large vocabulary would take longer than the loss.
         """
         where = x.device.type
-        return where == "cuda" and where in self.rules and op.name in KEPT and x.array.dtype in (float16, bfloat16)
+        return (
+            where == "cuda"
+            and where in self.rules
+            and op.name in _READS_16_BITS
+            and x.array.dtype in (float16, bfloat16)
+        )
 
-    def _lowered(self, x: TensorBase, low: np.dtype[Any]) -> TensorBase:
+    def _to_low(self, x: TensorBase, low: np.dtype[Any]) -> TensorBase:
         if x.array.dtype == low or x.array.dtype not in (float32, float16, bfloat16):
             return x  # float64 and integers are left alone
         end = x.edge
@@ -110,11 +139,11 @@ class _Casting:
             return convert(x, low)
         found = self.cache.get(end)
         if found is None or found[0] is not x.version or found[1] != x.version.count:
-            found = self.cache[end] = (x.version, x.version.count, _shared(x, low))
+            found = self.cache[end] = (x.version, x.version.count, _cast_leaf(x, low))
         return found[2]
 
 
-def _shared(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
+def _cast_leaf(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
     """`x` in 16 bits, for all graphs that will ask for it."""
     state = modes.state
     # Of no checkpointed region: another run of it finds this one made. But of the stream that it is made on.
@@ -128,6 +157,6 @@ def _shared(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
     return result
 
 
-def _raised(x: TensorBase) -> TensorBase:
+def _to_float32(x: TensorBase) -> TensorBase:
     dtype = x.array.dtype
     return convert(x, float32) if is_float(dtype) and dtype in (float16, bfloat16) else x

@@ -8,13 +8,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddp._device import capturing, device, on
+from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.interop import scalar_tensor
-from ddp.amp._there import ScaleThere
-from ddp.errors import ArgumentError, GraphError
+from ddp.errors import ArgumentError, CaptureError, GraphError
+from ddp.ops.cuda import clipping
+
+Array = Any
+_MOST_OPTIMIZERS = 16  # optimizers between two updates
 
 
-class Optimizer(Protocol):
+class ScalableOptimizer(Protocol):
     """What a scaler asks of an optimizer."""
 
     param_groups: list[dict[str, Any]]
@@ -37,9 +41,9 @@ class GradScaler:
 
     Under DataParallel every rank has the same gradients, so all leave out the same steps.
 
-    On a GPU the scale lies there from the first loss on, and nothing waits: the optimizers of `ddp.optim`, and
-    ZeroOptimizer over them, leave a step out on the GPU itself. The host waits in `get_scale` and `state_dict`, and in
-    `step` of an optimizer of your own, or of one with parameters on several devices.
+    On a GPU the scale is in device memory from the first loss on, and the host never waits: the optimizers of
+    `ddp.optim`, and ZeroOptimizer over them, leave a step out on the GPU itself. The host waits in `get_scale` and
+    `state_dict`, and in `step` of an optimizer of your own, or of one with parameters on several devices.
 
     Raises: ArgumentError for factors on the wrong side of 1. Source: Micikevicius et al. 2018, arXiv:1710.03740.
     """
@@ -67,7 +71,7 @@ class GradScaler:
         self._enabled = enabled
         # By optimizer: whether its gradients, unscaled, are not all finite; a float32 on the GPU where the scale is.
         self._found: dict[int, Any] = {}
-        self._there: ScaleThere | None = None  # the scale counts there, from the first loss on a GPU on
+        self._device_scale: _DeviceScale | None = None  # the scale that counts, from the first loss on a GPU on
         self._stepped: set[int] = set()
 
     def scale(self, outputs: Any) -> Any:
@@ -77,12 +81,14 @@ class GradScaler:
         if isinstance(outputs, list | tuple):
             return type(outputs)([self.scale(each) for each in outputs])
         # By a tensor of float32: as a float16, the first scale would be infinite.
-        there = self._on(outputs.device)
-        if there is None:
+        device_scale = self._on(outputs.device)
+        if device_scale is None:
             return outputs * scalar_tensor(self.get_scale(), dtype="float32", device=outputs.device)
-        return outputs * (there.scale if there.where is outputs.device else there.scale.to(outputs.device))
+        return outputs * (
+            device_scale.scale if device_scale.where is outputs.device else device_scale.scale.to(outputs.device)
+        )
 
-    def unscale_(self, optimizer: Optimizer) -> None:
+    def unscale_(self, optimizer: ScalableOptimizer) -> None:
         """Divides the gradients of the optimizer's parameters by the scale, once between updates.
 
         Raises: GraphError the second time.
@@ -92,20 +98,20 @@ class GradScaler:
         if id(optimizer) in self._found:
             raise GraphError("unscale_: these gradients are unscaled already; update() comes first")
         where = _device_of(optimizer)
-        there = None if where is None else self._on(where)
-        if there is not None and there.where is where:
-            found = there.take()
-            if hasattr(optimizer, "unscale_there"):  # of one that holds gradients in parts
-                there.unscale_parts(optimizer, found)
+        device_scale = None if where is None else self._on(where)
+        if device_scale is not None and device_scale.where is where:
+            found = device_scale.take()
+            if hasattr(optimizer, "unscale_on_device"):  # of one that holds gradients in parts
+                device_scale.unscale_parts(optimizer, found)
             else:
-                there.unscale(_gradients(optimizer), found)
+                device_scale.unscale(_gradients(optimizer), found)
             self._found[id(optimizer)] = found
             return
         own = getattr(optimizer, "unscale_gradients", None)
         factor = 1 / self.get_scale()
         self._found[id(optimizer)] = _unscale(optimizer, factor) if own is None else own(factor)
 
-    def step(self, optimizer: Optimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, optimizer: ScalableOptimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
         """optimizer.step(), unless a gradient is infinite or nan; unscales first where that has not been done.
 
         Raises: ArgumentError for a closure, which would need scaling of its own; GraphError the second time.
@@ -136,17 +142,17 @@ class GradScaler:
         """
         if not self._enabled:
             return
-        there = self._there
+        device_scale = self._device_scale
         if new_scale is not None:
-            if there is None:
+            if device_scale is None:
                 self._scale = float(new_scale)
             else:
-                there.set(new_scale)
+                device_scale.set(new_scale)
         elif not self._found:
             raise GraphError("update: no step() or unscale_() since the last one")
-        elif there is not None:
+        elif device_scale is not None:
             waited = any(found for found in self._found.values() if isinstance(found, bool))
-            there.adapt(waited, *self._rule())
+            device_scale.adapt(waited, *self._rule())
             if capturing.now is not None:
                 capturing.now.fix(self._rule)
         elif any(self._found.values()):
@@ -164,7 +170,7 @@ class GradScaler:
         """The factor now; 1 if not enabled. Waits for a GPU that it is on."""
         if not self._enabled:
             return 1.0
-        return self._scale if self._there is None else self._there.read()[0]
+        return self._scale if self._device_scale is None else self._device_scale.read()[0]
 
     def get_growth_factor(self) -> float:
         """What the scale is multiplied by after enough good steps."""
@@ -186,7 +192,7 @@ class GradScaler:
         """The scale, its settings and the count of good steps; empty if not enabled. Waits for a GPU that it is on."""
         if not self._enabled:
             return {}
-        scale, good_steps = (self._scale, self._good_steps) if self._there is None else self._there.read()
+        scale, good_steps = (self._scale, self._good_steps) if self._device_scale is None else self._device_scale.read()
         return {
             "scale": scale,
             "growth_factor": self._growth_factor,
@@ -206,28 +212,28 @@ class GradScaler:
         self._backoff_factor = state_dict["backoff_factor"]
         self._growth_interval = state_dict["growth_interval"]
         self._good_steps = state_dict["_growth_tracker"]
-        if self._there is not None:
-            self._there.set(self._scale)
-            self._there.set_good_steps(self._good_steps)
+        if self._device_scale is not None:
+            self._device_scale.set(self._scale)
+            self._device_scale.set_good_steps(self._good_steps)
 
     def _rule(self) -> tuple[float, float, int]:
         return self._growth_factor, self._backoff_factor, self._growth_interval
 
-    def _on(self, where: device) -> ScaleThere | None:
+    def _on(self, where: device) -> _DeviceScale | None:
         """The scale on a GPU: on the first one that it is asked for. None on the CPU, while it has been on none."""
-        if self._there is None and where.xp is not np:
-            self._there = ScaleThere(where, self._scale, self._good_steps)
-        return self._there if where.xp is not np else None
+        if self._device_scale is None and where.xp is not np:
+            self._device_scale = _DeviceScale(where, self._scale, self._good_steps)
+        return self._device_scale if where.xp is not np else None
 
 
-def _device_of(optimizer: Optimizer) -> device | None:
+def _device_of(optimizer: ScalableOptimizer) -> device | None:
     """The device of all its parameters, if they are on one."""
     devices = {p.device for group in optimizer.param_groups for p in group["params"]}
     return devices.pop() if len(devices) == 1 else None
 
 
-def _gradients(optimizer: Optimizer) -> list[Any]:
-    """The gradients that are there, as arrays, about to change."""
+def _gradients(optimizer: ScalableOptimizer) -> list[Any]:
+    """The gradients that exist, as arrays that are about to change."""
     found = []
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -238,7 +244,7 @@ def _gradients(optimizer: Optimizer) -> list[Any]:
     return found
 
 
-def _unscale(optimizer: Optimizer, factor: float) -> bool:
+def _unscale(optimizer: ScalableOptimizer, factor: float) -> bool:
     """Multiplies the gradients by `factor`; whether one of them is infinite or nan."""
     found = False
     for group in optimizer.param_groups:
@@ -252,3 +258,69 @@ def _unscale(optimizer: Optimizer, factor: float) -> bool:
                 found = found or not bool(xp.isfinite(g.max()) and xp.isfinite(g.min()))
                 g *= factor
     return found
+
+
+class _DeviceScale:
+    """The scale, the count of good steps, and what was found in the gradients of each optimizer; all on `where`.
+
+    scale: a 0-d float32 tensor
+    """
+
+    def __init__(self, where: device, scale: float, good_steps: int) -> None:
+        if capturing.now is not None:
+            raise CaptureError(
+                "GradScaler: a scale begun within a capture would begin anew with every replay: scale a loss before"
+            )
+        self.where, xp = where, where.xp
+        with on(where):
+            self._scale = xp.full(1, scale, np.float32)
+            self._good = xp.full(1, good_steps, np.int32)
+            self._found_infs = xp.zeros(_MOST_OPTIMIZERS, np.float32)
+        self.scale: Tensor = wrap(self._scale.reshape(()), where)
+        self._used = 0
+
+    def take(self) -> Array:
+        """(1,) float32, zero: where it is noted that an optimizer's gradients are not finite.
+
+        Raises: ArgumentError for more optimizers than device_scale is room for.
+        """
+        if self._used == _MOST_OPTIMIZERS:
+            raise ArgumentError(f"GradScaler: at most {_MOST_OPTIMIZERS} optimizers between two updates")
+        self._used += 1
+        return self._found_infs[self._used - 1 : self._used]
+
+    def unscale(self, gradients: list[Array], found: Array) -> None:
+        """Divides the gradients, which are all on `where`, by the scale."""
+        with on(self.where):
+            clipping.unscale(self.where.xp, gradients, self._scale, found)
+
+    def unscale_parts(self, optimizer: Any, found: Array) -> None:
+        """The same, for an optimizer that holds gradients in parts."""
+        with on(self.where):
+            optimizer.unscale_on_device(self._scale, found)
+
+    def adapt(self, found: bool, growth: float, backoff: float, interval: int) -> None:
+        """Adapts the scale to what was found since the last time. found: something was, which the host knows"""
+        with on(self.where):
+            if found:
+                self._found_infs[:1] = 1
+            clipping.adapt(self.where.xp, self._scale, self._good, self._found_infs, growth, backoff, interval)
+        self._used = 0
+        self.scale.version.count += 1
+
+    def set(self, scale: Any) -> None:
+        """Begins with another scale, a number or a tensor; what was found is forgotten."""
+        with on(self.where):
+            self._scale[...] = scale.array.reshape(1) if isinstance(scale, Tensor) else scale
+            self._found_infs[...] = 0
+        self._used = 0
+        self.scale.version.count += 1
+
+    def set_good_steps(self, count: int) -> None:
+        """How many steps were good since the scale last changed."""
+        with on(self.where):
+            self._good[...] = count
+
+    def read(self) -> tuple[float, int]:
+        """The scale, and how many steps were good since it last changed. Waits for the GPU."""
+        return float(self._scale.get()[0]), int(self._good.get()[0])

@@ -1,0 +1,688 @@
+"""Learning-rate schedules, under PyTorch's names: made around an optimizer, stepped after it.
+
+A new schedule is a subclass of `LRScheduler` with `get_lr`. Sources: Loshchilov & Hutter 2017, arXiv:1608.03983
+(cosine); Smith 2017, arXiv:1506.01186 (cyclic); Smith & Topin 2018, arXiv:1708.07120 (one cycle).
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ddp.errors import ArgumentError, DtypeError
+from ddp.optim.optimizer import Group, Optimizer, number
+from ddp.optim.scheduler import LRScheduler, per_group, set_lr
+
+__all__ = [
+    "ChainedScheduler",
+    "ConstantLR",
+    "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts",
+    "CyclicLR",
+    "ExponentialLR",
+    "LRScheduler",
+    "LambdaLR",
+    "LinearLR",
+    "MultiStepLR",
+    "MultiplicativeLR",
+    "OneCycleLR",
+    "PolynomialLR",
+    "ReduceLROnPlateau",
+    "SequentialLR",
+    "StepLR",
+]
+
+Function = Callable[[int], float]
+
+
+class _FactorLR(LRScheduler):
+    """Multiplies the rate of every group by `_step_factor` on arriving at `last_epoch`.
+
+    `_whole_factor` is the product of all factors so far, by which a jump to an epoch multiplies the base rate.
+    """
+
+    def get_lr(self) -> list[float]:
+        factor = self._step_factor()
+        return [rate * factor for rate in self._rates()]
+
+    def _closed_form(self) -> list[float]:
+        whole = self._whole_factor()
+        return [base * whole for base in self.base_lrs]
+
+    def _step_factor(self) -> float:
+        raise NotImplementedError
+
+    def _whole_factor(self) -> float:
+        raise NotImplementedError
+
+
+class StepLR(_FactorLR):
+    """The rate times gamma every `step_size` epochs."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
+        self.step_size = step_size
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def _step_factor(self) -> float:
+        return 1.0 if self.last_epoch == 0 or self.last_epoch % self.step_size else self.gamma
+
+    def _whole_factor(self) -> float:
+        return self.gamma ** (self.last_epoch // self.step_size)
+
+
+class MultiStepLR(_FactorLR):
+    """The rate times gamma at each of the epochs `milestones`; one that is named twice counts twice."""
+
+    def __init__(
+        self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:
+        self.milestones = Counter(milestones)
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def _step_factor(self) -> float:
+        return self.gamma ** self.milestones.get(self.last_epoch, 0)
+
+    def _whole_factor(self) -> float:
+        return self.gamma ** bisect_right(sorted(Counter(self.milestones).elements()), self.last_epoch)
+
+
+class ConstantLR(_FactorLR):
+    """The rate times `factor` for `total_iters` epochs, then the base rate. Raises: ArgumentError outside [0, 1]."""
+
+    def __init__(
+        self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
+    ) -> None:
+        _check_factor("ConstantLR", "factor", factor)
+        self.factor = factor
+        self.total_iters = total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def _step_factor(self) -> float:
+        if self.last_epoch == 0:
+            return self.factor
+        return 1.0 / self.factor if self.last_epoch == self.total_iters else 1.0
+
+    def _whole_factor(self) -> float:
+        return 1.0 if self.last_epoch >= self.total_iters else self.factor
+
+
+class LinearLR(_FactorLR):
+    """From `start_factor` to `end_factor` of the base rate over `total_iters` epochs, in a straight line.
+
+    Raises: ArgumentError for factors outside [0, 1], or a start of 0.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1.0 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ) -> None:
+        _check_factor("LinearLR", "start_factor", start_factor)
+        _check_factor("LinearLR", "end_factor", end_factor)
+        if start_factor == 0:
+            raise ArgumentError("LinearLR: start_factor is above 0, since the next rate is a multiple of the last")
+        self.start_factor = start_factor
+        self.end_factor = end_factor
+        self.total_iters = total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def _step_factor(self) -> float:
+        if self.last_epoch == 0:
+            return self.start_factor
+        if self._is_initial or self.last_epoch > self.total_iters:
+            return 1.0
+        rise = self.end_factor - self.start_factor
+        return 1.0 + rise / (self.total_iters * self.start_factor + (self.last_epoch - 1) * rise)
+
+    def _whole_factor(self) -> float:
+        rise = self.end_factor - self.start_factor
+        return self.start_factor + rise * min(self.total_iters, self.last_epoch) / self.total_iters
+
+
+class ExponentialLR(_FactorLR):
+    """The rate times gamma every epoch."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def _step_factor(self) -> float:
+        return 1.0 if self._is_initial else self.gamma
+
+    def _whole_factor(self) -> float:
+        return self.gamma**self.last_epoch
+
+
+class PolynomialLR(_FactorLR):
+    """(1 - epoch/total_iters)^power of the base rate, and 0 from `total_iters` on."""
+
+    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
+        self.total_iters = total_iters
+        self.power = power
+        super().__init__(optimizer, last_epoch)
+
+    def _step_factor(self) -> float:
+        if self._is_initial or self.last_epoch > self.total_iters:
+            return 1.0
+        left, before = 1.0 - self.last_epoch / self.total_iters, 1.0 - (self.last_epoch - 1) / self.total_iters
+        return (left / before) ** self.power
+
+    def _whole_factor(self) -> float:
+        return (1.0 - min(self.total_iters, self.last_epoch) / self.total_iters) ** self.power
+
+
+def _check_factor(kind: str, name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ArgumentError(f"{kind}: {name} is between 0 and 1, got {value}")
+
+
+class _FunctionLR(LRScheduler):
+    """Functions are not saved; callable objects are, by their attributes."""
+
+    def __init__(self, optimizer: Optimizer, lr_lambda: Function | list[Function], last_epoch: int = -1) -> None:
+        self._attach(optimizer)
+        self.lr_lambdas: list[Function] = per_group(type(self).__name__, optimizer, lr_lambda)
+        for function in self.lr_lambdas:
+            if not callable(function):
+                raise DtypeError(f"{type(self).__name__}: lr_lambda is a function, not {type(function).__name__}")
+        super().__init__(optimizer, last_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer and the functions; of callable objects their attributes."""
+        state = super().state_dict()
+        state["lr_lambdas"] = [
+            None if isinstance(function, types.FunctionType) else dict(function.__dict__)
+            for function in self.lr_lambdas
+        ]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what `state_dict` returned; functions stay those that were given here."""
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_lambdas"})
+        for function, attributes in zip(self.lr_lambdas, state_dict["lr_lambdas"], strict=True):
+            if attributes is not None:
+                function.__dict__.update(attributes)
+
+
+class LambdaLR(_FunctionLR):
+    """The base rate times lr_lambda(epoch). lr_lambda: a function, or one for each group."""
+
+    def get_lr(self) -> list[float]:
+        return [base * function(self.last_epoch) for function, base in zip(self.lr_lambdas, self.base_lrs, strict=True)]
+
+
+class MultiplicativeLR(_FunctionLR):
+    """The present rate times lr_lambda(epoch), from epoch 1 on. lr_lambda: a function, or one for each group."""
+
+    def get_lr(self) -> list[float]:
+        if self._is_initial:
+            return self._rates()
+        return [rate * function(self.last_epoch) for function, rate in zip(self.lr_lambdas, self._rates(), strict=True)]
+
+
+class CosineAnnealingLR(LRScheduler):
+    """eta_min + (base - eta_min) * (1 + cos(pi*epoch/T_max))/2: down in T_max epochs, up in the next, and so on."""
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        self.T_max = T_max
+        self.eta_min = eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        rates, low, epoch = self._rates(), self.eta_min, self.last_epoch
+        if self._is_initial:
+            return rates
+        if self._step_count == 1 and epoch > 0:
+            return self._closed_form()
+        if (epoch - 1 - self.T_max) % (2 * self.T_max) == 0:  # up from the bottom, where a multiple stays 0
+            rise = (1 - math.cos(math.pi / self.T_max)) / 2
+            return [rate + (base - low) * rise for rate, base in zip(rates, self.base_lrs, strict=True)]
+        factor = self._height(epoch) / self._height(epoch - 1)
+        return [factor * (rate - low) + low for rate in rates]
+
+    def _height(self, epoch: int) -> float:
+        return 1 + math.cos(math.pi * epoch / self.T_max)
+
+    def _closed_form(self) -> list[float]:
+        height = self._height(self.last_epoch)
+        return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Down along a cosine from the base rate to eta_min in T_0 epochs, and anew, each time over T_mult as many.
+
+    `step(epoch)` takes fractions, for a rate that changes inside an epoch.
+
+    Raises: ArgumentError for T_0 or T_mult that are no positive integers.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
+    ) -> None:
+        for name, value in (("T_0", T_0), ("T_mult", T_mult)):
+            if not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"CosineAnnealingWarmRestarts: {name} is a positive integer, got {value}")
+        self.T_0 = T_0
+        self.T_i = T_0
+        self.T_mult = T_mult
+        self.eta_min = eta_min
+        self.T_cur: float = last_epoch
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        height = 1 + math.cos(math.pi * self.T_cur / self.T_i)
+        return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
+
+    def step(self, epoch: float | None = None) -> None:
+        """Goes on to the next epoch, or to `epoch`: a fraction, too. Raises: ArgumentError for a negative one."""
+        if epoch is None and self.last_epoch >= 0:
+            epoch = self.last_epoch + 1
+            self.T_cur += 1
+            if self.T_cur >= self.T_i:
+                self.T_cur %= self.T_i
+                self.T_i *= self.T_mult
+        else:
+            epoch = 0 if epoch is None else epoch
+            if epoch < 0:
+                raise ArgumentError(f"CosineAnnealingWarmRestarts: epoch is not negative, got {epoch}")
+            self.T_cur, self.T_i = epoch, self.T_0
+            if self.T_mult == 1:
+                self.T_cur = epoch % self.T_0
+            else:
+                while self.T_cur >= self.T_i:
+                    self.T_cur -= self.T_i
+                    self.T_i *= self.T_mult
+        self.last_epoch = math.floor(epoch)
+        self._set(self.get_lr())
+
+    def _update_lr(self, epoch: int | None = None) -> None:
+        self.step(epoch)
+
+
+class _MomentumCycle(LRScheduler):
+    """A schedule of momentum too: of "momentum", or of the first of "betas"."""
+
+    use_beta1: bool
+
+    def _init_momentum(self, base: Any, largest: Any, begin: bool) -> None:
+        kind, optimizer = type(self).__name__, self.optimizer
+        if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
+            raise ArgumentError(f"{kind}: {type(optimizer).__name__} has no momentum to cycle: cycle_momentum=False")
+        self.use_beta1 = "betas" in optimizer.defaults
+        self.base_momentums = per_group(f"{kind}: base_momentum", optimizer, base)
+        self.max_momentums = per_group(f"{kind}: max_momentum", optimizer, largest)
+        if begin:
+            for low, high, group in zip(self.base_momentums, self.max_momentums, optimizer.param_groups, strict=True):
+                self._set_momentum(group, high)
+                group["max_momentum"], group["base_momentum"] = high, low
+
+    def _set_momentum(self, group: Group, momentum: float) -> None:
+        if self.use_beta1:
+            group["betas"] = (momentum, *group["betas"][1:])
+        else:
+            group["momentum"] = momentum
+
+
+class OneCycleLR(_MomentumCycle):
+    """Up from max_lr/div_factor to max_lr in `pct_start` of the steps, then down to the start over final_div_factor.
+
+    total_steps, or epochs * steps_per_epoch: steps of the whole schedule, one after every batch
+    three_phase: down to the start as fast as it came up, and then to the end
+    cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
+
+    Raises: ArgumentError for values out of range, and by `step` after the last step.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | list[float],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: str = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float | list[float] = 0.85,
+        max_momentum: float | list[float] = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+    ) -> None:
+        self._attach(optimizer)
+        if total_steps is None:
+            if epochs is None or steps_per_epoch is None:
+                raise ArgumentError("OneCycleLR: give total_steps, or epochs and steps_per_epoch")
+            total_steps = _check_positive("epochs", epochs) * _check_positive("steps_per_epoch", steps_per_epoch)
+        self.total_steps = _check_positive("total_steps", total_steps)
+        if not (isinstance(pct_start, float) and 0 <= pct_start <= 1):
+            raise ArgumentError(f"OneCycleLR: pct_start is a float between 0 and 1, got {pct_start}")
+        if anneal_strategy not in ("cos", "linear"):
+            raise ArgumentError(f"OneCycleLR: anneal_strategy is 'cos' or 'linear', got {anneal_strategy!r}")
+        self._anneal_func_type = anneal_strategy
+        top, last = float(pct_start * total_steps) - 1, total_steps - 1
+        # (last step, lr from, lr to, momentum from, momentum to) of each phase: names of settings of a group
+        up = (top, "initial_lr", "max_lr", "max_momentum", "base_momentum")
+        down = (last, "max_lr", "min_lr", "base_momentum", "max_momentum")
+        back = (float(2 * pct_start * total_steps) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")
+        out = (last, "initial_lr", "min_lr", "max_momentum", "max_momentum")
+        self._phases: list[Any] = [up, back, out] if three_phase else [up, down]
+        highest = per_group("OneCycleLR: max_lr", optimizer, max_lr)
+        if last_epoch == -1:
+            for group, high in zip(optimizer.param_groups, highest, strict=True):
+                group["initial_lr"] = high / div_factor
+                group["max_lr"] = high
+                group["min_lr"] = group["initial_lr"] / final_div_factor
+        self.cycle_momentum = cycle_momentum
+        if cycle_momentum:
+            self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        step = self.last_epoch
+        if step > self.total_steps:
+            raise ArgumentError(f"OneCycleLR: step {step} of {self.total_steps}")
+        start = 0.0
+        for phase in self._phases:
+            end, *names = phase
+            if step <= end or phase is self._phases[-1]:
+                break
+            start = end
+        part = (step - start) / (end - start)
+        found = []
+        for group in self.optimizer.param_groups:
+            found.append(self._between(group[names[0]], group[names[1]], part))
+            if self.cycle_momentum:
+                self._set_momentum(group, self._between(group[names[2]], group[names[3]], part))
+        return found
+
+    def _between(self, start: float, end: float, part: float) -> float:
+        if self._anneal_func_type == "linear":
+            return (end - start) * part + start
+        return end + (start - end) / 2.0 * (math.cos(math.pi * part) + 1)
+
+
+class CyclicLR(_MomentumCycle):
+    """Up from base_lr to max_lr in `step_size_up` steps, down in `step_size_down`, and again.
+
+    mode: "triangular", the same every time; "triangular2", half as high each cycle; "exp_range", gamma^step as high
+    scale_fn: another height, of the cycle (from 1 on) or, with scale_mode="iterations", of the step
+    cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
+
+    Raises: ArgumentError for another mode, or an optimizer without momentum.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        base_lr: float | list[float],
+        max_lr: float | list[float],
+        step_size_up: int = 2000,
+        step_size_down: int | None = None,
+        mode: str = "triangular",
+        gamma: float = 1.0,
+        scale_fn: Callable[[float], float] | None = None,
+        scale_mode: str = "cycle",
+        cycle_momentum: bool = True,
+        base_momentum: float = 0.8,
+        max_momentum: float = 0.9,
+        last_epoch: int = -1,
+    ) -> None:
+        self._attach(optimizer)
+        if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
+            raise ArgumentError(f"CyclicLR: mode is 'triangular', 'triangular2' or 'exp_range', got {mode!r}")
+        lowest = per_group("CyclicLR: base_lr", optimizer, base_lr)
+        if last_epoch == -1:
+            for group, low in zip(optimizer.param_groups, lowest, strict=True):
+                set_lr(group, low)
+        self.max_lrs = per_group("CyclicLR: max_lr", optimizer, max_lr)
+        down = step_size_up if step_size_down is None else step_size_down
+        self.total_size = float(step_size_up) + float(down)
+        self.step_ratio = step_size_up / self.total_size
+        self.mode = mode
+        self.gamma = gamma
+        self._scale_fn_custom = scale_fn
+        self.scale_mode = scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle"
+        self.cycle_momentum = cycle_momentum
+        if cycle_momentum:
+            self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
+        super().__init__(optimizer, last_epoch)
+        self.base_lrs = lowest
+
+    def scale_fn(self, x: float) -> float:
+        """How high the cycle, or the step, `x` goes: 1 is max_lr."""
+        if self._scale_fn_custom is not None:
+            return self._scale_fn_custom(x)
+        if self.mode == "triangular2":
+            return 1 / 2.0 ** (x - 1)
+        return self.gamma**x if self.mode == "exp_range" else 1.0
+
+    def get_lr(self) -> list[float]:
+        cycle = math.floor(1 + self.last_epoch / self.total_size)
+        x = 1.0 + self.last_epoch / self.total_size - cycle
+        part = x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
+        scale = self.scale_fn(cycle if self.scale_mode == "cycle" else self.last_epoch)
+        if self.cycle_momentum:
+            for low, high, group in zip(
+                self.base_momentums, self.max_momentums, self.optimizer.param_groups, strict=True
+            ):
+                self._set_momentum(group, high - (high - low) * part * scale)
+        return [low + (high - low) * part * scale for low, high in zip(self.base_lrs, self.max_lrs, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer and scale_fn; of a callable object its attributes."""
+        state, function = super().state_dict(), self._scale_fn_custom
+        plain = function is None or isinstance(function, types.FunctionType)
+        return {**state, "_scale_fn_custom": None if plain else dict(function.__dict__)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what `state_dict` returned; a function stays the one that was given here."""
+        attributes = state_dict["_scale_fn_custom"]
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "_scale_fn_custom"})
+        if attributes is not None and self._scale_fn_custom is not None:
+            self._scale_fn_custom.__dict__.update(attributes)
+
+
+def _check_positive(name: str, value: int) -> int:
+    if not isinstance(value, int) or value <= 0:
+        raise ArgumentError(f"OneCycleLR: {name} is a positive integer, got {value}")
+    return value
+
+
+class ReduceLROnPlateau(LRScheduler):
+    """The rate times `factor` once the metric has not improved for more than `patience` epochs.
+
+    mode: "min" if a smaller metric is better, "max" if a larger one is
+    threshold: an improvement is more than this part of the best so far, or with threshold_mode="abs" more than this
+    cooldown: epochs after a reduction in which none are counted; min_lr: the lowest rate, of all groups or of each
+    eps: a smaller change of the rate is not made
+
+    Raises: ArgumentError for a factor of 1 or more, or unknown modes.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: list[float] | float = 0,
+        eps: float = 1e-8,
+    ) -> None:
+        if factor >= 1.0:
+            raise ArgumentError(f"ReduceLROnPlateau: factor is below 1, got {factor}")
+        if mode not in ("min", "max"):
+            raise ArgumentError(f"ReduceLROnPlateau: mode is 'min' or 'max', got {mode!r}")
+        if threshold_mode not in ("rel", "abs"):
+            raise ArgumentError(f"ReduceLROnPlateau: threshold_mode is 'rel' or 'abs', got {threshold_mode!r}")
+        self._attach(optimizer)
+        self.factor = factor
+        self.default_min_lr = None if isinstance(min_lr, list | tuple) else min_lr
+        self.min_lrs = per_group("ReduceLROnPlateau: min_lr", optimizer, min_lr)
+        self.patience = patience
+        self.cooldown = cooldown
+        self.eps = eps
+        self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
+        self.last_epoch = 0
+        self.best = math.inf if mode == "min" else -math.inf
+        self.cooldown_counter = 0
+        self.num_bad_epochs = 0
+        self._last_lr = self._rates()
+
+    @property
+    def in_cooldown(self) -> bool:
+        """Whether the rate was reduced a short while ago."""
+        return self.cooldown_counter > 0
+
+    def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]  # as in PyTorch
+        """Counts one epoch with this metric: a number, or a tensor of one element."""
+        current = float(number(metrics))
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        if self._is_better(current):
+            self.best = current
+            self.num_bad_epochs = 0
+        else:
+            self.num_bad_epochs += 1
+        if self.in_cooldown:
+            self.cooldown_counter -= 1
+            self.num_bad_epochs = 0
+        if self.num_bad_epochs > self.patience:
+            self._reduce()
+            self.cooldown_counter = self.cooldown
+            self.num_bad_epochs = 0
+        self._last_lr = self._rates()
+
+    def _is_better(self, current: float) -> bool:
+        sign = 1 if self.mode == "max" else -1
+        if self.threshold_mode == "rel":
+            limit = self.best * (1 + sign * self.threshold)
+        else:
+            limit = self.best + sign * self.threshold
+        return sign * current > sign * limit
+
+    def _reduce(self) -> None:
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self.min_lrs):
+            if self.default_min_lr is None:
+                raise ArgumentError(
+                    f"ReduceLROnPlateau: {len(self.min_lrs)} lowest rates for {len(groups)} groups: a group was added, "
+                    "so add to min_lrs"
+                )
+            self.min_lrs = [self.default_min_lr] * len(groups)
+        for group, old, lowest in zip(groups, self._rates(), self.min_lrs, strict=True):
+            new = max(old * self.factor, lowest)
+            if old - new > self.eps:
+                set_lr(group, new)
+
+
+class _Composed(LRScheduler):
+    _schedulers: Sequence[LRScheduler]
+
+    def _take(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None) -> None:
+        kind = type(self).__name__
+        if not schedulers:
+            raise ArgumentError(f"{kind}: there is no schedule")
+        for position, each in enumerate(schedulers):
+            if not isinstance(each, LRScheduler):
+                raise DtypeError(f"{kind}: number {position} is {type(each).__name__}, not a schedule")
+            if isinstance(each, ReduceLROnPlateau):
+                raise ArgumentError(f"{kind}: number {position} is ReduceLROnPlateau, whose step wants a metric")
+        self._attach(optimizer or schedulers[0].optimizer)
+        for position, each in enumerate(schedulers):
+            if each.optimizer is not self.optimizer:
+                raise ArgumentError(f"{kind}: number {position}, {type(each).__name__}, is of another optimizer")
+        self._schedulers = schedulers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer; the state dict of each schedule."""
+        return {**super().state_dict(), "_schedulers": [each.state_dict() for each in self._schedulers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what `state_dict` returned."""
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "_schedulers"})
+        for each, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
+            each.load_state_dict(state)
+
+
+class SequentialLR(_Composed):
+    """The first of `schedulers` up to the first of `milestones`, then the next, from its beginning.
+
+    milestones: epochs, one fewer than schedulers
+
+    Raises: ArgumentError if the numbers do not fit, or for schedules of different optimizers.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, schedulers: list[LRScheduler], milestones: list[int], last_epoch: int = -1
+    ) -> None:
+        self._take(schedulers, optimizer)
+        if len(milestones) != len(schedulers) - 1:
+            raise ArgumentError(f"SequentialLR: {len(milestones)} milestones between {len(schedulers)} schedules")
+        self._milestones = milestones
+        self.last_epoch = last_epoch + 1
+        # Each schedule made its first step when it was made: all are taken back, and the first one's made again.
+        for group in optimizer.param_groups:
+            set_lr(group, group["initial_lr"])
+        _undo(self)
+        first = schedulers[bisect_right(milestones, 0)]
+        first._initial_step()
+        self._last_lr = first.get_last_lr()
+
+    def step(self, epoch: int | None = None) -> None:
+        """Goes on to the next epoch. Raises: ArgumentError for another one."""
+        if epoch is not None:
+            raise ArgumentError("SequentialLR: step() goes on to the next epoch, and to no other")
+        self.last_epoch += 1
+        position = bisect_right(self._milestones, self.last_epoch)
+        scheduler = self._schedulers[position]
+        if position > 0 and self._milestones[position - 1] == self.last_epoch:
+            scheduler._update_lr(0)
+        else:
+            scheduler.step()
+        self._last_lr = scheduler.get_last_lr()
+
+
+class ChainedScheduler(_Composed):
+    """All of `schedulers` at every step, each on the rate that the one before it left.
+
+    Raises: ArgumentError for none, or schedules of different optimizers.
+    """
+
+    def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:
+        self._take(schedulers, optimizer)
+        self._last_lr = self._rates()
+
+    def _initial_step(self) -> None:
+        for each in self._schedulers:
+            each._step_count = 0  # what follows is a first step once more
+        self.step()
+
+    def step(self, epoch: int | None = None) -> None:
+        """Goes on to the next epoch. Raises: ArgumentError for another one."""
+        if epoch is not None:
+            raise ArgumentError("ChainedScheduler: step() goes on to the next epoch, and to no other")
+        for each in self._schedulers:
+            each.step()
+        self._last_lr = self._rates()
+
+
+def _undo(scheduler: LRScheduler) -> None:
+    """Takes back one step of a schedule, or of all that it is made of."""
+    if isinstance(scheduler, _Composed):
+        for each in scheduler._schedulers:
+            _undo(each)
+    else:
+        scheduler.last_epoch -= 1
