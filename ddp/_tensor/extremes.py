@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ddp._tensor import results
 from ddp._tensor.base import TensorBase, apply, wrap
-from ddp._tensor.inplace import become
+from ddp._tensor.inplace import in_place
 from ddp._tensor.reductions import Dims, along, axes, axis, filled, typed
 from ddp._tensor.spelling import spelled
 from ddp._tensor.watching import placed
@@ -15,9 +15,6 @@ from ddp.ops._op import widen
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
-
-
-Self = TypeVar("Self", bound="Extremes")
 
 
 class Extremes(TensorBase):
@@ -116,13 +113,7 @@ class Extremes(TensorBase):
         """The products of all elements up to each along `dim`; of integers and bool int64."""
         return along(scan.cumprod, typed(self, dtype), dim)
 
-    def cumsum_(self: Self, dim: int, *, dtype: Any = None) -> Self:
-        """cumsum() in place."""
-        return become(self, "cumsum_", self.cumsum(dim, dtype=dtype))  # type: ignore[type-var]  # every tensor has the mixins
-
-    def cumprod_(self: Self, dim: int, *, dtype: Any = None) -> Self:
-        """cumprod() in place."""
-        return become(self, "cumprod_", self.cumprod(dim, dtype=dtype))  # type: ignore[type-var]  # every tensor has the mixins
+    cumsum_, cumprod_ = in_place(cumsum), in_place(cumprod)
 
     @spelled
     def cummax(self, dim: int) -> results.cummax:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from ddp.ops import elementwise, index
 
 Other = Any
 Self = TypeVar("Self", bound="InPlace")
+T = TypeVar("T", bound=TensorBase)
+P = ParamSpec("P")
 
 
 def followed(x: TensorBase, name: str, *operands: Other) -> bool:
@@ -169,6 +171,27 @@ def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, 
         raise refusal(name, error) from error
     x.version.count += 1
     return x
+
+
+def in_place(method: Callable[Concatenate[Any, P], Any], ufunc: str = "") -> Callable[Concatenate[T, P], T]:
+    """The method `x.NAME_()`, which writes what `x.NAME()` returns into `x`.
+
+    ufunc: the array module's function that writes straight into `x`, where autograd need not follow
+    """
+    name = f"{method.__name__}_"
+
+    def form(x: Any, *args: Any, **named: Any) -> Any:
+        array = x.array
+        if not ufunc or array.dtype.kind != "f" or followed(x, name):
+            return become(x, name, method(x, *args, **named))
+        with np.errstate(all="ignore"):
+            getattr(x._device.xp, ufunc)(array, *args, out=array, **named)
+        x.version.count += 1
+        return x
+
+    form.__name__, form.__qualname__, form.__module__ = name, f"Tensor.{name}", "ddp._tensor.core"
+    form.__doc__, cast(Any, form).__wrapped__ = f"{method.__name__}() in place. {method.__doc__}", method
+    return form
 
 
 class InPlace(TensorBase):

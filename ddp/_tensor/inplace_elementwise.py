@@ -1,200 +1,99 @@
-"""Elementwise functions that write into their tensor: `x.exp_()` is exp in the memory of x.
-
-Where autograd need not follow, the array module writes its result straight into that memory.
-"""
+"""Elementwise methods that write into their tensor, made from the out-of-place ones: `x.exp_()` of `x.exp()`."""
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from ddp._tensor.arithmetic import Other
 from ddp._tensor.base import TensorBase
-from ddp._tensor.inplace import InPlace, become, followed, update
-from ddp._tensor.inplace_logic import LogicInPlace, computed
-from ddp._tensor.watching import placed
+from ddp._tensor.calculating import Arithmetic
+from ddp._tensor.choosing import Choosing
+from ddp._tensor.comparing import Comparing
+from ddp._tensor.inplace import InPlace, become, followed, in_place, update
+from ddp._tensor.mathematics import Mathematics
 
 Self = TypeVar("Self", bound="ElementwiseInPlace")
 
 
-@placed
-def _direct(x: Self, name: str, ufunc: str) -> Self:
-    """x = x.NAME() in the memory of `x`."""
-    array = x.array
-    if array.dtype.kind != "f" or followed(x, f"{name}_"):
-        return become(x, f"{name}_", getattr(x, name)())
-    with np.errstate(all="ignore"):
-        getattr(x._device.xp, ufunc)(array, out=array)
-    x.version.count += 1
-    return x
+class ElementwiseInPlace(InPlace):
+    """Truths are 1 in the dtype of the tensor; through comparisons, logic and bits no gradient passes.
 
-
-class ElementwiseInPlace(LogicInPlace):
-    """Raises, all of them: InplaceError as `InPlace` has it; DtypeError if the result does not fit the dtype, such as
-    a floating result in a tensor of integers; ShapeError if an operand would make the tensor larger.
+    Raises, all of them: InplaceError as `InPlace` has it; DtypeError if the result does not fit the dtype, such as a
+    floating result in a tensor of integers; ShapeError if an operand would make the tensor larger.
     """
 
     __slots__ = ()
 
-    def neg_(self: Self) -> Self:
-        """-self."""
-        return _direct(self, "neg", "negative")
+    neg_ = in_place(Arithmetic.neg, "negative")
+    abs_ = in_place(Arithmetic.abs, "absolute")
+    square_ = in_place(Arithmetic.square, "square")
+    reciprocal_ = in_place(Arithmetic.reciprocal, "reciprocal")
+    floor_divide_ = in_place(Arithmetic.floor_divide)
+    remainder_ = in_place(Arithmetic.remainder)
+    fmod_ = in_place(Arithmetic.fmod)
+    lerp_ = in_place(Arithmetic.lerp)
+    addcmul_ = in_place(Arithmetic.addcmul)
+    addcdiv_ = in_place(Arithmetic.addcdiv)
+    exp_ = in_place(Mathematics.exp, "exp")
+    exp2_ = in_place(Mathematics.exp2, "exp2")
+    expm1_ = in_place(Mathematics.expm1, "expm1")
+    log_ = in_place(Mathematics.log, "log")
+    log2_ = in_place(Mathematics.log2, "log2")
+    log10_ = in_place(Mathematics.log10, "log10")
+    log1p_ = in_place(Mathematics.log1p, "log1p")
+    sqrt_ = in_place(Mathematics.sqrt, "sqrt")
+    sin_ = in_place(Mathematics.sin, "sin")
+    cos_ = in_place(Mathematics.cos, "cos")
+    tan_ = in_place(Mathematics.tan, "tan")
+    asin_ = in_place(Mathematics.asin, "arcsin")
+    acos_ = in_place(Mathematics.acos, "arccos")
+    atan_ = in_place(Mathematics.atan, "arctan")
+    sinh_ = in_place(Mathematics.sinh, "sinh")
+    cosh_ = in_place(Mathematics.cosh, "cosh")
+    tanh_ = in_place(Mathematics.tanh, "tanh")
+    asinh_ = in_place(Mathematics.asinh, "arcsinh")
+    acosh_ = in_place(Mathematics.acosh, "arccosh")
+    atanh_ = in_place(Mathematics.atanh, "arctanh")
+    floor_ = in_place(Mathematics.floor, "floor")
+    ceil_ = in_place(Mathematics.ceil, "ceil")
+    trunc_ = in_place(Mathematics.trunc, "trunc")
+    sign_ = in_place(Mathematics.sign, "sign")
+    rsqrt_ = in_place(Mathematics.rsqrt)
+    erf_ = in_place(Mathematics.erf)
+    erfc_ = in_place(Mathematics.erfc)
+    erfinv_ = in_place(Mathematics.erfinv)
+    sigmoid_ = in_place(Mathematics.sigmoid)
+    frac_ = in_place(Mathematics.frac)
+    round_ = in_place(Mathematics.round)
+    logit_ = in_place(Mathematics.logit)
+    atan2_ = in_place(Mathematics.atan2)
+    hypot_ = in_place(Mathematics.hypot)
+    xlogy_ = in_place(Mathematics.xlogy)
+    relu_ = in_place(Choosing.relu)
+    nan_to_num_ = in_place(Choosing.nan_to_num)
+    logical_not_ = in_place(Comparing.logical_not)
+    bitwise_not_ = in_place(Comparing.bitwise_not)
+    logical_and_ = in_place(Comparing.logical_and)
+    logical_or_ = in_place(Comparing.logical_or)
+    logical_xor_ = in_place(Comparing.logical_xor)
+    bitwise_and_ = in_place(Comparing.bitwise_and)
+    bitwise_or_ = in_place(Comparing.bitwise_or)
+    bitwise_xor_ = in_place(Comparing.bitwise_xor)
+    bitwise_left_shift_ = in_place(Comparing.bitwise_left_shift)
+    bitwise_right_shift_ = in_place(Comparing.bitwise_right_shift)
+    eq_ = in_place(Comparing.eq)
+    ne_ = in_place(Comparing.ne)
+    lt_ = in_place(Comparing.lt)
+    le_ = in_place(Comparing.le)
+    gt_ = in_place(Comparing.gt)
+    ge_ = in_place(Comparing.ge)
 
-    def abs_(self: Self) -> Self:
-        """The absolute value."""
-        return _direct(self, "abs", "absolute")
-
-    def square_(self: Self) -> Self:
-        """self * self."""
-        return _direct(self, "square", "square")
-
-    def exp_(self: Self) -> Self:
-        """e to the power of each element."""
-        return _direct(self, "exp", "exp")
-
-    def exp2_(self: Self) -> Self:
-        """2 to the power of each element."""
-        return _direct(self, "exp2", "exp2")
-
-    def expm1_(self: Self) -> Self:
-        """exp(self) - 1."""
-        return _direct(self, "expm1", "expm1")
-
-    def log_(self: Self) -> Self:
-        """The natural logarithm."""
-        return _direct(self, "log", "log")
-
-    def log2_(self: Self) -> Self:
-        """The logarithm to base 2."""
-        return _direct(self, "log2", "log2")
-
-    def log10_(self: Self) -> Self:
-        """The logarithm to base 10."""
-        return _direct(self, "log10", "log10")
-
-    def log1p_(self: Self) -> Self:
-        """log(1 + self)."""
-        return _direct(self, "log1p", "log1p")
-
-    def sqrt_(self: Self) -> Self:
-        """The square root."""
-        return _direct(self, "sqrt", "sqrt")
-
-    def sin_(self: Self) -> Self:
-        """The sine."""
-        return _direct(self, "sin", "sin")
-
-    def cos_(self: Self) -> Self:
-        """The cosine."""
-        return _direct(self, "cos", "cos")
-
-    def tan_(self: Self) -> Self:
-        """The tangent."""
-        return _direct(self, "tan", "tan")
-
-    def asin_(self: Self) -> Self:
-        """The inverse of the sine."""
-        return _direct(self, "asin", "arcsin")
-
-    def acos_(self: Self) -> Self:
-        """The inverse of the cosine."""
-        return _direct(self, "acos", "arccos")
-
-    def atan_(self: Self) -> Self:
-        """The inverse of the tangent."""
-        return _direct(self, "atan", "arctan")
-
-    def sinh_(self: Self) -> Self:
-        """The hyperbolic sine."""
-        return _direct(self, "sinh", "sinh")
-
-    def cosh_(self: Self) -> Self:
-        """The hyperbolic cosine."""
-        return _direct(self, "cosh", "cosh")
-
-    def tanh_(self: Self) -> Self:
-        """The hyperbolic tangent."""
-        return _direct(self, "tanh", "tanh")
-
-    def asinh_(self: Self) -> Self:
-        """The inverse of the hyperbolic sine."""
-        return _direct(self, "asinh", "arcsinh")
-
-    def acosh_(self: Self) -> Self:
-        """The inverse of the hyperbolic cosine."""
-        return _direct(self, "acosh", "arccosh")
-
-    def atanh_(self: Self) -> Self:
-        """The inverse of the hyperbolic tangent."""
-        return _direct(self, "atanh", "arctanh")
-
-    def floor_(self: Self) -> Self:
-        """The largest integer that is not larger."""
-        return _direct(self, "floor", "floor")
-
-    def ceil_(self: Self) -> Self:
-        """The smallest integer that is not smaller."""
-        return _direct(self, "ceil", "ceil")
-
-    def trunc_(self: Self) -> Self:
-        """The integer next to it towards 0."""
-        return _direct(self, "trunc", "trunc")
-
-    def sign_(self: Self) -> Self:
-        """-1, 0 or 1."""
-        return _direct(self, "sign", "sign")
-
-    def reciprocal_(self: Self) -> Self:
-        """1 / self."""
-        return _direct(self, "reciprocal", "reciprocal")
-
-    def rsqrt_(self: Self) -> Self:
-        """1 / sqrt(self)."""
-        return computed(self, "rsqrt")
-
-    def erf_(self: Self) -> Self:
-        """The error function."""
-        return computed(self, "erf")
-
-    def erfc_(self: Self) -> Self:
-        """1 - erf(self)."""
-        return computed(self, "erfc")
-
-    def erfinv_(self: Self) -> Self:
-        """The number whose erf is self."""
-        return computed(self, "erfinv")
-
-    def sigmoid_(self: Self) -> Self:
-        """1 / (1 + exp(-self))."""
-        return computed(self, "sigmoid")
-
-    def relu_(self: Self) -> Self:
-        """max(self, 0)."""
-        return computed(self, "relu")
-
-    def frac_(self: Self) -> Self:
-        """What trunc takes away."""
-        return computed(self, "frac")
-
-    negative_, absolute_ = neg_, abs_
+    negative_, absolute_, fix_, arctan2_ = neg_, abs_, trunc_, atan2_
     arcsin_, arccos_, arctan_ = asin_, acos_, atan_
     arcsinh_, arccosh_, arctanh_ = asinh_, acosh_, atanh_
-    fix_ = trunc_
+    not_equal_, less_, less_equal_, greater_, greater_equal_ = ne_, lt_, le_, gt_, ge_
+    subtract_, multiply_ = InPlace.sub_, InPlace.mul_
 
-    def round_(self: Self, *, decimals: int = 0) -> Self:
-        """The nearest number of so many decimals, of two the even one."""
-        return computed(self, "round", decimals=decimals)
-
-    def logit_(self: Self, eps: float | None = None) -> Self:
-        """log(self / (1 - self))."""
-        return computed(self, "logit", eps)
-
-    def nan_to_num_(self: Self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Self:
-        """Numbers in place of nan and infinities."""
-        return computed(self, "nan_to_num", nan, posinf, neginf)
-
-    @placed
     def clamp_(self: Self, min: Other = None, max: Other = None) -> Self:
         """self held within [min, max], numbers or tensors."""
         numbers = not (isinstance(min, TensorBase) or isinstance(max, TensorBase) or (min is None and max is None))
@@ -202,7 +101,8 @@ class ElementwiseInPlace(LogicInPlace):
             self._device.xp.clip(self.array, min, max, out=self.array)
             self.version.count += 1
             return self
-        return computed(self, "clamp", min, max)
+        x: Any = self
+        return become(self, "clamp_", x.clamp(min, max))
 
     clip_ = clamp_
 
@@ -214,13 +114,12 @@ class ElementwiseInPlace(LogicInPlace):
         """self, at most `max`."""
         return self.clamp_(max=max)
 
-    subtract_, multiply_ = InPlace.sub_, InPlace.mul_
-
     def div_(self: Self, other: Other, *, rounding_mode: str | None = None) -> Self:
         """self /= other; rounding_mode: "trunc" or "floor"."""
         if rounding_mode is None:
             return super().div_(other)
-        return computed(self, "div", other, rounding_mode=rounding_mode)
+        x: Any = self
+        return become(self, "div_", x.div(other, rounding_mode=rounding_mode))
 
     divide_ = true_divide_ = div_
 
@@ -237,40 +136,17 @@ class ElementwiseInPlace(LogicInPlace):
     def __imod__(self: Self, other: Other) -> Self:
         return self.remainder_(other)
 
-    def floor_divide_(self: Self, other: Other) -> Self:
-        """self //= other."""
-        return computed(self, "floor_divide", other)
+    def __iand__(self: Self, other: Other) -> Self:
+        return self.bitwise_and_(other)
 
-    def remainder_(self: Self, other: Other) -> Self:
-        """self %= other."""
-        return computed(self, "remainder", other)
+    def __ior__(self: Self, other: Other) -> Self:
+        return self.bitwise_or_(other)
 
-    def fmod_(self: Self, other: Other) -> Self:
-        """fmod(self, other)."""
-        return computed(self, "fmod", other)
+    def __ixor__(self: Self, other: Other) -> Self:
+        return self.bitwise_xor_(other)
 
-    def atan2_(self: Self, other: Other) -> Self:
-        """The angle of the point (other, self)."""
-        return computed(self, "atan2", other)
+    def __ilshift__(self: Self, other: Other) -> Self:
+        return self.bitwise_left_shift_(other)
 
-    arctan2_ = atan2_
-
-    def hypot_(self: Self, other: Other) -> Self:
-        """sqrt(self**2 + other**2)."""
-        return computed(self, "hypot", other)
-
-    def xlogy_(self: Self, other: Other) -> Self:
-        """self * log(other)."""
-        return computed(self, "xlogy", other)
-
-    def lerp_(self: Self, end: TensorBase, weight: Other) -> Self:
-        """self + weight*(end - self)."""
-        return computed(self, "lerp", end, weight)
-
-    def addcmul_(self: Self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Self:
-        """self + value*tensor1*tensor2."""
-        return computed(self, "addcmul", tensor1, tensor2, value=value)
-
-    def addcdiv_(self: Self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Self:
-        """self + value*tensor1/tensor2."""
-        return computed(self, "addcdiv", tensor1, tensor2, value=value)
+    def __irshift__(self: Self, other: Other) -> Self:
+        return self.bitwise_right_shift_(other)

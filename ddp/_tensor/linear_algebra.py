@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ddp._engine import modes
 from ddp._tensor.arithmetic import adopted, broadcast, required
 from ddp._tensor.base import TensorBase, apply
-from ddp._tensor.inplace import become
+from ddp._tensor.inplace import in_place
 from ddp.errors import DtypeError, ShapeError
 from ddp.ops import products
 
@@ -58,9 +58,6 @@ def _plus(name: str, base: Any, made: Any, beta: float, alpha: float) -> Tensor:
     if beta == 0:
         return made
     return made + (base if beta == 1 else base * beta)
-
-
-Self = TypeVar("Self", bound="LinearAlgebra")
 
 
 class LinearAlgebra(TensorBase):
@@ -148,21 +145,7 @@ class LinearAlgebra(TensorBase):
         """beta * self + alpha * (batch1 @ batch2), of (b, n, k) and (b, k, m)."""
         return _plus("baddbmm", self, LinearAlgebra.bmm(batch1, batch2), beta, alpha)  # type: ignore[arg-type]  # as above
 
-    def addmm_(self: Self, mat1: TensorBase, mat2: TensorBase, *, beta: float = 1, alpha: float = 1) -> Self:
-        """addmm() in place."""
-        return become(self, "addmm_", self.addmm(mat1, mat2, beta=beta, alpha=alpha))  # type: ignore[type-var]  # every tensor has the mixins
-
-    def addmv_(self: Self, mat: TensorBase, vec: TensorBase, *, beta: float = 1, alpha: float = 1) -> Self:
-        """addmv() in place."""
-        return become(self, "addmv_", self.addmv(mat, vec, beta=beta, alpha=alpha))  # type: ignore[type-var]  # every tensor has the mixins
-
-    def addr_(self: Self, vec1: TensorBase, vec2: TensorBase, *, beta: float = 1, alpha: float = 1) -> Self:
-        """addr() in place."""
-        return become(self, "addr_", self.addr(vec1, vec2, beta=beta, alpha=alpha))  # type: ignore[type-var]  # every tensor has the mixins
-
-    def baddbmm_(self: Self, batch1: TensorBase, batch2: TensorBase, *, beta: float = 1, alpha: float = 1) -> Self:
-        """baddbmm() in place."""
-        return become(self, "baddbmm_", self.baddbmm(batch1, batch2, beta=beta, alpha=alpha))  # type: ignore[type-var]  # every tensor has the mixins
+    addmm_, addmv_, addr_, baddbmm_ = in_place(addmm), in_place(addmv), in_place(addr), in_place(baddbmm)
 
 
 def _rows(shape: Sequence[int]) -> int:

@@ -8,19 +8,11 @@ if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
 
-def _text(result: Any) -> str:
-    fields = ",\n".join(f"{name}={value!r}" for name, value in zip(result._fields, result, strict=True))
-    return f"ddp.return_types.{type(result).__name__}(\n{fields})"
-
-
 class max(NamedTuple):
     """The largest elements along a dimension, and where each was found (int64)."""
 
     values: Tensor
     indices: Tensor
-
-    def __repr__(self) -> str:
-        return _text(self)
 
 
 class min(NamedTuple):
@@ -29,18 +21,12 @@ class min(NamedTuple):
     values: Tensor
     indices: Tensor
 
-    def __repr__(self) -> str:
-        return _text(self)
-
 
 class median(NamedTuple):
     """The medians along a dimension, and where each was found (int64)."""
 
     values: Tensor
     indices: Tensor
-
-    def __repr__(self) -> str:
-        return _text(self)
 
 
 class cummax(NamedTuple):
@@ -49,28 +35,12 @@ class cummax(NamedTuple):
     values: Tensor
     indices: Tensor
 
-    def __repr__(self) -> str:
-        return _text(self)
-
 
 class cummin(NamedTuple):
     """The smallest elements so far along a dimension, and the last place of each (int64)."""
 
     values: Tensor
     indices: Tensor
-
-    def __repr__(self) -> str:
-        return _text(self)
-
-
-class aminmax(NamedTuple):
-    """The smallest and the largest elements."""
-
-    min: Tensor
-    max: Tensor
-
-    def __repr__(self) -> str:
-        return _text(self)
 
 
 class sort(NamedTuple):
@@ -79,18 +49,12 @@ class sort(NamedTuple):
     values: Tensor
     indices: Tensor
 
-    def __repr__(self) -> str:
-        return _text(self)
-
 
 class topk(NamedTuple):
     """The k largest or smallest elements along a dimension, and where each was found (int64)."""
 
     values: Tensor
     indices: Tensor
-
-    def __repr__(self) -> str:
-        return _text(self)
 
 
 class kthvalue(NamedTuple):
@@ -99,5 +63,18 @@ class kthvalue(NamedTuple):
     values: Tensor
     indices: Tensor
 
-    def __repr__(self) -> str:
-        return _text(self)
+
+class aminmax(NamedTuple):
+    """The smallest and the largest elements."""
+
+    min: Tensor
+    max: Tensor
+
+
+def _text(result: Any) -> str:
+    fields = ",\n".join(f"{name}={value!r}" for name, value in zip(result._fields, result, strict=True))
+    return f"ddp.return_types.{type(result).__name__}(\n{fields})"
+
+
+for _kind in (max, min, median, cummax, cummin, sort, topk, kthvalue, aminmax):
+    setattr(_kind, "__repr__", _text)  # noqa: B010  # NamedTuples have no base that could define it
