@@ -27,7 +27,7 @@ class Mode(threading.local):
     enabled = True  # ops are recorded
     inference = False
     anomaly = False  # gradients are checked for nan as they come
-    guarded = False  # inside an op that looks after its device: see `ddp._tensor.watching`
+    guarded = False  # inside an op that looks after its device: see `ddp._tensor.device_guard`
     quiet = False  # somebody above has silenced floating-point warnings already
     observers: tuple[Callable[[Any], None], ...] = ()  # see every new node: anomaly mode, checkpointed regions
     reached: Callable[[Sequence[Any]], None] | None = None  # sees the leaves of a backward: CUDA graphs

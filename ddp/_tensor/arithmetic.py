@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,8 @@ import numpy as np
 
 from ddp._device import on, place
 from ddp._tensor.base import TensorBase, apply, borrowed, together, wrap
+from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.dtypes import SUPPORTED, get_default_dtype, is_float, promote, promote_scalar
-from ddp._tensor.watching import away, watched
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
 from ddp.ops._op import BFLOAT16, widen
@@ -114,8 +113,8 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     if isinstance(b, TensorBase) and b._device is not a._device:
         a, b = together(name, pair)
     where = a._device
-    if where.watched and away(where):
-        return watched(name, where, (a.array,), partial(compare, name, a, b, swap))
+    if where.watched and needs_guard(where):
+        return guarded_run(name, where, (a.array,), partial(compare, name, a, b, swap))
     xp = where.xp
     operands = a.array, b.array if isinstance(b, TensorBase) else b
     try:
@@ -143,7 +142,7 @@ def beside(number: Other, x: TensorBase) -> Tensor:
     if isinstance(number, bool | int | float) and isinstance(x, TensorBase):
         dtype = promote_scalar(x.array.dtype, number)
         try:
-            with on(x._device) if x._device.watched else nullcontext():
+            with on(x._device):
                 return wrap(x._device.xp.asarray(number, dtype), x._device)
         except REFUSED as error:
             raise refusal("number", error) from error

@@ -16,7 +16,7 @@ from numpy import errstate
 from ddp._device import device as Device
 from ddp._device import device_of, on, place
 from ddp._engine import Leaf, MultiOutputNode, Node, Version, modes, output_nodes
-from ddp._tensor.watching import away, watched
+from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
 from ddp.ops._op import BFLOAT16
 
@@ -119,10 +119,7 @@ class TensorBase:
             raise DtypeError(f"grad: a tensor of {self.array.dtype} was given one of {value.array.dtype}")
         if value._device is not self._device:
             raise DeviceError(f"grad: a tensor on {self._device} was given one on {value._device}")
-        if self._device.watched and away(self._device):
-            with on(self._device):
-                self.leaf.grad_buffer.set(value.array)
-        else:
+        with on(self._device):
             self.leaf.grad_buffer.set(value.array)
 
     def check_replaceable(self) -> None:
@@ -219,9 +216,9 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
         raise DtypeError(f"{op.name}: expected tensors, got {', '.join(type(x).__name__ for x in inputs)}")
     xp = where.xp
     if xp is not np:
-        if where.watched and away(where):
+        if where.watched and needs_guard(where):
             # No lambda: names that one closes over are slower in every call.
-            return watched(op.name, where, arrays, partial(apply, op, inputs, **parameters))
+            return guarded_run(op.name, where, arrays, partial(apply, op, inputs, **parameters))
         op = op.launched
     run: Any = op.widened if wide and not op.native else op
     if state.quiet or op.view or xp is not np:  # CuPy warns of no infinity
@@ -345,10 +342,7 @@ def borrowed(array: Array, *readers: Any) -> Array:
     An index, a class target or a plain array has no version that would tell of the write.
     """
     if modes.state.enabled and any(isinstance(x, TensorBase) and x.edge is not None for x in readers):
-        where = device_of(array)
-        if not where.watched:
-            return array.copy()
-        with on(where):  # CuPy copies to the current GPU
+        with on(device_of(array)):  # CuPy copies to the current GPU
             return array.copy()
     return array
 
@@ -368,8 +362,6 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
         if x.array.size != 1:
             raise ShapeError(f"backward: shape {x.array.shape} needs a gradient of that shape; sum() it first")
         where = x._device
-        if where.index is None:
-            return where.xp.ones(x.array.shape, x.array.dtype)
         with on(where):
             return where.xp.ones(x.array.shape, x.array.dtype)
     if not isinstance(gradient, TensorBase):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ddp._tensor.arithmetic import Other, aligned, compare, required
 from ddp._tensor.base import TensorBase, together, wrap
 from ddp._tensor.dtypes import bfloat16, is_float
-from ddp._tensor.watching import placed
 from ddp.errors import DtypeError
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ class Comparing(TensorBase):
     def __ge__(self, y: Other) -> Tensor:
         return compare("greater_equal", self, y)
 
-    @placed
     def __invert__(self) -> Tensor:
         if is_float(self.array.dtype):
             raise DtypeError(f"invert: expected integers or bool, got {self.array.dtype}")
@@ -112,7 +110,6 @@ class Comparing(TensorBase):
         """`xor` of the truths of both (non-zero is true), bool."""
         return required(compare("logical_xor", self, other), "logical_xor", other)
 
-    @placed
     def logical_not(self) -> Tensor:
         """Whether each element is zero, bool."""
         return wrap(self._device.xp.logical_not(self.array), self._device)
@@ -141,27 +138,22 @@ class Comparing(TensorBase):
         """self >> other, of integers; the sign stays."""
         return required(self.__rshift__(other), "bitwise_right_shift", other)
 
-    @placed
     def isnan(self) -> Tensor:
         """Whether each element is nan, bool."""
         return wrap(self._device.xp.asarray(self._device.xp.isnan(self.array)), self._device)
 
-    @placed
     def isinf(self) -> Tensor:
         """Whether each element is infinite, bool."""
         return wrap(self._device.xp.asarray(self._device.xp.isinf(self.array)), self._device)
 
-    @placed
     def isfinite(self) -> Tensor:
         """Whether each element is neither infinite nor nan, bool."""
         return wrap(self._device.xp.asarray(self._device.xp.isfinite(self.array)), self._device)
 
-    @placed
     def equal(self, other: TensorBase) -> bool:
         """Whether both have one shape and equal elements."""
         return self.array.shape == other.array.shape and bool(self.eq(other).array.all())
 
-    @placed
     def isclose(self, other: Other, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
         """Whether |self - other| <= atol + rtol*|other|, or both are equal, bool; with `equal_nan`, nan is like nan.
 
@@ -180,7 +172,6 @@ class Comparing(TensorBase):
             a, b = xp.asarray(a, "float64"), xp.asarray(b, "float64")
         return wrap(xp.asarray(xp.isclose(a, b, rtol, atol, equal_nan)), x._device)
 
-    @placed
     def allclose(self, other: Other, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
         """Whether isclose holds everywhere."""
         return bool(self.isclose(other, rtol, atol, equal_nan).array.all())

@@ -9,7 +9,6 @@ from ddp._device import CPU, device, place
 from ddp._engine import Node, Version
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float
-from ddp._tensor.watching import placed
 from ddp.errors import DtypeError, GraphError, ShapeError
 from ddp.ops import elementwise
 
@@ -66,7 +65,6 @@ class Copying(TensorBase):
     def __copy__(self: T) -> T:
         return _twin(self, self.array, "copying", self)
 
-    @placed
     def __deepcopy__(self: T, memo: dict[int, Any]) -> T:
         if id(self) in memo:
             return memo[id(self)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from typing import Any
 
 import numpy as np
 
+from ddp import _device
 from ddp._engine import Node
 from ddp._tensor import base
 from ddp._tensor.calculating import Arithmetic
@@ -17,6 +19,7 @@ from ddp._tensor.conversion import Conversion
 from ddp._tensor.copying import Copying
 from ddp._tensor.creation import Making
 from ddp._tensor.cutting import Cutting
+from ddp._tensor.device_guard import guard_methods
 from ddp._tensor.drawing import Drawing
 from ddp._tensor.dtypes import get_default_dtype
 from ddp._tensor.extremes import Extremes
@@ -37,7 +40,6 @@ from ddp._tensor.shaping import Shaping
 from ddp._tensor.sharing import Sharing
 from ddp._tensor.sizes import Size
 from ddp._tensor.sorting import Sorting
-from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops.formats import channels_last, contiguous_format, is_channels_last, memory_format
 
@@ -180,7 +182,6 @@ class Tensor(
         """Whether the dtype has negative numbers."""
         return self.array.dtype.kind not in "bu"
 
-    @placed
     def __contains__(self, element: Any) -> bool:
         if not isinstance(element, Tensor | bool | int | float):
             raise DtypeError(f"in: expected a tensor or a number, got {type(element).__name__}")
@@ -222,3 +223,14 @@ def _name_after_tensor(kind: type) -> None:
 for _kind in Tensor.__mro__[1:-1]:
     _name_after_tensor(_kind)
 base._plain.append(Tensor)
+
+# What launches without `apply`.
+_LAUNCHING = (
+    "__contains__ __deepcopy__ __invert__ all allclose any argmax argmin argsort bernoulli bernoulli_ bincount clamp_ "
+    "count_nonzero cummax cummin equal exponential_ fill_diagonal_ gather histc index_add index_add_ index_copy "
+    "index_copy_ index_fill index_fill_ index_put index_put_ index_select isclose isfinite isinf isnan item kthvalue "
+    "logical_not masked_fill masked_fill_ masked_scatter masked_scatter_ max median min multinomial nonzero normal_ "
+    "random_ repeat_interleave scatter scatter_ scatter_add scatter_add_ sort take take_along_dim tensor_split tolist "
+    "topk uniform_ unique unique_consecutive"
+)
+_device.meeting.append(functools.partial(guard_methods, Tensor, _LAUNCHING))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, see
 from ddp._tensor.reductions import axis
-from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import index, shape
 
@@ -52,7 +51,6 @@ class Cutting(TensorBase):
             return _split(self, at, (0,) * chunks)
         return self.split(-(-n // chunks), at)
 
-    @placed
     def tensor_split(self, indices_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
         """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
         at, n = _dimension(self, dim, "tensor_split")

@@ -11,6 +11,7 @@ from ddp import _device
 from ddp._device import Stream, on
 from ddp._tensor.base import TensorBase, together, wrap
 from ddp._tensor.creation import Size, Where, made
+from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.dtypes import (
     bfloat16,
     bool_,
@@ -26,7 +27,6 @@ from ddp._tensor.dtypes import (
 from ddp._tensor.inplace import followed
 from ddp._tensor.sampling import draw, origin
 from ddp._tensor.shaping import spread
-from ddp._tensor.watching import placed, placed_by_any
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.demands import demand
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Drawing")
 
 
-@placed_by_any
+@guarded_function
 def normal(
     mean: Any = 0.0,
     std: Any = 1.0,
@@ -78,7 +78,7 @@ def normal(
     return made(array, where, requires_grad)
 
 
-@placed_by_any
+@guarded_function
 def bernoulli(input: TensorBase, p: float | None = None, *, generator: Stream | None = None) -> Tensor:
     """1 with the probability that `input` (floating) gives for each element, or with `p`, else 0; outside the graph.
 
@@ -98,7 +98,7 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: Stream | 
     return wrap(xp.asarray(drawn < chance).astype(x.dtype), input._device)
 
 
-@placed_by_any
+@guarded_function
 def multinomial(
     input: TensorBase, num_samples: int, replacement: bool = False, *, generator: Stream | None = None
 ) -> Tensor:
@@ -155,7 +155,6 @@ def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
     return xp.minimum(out, sums.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)[:, None])
 
 
-@placed
 def _overwritten(x: Self, name: str, numbers: Any) -> Self:
     followed(x, name)  # raises in the name of this operation, where copy_ would in its own
     x.copy_(wrap(x._device.xp.asarray(numbers), x._device))  # type: ignore[attr-defined]  # every tensor has the mixins
@@ -167,17 +166,14 @@ class Drawing(TensorBase):
 
     __slots__ = ()
 
-    @placed
     def bernoulli(self, p: float | None = None, *, generator: Stream | None = None) -> Tensor:
         """1 with the probability of each element, or `p`, else 0: see `ddp.bernoulli`."""
         return bernoulli(self, p, generator=generator)
 
-    @placed
     def multinomial(self, num_samples: int, replacement: bool = False, *, generator: Stream | None = None) -> Tensor:
         """Categories drawn by these weights: see `ddp.multinomial`."""
         return multinomial(self, num_samples, replacement, generator=generator)
 
-    @placed
     def bernoulli_(self: Self, p: Any = 0.5, *, generator: Stream | None = None) -> Self:
         """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.
 
@@ -192,7 +188,6 @@ class Drawing(TensorBase):
         drawn = _device.generator(self._device, generator).random(self.array.shape)
         return _overwritten(self, "bernoulli_", drawn < chance)
 
-    @placed
     def exponential_(self: Self, lambd: float = 1.0, *, generator: Stream | None = None) -> Self:
         """Random numbers, exponentially distributed with rate `lambd`. Raises: ArgumentError unless it is positive."""
         if not lambd > 0:
@@ -200,7 +195,6 @@ class Drawing(TensorBase):
         drawn = _exponential(self._device.xp, _device.generator(self._device, generator), self.array.shape)
         return _overwritten(self, "exponential_", drawn / lambd)
 
-    @placed
     def random_(self: Self, low: int = 0, high: int | None = None, *, generator: Stream | None = None) -> Self:
         """Random integers in [low, high), or in [0, low) given one number; given none, as high as the dtype counts.
 

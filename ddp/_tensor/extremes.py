@@ -9,7 +9,6 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.inplace import in_place
 from ddp._tensor.reductions import Dims, along, axes, axis, filled, typed
 from ddp._tensor.spelling import spelled
-from ddp._tensor.watching import placed
 from ddp.ops import reducing, scan
 from ddp.ops._op import widen
 
@@ -86,7 +85,6 @@ class Extremes(TensorBase):
     @overload
     def median(self, dim: int, keepdim: bool = False) -> results.median: ...
     @spelled
-    @placed
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
         if dim is None:
@@ -126,7 +124,6 @@ class Extremes(TensorBase):
         return results.cummin(*_running(self, "minimum", dim))
 
 
-@placed
 def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
     filled(x, axes(x, dim, name), name)
     array, xp = widen(x.array), x._device.xp
@@ -138,7 +135,6 @@ def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
     return xp.asarray(getattr(array, name)(axis=axis(x, dim, name), keepdims=keepdim))
 
 
-@placed
 def _at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """The values of `x` at `found`, which keeps the dimension, and `found` as a tensor of its own memory."""
     if not x.array.ndim:
@@ -149,7 +145,6 @@ def _at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[
     return values, wrap(shown if values.edge is None else shown.copy(), x._device)
 
 
-@placed
 def _running(x: TensorBase, name: str, dim: int) -> tuple[Tensor, Tensor]:
     xp = x._device.xp
     at = axis(x, dim, f"cum{name[:3]}")

@@ -27,12 +27,14 @@ def function_form(method: F, *, number_first: bool = False) -> F:
     def form(*args: Any, out: Any = None, **named: Any) -> Any:
         if not args and "input" in named:
             args = (named.pop("input"),)
-        if args and not isinstance(args[0], TensorBase):
+        if not args:
+            raise TypeError(f"{name}() missing 1 required positional argument: 'input'")
+        if not isinstance(args[0], TensorBase):
             other: Any = args[1] if len(args) > 1 else named.get("other")
             if not number_first:
                 raise DtypeError(f"{name}: input is a Tensor, not {type(args[0]).__name__}")
             args = (beside(args[0], other), *args[1:])
-        result = method(*args, **named)
+        result = getattr(args[0], name)(*args[1:], **named)
         return result if out is None else _write_out(name, result, out)
 
     return cast(F, _described(form, method, "ddp._tensor.functions"))

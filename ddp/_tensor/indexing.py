@@ -9,8 +9,8 @@ import numpy as np
 
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
+from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.reductions import axis
-from ddp._tensor.watching import away, placed, watched
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import index as ops
 from ddp.ops import shape as shape_ops
@@ -225,8 +225,8 @@ class Indexing(TensorBase):
     __slots__ = ()
 
     def __getitem__(self, where: Any) -> Tensor:
-        if self._device.watched and away(self._device):
-            return cast("Tensor", watched("x[index]", self._device, (self.array,), lambda: self[where]))
+        if self._device.watched and needs_guard(self._device):
+            return cast("Tensor", guarded_run("x[index]", self._device, (self.array,), lambda: self[where]))
         try:
             view, step = index_parts(self, where)
             return read(self if view is None else read(self, view), step)
@@ -237,7 +237,6 @@ class Indexing(TensorBase):
         """Whether some element equals this number, or the tensor's element that it broadcasts to."""
         return bool((cast(Any, self) == element).any())
 
-    @placed
     def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
         """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, nowhere larger than this but along `dim`.
 
@@ -271,14 +270,12 @@ class Indexing(TensorBase):
                 shape[i] = where[i] = n if m == 1 else m
         return cast("Tensor", x.expand(shape).gather(at, _positive(index.expand(where), shape[at])))
 
-    @placed
     def take(self, index: TensorBase) -> Tensor:
         """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
         x: Any = self
         array = indices(self, index, self.array.size, "take", low=-self.array.size)
         return read(x.reshape(-1), (array,)) if array.ndim else x.reshape(-1)[int(array)]
 
-    @placed
     def index_select(self, dim: int, index: TensorBase) -> Tensor:
         """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
         at = axis(self, dim, "index_select")
@@ -298,7 +295,6 @@ class Indexing(TensorBase):
         shape = broadcast_shape("masked_select", self.array.shape, mask.array.shape)
         return cast("Tensor", x.expand(shape).reshape(-1)[m.expand(shape).reshape(-1)])
 
-    @placed
     def nonzero(self, as_tuple: bool = False) -> Any:
         """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
         array, xp = self.array, self._device.xp
@@ -313,7 +309,6 @@ class Indexing(TensorBase):
         return cast("Tensor", self.nonzero())
 
 
-@placed
 def _positive(index: Any, n: int) -> Any:
     """`index` with negative places counted from the end of `n`."""
     array = index.array

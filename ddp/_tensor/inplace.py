@@ -19,8 +19,8 @@ from ddp._engine import Leaf, Node, modes
 from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
 from ddp._tensor.base import FLOATS, TensorBase, apply, wrap, written_in_graph
 from ddp._tensor.contents import array_of
+from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.indexing import assignable, index_parts, kept
-from ddp._tensor.watching import away, placed, watched
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
 from ddp.ops import elementwise, index
 
@@ -63,10 +63,7 @@ def followed(x: TensorBase, name: str, *operands: Other) -> bool:
 
 def _written(x: TensorBase, values: Any) -> None:
     """Writes values into the memory of `x`, on its GPU."""
-    if x._device.watched and away(x._device):
-        with on(x._device):
-            x.array[...] = values
-    else:
+    with on(x._device):
         x.array[...] = values
 
 
@@ -157,8 +154,8 @@ def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, 
     if isinstance(y, TensorBase) and y._device is not x._device and (y.array.ndim or y._device.type != "cpu"):
         raise DeviceError(f"{name}: one tensor is on {x._device}, another on {y._device}")
     where = x._device
-    if where.watched and away(where):
-        return watched(name, where, (x.array,), partial(update, x, name, function, ufunc, y))
+    if where.watched and needs_guard(where):
+        return guarded_run(name, where, (x.array,), partial(update, x, name, function, ufunc, y))
     value = raw(x, y, name)
     if x.array.dtype.kind == "V":  # bfloat16 computes in float32
         return become(x, name, function(x, y))
@@ -180,11 +177,11 @@ def in_place(method: Callable[Concatenate[Any, P], Any], ufunc: str = "") -> Cal
     """
     name = f"{method.__name__}_"
 
-    def form(x: Any, *args: Any, **named: Any) -> Any:
+    def form(x: Any, /, *args: Any, **named: Any) -> Any:
         array = x.array
         if not ufunc or array.dtype.kind != "f" or followed(x, name):
-            return become(x, name, method(x, *args, **named))
-        with np.errstate(all="ignore"):
+            return become(x, name, getattr(x, name[:-1])(*args, **named))
+        with np.errstate(all="ignore"), on(x._device):
             getattr(x._device.xp, ufunc)(array, *args, out=array, **named)
         x.version.count += 1
         return x
@@ -236,8 +233,8 @@ class InPlace(TensorBase):
 
         non_blocking: between a GPU and pinned memory of one shape and dtype nobody waits; see `to`.
         """
-        if self._device.watched and away(self._device):
-            return watched("copy_", self._device, (self.array,), partial(self.copy_, source, non_blocking))
+        if self._device.watched and needs_guard(self._device):
+            return guarded_run("copy_", self._device, (self.array,), partial(self.copy_, source, non_blocking))
         if isinstance(source, TensorBase) and source._device is not self._device:
             plain = not followed(self, "copy_", source)
             if plain and "cpu" in (source._device.type, self._device.type) and self.array.flags.c_contiguous:
@@ -259,8 +256,8 @@ class InPlace(TensorBase):
 
     def fill_(self: Self, value: Any) -> Self:
         """Every element becomes `value`, a number or a tensor of one element."""
-        if self._device.watched and away(self._device):
-            return watched("fill_", self._device, (self.array,), partial(self.fill_, value))
+        if self._device.watched and needs_guard(self._device):
+            return guarded_run("fill_", self._device, (self.array,), partial(self.fill_, value))
         if isinstance(value, TensorBase) and value.array.size != 1:
             raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {value.array.shape}")
         if followed(self, "fill_", value):
@@ -277,7 +274,6 @@ class InPlace(TensorBase):
         """Every element becomes 0."""
         return self.fill_(0)
 
-    @placed
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, uniform in [low, high). Raises: ArgumentError if low > high; DtypeError unless floating."""
         if low > high:
@@ -287,7 +283,6 @@ class InPlace(TensorBase):
         drawn = _device.generator(self._device, generator).random(self.array.shape)
         return _drawn(self, "uniform_", drawn * (high - low) + low)
 
-    @placed
     def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, normally distributed. Raises: ArgumentError if std < 0; DtypeError unless floating."""
         if std < 0:
@@ -298,8 +293,8 @@ class InPlace(TensorBase):
 
     def __setitem__(self, where: Any, value: Other) -> None:
         name = "x[index] = value"
-        if self._device.watched and away(self._device):
-            watched(name, self._device, (self.array,), partial(self.__setitem__, where, value))
+        if self._device.watched and needs_guard(self._device):
+            guarded_run(name, self._device, (self.array,), partial(self.__setitem__, where, value))
             return
         try:
             selects, rest = index_parts(self, where)
@@ -336,7 +331,6 @@ def _check_floating(x: TensorBase, name: str) -> None:
         raise DtypeError(f"{name}: expected a floating tensor, got {x.array.dtype} of shape {x.array.shape}")
 
 
-@placed
 def _drawn(x: Self, name: str, numbers: Any) -> Self:
     if followed(x, name):
         x[...] = wrap(numbers.astype(x.array.dtype), x._device)

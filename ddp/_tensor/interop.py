@@ -16,7 +16,6 @@ from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.contents import array_of
 from ddp._tensor.creation import Where, alike, made, number, pinned, target
 from ddp._tensor.dtypes import FLOATS, bfloat16, get_default_dtype, parse
-from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 
 if TYPE_CHECKING:
@@ -150,10 +149,8 @@ class Interop(TensorBase):
         """The one element as a Python number. Raises: ShapeError if there are more, or none; CudaError."""
         if self.array.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.array.shape} has {self.array.size} elements, not one")
-        return self.array.item() if self._device is CPU else self._fetched()
-
-    @placed
-    def _fetched(self) -> Any:
+        if self._device is CPU:
+            return self.array.item()
         try:
             found = self.array.item()
         except Exception as error:
@@ -162,7 +159,6 @@ class Interop(TensorBase):
         waited()
         return found
 
-    @placed
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers; a number for a 0-d tensor."""
         try:

@@ -12,7 +12,6 @@ from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.indexing import along, assignable, broadcast_shape, gatherable, index_parts, indices, kept
 from ddp._tensor.inplace import InPlace, become, followed
 from ddp._tensor.reductions import axis
-from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
 from ddp.ops import index as ops
 from ddp.ops import placing
@@ -125,7 +124,6 @@ def _copied(x: TensorBase, name: str, call: Call) -> Tensor:
         raise refusal(name, error) from error
 
 
-@placed
 def _written(x: Self, name: str, call: Call) -> Self:
     tracked = followed(x, name, call[1])
     result = _copied(x, name, (call[0], call[1], {**call[2], "within": True}))
@@ -166,7 +164,6 @@ def _fits(x: TensorBase, name: str, shape: tuple[int, ...]) -> None:
         raise ShapeError(f"{name}: shape {shape} does not broadcast to {x.array.shape}")
 
 
-@placed
 def _scatter(x: TensorBase, name: str, dim: int, index: TensorBase, src: Any, value: Any, reduce: Any) -> Call:
     if reduce not in (None, "add"):
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
@@ -217,7 +214,6 @@ def _slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> Tenso
     return source
 
 
-@placed
 def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any, alpha: float) -> Call:
     where, places, at = _vector(x, name, dim, index)
     source = _slices(x, name, where, at, source)
@@ -225,14 +221,12 @@ def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: An
     return placing.index_add, value, {"places": kept(places, x, value)}
 
 
-@placed
 def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any) -> Call:
     where, places, at = _vector(x, name, dim, index)
     source = _slices(x, name, where, at, source)
     return ops.setitem, source, {"steps": (kept(places, x, source),)}
 
 
-@placed
 def _index_fill(x: TensorBase, name: str, dim: int, index: TensorBase, value: Any) -> Call:
     at = axis(x, dim, name)
     n = x.array.shape[at] if x.array.ndim else 1
@@ -245,7 +239,6 @@ def _index_fill(x: TensorBase, name: str, dim: int, index: TensorBase, value: An
     return ops.setitem, value, {"steps": (kept(along(x, at, where.reshape(-1)), x, value),)}
 
 
-@placed
 def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bool) -> Call:
     values = assignable(_alike(x, name, values))
     try:
@@ -260,7 +253,6 @@ def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bo
     return placing.index_add, values, {"places": places}
 
 
-@placed
 def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
     value = _number(x, name, value)
     return placing.masked_fill, value, {"mask": borrowed(_mask(x, name, mask), x, value)}
@@ -273,7 +265,6 @@ def _mask(x: TensorBase, name: str, mask: TensorBase) -> Any:
     return place(mask.array, x._device)
 
 
-@placed
 def _scattered(x: TensorBase, name: str, where: Any, source: Any) -> Call:
     """Without asking how many places there are: where the mask holds, the number of those before it says which one."""
     xp, value = x._device.xp, cast(Any, _alike(x, name, source)).reshape(-1)

@@ -10,7 +10,6 @@ from ddp._tensor.base import TensorBase, apply
 from ddp._tensor.indexing import along
 from ddp._tensor.reductions import axes, axis
 from ddp._tensor.shaping import inserted, spread
-from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import index, joins
 
@@ -55,7 +54,6 @@ class Rearranging(TensorBase):
         times = spread(sizes, dims)
         return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
 
-    @placed
     def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
         """Each element, or slice along `dim`, repeated next to itself. repeats: a number, or a tensor of one for each.
 

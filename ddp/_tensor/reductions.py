@@ -9,7 +9,6 @@ from ddp._tensor.arithmetic import convert, floating
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp._tensor.spelling import spelled
-from ddp._tensor.watching import placed
 from ddp.errors import ArgumentError, DtypeError, RangeError
 from ddp.ops import moments, probability, reducing
 
@@ -169,14 +168,12 @@ class Reductions(TensorBase):
         return _truth(self, "any", dim, keepdim)
 
     @spelled
-    @placed
     def count_nonzero(self, dim: Dims = None) -> Tensor:
         """How many elements are not zero, int64."""
         xp = self._device.xp
         return wrap(xp.asarray((self.array != 0).sum(axis=axes(self, dim, "count_nonzero"))), self._device)
 
 
-@placed
 def _truth(x: TensorBase, name: str, dim: Dims, keepdim: bool) -> Tensor:
     array, xp = x.array, x._device.xp
     truth = array if array.dtype.kind == "b" else array != 0

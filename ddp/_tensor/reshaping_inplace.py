@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from ddp._engine import modes
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.inplace import become
-from ddp._tensor.watching import placed
 from ddp.errors import InplaceError, ShapeError
 
 Self = TypeVar("Self", bound=TensorBase)
@@ -59,7 +58,6 @@ class ReshapingInPlace(TensorBase):
         """triu() in place: the elements below the diagonal become 0."""
         return become(self, "triu_", self.triu(diagonal))  # type: ignore[attr-defined,type-var]  # as above
 
-    @placed
     def fill_diagonal_(self: Self, fill_value: float) -> Self:
         """The diagonal of a matrix becomes `fill_value`. Raises: ShapeError for other dimensions."""
         if self.array.ndim != 2:

@@ -9,9 +9,9 @@ import numpy as np
 from ddp._device import place
 from ddp._tensor import results
 from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.reductions import axis
 from ddp._tensor.spelling import spelled
-from ddp._tensor.watching import placed, placed_by_any
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import index as ops
 from ddp.ops import order
@@ -26,13 +26,11 @@ class Sorting(TensorBase):
     __slots__ = ()
 
     @spelled
-    @placed
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> results.sort:
         """(values, indices) in order along `dim`. stable: accepted; equal elements always keep their order."""
         return results.sort(*_picked(self, order.argsort(*_along(self, dim, "sort"), descending), dim))
 
     @spelled
-    @placed
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
         """The indices that sort along `dim`. stable: accepted; equal elements always keep their order."""
         return _shaped(self, order.argsort(*_along(self, dim, "argsort"), descending))
@@ -42,7 +40,6 @@ class Sorting(TensorBase):
         return self.sort(0).values
 
     @spelled
-    @placed
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> results.topk:
         """(values, indices) of the k largest, or smallest, along `dim`. Raises: RangeError if there are fewer."""
         xp, x, at = _along(self, dim, "topk")
@@ -50,7 +47,6 @@ class Sorting(TensorBase):
             raise RangeError(f"topk: k={k} of dimension {at} of shape {self.array.shape}")
         return results.topk(*_picked(self, order.extremes(xp, x, k, at, largest, sorted), dim))
 
-    @placed
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
         """(values, indices) of the k-th smallest, from 1, along `dim`. Raises: RangeError if there are fewer."""
         xp, x, at = _along(self, dim, "kthvalue")
@@ -61,7 +57,6 @@ class Sorting(TensorBase):
             return results.kthvalue(values, indices)
         return results.kthvalue(cast(Any, values).squeeze(at), cast(Any, indices).squeeze(at))
 
-    @placed
     def unique(
         self, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
@@ -75,7 +70,6 @@ class Sorting(TensorBase):
             at = None
         return _chosen(self, order.unique(self._device.xp, self.array, at, return_inverse, return_counts))
 
-    @placed
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
@@ -84,7 +78,6 @@ class Sorting(TensorBase):
         values, inverse, counts = order.runs(self._device.xp, self.array, at if self.array.ndim else None)
         return _chosen(self, (values, inverse if return_inverse else None, counts if return_counts else None))
 
-    @placed
     def bincount(self, weights: TensorBase | None = None, minlength: int = 0) -> Tensor:
         """How often each integer from 0 on is in this vector, int64; or the sum of the weights of each.
 
@@ -107,7 +100,6 @@ class Sorting(TensorBase):
         kind = w.dtype if w.dtype == "float32" else np.dtype("float64")
         return wrap(order.bincount(xp, x, w.astype("float64"), minlength).astype(kind, copy=False), self._device)
 
-    @placed
     def histc(self, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
         """How many elements are in each of `bins` equal parts of [min, max]; min == max: of all there is.
 
@@ -157,7 +149,7 @@ def _chosen(x: TensorBase, found: tuple[Any, Any, Any]) -> Any:
     return chosen if len(chosen) > 1 else chosen[0]
 
 
-@placed_by_any
+@guarded_function
 def searchsorted(
     sorted_sequence: TensorBase,
     input: Any,
@@ -194,7 +186,7 @@ def searchsorted(
     return wrap(found.astype("int32" if out_int32 else "int64", copy=False), where)
 
 
-@placed_by_any
+@guarded_function
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Whether each of `elements` is one of `test_elements`, bool, in the shape of elements; either may be a number.
 

@@ -9,7 +9,7 @@ from ddp._engine import no_grad
 from ddp._tensor.base import apply, borrowed, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty
-from ddp._tensor.watching import placed_by_any
+from ddp._tensor.device_guard import guarded_function
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Module
@@ -18,7 +18,7 @@ from ddp.ops import lookup
 from ddp.ops.cuda import bounds
 
 
-@placed_by_any
+@guarded_function
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -81,7 +81,7 @@ def _shorten(weight: Tensor, index: Any, max_norm: float, norm_type: float) -> N
             weight[wrap(used[over], weight.device)] = wrap(shorter, weight.device)
 
 
-@placed_by_any
+@guarded_function
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     """1 at the class number of each element, 0 elsewhere, int64. input: (...) of int64; result: (..., num_classes).
 

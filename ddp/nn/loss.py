@@ -15,8 +15,8 @@ from ddp._engine import modes
 from ddp._tensor.arithmetic import broadcast, convert, floating
 from ddp._tensor.base import apply, together
 from ddp._tensor.core import Tensor
+from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.dtypes import is_float, promote
-from ddp._tensor.watching import placed_by_any
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn.module import FunctionModule, Module
 from ddp.ops import likelihood, loss
@@ -156,7 +156,7 @@ def _check_weight(name: str, weight: Tensor, classes: int) -> None:
         raise ShapeError(f"{name}: weight {weight.shape}: expected ({classes},), one for each class")
 
 
-@placed_by_any
+@guarded_function
 def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Any, ...]:
     """The targets as int64, which of them to keep (None for all), and the weight of each class.
 
@@ -197,7 +197,7 @@ def _weights(name: str, input: Tensor, weight: Tensor | None, classes: int) -> A
     return weight.array.copy() if recorded else weight.array
 
 
-@placed_by_any
+@guarded_function
 def binary_cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -226,7 +226,7 @@ def binary_cross_entropy(
     return reduce_losses(apply(likelihood.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
 
 
-@placed_by_any
+@guarded_function
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,

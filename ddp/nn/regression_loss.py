@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
-from ddp._tensor.watching import placed_by_any
+from ddp._tensor.device_guard import guarded_function
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.loss import Loss, match, parse_reduction, reduce_losses
 from ddp.ops import distance
@@ -119,7 +119,7 @@ def poisson_nll_loss(
     return reduce_losses(losses, reduction)
 
 
-@placed_by_any
+@guarded_function
 def gaussian_nll_loss(
     input: Tensor,
     target: Tensor,

@@ -1,0 +1,89 @@
+"""The device guard: an op where there are several GPUs, or where every op waits for its work.
+
+An op launches on the GPU of its tensors, whichever one is current; with CUDA_LAUNCH_BLOCKING=1 an error names its op.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from ddp._device import CPU, device, on
+from ddp._engine import lanes
+from ddp._engine.anomaly import user_line
+from ddp._engine.modes import state
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def needs_guard(where: device) -> bool:
+    """Whether an op on a device that is watched has to be guarded, and is not yet."""
+    if state.guarded:
+        return False
+    if where.watched == 2:
+        return True
+    lanes.switch.crowded = True
+    return bool(where.xp.cuda.runtime.getDevice() != where.index)
+
+
+def guarded_function(function: F) -> F:
+    """A function that launches without `apply`, under the device of its first tensor, wherever among the arguments."""
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        where = next((x._device for x in given if hasattr(x, "_device")), CPU)
+        if where.watched and needs_guard(where):
+            arrays = [x.array for x in given if hasattr(x, "_device")]
+            return guarded_run(function.__name__, where, arrays, functools.partial(function, *args, **kwargs))
+        return function(*args, **kwargs)
+
+    return cast(F, inner)
+
+
+def guard_methods(kind: type, names: str) -> None:
+    """Puts methods that launch without `apply` under the device of their tensor; called once CUDA is used."""
+    for name in names.split():
+        owner = next(each for each in kind.__mro__ if name in vars(each))
+        method = vars(owner)[name]
+        if not hasattr(method, "guarded"):
+            setattr(owner, name, _guarded(method))
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
+        where = self._device
+        if where.watched and needs_guard(where):
+            return guarded_run(method.__name__, where, (self.array,), functools.partial(method, self, *args, **kwargs))
+        return method(self, *args, **kwargs)
+
+    cast(Any, inner).guarded = True
+    return inner
+
+
+def guarded_run(name: str, where: device, arrays: Sequence[Any], run: Callable[[], Any]) -> Any:
+    """What `run` returns, which launches op `name` on `arrays`. Raises: CudaError, where every op waits."""
+    from ddp._gpu import alarms, faults, streams
+
+    blocking = faults.blocking()
+    lanes.begin(blocking)
+    before, state.guarded = state.guarded, True
+    try:
+        with on(where):
+            result = run()
+            lane = streams.current(where.xp)
+            if blocking and not lane.capturing:
+                lane.stream.synchronize()
+                alarms.listen()
+            return result
+    except Exception as error:
+        if blocking:
+            inputs = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in arrays if hasattr(x, "shape"))
+            named = faults.pinned_down(error, name, inputs or "numbers", f"it ran at {user_line()}")
+            if named is not error:
+                raise named from error
+        raise
+    finally:
+        state.guarded = before
