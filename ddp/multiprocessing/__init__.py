@@ -10,8 +10,8 @@ from multiprocessing import ProcessError as ProcessError
 from multiprocessing import TimeoutError as TimeoutError
 from multiprocessing import active_children, current_process, parent_process
 
-from ddp.multiprocessing._contexts import Process, default
-from ddp.multiprocessing._spawning import (
+from ddp.multiprocessing.contexts import Process, default
+from ddp.multiprocessing.spawning import (
     ProcessContext,
     ProcessException,
     ProcessExitedException,

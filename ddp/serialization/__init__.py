@@ -23,10 +23,8 @@ from typing import IO, Any
 from ddp._device import CPU, device
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
-from ddp.serialization._format import STORED
-from ddp.serialization._globals import add_safe_globals, safe_globals
-from ddp.serialization._reading import Reader
-from ddp.serialization._writing import Writer
+from ddp.serialization.objects import Reader, Writer, add_safe_globals, safe_globals
+from ddp.serialization.safetensors import STORED
 
 __all__ = ["add_safe_globals", "load", "safe_globals", "save"]
 

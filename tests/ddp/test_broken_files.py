@@ -17,7 +17,7 @@ import pytest
 import ddp
 from ddp._tensor import dtypes
 from ddp.errors import SerializationError
-from ddp.serialization import _reading
+from ddp.serialization import objects
 from tests.ddp.test_serialization import every_kind, values
 
 
@@ -107,7 +107,7 @@ def test_what_is_no_file_of_ours(data: bytes, message: str, tmp_path: Path) -> N
 
 
 def test_a_header_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_reading, "LIMIT", 10)
+    monkeypatch.setattr(objects, "LIMIT", 10)
     with pytest.raises(SerializationError, match="a header of 61 bytes"):
         ddp.load(io.BytesIO(made({"x": entry()}, b"x" * 8)))
 

@@ -14,8 +14,8 @@ import pytest
 import ddp
 from ddp._engine import Version
 from ddp.autograd import Function
-from ddp.checkpoint._snapshot import Snapshot
-from ddp.checkpoint._state import Source
+from ddp.checkpoint.snapshot import Snapshot
+from ddp.checkpoint.state import ArraySource
 
 
 def in_a_context(s: Any) -> Iterator[None]:
@@ -60,7 +60,7 @@ def graphed() -> None:
 
 def copied_beside() -> None:
     array, version = ddp.ones(1 << 18, device="cuda").array, Version()
-    snapshot = Snapshot([Source(name="x", array=array, version=version)], {id(version)}, {})
+    snapshot = Snapshot([ArraySource(name="x", array=array, version=version)], {id(version)}, {})
     snapshot.copy()
     snapshot.wait()
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from collectives.communicator import Communicator
-from ddp.checkpoint import _disk
-from ddp.checkpoint._saved import Saved
-from ddp.checkpoint._spreading import spread
-from ddp.checkpoint._store import Store
+from ddp.checkpoint import disk
+from ddp.checkpoint.saved import Saved
+from ddp.checkpoint.state import split_evenly
+from ddp.checkpoint.store import Store
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
@@ -36,7 +36,7 @@ def arrays(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
 def write(store: Store, comm: Communicator, step: int) -> Path:
     """Saves `arrays(step)`, every rank its part of them."""
     whole = arrays(step)
-    mine = spread({name: (each.size, each.itemsize) for name, each in whole.items()}, comm.size)[comm.rank]
+    mine = split_evenly({name: (each.size, each.itemsize) for name, each in whole.items()}, comm.size)[comm.rank]
     return store.write(
         step,
         {name: whole[name].reshape(-1)[start:stop] for name, (start, stop) in mine.items()},
@@ -71,7 +71,7 @@ CHANGES = ("open", "mkdir", "write", "fsync", "close", "rename", "unlink", "rmdi
 
 
 class Disk:
-    """Stands for `os` in `ddp.checkpoint._disk`, but for fsync, of which nothing can be seen.
+    """Stands for `os` in `ddp.checkpoint.disk`, but for fsync, of which nothing can be seen.
 
     before, after: called with a call's number, from 1, and its name; what `before` raises is raised instead of the call
     """
@@ -109,5 +109,5 @@ class Disk:
 def put_disk(monkeypatch: pytest.MonkeyPatch, **hooks: Any) -> Disk:
     """Puts a `Disk` in the place of the real one."""
     fake = Disk(**hooks)
-    monkeypatch.setattr(_disk, "os", fake)
+    monkeypatch.setattr(disk, "os", fake)
     return fake

@@ -16,9 +16,10 @@ import pytest
 import collectives
 import ddp
 from ddp import nn
-from ddp.checkpoint import Checkpointer, _snapshot, open_checkpoint
-from ddp.checkpoint._snapshot import Snapshot
-from ddp.checkpoint._state import Source
+from ddp.checkpoint import Checkpointer, open_checkpoint
+from ddp.checkpoint import snapshot as snapshots
+from ddp.checkpoint.snapshot import Snapshot
+from ddp.checkpoint.state import ArraySource
 from ddp.errors import CheckpointError
 from ddp.optim import SGD
 from tests.ddp.checkpoint.training import Loader
@@ -100,13 +101,13 @@ def test_a_step_waits_for_the_copy_and_forward_and_backward_do_not(folder: Path,
 
 
 def test_what_a_step_alone_changes_is_copied_by_the_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy, copied = _snapshot._copy, []
+    copy, copied = snapshots._copy, []
 
     def note(array: Any, target: Any, mark: Any) -> None:
         copied.append((threading.current_thread() is threading.main_thread(), array.nbytes))
         copy(array, target, mark)
 
-    monkeypatch.setattr(_snapshot, "_copy", note)
+    monkeypatch.setattr(snapshots, "_copy", note)
     model, optimizer, ckpt = make(folder)
     model.register_buffer("table", ddp.zeros(WIDE, WIDE))  # large, and no optimizer's
     step(model, optimizer)
@@ -134,8 +135,8 @@ def test_what_is_changed_behind_its_back_is_saved_anew(
 
 def test_a_write_that_counts_only_after_its_copy_is_noticed(folder: Path) -> None:
     """As of an operation that began before the copy and ended after it."""
-    x = ddp.ones(_snapshot._SMALL)
-    sources = [Source(name="x", array=x.array, version=x.version)]
+    x = ddp.ones(snapshots._SMALL)
+    sources = [ArraySource(name="x", array=x.array, version=x.version)]
     snapshot = Snapshot(sources, {id(x.version)}, {})
     thread = threading.Thread(target=snapshot.copy)
     thread.start()
@@ -179,7 +180,7 @@ def test_errors_surface_on_all_ranks_after_the_same_step(
     size: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank has no memory for a part that it copies in the background."""
-    copy = _snapshot._copy
+    copy = snapshots._copy
     failing: list[int] = []
 
     def fail(array: Any, target: Any, mark: Any) -> None:
@@ -188,7 +189,7 @@ def test_errors_surface_on_all_ranks_after_the_same_step(
             raise MemoryError("no memory")
         copy(array, target, mark)
 
-    monkeypatch.setattr(_snapshot, "_copy", fail)
+    monkeypatch.setattr(snapshots, "_copy", fail)
 
     def train(comm: collectives.Communicator) -> tuple[int, str]:
         model, optimizer, ckpt = make(folder, comm, every=2)
@@ -205,7 +206,7 @@ def test_errors_surface_on_all_ranks_after_the_same_step(
 
     found = collectives.run_threads(train, size=size)
     assert len({seen for seen, _ in found}) == 1
-    assert all("step 2 was not saved" in words and "no memory" in words for _, words in found)
+    assert all("step 2 was not saved" in message and "no memory" in message for _, message in found)
     assert not list(folder.glob("step-*"))
 
 

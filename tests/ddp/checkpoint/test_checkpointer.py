@@ -14,7 +14,7 @@ import collectives
 import ddp
 from ddp import nn
 from ddp.checkpoint import Checkpointer, load_model, open_checkpoint
-from ddp.checkpoint._saved import Saved
+from ddp.checkpoint.saved import Saved
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, StateDictError
 from ddp.optim import SGD, Adam, AdamW, RMSprop, lr_scheduler
 from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
@@ -53,7 +53,7 @@ class Tied(nn.Module):
         self.scale = nn.Parameter(ddp.tensor(2.0))
 
     def get_extra_state(self) -> Any:
-        return {"words": ("a", "b"), "table": np.arange(3)}
+        return {"message": ("a", "b"), "table": np.arange(3)}
 
     def set_extra_state(self, state: Any) -> None:
         self.extra = state
@@ -73,7 +73,7 @@ def test_every_kind_of_parameter_comes_back_and_tied_ones_are_one(folder: Path) 
     with Checkpointer(folder, model=other) as ckpt:
         assert ckpt.load()
     assert other.head.weight is other.embed.weight
-    assert other.extra["words"] == ("a", "b")
+    assert other.extra["message"] == ("a", "b")
     for name, value in expected.items():
         got = other.state_dict()[name].numpy()
         assert (got.dtype, got.shape, got.tobytes()) == (value.dtype, value.shape, value.tobytes())
@@ -245,7 +245,7 @@ def saved(folder: Path, **parts: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("parts", "message"),
     [
         (
             lambda m: {"model": nn.Linear(6, 8)},
@@ -273,7 +273,7 @@ def saved(folder: Path, **parts: Any) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_named_and_nothing_changes(parts: Any, words: str, folder: Path) -> None:
+def test_what_does_not_fit_is_named_and_nothing_changes(parts: Any, message: str, folder: Path) -> None:
     model = net()
     saved(folder, model=model, optimizer=SGD(model.parameters(), lr=0.5))
     other = net()
@@ -282,7 +282,7 @@ def test_what_does_not_fit_is_named_and_nothing_changes(parts: Any, words: str, 
     given = parts(other)
     before = everything(given.get("model", other), [given["optimizer"]] if "optimizer" in given else [])
     with Checkpointer(folder, **given) as ckpt:
-        with pytest.raises(StateDictError, match=words):
+        with pytest.raises(StateDictError, match=message):
             ckpt.load()
         assert ckpt.step == 0
     assert_same(everything(given.get("model", other), [given["optimizer"]] if "optimizer" in given else []), before)
@@ -428,13 +428,13 @@ def test_a_failure_of_one_rank_is_all_ranks(folder: Path) -> None:
 
 def test_a_run_begins_anew_in_a_folder_of_its_own(folder: Path) -> None:
     saved(folder, user={})
-    words = "holds checkpoints of an earlier run, and resume=False"
-    with Checkpointer(folder, user={}, resume=False) as ckpt, pytest.raises(CheckpointError, match=words):
+    message = "holds checkpoints of an earlier run, and resume=False"
+    with Checkpointer(folder, user={}, resume=False) as ckpt, pytest.raises(CheckpointError, match=message):
         next(ckpt.resume(Loader(ckpt._comm), epochs=1))
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("options", "error", "message"),
     [
         ({"model": 3}, DtypeError, "model is a Module or a DataParallel, not int"),
         ({"optimizer": [3]}, DtypeError, "optimizer is an Optimizer, or a list of them, not int"),
@@ -445,8 +445,8 @@ def test_a_run_begins_anew_in_a_folder_of_its_own(folder: Path) -> None:
         ({"keep": 0}, ArgumentError, "keep should be at least 1"),
     ],
 )
-def test_arguments(options: dict[str, Any], error: type[Exception], words: str, folder: Path) -> None:
-    with pytest.raises(error, match=words):
+def test_arguments(options: dict[str, Any], error: type[Exception], message: str, folder: Path) -> None:
+    with pytest.raises(error, match=message):
         Checkpointer(folder, **options)
 
 
@@ -481,8 +481,8 @@ def test_one_loader_and_as_many_loops_as_one_likes(folder: Path) -> None:
 
 
 def test_state_that_cannot_be_held_is_named(folder: Path) -> None:
-    words = r"user\.best is of type object"
-    with Checkpointer(folder, user={"best": object()}) as ckpt, pytest.raises(ArgumentError, match=words):
+    message = r"user\.best is of type object"
+    with Checkpointer(folder, user={"best": object()}) as ckpt, pytest.raises(ArgumentError, match=message):
         ckpt.save()
     endless: dict[str, Any] = {}
     endless["self"] = endless

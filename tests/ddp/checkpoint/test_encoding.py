@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.checkpoint._encoding import decode, encode, named
+from ddp.checkpoint.encoding import decode, encode, named
 from ddp.errors import ArgumentError, CheckpointError
 
 

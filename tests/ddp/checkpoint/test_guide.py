@@ -16,7 +16,7 @@ from tests.docs.snippets import run
 
 PAGE = Path(__file__).parents[3] / "docs" / "checkpoints.md"
 SECTIONS = (
-    "Saving and resuming",
+    "Checkpoints and exact resume",
     "Stopping a job",
     "Saving while training goes on",
     "Fine-tuning from a checkpoint",

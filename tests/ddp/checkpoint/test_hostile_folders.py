@@ -14,10 +14,9 @@ import pytest
 
 import collectives
 from collectives.communicator import Communicator
-from ddp.checkpoint import _holding, _lock, _manifest
-from ddp.checkpoint._saved import Saved, open_checkpoint
-from ddp.checkpoint._searching import find
-from ddp.checkpoint._store import Store
+from ddp.checkpoint import folder_lock, manifest
+from ddp.checkpoint.saved import Saved, find, open_checkpoint
+from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import check, write
 
@@ -96,8 +95,8 @@ UNREADABLE = ("closed file", "closed folder")
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_holding, "_VISIBLE", 0.2)
-    monkeypatch.setattr(_lock, "_PATIENCE", 0.2)
+    monkeypatch.setattr(folder_lock, "_VISIBLE", 0.2)
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.2)
 
 
 @pytest.fixture
@@ -205,7 +204,7 @@ def test_anything_anywhere(folder: Path, outside: Path, count: Callable[[int, in
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "message"),
     [
         ("link to a file", "locking .*/.lock: it is a symbolic link, expected a regular file"),
         ("link to a new file", "it is a symbolic link, expected a regular file"),
@@ -214,16 +213,16 @@ def test_anything_anywhere(folder: Path, outside: Path, count: Callable[[int, in
         ("folder", "it is a directory, expected a regular file"),
     ],
 )
-def test_a_lock_is_a_file(kind: str, words: str, folder: Path, outside: Path) -> None:
+def test_a_lock_is_a_file(kind: str, message: str, folder: Path, outside: Path) -> None:
     runs, before = prepared(folder, outside), content(outside)
     put(runs, outside, ".lock", kind)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=message):
         Store(runs, collectives.init("single"))
     assert content(outside) == before
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "words"),
+    ("name", "kind", "message"),
     [
         (MANIFEST, "pipe", f"{MANIFEST}: it is a named pipe, expected a regular file"),
         (MANIFEST, "link to zeros", f"{MANIFEST}: it is a device, expected a regular file"),
@@ -234,14 +233,14 @@ def test_a_lock_is_a_file(kind: str, words: str, folder: Path, outside: Path) ->
     ],
 )
 def test_the_checkpoint_before_is_taken(
-    name: str, kind: str, words: str, folder: Path, outside: Path, caplog: pytest.LogCaptureFixture
+    name: str, kind: str, message: str, folder: Path, outside: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs = prepared(folder, outside)
     put(runs, outside, f"step-0000000002/{name}", kind)
     found, error = newest(runs)
     assert error == ""
     check(found, 1)
-    assert words in caplog.text
+    assert message in caplog.text
 
 
 def test_a_link_with_the_name_of_an_unfinished_save_stays(folder: Path, outside: Path) -> None:
@@ -265,7 +264,7 @@ def test_a_manifest_that_would_be_too_large_is_not_written(
     folder: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = prepared(folder, outside)
-    monkeypatch.setattr(_manifest, "MOST_BYTES", 100)
+    monkeypatch.setattr(manifest, "MOST_MANIFEST_BYTES", 100)
     error = use(runs, lambda store, comm: check(open_checkpoint(write(store, comm, 3)), 3))
     assert "manifest.json would have " in error
     assert "100 are the most: keep less state" in error

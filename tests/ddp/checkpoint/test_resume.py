@@ -12,7 +12,8 @@ import pytest
 import collectives
 import ddp
 from ddp import nn
-from ddp.checkpoint import Checkpointer, _state
+from ddp.checkpoint import Checkpointer
+from ddp.checkpoint import state as states
 from ddp.optim import SGD, AdamW, lr_scheduler
 from ddp.parallel import ZeroOptimizer, comm_hooks
 from tests.ddp.checkpoint.training import Interrupted, Loader, assert_same, data, everything, interrupted, net
@@ -210,7 +211,7 @@ def test_a_checkpoint_that_does_not_say_where_was_saved_within_a_pass(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As all of steps are. The loader draws a number when a pass begins."""
-    encoded = _state._encoded
+    encoded = states._encoded
 
     def without(*args: Any) -> Any:
         common, mine = encoded(*args)
@@ -218,7 +219,7 @@ def test_a_checkpoint_that_does_not_say_where_was_saved_within_a_pass(
         return common, mine
 
     [[whole]] = interrupted(training(Noisy(), folder / "whole", every=None), [None], 1)
-    monkeypatch.setattr(_state, "_encoded", without)
+    monkeypatch.setattr(states, "_encoded", without)
     [[before], [after]] = interrupted(training(Noisy(), folder / "parts"), [4, None], 1)
     assert {**before, **after[0]} == whole[0]
     assert_same(after[1], whole[1])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import ddp
-from ddp.checkpoint import _rng
-from ddp.checkpoint._encoding import decode, encode
+from ddp.checkpoint.encoding import decode, encode
+from ddp.checkpoint.state import derive_random, random_state, restore_random
 
 
 def through_json(state: Any) -> Any:
@@ -39,13 +39,13 @@ def test_every_generator_goes_on() -> None:
     np.random.seed(6)
     random.seed(7)
     draw()
-    state = through_json(_rng.state())
+    state = through_json(random_state())
     expected = draw()
     ddp.manual_seed(1)
     np.random.seed(1)
     random.seed(1)
     assert draw() != expected
-    _rng.put(state)
+    restore_random(state)
     assert draw() == expected
 
 
@@ -54,10 +54,10 @@ def test_a_rank_that_was_not_there_gets_numbers_of_its_own() -> None:
     for seed in (1, 2):
         ddp.manual_seed(seed)
         ddp.rand(1)
-        saved.append(through_json(_rng.state()))
+        saved.append(through_json(random_state()))
 
     def derived(rank: int, step: int, states: list[Any]) -> list[Any]:
-        _rng.derive(states, rank, step)
+        derive_random(states, rank, step)
         return draw()
 
     first = derived(2, 10, saved)

@@ -17,8 +17,8 @@ import pytest
 import collectives
 import ddp
 from collectives.world import STOPPED
-from ddp.checkpoint import Checkpointer, _stopping, open_checkpoint
-from ddp.checkpoint._stopping import Signals
+from ddp.checkpoint import Checkpointer, open_checkpoint, resume
+from ddp.checkpoint.resume import StopSignals
 from ddp.optim import SGD
 from ddp.parallel.wishes import STOP, Wishes
 from tests.ddp.checkpoint.training import Loader, net
@@ -28,9 +28,9 @@ INPUTS = 6
 
 @pytest.fixture(autouse=True)
 def _handlers_are_put_back() -> Iterator[None]:
-    before = [signal.getsignal(number) for number in _stopping.SIGNALS]
+    before = [signal.getsignal(number) for number in resume.SIGNALS]
     yield
-    assert [signal.getsignal(number) for number in _stopping.SIGNALS] == before
+    assert [signal.getsignal(number) for number in resume.SIGNALS] == before
 
 
 def training(
@@ -172,17 +172,17 @@ def test_seconds_are_rank_0s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # -- signals
 
 
-@pytest.mark.parametrize("number", _stopping.SIGNALS)
+@pytest.mark.parametrize("number", resume.SIGNALS)
 def test_a_signal_is_a_wish(number: int) -> None:
     wishes = Wishes()
-    with Signals(wishes):
+    with StopSignals(wishes):
         signal.raise_signal(number)
     assert wishes.mine[STOP]
 
 
 def test_the_second_ctrl_c_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stopping, "_TWICE", 0.02)
-    with Signals(Wishes()):
+    monkeypatch.setattr(resume, "_TWICE", 0.02)
+    with StopSignals(Wishes()):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, by another way
         time.sleep(0.03)
@@ -196,7 +196,7 @@ def test_handlers_that_were_there_are_called_and_ignored_signals_stay_ignored() 
     ignored = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         wishes = Wishes()
-        with Signals(wishes):
+        with StopSignals(wishes):
             signal.raise_signal(signal.SIGUSR1)
             assert not wishes.mine[STOP]
             signal.raise_signal(signal.SIGTERM)
@@ -211,11 +211,11 @@ def test_handlers_are_put_back_whatever_happens() -> None:
     def mine(number: int, frame: Any) -> None:
         pass
 
-    with pytest.raises(ZeroDivisionError), Signals(Wishes()):
+    with pytest.raises(ZeroDivisionError), StopSignals(Wishes()):
         raise ZeroDivisionError
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with Signals(Wishes()):
+        with StopSignals(Wishes()):
             signal.signal(signal.SIGTERM, mine)
         assert signal.getsignal(signal.SIGTERM) is mine  # somebody else's, put there since
     finally:
@@ -224,11 +224,11 @@ def test_handlers_are_put_back_whatever_happens() -> None:
 
 def test_two_loops_at_once_may_end_in_any_order() -> None:
     heard: list[int] = []
-    before = {number: signal.getsignal(number) for number in _stopping.SIGNALS}
+    before = {number: signal.getsignal(number) for number in resume.SIGNALS}
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
         wishes = Wishes(), Wishes()
-        outer, inner = map(Signals, wishes)
+        outer, inner = map(StopSignals, wishes)
         outer.__enter__()
         inner.__enter__()
         outer.__exit__(None, None, None)
@@ -246,7 +246,7 @@ def test_another_thread_installs_nothing() -> None:
     found: list[Any] = []
 
     def run() -> None:
-        with Signals(Wishes()):
+        with StopSignals(Wishes()):
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=run)
@@ -284,7 +284,7 @@ for batch in ckpt.resume(Loader(), epochs=1):
 """
 
 
-@pytest.mark.parametrize("number", _stopping.SIGNALS)
+@pytest.mark.parametrize("number", resume.SIGNALS)
 def test_one_process_stops_by_a_signal(
     number: int, folder: Path, start_job: Callable[..., Any], tmp_path: Path
 ) -> None:

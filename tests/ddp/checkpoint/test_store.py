@@ -19,9 +19,9 @@ import pytest
 import collectives
 from collectives.communicator import Communicator
 from collectives.errors import PeerLeft
-from ddp.checkpoint import _agreement, _holding, _lock, _shards, _stages
-from ddp.checkpoint._saved import open_checkpoint
-from ddp.checkpoint._store import Store
+from ddp.checkpoint import agreement, folder_lock, shard_file, store
+from ddp.checkpoint.saved import open_checkpoint
+from ddp.checkpoint.store import Store
 from ddp.errors import ArgumentError, CheckpointError
 from tests.ddp.checkpoint.stores import arrays, check, leftovers, put_disk, same, write
 
@@ -90,7 +90,7 @@ def test_pytorchs_reader_reads_a_shard(tmp_path: Path) -> None:
 def test_arrays_of_any_layout(threads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without threads, too: from Python 3.12 on none starts any more once the script has ended."""
     for name, value in (("_CHUNK", 1024), ("_SMALL", 512), ("BLOCK", 4096)):
-        monkeypatch.setattr(_shards, name, value)
+        monkeypatch.setattr(shard_file, name, value)
     base = np.arange(3 * 50 * 7, dtype=np.float64).reshape(3, 50, 7)
     given = {"t": base.T, "s": base[:, ::-3], "f": np.asfortranarray(base), "r": base.view(), "0": base[0, 0, 0:0]}
     given["r"].flags.writeable = False
@@ -111,13 +111,13 @@ def test_arrays_of_any_layout(threads: bool, tmp_path: Path, monkeypatch: pytest
 
 
 def test_checksums_keep_their_order_when_their_thread_takes_no_more() -> None:
-    class Slow(_shards._Sums):
+    class Slow(shard_file._Checksums):
         def add(self, data: memoryview) -> None:
             time.sleep(0.02)
             super().add(data)
 
-    alone, aside = _shards._Sums(), Slow()
-    with _shards._Aside(aside) as adding:
+    alone, aside = shard_file._Checksums(), Slow()
+    with shard_file._ChecksumThread(aside) as adding:
         for number in range(6):
             if number == 4:
                 adding._helper.shutdown(wait=False)  # as Python does when the script has ended
@@ -279,15 +279,15 @@ def test_a_rank_that_cannot_even_begin(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, interrupted = _stages.write_own, threading.Event()
+    real, interrupted = store.write_rank_file, threading.Event()
 
-    def write_own(target: Any, rank: int, *more: Any) -> Any:
+    def write_rank_file(target: Any, rank: int, *more: Any) -> Any:
         if rank == 1 and not interrupted.is_set():
             interrupted.set()
             raise KeyboardInterrupt
         return real(target, rank, *more)
 
-    monkeypatch.setattr(_stages, "write_own", write_own)
+    monkeypatch.setattr(store, "write_rank_file", write_rank_file)
 
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
@@ -316,7 +316,7 @@ def test_a_rank_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_agreement, "PATIENCE", 0.3)
+    monkeypatch.setattr(agreement, "PATIENCE", 0.3)
     answer = threading.Event()
 
     def main(comm: Communicator) -> None:
@@ -341,7 +341,7 @@ def test_a_disk_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_another_folder_on_another_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_holding, "_VISIBLE", 0.1)
+    monkeypatch.setattr(folder_lock, "_VISIBLE", 0.1)
 
     def main(comm: Communicator) -> None:
         with pytest.raises(CheckpointError, match=r"rank 1: .* is not the folder that rank 0 has .*; rank 2 too"):
@@ -352,7 +352,7 @@ def test_another_folder_on_another_rank(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_another_job_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lock, "_PATIENCE", 0.1)
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.1)
 
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
@@ -370,26 +370,26 @@ def test_another_job_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_lock_is_gone_when_its_process_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import sys, time; from ddp.checkpoint._lock import Lock; lock = Lock(sys.argv[1], 'x'); "
+        "import sys, time; from ddp.checkpoint.folder_lock import FolderLock; lock = FolderLock(sys.argv[1], 'x'); "
         "print('taken', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "taken\n"
-            monkeypatch.setattr(_lock, "_PATIENCE", 0.0)
+            monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
             with pytest.raises(CheckpointError, match=f"by process {process.pid} on"):
                 Store(tmp_path, collectives.init("single"))
         finally:
             process.kill()
-        monkeypatch.setattr(_lock, "_PATIENCE", 20.0)
+        monkeypatch.setattr(folder_lock, "_PATIENCE", 20.0)
         Store(tmp_path, collectives.init("single")).close()
 
 
 def test_a_child_that_is_forked_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lock, "_PATIENCE", 5.0)
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 5.0)
     code = (
-        "import os, sys, time; from ddp.checkpoint._lock import Lock; lock = Lock(sys.argv[1], 'x')\n"
+        "import os, sys, time; from ddp.checkpoint.folder_lock import FolderLock; lock = FolderLock(sys.argv[1], 'x')\n"
         "if os.fork() == 0:\n    print('forked', flush=True); time.sleep(60)\nos.wait()"
     )
     args = [sys.executable, "-c", code, str(tmp_path)]
@@ -409,7 +409,7 @@ def test_a_file_system_without_locks(
     def flock(fd: int, how: int) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(_lock.fcntl, "flock", flock)
+    monkeypatch.setattr(folder_lock.fcntl, "flock", flock)
     others = tmp_path / ".step-0000000002.0123abcd.tmp"
     others.mkdir()
 
@@ -425,7 +425,7 @@ def test_a_file_system_without_locks(
 
 
 def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lock, "_PATIENCE", 0.0)
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
     store = Store(tmp_path, collectives.init("single"))
     (tmp_path / ".lock").unlink()
     write(store, collectives.init("single"), 1)
@@ -436,5 +436,5 @@ def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path, monkeypatch: pyt
 def test_a_lock_with_nonsense_in_it(tmp_path: Path) -> None:
     for content in (b"", b"{", b"[1]", b"\xff" * 300, b'{"token": 3}'):
         (tmp_path / ".lock").write_bytes(content)
-        assert _lock.token_in(str(tmp_path)) is None
+        assert folder_lock.token_in(str(tmp_path)) is None
         Store(tmp_path, collectives.init("single")).close()

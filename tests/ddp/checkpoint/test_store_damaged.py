@@ -16,9 +16,9 @@ import pytest
 
 import collectives
 from collectives.communicator import Communicator
-from ddp.checkpoint import _shards
-from ddp.checkpoint._saved import open_checkpoint
-from ddp.checkpoint._store import Store
+from ddp.checkpoint import shard_file
+from ddp.checkpoint.saved import open_checkpoint
+from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import check, write
 from tests.ddp.checkpoint.test_store_tables import signed
@@ -29,7 +29,7 @@ SLACK = 1 << 18  # bytes, of the interpreter's own, whatever is read
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_shards, "BLOCK", 1 << 16)
+    monkeypatch.setattr(shard_file, "BLOCK", 1 << 16)
 
 
 def saved(folder: Path, steps: tuple[int, ...] = (1,), ranks: int = 2) -> list[Files]:
@@ -150,13 +150,13 @@ def test_another_folders_checkpoint(tmp_path: Path) -> None:
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path)
     checkpoint = open_checkpoint(tmp_path / "step-0000000001")
-    real = _shards.VerifiedFile._load
+    real = shard_file.VerifiedFile._load
 
-    def load(self: _shards.VerifiedFile, index: int, view: memoryview) -> None:
+    def load(self: shard_file.VerifiedFile, index: int, view: memoryview) -> None:
         os.truncate(tmp_path / "step-0000000001" / FIRST, 100)
         real(self, index, view)
 
-    monkeypatch.setattr(_shards.VerifiedFile, "_load", load)
+    monkeypatch.setattr(shard_file.VerifiedFile, "_load", load)
     with pytest.raises(CheckpointError, match="it became shorter while it was read"):
         checkpoint.read_all()
 
@@ -199,10 +199,10 @@ def test_where_none_is_whole_nobody_begins_anew_unawares(tmp_path: Path) -> None
     saved(tmp_path, (1, 2), ranks=1)
     for step in (1, 2):
         (tmp_path / f"step-000000000{step}" / FIRST).unlink()
-    words = r"no checkpoint in .* is whole \(step-0000000001: rank-0000.safetensors: No such .*to begin anew, move"
+    message = r"no checkpoint in .* is whole \(step-0000000001: rank-0000.safetensors: No such .*to begin anew, move"
 
     def main(comm: Communicator) -> None:
-        with pytest.raises(CheckpointError, match=words):
+        with pytest.raises(CheckpointError, match=message):
             Store(tmp_path, comm).newest()
 
     collectives.run_threads(main, size=2)
@@ -222,8 +222,8 @@ def test_a_file_that_cannot_be_read_here_is_no_damaged_one(
 
     store = Store(tmp_path, collectives.init("single"))
     monkeypatch.setattr(os, "open", refuse)
-    words = f"cannot be found: rank 0: step-0000000002: {FIRST}: {os.strerror(number)}"
-    with pytest.raises(CheckpointError, match=words):
+    message = f"cannot be found: rank 0: step-0000000002: {FIRST}: {os.strerror(number)}"
+    with pytest.raises(CheckpointError, match=message):
         store.newest()
     monkeypatch.undo()
     check(store.newest(), 2)

@@ -16,8 +16,8 @@ import pytest
 
 import collectives
 from collectives.communicator import Communicator
-from ddp.checkpoint import _holding, _lock
-from ddp.checkpoint._store import Store
+from ddp.checkpoint import folder_lock
+from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import Disk, check, leftovers, put_disk, write
 
@@ -27,8 +27,8 @@ GROWS = ("open", "mkdir", "write", "fsync", "close", "rename")  # what a full di
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     put_disk(monkeypatch)
-    monkeypatch.setattr(_holding, "_VISIBLE", 0.2)
-    monkeypatch.setattr(_lock, "_PATIENCE", 0.5)
+    monkeypatch.setattr(folder_lock, "_VISIBLE", 0.2)
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.5)
 
 
 def attempt(folder: Path, ranks: int, monkeypatch: pytest.MonkeyPatch, fake: Disk) -> list[str]:
@@ -41,7 +41,7 @@ def attempt(folder: Path, ranks: int, monkeypatch: pytest.MonkeyPatch, fake: Dis
         saved = True
         with monkeypatch.context() as patch:
             if comm.rank == 0:
-                patch.setattr("ddp.checkpoint._disk.os", fake)
+                patch.setattr("ddp.checkpoint.disk.os", fake)
             comm.barrier()
             try:
                 write(store, comm, 2)
@@ -162,7 +162,7 @@ def test_killed_after_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_killed_for_good(tmp_path: Path, count: Callable[[int, int], int]) -> None:
     code = (
-        "import sys, numpy as np, collectives; from ddp.checkpoint._store import Store\n"
+        "import sys, numpy as np, collectives; from ddp.checkpoint.store import Store\n"
         "store = Store(sys.argv[1], collectives.init('single')); saved = store.newest()\n"
         "step = 0 if saved is None else saved.step\n"
         "if saved is not None:\n"
@@ -289,7 +289,7 @@ def test_a_folder_that_is_removed_in_the_middle(tmp_path: Path, monkeypatch: pyt
             with monkeypatch.context() as patch:
                 comm.barrier()
                 if comm.rank == 0:
-                    patch.setattr("ddp.checkpoint._disk.os", fake)
+                    patch.setattr("ddp.checkpoint.disk.os", fake)
                 comm.barrier()
                 try:
                     write(store, comm, 1)
@@ -314,8 +314,8 @@ SLOW = """
 import os, sys, time
 import numpy as np
 import collectives
-from ddp.checkpoint import _disk
-from ddp.checkpoint._store import Store
+from ddp.checkpoint import disk
+from ddp.checkpoint.store import Store
 
 class Slow:
     def __getattr__(self, name):
@@ -326,7 +326,7 @@ class Slow:
 
 comm = collectives.init(timeout=60).split(0, timeout=3.0)
 if comm.rank == 1:
-    _disk.os = Slow()
+    disk.os = Slow()
 store = Store(sys.argv[1], comm)
 store.write(1, {f"x{comm.rank}": np.ones(3)}, None, None)
 print("step", store.newest().step)

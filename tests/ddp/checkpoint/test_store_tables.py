@@ -11,12 +11,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp.checkpoint import _folders
-from ddp.checkpoint._folders import is_temporary, newest_first, next_name, order, shard_name, surplus, temporary
-from ddp.checkpoint._manifest import Damaged, Entry, Manifest, Part, Piece, Shard, assemble, decode, encode
-from ddp.checkpoint._plan import plan, to_json
-from ddp.checkpoint._spreading import spread
-from ddp.checkpoint._trouble import Failed, Trouble, sentence, twice, words
+from ddp.checkpoint import saved
+from ddp.checkpoint.agreement import LocalFailure, RankFailure, describe_os_error, failure_message, retry_once
+from ddp.checkpoint.manifest import (
+    DamagedCheckpoint,
+    Manifest,
+    ShardInfo,
+    TensorEntry,
+    TensorPart,
+    TensorPiece,
+    assemble_tensors,
+    decode_manifest,
+    encode_manifest,
+)
+from ddp.checkpoint.saved import (
+    folder_order,
+    is_temporary,
+    newest_first,
+    next_name,
+    shard_name,
+    surplus_names,
+    temporary_name,
+)
+from ddp.checkpoint.state import split_evenly
+from ddp.checkpoint.store import plan_rank, to_json
 from ddp.errors import ArgumentError
 
 
@@ -41,16 +59,16 @@ def test_names_say_what_is_newest() -> None:
 def test_the_next_one_is_the_newest(step: int, names: list[str], name: str) -> None:
     assert next_name(step, names) == name
     assert newest_first([*names, name])[0] == name
-    key = order(name)
+    key = folder_order(name)
     assert key is not None
     assert key[1] == step
 
 
 def test_what_is_not_whole_is_no_checkpoint_by_its_name() -> None:
     for name in ("step-0000000004", "step-0000000004.2"):
-        hidden = temporary(name, "0123abcd")
+        hidden = temporary_name(name, "0123abcd")
         assert is_temporary(hidden)
-        assert order(hidden) is None
+        assert folder_order(hidden) is None
         assert not is_temporary(name)
     assert not is_temporary(".step-0000000004.tmp")
     assert shard_name(12345) == "rank-12345.safetensors"
@@ -70,7 +88,7 @@ def test_what_is_not_whole_is_no_checkpoint_by_its_name() -> None:
     ],
 )
 def test_whole_ones_are_kept_and_torn_ones_do_not_count(names: str, whole: str, keep: int, removed: str) -> None:
-    assert surplus(list(names), set(whole), keep) == list(removed)
+    assert surplus_names(list(names), set(whole), keep) == list(removed)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +104,7 @@ def test_whole_ones_are_kept_and_torn_ones_do_not_count(names: str, whole: str, 
     ],
 )
 def test_spread(sizes: dict[str, tuple[int, int]], ranks: int, parts: Any) -> None:
-    assert spread(sizes, ranks) == parts
+    assert split_evenly(sizes, ranks) == parts
 
 
 def test_what_is_spread_is_whole_and_even() -> None:
@@ -94,7 +112,7 @@ def test_what_is_spread_is_whole_and_even() -> None:
     for _ in range(200):
         count, ranks = int(rng.integers(1, 9)), int(rng.integers(1, 9))
         sizes = {str(i): (int(rng.integers(0, 200_000)), int(rng.choice([1, 2, 4, 8]))) for i in range(count)}
-        parts = spread(sizes, ranks)
+        parts = split_evenly(sizes, ranks)
         for name, (length, _) in sizes.items():
             spans = sorted(part[name] for part in parts if name in part)
             assert [0, *(stop for _, stop in spans)] == [*(start for start, _ in spans), length]
@@ -102,54 +120,66 @@ def test_what_is_spread_is_whole_and_even() -> None:
         assert max(each) - sum(each) / ranks < (1 << 16) + 8
 
 
-WHOLE = Part("F32", (4, 3), 0, 12)
+WHOLE = TensorPart("F32", (4, 3), 0, 12)
 
 
 def test_pieces_are_put_together_in_order() -> None:
-    parts = [{"x": Part("F32", (4, 3), 5, 12), "y": WHOLE}, {"x": Part("F32", (4, 3), 0, 5)}]
-    assert assemble(parts, ["r0", "r1"]) == {
-        "x": Entry("F32", (4, 3), (Piece("r1", 0, 5), Piece("r0", 5, 12))),
-        "y": Entry("F32", (4, 3), (Piece("r0", 0, 12),)),
+    parts = [{"x": TensorPart("F32", (4, 3), 5, 12), "y": WHOLE}, {"x": TensorPart("F32", (4, 3), 0, 5)}]
+    assert assemble_tensors(parts, ["r0", "r1"]) == {
+        "x": TensorEntry("F32", (4, 3), (TensorPiece("r1", 0, 5), TensorPiece("r0", 5, 12))),
+        "y": TensorEntry("F32", (4, 3), (TensorPiece("r0", 0, 12),)),
     }
-    assert assemble([{"e": Part("F32", (0,), 0, 0)}], ["r0"])["e"].pieces == (Piece("r0", 0, 0),)
+    assert assemble_tensors([{"e": TensorPart("F32", (0,), 0, 0)}], ["r0"])["e"].pieces == (TensorPiece("r0", 0, 0),)
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         ([{"x": WHOLE}, {"x": WHOLE}], "x: element 0 is written by several ranks"),
-        ([{"x": WHOLE}, {"x": Part("F32", (3, 4), 0, 12)}], r"x is F32 \(4, 3\) on rank 0 and F32 \(3, 4\) on rank 1"),
-        ([{"x": WHOLE}, {"x": Part("F16", (4, 3), 0, 12)}], "and F16"),
-        ([{"x": Part("F32", (4, 3), 1, 12)}], "x: element 0 is written by no rank"),
-        ([{"x": Part("F32", (4, 3), 0, 11)}], "of its 12 elements only 11 are written"),
-        ([{"x": Part("F32", (4, 3), 0, 5)}, {"x": Part("F32", (4, 3), 6, 12)}], "element 5 is written by no rank"),
-        ([{"x": Part("F32", (4, 3), 0, 7)}, {"x": Part("F32", (4, 3), 6, 12)}], "element 6 is written by several"),
+        (
+            [{"x": WHOLE}, {"x": TensorPart("F32", (3, 4), 0, 12)}],
+            r"x is F32 \(4, 3\) on rank 0 and F32 \(3, 4\) on rank 1",
+        ),
+        ([{"x": WHOLE}, {"x": TensorPart("F16", (4, 3), 0, 12)}], "and F16"),
+        ([{"x": TensorPart("F32", (4, 3), 1, 12)}], "x: element 0 is written by no rank"),
+        ([{"x": TensorPart("F32", (4, 3), 0, 11)}], "of its 12 elements only 11 are written"),
+        (
+            [{"x": TensorPart("F32", (4, 3), 0, 5)}, {"x": TensorPart("F32", (4, 3), 6, 12)}],
+            "element 5 is written by no rank",
+        ),
+        (
+            [{"x": TensorPart("F32", (4, 3), 0, 7)}, {"x": TensorPart("F32", (4, 3), 6, 12)}],
+            "element 6 is written by several",
+        ),
     ],
 )
 def test_pieces_that_do_not_fit(parts: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        assemble(parts, ["r0", "r1"])
+        assemble_tensors(parts, ["r0", "r1"])
 
 
 def manifest() -> Manifest:
-    files = {"r0": Shard(10, ("0" * 64,)), "r1": Shard(0, ())}
-    tensors = {"x": Entry("F32", (2,), (Piece("r0", 0, 2),)), "ü": Entry("BF16", (), (Piece("r0", 0, 1),))}
+    files = {"r0": ShardInfo(10, ("0" * 64,)), "r1": ShardInfo(0, ())}
+    tensors = {
+        "x": TensorEntry("F32", (2,), (TensorPiece("r0", 0, 2),)),
+        "ü": TensorEntry("BF16", (), (TensorPiece("r0", 0, 1),)),
+    }
     return Manifest(7, 2, 64, files, tensors, {"a": [1, None, "ü"]}, [1, {}])
 
 
 def test_a_manifest_comes_back() -> None:
-    data = encode(manifest())
-    assert decode(data) == manifest()
+    data = encode_manifest(manifest())
+    assert decode_manifest(data) == manifest()
     assert json.loads(data)["step"] == 7
 
 
 def test_no_byte_of_a_manifest_can_be_another() -> None:
-    data = encode(manifest())
+    data = encode_manifest(manifest())
     for at in range(len(data)):
-        with pytest.raises(Damaged):
-            decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        with pytest.raises(Damaged):
-            decode(data[:at])
+        with pytest.raises(DamagedCheckpoint):
+            decode_manifest(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(DamagedCheckpoint):
+            decode_manifest(data[:at])
 
 
 def signed(fields: Any) -> bytes:
@@ -206,21 +236,21 @@ def signed_text(text: str) -> bytes:
     ],
 )
 def test_a_manifest_says_nothing_that_cannot_be(path: tuple[str, ...], value: Any) -> None:
-    fields = json.loads(encode(manifest()))
+    fields = json.loads(encode_manifest(manifest()))
     del fields["sha256"]
-    assert decode(signed(fields)) == manifest()
+    assert decode_manifest(signed(fields)) == manifest()
     inner = fields
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = value
-    with pytest.raises(Damaged):
-        decode(signed(fields))
+    with pytest.raises(DamagedCheckpoint):
+        decode_manifest(signed(fields))
 
 
 @pytest.mark.parametrize("text", ["{}", '{"a":', "{" + '"a":[' * 100_000, '{"a":' + "1" * 5000 + "}", "[]"])
 def test_signed_nonsense(text: str) -> None:
-    with pytest.raises(Damaged):
-        decode(signed_text(text))
+    with pytest.raises(DamagedCheckpoint):
+        decode_manifest(signed_text(text))
 
 
 @pytest.mark.parametrize(
@@ -248,33 +278,36 @@ def test_signed_nonsense(text: str) -> None:
     ],
 )
 def test_what_cannot_be_saved(tensors: Any, state: Any, pieces: Any, message: str) -> None:
-    with pytest.raises(Failed, match=message):
-        plan(1, tensors, state, None, pieces, 0)
+    with pytest.raises(LocalFailure, match=message):
+        plan_rank(1, tensors, state, None, pieces, 0)
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, True, _folders.MOST_STEPS, None])
+@pytest.mark.parametrize("step", [-1, 1.0, True, saved.MOST_STEPS, None])
 def test_a_step_is_a_number(step: Any) -> None:
-    with pytest.raises(Failed, match="a step should be"):
-        plan(step, {}, None, None, {}, 0)
+    with pytest.raises(LocalFailure, match="a step should be"):
+        plan_rank(step, {}, None, None, {}, 0)
 
 
 def test_a_state_that_contains_itself() -> None:
     state: list[Any] = []
     state.append(state)
-    with pytest.raises(Failed, match="contains itself"):
+    with pytest.raises(LocalFailure, match="contains itself"):
         to_json("state", state)
 
 
 def test_troubles_in_one_sentence(tmp_path: Path) -> None:
     path = f"{tmp_path}/x"
-    said = words("writing", path, OSError(errno.ENOSPC, "ignored"))
+    said = describe_os_error("writing", path, OSError(errno.ENOSPC, "ignored"))
     assert said.startswith(f"writing {path}: No space left on device, ")
     assert said.endswith(" bytes are left (free some room there, or keep fewer checkpoints)")
-    assert words("reading", "x", OSError(errno.EBADF, "")) == "reading x: Bad file descriptor"
-    assert words("reading", "x", OSError("odd")) == "reading x: odd"
-    assert sentence("no", [Trouble(2, "a")]) == "no: rank 2: a"
-    assert sentence("no", [Trouble(2, "a"), Trouble(3, "b")]) == "no: rank 2: a; rank 3 too"
-    assert sentence("no", [Trouble(2, "a"), Trouble(3, "b"), Trouble(5, "b")]) == "no: rank 2: a; ranks 3, 5 too"
+    assert describe_os_error("reading", "x", OSError(errno.EBADF, "")) == "reading x: Bad file descriptor"
+    assert describe_os_error("reading", "x", OSError("odd")) == "reading x: odd"
+    assert failure_message("no", [RankFailure(2, "a")]) == "no: rank 2: a"
+    assert failure_message("no", [RankFailure(2, "a"), RankFailure(3, "b")]) == "no: rank 2: a; rank 3 too"
+    assert (
+        failure_message("no", [RankFailure(2, "a"), RankFailure(3, "b"), RankFailure(5, "b")])
+        == "no: rank 2: a; ranks 3, 5 too"
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,9 +331,9 @@ def test_what_passes_is_tried_twice(errors: list[int], attempts: int, raised: in
         return "done"
 
     if raised is None:
-        assert twice(work) == "done"
+        assert retry_once(work) == "done"
     else:
         with pytest.raises(OSError, match="as told") as caught:
-            twice(work)
+            retry_once(work)
         assert caught.value.errno == raised
     assert len(made) == attempts

@@ -1,24 +1,87 @@
-"""The loop: batches from where the last run was, and between two of them whatever is due.
+"""The loop of `Checkpointer.resume`: batches from where the last run was, saves that are due, stops on signals.
 
-What is due is decided by what all ranks know alike: the number of the step, and what they heard of each other's wishes
-in the last synchronized backward. So they decide the same, and no call is made for it.
-"""
+What is due is decided by what all ranks know alike: the number of the step, and what they told each other in the last
+synchronized backward. So they decide the same, and no call is made for it.
+
+Slurm sends SIGTERM, or by `--signal` SIGUSR1, before it takes the machine away; a user presses Ctrl-C. Handlers are
+there only while the loop runs. A handler that was there before is called as well; one that was told to ignore a signal,
+as `nohup` and a shell's background do, goes on ignoring it."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import collectives
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, ParallelError
-from ddp.parallel.wishes import SAVE, SAVED, STOP
+from ddp.parallel.wishes import SAVE, SAVED, STOP, Wishes
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_TWICE = 0.5  # s; one Ctrl-C may come twice: from the terminal, and from the engine that passes it on
+
+
+class StopSignals:
+    """A context in which a signal becomes this rank's wish to stop. In a thread that is not the main one, nothing.
+
+    The second Ctrl-C does what it did before, which by default is to raise KeyboardInterrupt.
+    """
+
+    def __init__(self, wishes: Wishes) -> None:
+        self._wishes = wishes
+        self._before: dict[int, Any] = {}
+        self._listening = False
+        self._interrupted: float | None = None  # when the first Ctrl-C came
+
+    def __enter__(self) -> StopSignals:
+        self._listening = True
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                before = signal.getsignal(number)
+                if before not in (signal.SIG_IGN, None):  # None: a handler of C code, which nobody could put back
+                    self._before[number] = before
+                    signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._listening = False
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._heard:  # else somebody has put another one there since
+                signal.signal(number, before)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        before = self._before.get(number, signal.SIG_DFL)
+        if not self._listening:  # it was put back by a later context, which was left after this one
+            _again(number, frame, before)
+            return
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self._interrupted is not None and now - self._interrupted > _TWICE:
+                _again(number, frame, before)
+                return
+            self._interrupted = now if self._interrupted is None else self._interrupted
+        self._wishes.mine[STOP] = True
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+
+
+def _again(number: int, frame: FrameType | None, before: Callable[..., Any] | Any) -> None:
+    """Does what would have been done without us."""
+    if callable(before):
+        before(number, frame)
+    else:
+        signal.signal(number, before)
+        signal.raise_signal(number)
+
 
 if TYPE_CHECKING:
-    from ddp.checkpoint._checkpointer import Checkpointer
+    from ddp.checkpoint.checkpointer import Checkpointer
 
 
-def check(loader: Any, epochs: Any) -> None:
+def check_loader(loader: Any, epochs: Any) -> None:
     """Raises: DtypeError, ArgumentError for what `resume` cannot take."""
     missing = [name for name in ("state_dict", "load_state_dict", "epoch", "__iter__") if not hasattr(loader, name)]
     if missing:
@@ -30,7 +93,7 @@ def check(loader: Any, epochs: Any) -> None:
         raise ArgumentError(f"resume: epochs is a number of passes, or None for no end, got {epochs!r}")
 
 
-def batches(ckpt: Checkpointer, loader: Any, epochs: int | None) -> Iterator[Any]:
+def resume_batches(ckpt: Checkpointer, loader: Any, epochs: int | None) -> Iterator[Any]:
     """See `Checkpointer.resume`."""
     ckpt._raise_if_closed()
     with ckpt.signals():

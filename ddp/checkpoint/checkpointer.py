@@ -1,4 +1,4 @@
-"""`Checkpointer`: what training changes, saved and put back; the loop that goes on with it is in `_resuming`."""
+"""`Checkpointer`: saves what training changes, and restores it. The training loop over it is in `resume`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ import numpy as np
 import collectives
 from collectives import ReduceOp, world
 from ddp._device import CPU, place
-from ddp.checkpoint import _optimizers, _resuming, _state
-from ddp.checkpoint._agreement import together
-from ddp.checkpoint._arguments import check_times, checked
-from ddp.checkpoint._background import Saving
-from ddp.checkpoint._restoring import Restoring
-from ddp.checkpoint._snapshot import Snapshot
-from ddp.checkpoint._stopping import Signals
-from ddp.checkpoint._store import Store
-from ddp.errors import CheckpointError
+from ddp.checkpoint.agreement import gather_or_raise
+from ddp.checkpoint.optimizer_state import tensors_changed_by_step
+from ddp.checkpoint.restore import Restorer
+from ddp.checkpoint.resume import StopSignals, check_loader, resume_batches
+from ddp.checkpoint.snapshot import BackgroundSave, Snapshot
+from ddp.checkpoint.state import TrainedObjects, capture
+from ddp.checkpoint.store import Store
+from ddp.errors import ArgumentError, CheckpointError, DtypeError
 from ddp.nn import Module
 from ddp.optim import Optimizer
 from ddp.parallel.wishes import KINDS, SAVED, STOP, Wishes
@@ -73,8 +72,8 @@ class Checkpointer:
         comm: collectives.Communicator | None = None,
         resume: bool = True,
     ) -> None:
-        self._training = checked(model, optimizer, scheduler, scaler, user)
-        check_times(every, every_seconds)
+        self._training = check_objects(model, optimizer, scheduler, scaler, user)
+        check_intervals(every, every_seconds)
         comm = collectives.init() if comm is None else comm
         self.step = 0
         self._every, self._every_seconds = every, every_seconds
@@ -84,12 +83,12 @@ class Checkpointer:
         self._wishes = Wishes()
         for each in self._training.parallel:
             each._reducer.wishes = self._wishes
-        self._saving: Saving | None = None
+        self._saving: BackgroundSave | None = None
         self._room: dict[str, Any] = {}
         self._saved_at: int | None = None  # the step of the last checkpoint, saved or loaded
         self._loaded = False
         self._loader_state: Any = None  # until a loader comes
-        self._restored: Restoring | None = None  # until the loop begins
+        self._restored: Restorer | None = None  # until the loop begins
         self._inside = False  # the loop's body has a batch, whose step is not counted yet
         self._left = False  # a loop has begun, and did not come to its end
         self._stepped = False  # an optimizer has made a step since `_resuming` asked
@@ -124,8 +123,8 @@ class Checkpointer:
 
         Raises: DtypeError for a loader without these; CheckpointError from a save, on all ranks; SystemExit to stop.
         """
-        _resuming.check(loader, epochs)
-        return _resuming.batches(self, loader, epochs)
+        check_loader(loader, epochs)
+        return resume_batches(self, loader, epochs)
 
     @property
     def stop_requested(self) -> bool:
@@ -141,9 +140,9 @@ class Checkpointer:
         """Does what a signal does: asks all ranks, from this one, to save and stop after the next step."""
         self._wishes.mine[STOP] = True
 
-    def signals(self) -> Signals:
+    def signals(self) -> StopSignals:
         """A context in which signals ask for a stop, for loops of one's own; `resume` has it by itself."""
-        return Signals(self._wishes)
+        return StopSignals(self._wishes)
 
     def stop(self) -> NoReturn:
         """Saves, unless this step is saved, and leaves with exit code 75: start the same command to go on."""
@@ -199,9 +198,9 @@ class Checkpointer:
         if saved is None:
             self._loaded = True
             return False
-        restoring = Restoring(saved, self._training, self._comm.rank, self._comm.size, strict)
+        restoring = Restorer(saved, self._training, self._comm.rank, self._comm.size, strict)
         for part in (restoring.check, restoring.load_model, restoring.load_plans, restoring.load_rest):
-            together(self._comm, "load", part)
+            gather_or_raise(self._comm, "load", part)
         self._loaded = True
         self.step = saved.step
         self._saved_at = saved.step if path is None else None
@@ -254,16 +253,18 @@ class Checkpointer:
 
     def _write(self) -> None:
         """Saves now, in this thread, from where everything lies."""
-        state = _state.capture(self._training, self._comm)
+        state = capture(self._training, self._comm)
         arrays = {source.name: np.asarray(place(source.array, CPU), order="C") for source in state.sources}
         self._store.write(self._reached, arrays, state.shared, state.own, state.pieces)
         self._saved_at = self._reached
 
     def _begin(self) -> None:
         """Starts a save in the background."""
-        state = _state.capture(self._training, self._comm)
-        owned = {id(tensor.version) for each in self._training.optimizers for tensor in _optimizers.owned(each)}
-        snapshot = Snapshot(state.sources, owned, self._room)
+        state = capture(self._training, self._comm)
+        changed_by_step = {
+            id(tensor.version) for each in self._training.optimizers for tensor in tensors_changed_by_step(each)
+        }
+        snapshot = Snapshot(state.sources, changed_by_step, self._room)
         write = functools.partial(
             self._store.write, self._reached, snapshot.arrays, state.shared, state.own, state.pieces, gently=True
         )  # and nothing holds the sources: after a new plan of buckets, their memory may go
@@ -273,7 +274,9 @@ class Checkpointer:
 
         self._saved_at = self._reached
         self._wishes.heard[SAVED] = 0
-        self._saving = Saving(self._beside, snapshot, write, functools.partial(self._store.refuse, self._reached), told)
+        self._saving = BackgroundSave(
+            self._beside, snapshot, write, functools.partial(self._store.refuse, self._reached), told
+        )
 
     def _end_saving(self) -> bool:
         """Waits for the save under way, if there is one. False if it has to be made anew."""
@@ -324,3 +327,39 @@ class Checkpointer:
     def _raise_if_closed(self) -> None:
         if self._closed:
             raise CheckpointError("this Checkpointer was closed: make another one")
+
+
+def check_objects(model: Any, optimizer: Any, scheduler: Any, scaler: Any, user: Any) -> TrainedObjects:
+    """What training changes. Raises: DtypeError."""
+    if model is not None and not isinstance(model, Module):
+        raise DtypeError(f"Checkpointer: model is a Module or a DataParallel, not {type(model).__name__}")
+    optimizers, schedulers = _listed(optimizer), _listed(scheduler)
+    for each in optimizers:
+        if not isinstance(each, Optimizer):
+            raise DtypeError(f"Checkpointer: optimizer is an Optimizer, or a list of them, not {type(each).__name__}")
+    for each in schedulers:
+        _check_stateful("scheduler", each)
+    if scaler is not None:
+        _check_stateful("scaler", scaler)
+    if user is not None and not isinstance(user, dict):
+        _check_stateful("user", user)
+    return TrainedObjects(model=model, optimizers=optimizers, schedulers=schedulers, scaler=scaler, user=user)
+
+
+def check_intervals(every: Any, every_seconds: Any) -> None:
+    """Raises: ArgumentError."""
+    if every is not None and (type(every) is not int or every < 1):
+        raise ArgumentError(f"Checkpointer: every is a number of steps of at least 1, or None, got {every!r}")
+    if every_seconds is not None and (not isinstance(every_seconds, int | float) or not every_seconds > 0):
+        raise ArgumentError(f"Checkpointer: every_seconds is above 0, or None, got {every_seconds!r}")
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _check_stateful(what: str, given: Any) -> None:
+    if not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
+        raise DtypeError(f"Checkpointer: {what} has state_dict and load_state_dict, {type(given).__name__} has not")

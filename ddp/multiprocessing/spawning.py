@@ -14,7 +14,7 @@ from multiprocessing.process import parent_process
 from typing import Any
 
 from ddp.errors import ArgumentError
-from ddp.multiprocessing._contexts import default
+from ddp.multiprocessing.contexts import default
 
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 _MOST = 32 << 10  # bytes of a traceback, and of an exception
@@ -177,7 +177,7 @@ def spawn(
 def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any) -> None:
     parent = parent_process()
     assert parent is not None
-    threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(parent.sentinel,), daemon=True).start()
     try:
         fn(index, *args)
     except KeyboardInterrupt:
@@ -193,7 +193,7 @@ def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any)
         raise SystemExit(1) from None
 
 
-def _follow(sentinel: int) -> None:
+def _die_with_parent(sentinel: int) -> None:
     """Ends this process when its parent has ended, whatever it is doing then."""
     wait([sentinel])
     os.kill(os.getpid(), signal.SIGKILL)

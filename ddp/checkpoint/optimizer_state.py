@@ -1,9 +1,8 @@
 """Optimizer state on its way to disk and back: whole, or in the pieces that the ranks of a ZeroOptimizer hold.
 
 Both are saved as (parameter, start, stop, state there), so that either loads into the other, at any number of ranks.
-Parameters go by number, as in every optimizer's state dict, and bear the model's names beside: it is by these that an
-optimizer of something else is told from the one that was saved.
-"""
+Parameters go by number, as in every optimizer's state dict, with the model's names beside: by these an optimizer of
+another model is told from the one that was saved."""
 
 from __future__ import annotations
 
@@ -14,15 +13,15 @@ from typing import Any
 from ddp._device import CPU
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
-from ddp.checkpoint._encoding import JSON, Fetch, Keep, decode, encode, named
+from ddp.checkpoint.encoding import JSON, Fetch, Keep, decode, encode, named
 from ddp.errors import StateDictError
 from ddp.optim import Optimizer
 from ddp.parallel import ZeroOptimizer
 
-Piece = tuple[int, int, int, dict[str, Any]]
+TensorPiece = tuple[int, int, int, dict[str, Any]]
 
 
-def describe(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep) -> JSON:
+def describe_optimizer(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep) -> JSON:
     """All but the state. names: of the model's parameters, by id; where: what stands before the names of arrays"""
     groups = []
     for group in Optimizer.state_dict(optimizer)["param_groups"]:
@@ -40,7 +39,7 @@ def describe(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: K
     }
 
 
-def pieces(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep) -> JSON:
+def optimizer_pieces(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep) -> JSON:
     """The state that this rank holds: all of it, or in a ZeroOptimizer its part."""
     told = []
     params = list(_params(optimizer))
@@ -54,7 +53,7 @@ def pieces(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Kee
     return told
 
 
-def owned(optimizer: Optimizer) -> Iterator[Any]:
+def tensors_changed_by_step(optimizer: Optimizer) -> Iterator[Any]:
     """The tensors that nobody but `step` changes: the parameters, and their state."""
     yield from _params(optimizer)
     for _, _, _, state in _pieces(optimizer):
@@ -146,7 +145,7 @@ def _kind(optimizer: Optimizer) -> str:
     return (optimizer._kind if isinstance(optimizer, ZeroOptimizer) else type(optimizer)).__name__
 
 
-def _pieces(optimizer: Optimizer) -> Iterator[Piece]:
+def _pieces(optimizer: Optimizer) -> Iterator[TensorPiece]:
     if isinstance(optimizer, ZeroOptimizer):
         yield from optimizer.state_pieces()
         return

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ddp._files import open_regular
-from ddp.checkpoint import _disk
-from ddp.checkpoint._manifest import Damaged, Shard
-from ddp.checkpoint._trouble import reason
-from ddp.serialization._layout import lay_out
+from ddp.checkpoint import disk
+from ddp.checkpoint.agreement import reason
+from ddp.checkpoint.manifest import DamagedCheckpoint, ShardInfo
+from ddp.serialization.safetensors import lay_out
 
 Array = np.ndarray[Any, Any]
 
@@ -30,30 +30,32 @@ _AHEAD = 16  # chunks
 _SMALL = 1 << 20  # arrays are gathered up to so many bytes, so that a thousand of them are not a thousand calls
 
 
-def write_shard(path: str, arrays: Mapping[str, Array], progress: Callable[[], None], gently: bool = False) -> Shard:
+def write_shard(
+    path: str, arrays: Mapping[str, Array], progress: Callable[[], None], gently: bool = False
+) -> ShardInfo:
     """Writes a new safetensors file, to the disk.
 
     progress: called now and then; gently: in this thread alone, which takes longer and leaves a core to others
 
     Raises: OSError; a part of the file may be there then.
     """
-    fd = _disk.create(path)
+    fd = disk.create(path)
     try:
-        sums = _Sums()
-        with contextlib.nullcontext(sums) if gently else _Aside(sums) as adding:
+        sums = _Checksums()
+        with contextlib.nullcontext(sums) if gently else _ChecksumThread(sums) as adding:
             written = started = 0
             for chunk in _chunks(arrays):
                 adding.add(chunk)
-                _disk.write(fd, chunk)
+                disk.write(fd, chunk)
                 written += len(chunk)
                 if written - started >= BLOCK:
-                    _disk.start_writing(fd, started, written - started)
+                    disk.start_writing(fd, started, written - started)
                     started = written
                 progress()
     except BaseException:
-        _disk.close(fd)
+        disk.close(fd)
         raise
-    _disk.finish(fd)
+    disk.finish(fd)
     return sums.shard()
 
 
@@ -69,12 +71,12 @@ def _chunks(arrays: Mapping[str, Array]) -> Iterator[memoryview]:
         if array.nbytes <= _SMALL:
             gathered += array.tobytes()
         else:
-            yield from _cut(array)
+            yield from _large_chunks(array)
     if gathered:
         yield memoryview(gathered)
 
 
-def _cut(array: Array) -> Iterator[memoryview]:
+def _large_chunks(array: Array) -> Iterator[memoryview]:
     """The bytes of a large array in C order, of one that has them in another order copied piece by piece."""
     count = _CHUNK // array.itemsize
     flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
@@ -82,7 +84,7 @@ def _cut(array: Array) -> Iterator[memoryview]:
         yield flat[at : at + count].view(np.uint8).data
 
 
-class _Sums:
+class _Checksums:
     """The checksums of a file that comes in chunks of any length."""
 
     def __init__(self) -> None:
@@ -100,24 +102,24 @@ class _Sums:
                 self._done.append(self._sum.hexdigest())
                 self._sum = hashlib.sha256()
 
-    def shard(self) -> Shard:
+    def shard(self) -> ShardInfo:
         rest = [self._sum.hexdigest()] if self._length % BLOCK else []
-        return Shard(self._length, (*self._done, *rest))
+        return ShardInfo(self._length, (*self._done, *rest))
 
 
-class _Aside:
+class _ChecksumThread:
     """Adds chunks to checksums in a thread of its own, until the end of the block; in this one where there can be none.
 
     From Python 3.12 on no thread starts any more once the script has ended, while a save may still be under way.
     """
 
-    def __init__(self, sums: _Sums) -> None:
+    def __init__(self, sums: _Checksums) -> None:
         self._sums = sums
         self._helper = ThreadPoolExecutor(1, "checksums")  # starts its thread when it is given work
         self._alone = False
         self._added: deque[Future[None]] = deque()
 
-    def __enter__(self) -> _Aside:
+    def __enter__(self) -> _ChecksumThread:
         return self
 
     def add(self, data: memoryview) -> None:
@@ -145,10 +147,10 @@ class _Aside:
 class VerifiedFile:
     """A file, open for reading, whose bytes are handed out only if they are those that were written.
 
-    Raises: Damaged, also if the file is of another length than it was, or cannot be read.
+    Raises: DamagedCheckpoint, also if the file is of another length than it was, or cannot be read.
     """
 
-    def __init__(self, path: str, shard: Shard, block: int) -> None:
+    def __init__(self, path: str, shard: ShardInfo, block: int) -> None:
         self._name = os.path.basename(path)
         self._shard = shard
         self._block = block
@@ -178,7 +180,7 @@ class VerifiedFile:
             self._fd = -1
 
     def _fail(self, what: str) -> NoReturn:
-        raise Damaged(f"{self._name}: {what}") from None
+        raise DamagedCheckpoint(f"{self._name}: {what}") from None
 
     def tell(self) -> int:
         return self._at

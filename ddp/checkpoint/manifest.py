@@ -19,28 +19,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ddp.errors import ArgumentError
-from ddp.serialization._format import METADATA, STORED
+from ddp.serialization.safetensors import METADATA, STORED
 
-FILE = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 VERSION = 1
-MOST_BYTES = 1 << 30  # of a manifest: it is read into memory before anything of it is known
+MOST_MANIFEST_BYTES = 1 << 30  # of a manifest: it is read into memory before anything of it is known
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
 _SUM = re.compile(r"[0-9a-f]{64}")
 _MOST_DIMENSIONS = 64  # of a NumPy array
 
 
-class Damaged(Exception):
+class DamagedCheckpoint(Exception):
     """What is wrong with a manifest, or with a file that it describes."""
 
 
-class Shard(NamedTuple):
+class ShardInfo(NamedTuple):
     """A file: its length in bytes, and the SHA-256 of each block, in hexadecimal digits."""
 
     bytes: int
     sums: tuple[str, ...]
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """Elements start to stop of a tensor that is thought of as flat. file: its name"""
 
     file: str
@@ -48,15 +48,15 @@ class Piece(NamedTuple):
     stop: int
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor. dtype: its code in safetensors; pieces: in order, without gaps"""
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """What one rank has of a tensor."""
 
     dtype: str
@@ -71,18 +71,18 @@ class Manifest(NamedTuple):
     step: int
     size: int
     block: int
-    files: Mapping[str, Shard]
-    tensors: Mapping[str, Entry]
+    files: Mapping[str, ShardInfo]
+    tensors: Mapping[str, TensorEntry]
     state: Any
     own_state: Sequence[Any]
 
 
-def assemble(parts: Sequence[Mapping[str, Part]], files: Sequence[str]) -> dict[str, Entry]:
+def assemble_tensors(parts: Sequence[Mapping[str, TensorPart]], files: Sequence[str]) -> dict[str, TensorEntry]:
     """The tensors of a checkpoint. parts: what each rank writes, by name; files: of each rank
 
     Raises: ArgumentError if ranks disagree about a tensor, or their pieces overlap or leave something out.
     """
-    found: dict[str, list[tuple[int, Part]]] = {}
+    found: dict[str, list[tuple[int, TensorPart]]] = {}
     for rank, mine in enumerate(parts):
         for name, part in mine.items():
             found.setdefault(name, []).append((rank, part))
@@ -104,11 +104,13 @@ def assemble(parts: Sequence[Mapping[str, Part]], files: Sequence[str]) -> dict[
             at = part.stop
         if at != math.prod(first.shape):
             raise ArgumentError(f"{name}: of its {math.prod(first.shape)} elements only {at} are written by a rank")
-        entries[name] = Entry(first.dtype, first.shape, tuple(Piece(files[r], p.start, p.stop) for r, p in pieces))
+        entries[name] = TensorEntry(
+            first.dtype, first.shape, tuple(TensorPiece(files[r], p.start, p.stop) for r, p in pieces)
+        )
     return entries
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of its file."""
     fields = {
         "format": "ddp.checkpoint",
@@ -125,25 +127,25 @@ def encode(manifest: Manifest) -> bytes:
     return b'{"sha256":"' + hashlib.sha256(rest).hexdigest().encode() + b'",' + rest
 
 
-def decode(data: bytes) -> Manifest:
-    """The manifest in a file. Raises: Damaged, with the reason, for anything that `encode` did not write."""
+def decode_manifest(data: bytes) -> Manifest:
+    """The manifest in a file. Raises: DamagedCheckpoint for anything that `encode_manifest` did not write."""
     begin = _BEGIN.match(data)
     if begin is None:
-        raise Damaged("it does not begin as a manifest does" if data else "it is empty")
+        raise DamagedCheckpoint("it does not begin as a manifest does" if data else "it is empty")
     if hashlib.sha256(memoryview(data)[begin.end() :]).hexdigest().encode() != begin[1]:
-        raise Damaged("its checksum is another: it was changed, or cut off")
+        raise DamagedCheckpoint("its checksum is another: it was changed, or cut off")
     try:
         return _checked(json.loads(data))
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"it is not JSON: {error}") from None
+        raise DamagedCheckpoint(f"it is not JSON: {error}") from None
 
 
 def _checked(value: Any) -> Manifest:
     """Whoever computes checksums may write what he likes, so nothing is taken for granted here either."""
     if not isinstance(value, dict) or value.get("format") != "ddp.checkpoint":
-        raise Damaged("it is no manifest of a checkpoint")
+        raise DamagedCheckpoint("it is no manifest of a checkpoint")
     if value.get("version") != VERSION:
-        raise Damaged(f"it is of version {value.get('version')!r:.40}, and version {VERSION} is known here")
+        raise DamagedCheckpoint(f"it is of version {value.get('version')!r:.40}, and version {VERSION} is known here")
     step, size, block = (_number(value, name, least) for name, least in (("step", 0), ("size", 1), ("block", 1)))
     files = {name: _shard(name, each, block) for name, each in _table(value, "files").items()}
     tensors = {name: _entry(name, each, files) for name, each in _table(value, "tensors").items()}
@@ -154,7 +156,7 @@ def _checked(value: Any) -> Manifest:
 
 
 def _wrong(name: str, value: Any) -> NoReturn:
-    raise Damaged(f"its {name} cannot be {value!r:.80}")
+    raise DamagedCheckpoint(f"its {name} cannot be {value!r:.80}")
 
 
 def _number(value: Mapping[str, Any], name: str, least: int) -> int:
@@ -171,8 +173,8 @@ def _table(value: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def _shard(name: str, value: Any, block: int) -> Shard:
-    plain = name not in ("", ".", "..", FILE) and "/" not in name and "\0" not in name
+def _shard(name: str, value: Any, block: int) -> ShardInfo:
+    plain = name not in ("", ".", "..", MANIFEST_FILE) and "/" not in name and "\0" not in name
     if not plain or not isinstance(value, dict) or value.keys() != {"bytes", "sha256"}:
         _wrong(f"file {name!r:.80}", value)
     nbytes, sums = value["bytes"], value["sha256"]
@@ -180,12 +182,12 @@ def _shard(name: str, value: Any, block: int) -> Shard:
         _wrong(f"file {name!r:.80}", value)
     if not all(isinstance(each, str) and _SUM.fullmatch(each) for each in sums):
         _wrong(f"checksums of {name!r:.80}", sums)
-    return Shard(nbytes, tuple(sums))
+    return ShardInfo(nbytes, tuple(sums))
 
 
-def _entry(name: str, value: Any, files: Mapping[str, Shard]) -> Entry:
+def _entry(name: str, value: Any, files: Mapping[str, ShardInfo]) -> TensorEntry:
     what = f"tensor {name!r:.80}"
-    if name == METADATA or not isinstance(value, dict) or value.keys() != set(Entry._fields):
+    if name == METADATA or not isinstance(value, dict) or value.keys() != set(TensorEntry._fields):
         _wrong(what, value)
     dtype, shape, pieces = value["dtype"], value["shape"], value["pieces"]
     if not isinstance(dtype, str) or dtype not in STORED or not _are_counts(shape) or len(shape) > _MOST_DIMENSIONS:
@@ -201,7 +203,7 @@ def _entry(name: str, value: Any, files: Mapping[str, Shard]) -> Entry:
         at = piece[2]
     if at != math.prod(shape) or len({piece[0] for piece in pieces}) < len(pieces):
         _wrong(what, value)
-    return Entry(dtype, tuple(shape), tuple(Piece(*piece) for piece in pieces))
+    return TensorEntry(dtype, tuple(shape), tuple(TensorPiece(*piece) for piece in pieces))
 
 
 def _are_counts(value: Any) -> bool:

@@ -1,30 +1,36 @@
-"""From a checkpoint back into what training changes: everything is held against it first, and only then put in.
+"""From a checkpoint back into what training changes: everything is checked first, and only then put in.
 
 At the world size that wrote it every rank gets back its own. At another one, rank r goes on from what rank r % size had
 of its own, but for random numbers of ranks that were not there and what communication hooks have left out.
-"""
+`load_model` takes the model alone: one process reads it, whichever wrote it."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase
-from ddp.checkpoint import _rng
-from ddp.checkpoint._encoding import JSON, Array, decode, named
-from ddp.checkpoint._optimizers import SavedOptimizer
-from ddp.checkpoint._saved import Saved
-from ddp.checkpoint._state import Training, own_name
-from ddp.checkpoint._user import give, lacking
-from ddp.errors import DdpError, ParallelError, StateDictError
+from ddp.checkpoint.encoding import JSON, Array, decode, named
+from ddp.checkpoint.optimizer_state import SavedOptimizer
+from ddp.checkpoint.saved import Saved, find
+from ddp.checkpoint.state import (
+    TrainedObjects,
+    derive_random,
+    missing_user_state,
+    rank_array_name,
+    restore_random,
+    restore_user,
+)
+from ddp.errors import DdpError, DtypeError, ParallelError, StateDictError
 from ddp.nn import Module
 from ddp.nn.state_dict import IncompatibleKeys
 from ddp.parallel.comm_hooks.handing import handed_on
 
 
-class Arrays:
+class SavedArrays:
     """The arrays of a checkpoint as one saved rank had them, read when they are wanted. rank: in the saved world"""
 
     def __init__(self, saved: Saved, rank: int) -> None:
@@ -56,18 +62,18 @@ class Arrays:
         self._read.clear()
 
     def _resolved(self, name: str) -> str:
-        own = own_name(self._rank, name)
+        own = rank_array_name(self._rank, name)
         return own if own in self._saved.names else name
 
 
-class Restoring:
+class Restorer:
     """One checkpoint on its way into one rank. rank, size: of the world that loads it"""
 
-    def __init__(self, saved: Saved, training: Training, rank: int, size: int, strict: bool) -> None:
+    def __init__(self, saved: Saved, training: TrainedObjects, rank: int, size: int, strict: bool) -> None:
         self._saved, self._training, self._strict = saved, training, strict
         self._rank, self._size = rank, size
         self._origin = rank if size == saved.size else rank % saved.size
-        self._arrays = Arrays(saved, self._origin)
+        self._arrays = SavedArrays(saved, self._origin)
         self._own: Mapping[str, Any] = saved.own_state[self._origin]
         self._random: Callable[[], None]
         self.step = saved.step
@@ -92,7 +98,7 @@ class Restoring:
         saved = None if state["scaler"] is None else decode(state["scaler"], self._arrays.fetch)
         if bool(saved) != bool(given):
             self._try("scaler", lambda: _missing("scaler", bool(saved)))
-        self._try("object", lambda: _all_there(lacking(training.user, self._own["user"])))
+        self._try("object", lambda: _all_there(missing_user_state(training.user, self._own["user"])))
 
     def load_model(self) -> None:
         """Puts the model in."""
@@ -131,7 +137,7 @@ class Restoring:
         if training.scaler is not None and self._fits["scaler"]:
             training.scaler.load_state_dict(self._arrays.value(state["scaler"]))
         if self._own["user"] is not None:  # else nothing was given when it was saved
-            give(training.user, self._arrays.value(self._own["user"]))
+            restore_user(training.user, self._arrays.value(self._own["user"]))
         if self._size != self._saved.size:
             self.notes.append(_of_another_size(self._saved.size, self._size))
         self._random = self._read_random()
@@ -144,7 +150,7 @@ class Restoring:
     def loader_state(self) -> Any:
         """What the loader said, None if there was none."""
         rank = self._origin if self._size == self._saved.size else 0  # where ranks are not what they were, one counts
-        return Arrays(self._saved, rank).value(self._saved.own_state[rank]["loader"])
+        return SavedArrays(self._saved, rank).value(self._saved.own_state[rank]["loader"])
 
     @property
     def within(self) -> bool:
@@ -153,10 +159,10 @@ class Restoring:
 
     def _read_random(self) -> Callable[[], None]:
         if self._rank < self._saved.size:
-            return functools.partial(_rng.put, self._arrays.value(self._own["random"]))
+            return functools.partial(restore_random, self._arrays.value(self._own["random"]))
         owns = enumerate(self._saved.own_state)
-        everyones = [Arrays(self._saved, rank).value(own["random"]) for rank, own in owns]
-        return functools.partial(_rng.derive, everyones, self._rank, self._saved.step)
+        everyones = [SavedArrays(self._saved, rank).value(own["random"]) for rank, own in owns]
+        return functools.partial(derive_random, everyones, self._rank, self._saved.step)
 
     def _try(self, part: str, check: Any) -> None:
         try:
@@ -194,7 +200,8 @@ class Restoring:
         if self._size == self._saved.size:
             return self._arrays.value(self._own["hooks"][number][1])
         everyones = [
-            Arrays(self._saved, rank).value(own["hooks"][number][1]) for rank, own in enumerate(self._saved.own_state)
+            SavedArrays(self._saved, rank).value(own["hooks"][number][1])
+            for rank, own in enumerate(self._saved.own_state)
         ]
         if not isinstance(everyones[0], dict) or "errors" not in everyones[0]:
             return everyones[self._origin]
@@ -216,14 +223,14 @@ def check_model(model: Module, saved: JSON, checkpoint: Saved, strict: bool) -> 
         here = mine.get(path)
         if isinstance(here, TensorBase) and isinstance(value, dict) and "tensor" in value:
             names = checkpoint.names
-            name = value["tensor"] if value["tensor"] in names else own_name(0, value["tensor"])
+            name = value["tensor"] if value["tensor"] in names else rank_array_name(0, value["tensor"])
             if name in names and names[name][1] != tuple(here.array.shape):
                 texts.append(f"{path} is {names[name][1]} in the checkpoint and {tuple(here.array.shape)} in the model")
     if texts:
         raise StateDictError(f"this is another model: {'; '.join(texts)}")
 
 
-def load_into(model: Module, saved: JSON, arrays: Arrays, strict: bool) -> IncompatibleKeys:
+def load_into(model: Module, saved: JSON, arrays: SavedArrays, strict: bool) -> IncompatibleKeys:
     """Copies the saved model's state into `model`."""
     state = {}
     arrays.want(name for _, value in saved for name in named(value))
@@ -249,9 +256,9 @@ def _missing(what: str, saved: bool) -> None:
     )
 
 
-def _all_there(lacking: Sequence[str]) -> None:
-    if lacking:
-        raise StateDictError(f"the checkpoint has no state of {', '.join(lacking)}")
+def _all_there(names: Sequence[str]) -> None:
+    if names:
+        raise StateDictError(f"the checkpoint has no state of {', '.join(names)}")
 
 
 def _of_another_size(saved: int, size: int) -> str:
@@ -267,3 +274,25 @@ def _as_arrays(state: Any) -> Any:
     if isinstance(state, dict):
         return {name: _as_arrays(value) for name, value in state.items()}
     return state
+
+
+def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True) -> IncompatibleKeys:
+    """Copies parameters and buffers from a checkpoint into `model`, and nothing else. No other rank is asked.
+
+    path: a checkpoint, or a folder of them, of which the newest whole one counts; of any number of ranks
+    strict: False: names that only one side has stay as they are, and are returned
+    Returns: missing_keys, in the model alone, and unexpected_keys, in the checkpoint alone
+
+    Raises: StateDictError naming what differs, sizes also where not strict; CheckpointError if no checkpoint is whole.
+    """
+    if not isinstance(model, Module):
+        raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
+    saved = find(path)
+    told = saved.state["model"]
+    if told is None:
+        raise StateDictError(f"{saved.path}: Checkpointer was given no model, so there is none in it")
+    try:
+        check_model(model, told, saved, strict)
+    except StateDictError as error:
+        raise StateDictError(f"{saved.path}: {error}") from None
+    return load_into(model, told, SavedArrays(saved, 0), strict)

@@ -1,9 +1,8 @@
-"""An object packed for another process: pickled bytes, and beside them the file descriptors of what is not copied.
+"""Pickling for another process: bytes, and beside them the file descriptors of what is not copied.
 
 Tensors become handles here: which block, where in it, what shape and strides. Two pickles make use of that: the one of
-our own channels, where descriptors travel with the message, and the standard ForkingPickler, which packs a process's
-arguments; pickle.dumps and copy.deepcopy know nothing of it.
-"""
+our own connections, where descriptors travel with the message, and the standard ForkingPickler, which packs a process's
+arguments; pickle.dumps and copy.deepcopy know nothing of it."""
 
 from __future__ import annotations
 
@@ -30,55 +29,55 @@ _SMALL = 1 << 16  # bytes
 
 # The blocks that tensors of this process lie in, so that what comes twice is mapped once, and what comes home is found.
 _known: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
-_carried: dict[type, Callable[[Any], tuple[Any, tuple[Any, ...]]]] = {}
+_connection_from_fd: dict[type, Callable[[Any], tuple[Any, tuple[Any, ...]]]] = {}
 
 
-class Parcel:
-    """A packed object. carried: what stands behind its descriptors, each with a `fileno()`; received, the numbers."""
+class PackedObject:
+    """A packed object. fd_owners: what stands behind its descriptors, each with a `fileno()`; received, the numbers."""
 
-    __slots__ = ("carried", "data")
+    __slots__ = ("data", "fd_owners")
 
-    def __init__(self, data: Any, carried: list[Any]) -> None:
-        self.data, self.carried = data, carried
+    def __init__(self, data: Any, fd_owners: list[Any]) -> None:
+        self.data, self.fd_owners = data, fd_owners
 
     def open(self) -> Any:
-        """The object of a parcel that was received; to be called once. Descriptors that it left over are closed."""
-        outer, _opening.fds = _opening.fds, self.carried
+        """The object of a message that was received; to be called once. Descriptors that it left over are closed."""
+        outer, _unpacking.fds = _unpacking.fds, self.fd_owners
         try:
             return pickle.loads(self.data)
         finally:
-            _opening.fds = outer
-            self.drop()
+            _unpacking.fds = outer
+            self.close()
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """Closes the descriptors that nobody has taken."""
-        for fd in self.carried:
+        for fd in self.fd_owners:
             if fd >= 0:
                 os.close(fd)
-        self.carried = []
+        self.fd_owners = []
 
 
-class _Opening(threading.local):
-    fds: list[int] | None = None  # of the parcel that this thread is opening
+class _Unpacking(threading.local):
+    fds: list[int] | None = None  # of the message that this thread is opening
 
 
-_opening = _Opening()
+_unpacking = _Unpacking()
 
 
-def taken(index: int) -> int:
-    """The descriptor of that index of the parcel being opened, whose owner the caller becomes."""
-    fds = _opening.fds
+def take_fd(index: int) -> int:
+    """The descriptor of that index of the message being unpacked, whose owner the caller becomes."""
+    fds = _unpacking.fds
     assert fds is not None, "only a channel's message holds such a thing"
     fd, fds[index] = fds[index], -1
     return fd
 
 
-def carry(kind: type, reduce: Callable[[Any], tuple[Any, tuple[Any, ...]]]) -> None:
+def register_fd_type(kind: type, reduce: Callable[[Any], tuple[Any, tuple[Any, ...]]]) -> None:
     """Says how channels pack objects of `kind`, which have a `fileno()`: a function and its arguments for the receiver.
 
     The function is called with the index of the descriptor, for `taken`, and those arguments.
     """
-    _carried[kind] = reduce
+    _connection_from_fd[kind] = reduce
 
 
 class _Packer(reduction.ForkingPickler):
@@ -86,29 +85,29 @@ class _Packer(reduction.ForkingPickler):
 
     def __init__(self, file: Any) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.carried: list[Any] = []
+        self.fd_owners: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, TensorBase):
             return _reduce_tensor(obj)
-        reduce = _carried.get(type(obj))
+        reduce = _connection_from_fd.get(type(obj))
         if reduce is None:
             return NotImplemented
-        self.carried.append(obj)
+        self.fd_owners.append(obj)
         rebuild, arguments = reduce(obj)
-        return rebuild, (len(self.carried) - 1, *arguments)
+        return rebuild, (len(self.fd_owners) - 1, *arguments)
 
 
-def pack(obj: Any) -> Parcel:
+def pack(obj: Any) -> PackedObject:
     """An object for `Channel.ship`; its tensors move to shared memory. Raises: GraphError for one in a graph."""
-    share_together(obj)
+    share_small_tensors(obj)
     file = io.BytesIO()
     packer = _Packer(file)
     packer.dump(obj)
-    return Parcel(file.getbuffer(), packer.carried)
+    return PackedObject(file.getbuffer(), packer.fd_owners)
 
 
-def share_together(obj: Any) -> None:
+def share_small_tensors(obj: Any) -> None:
     """Moves small tensors in nested lists and dicts, and whole modules there, to one block: a descriptor less for each.
 
     A block lives as long as one tensor in it, so larger ones get their own.
@@ -176,7 +175,7 @@ def _gpu_tensor(
     return x.requires_grad_() if requires_grad else x
 
 
-def _adopted(fd: int, token: str, nbytes: int) -> Block:
+def _open_block(fd: int, token: str, nbytes: int) -> Block:
     """The block behind a descriptor that this process has got."""
     block = _known.get(token)
     if block is not None and not block.closed:
@@ -187,23 +186,23 @@ def _adopted(fd: int, token: str, nbytes: int) -> Block:
     return block
 
 
-def _from_channel(index: int, token: str, nbytes: int) -> Block:
-    return _adopted(taken(index), token, nbytes)
+def _block_from_connection(index: int, token: str, nbytes: int) -> Block:
+    return _open_block(take_fd(index), token, nbytes)
 
 
-def _from_parent(fd: Any, token: str, nbytes: int) -> Block:
-    return _adopted(fd.detach(), token, nbytes)
+def _block_from_parent(fd: Any, token: str, nbytes: int) -> Block:
+    return _open_block(fd.detach(), token, nbytes)
 
 
-def _from_afar(handle: Handle) -> Block:
+def _open_handle(handle: Handle) -> Block:
     block = _known.get(handle.token)
     if block is None:
         block = _known[handle.token] = Block.open(handle)
     return block
 
 
-def _claim_from_channel(index: int, token: str, pid: int) -> Claim:
-    return Claim(taken(index), token, pid)
+def _claim_from_connection(index: int, token: str, pid: int) -> Claim:
+    return Claim(take_fd(index), token, pid)
 
 
 def _claim_from_parent(fd: Any, token: str, pid: int) -> Claim:
@@ -212,8 +211,8 @@ def _claim_from_parent(fd: Any, token: str, pid: int) -> Claim:
     return claim
 
 
-carry(Block, lambda block: (_from_channel, (block.token, block.nbytes)))
-carry(Claim, lambda claim: (_claim_from_channel, (claim.token, claim.pid)))
+register_fd_type(Block, lambda block: (_block_from_connection, (block.token, block.nbytes)))
+register_fd_type(Claim, lambda claim: (_claim_from_connection, (claim.token, claim.pid)))
 
 
 # The standard ForkingPickler:
@@ -229,8 +228,8 @@ def _reduce_for_process(x: Any) -> Any:
 def _reduce_block(block: Block) -> tuple[Any, ...]:
     popen: Any = context.get_spawning_popen()
     if popen is None:
-        return _from_afar, (block.handle(),)
-    return _from_parent, (popen.DupFd(popen.duplicate_for_child(block.fileno())), block.token, block.nbytes)
+        return _open_handle, (block.handle(),)
+    return _block_from_parent, (popen.DupFd(popen.duplicate_for_child(block.fileno())), block.token, block.nbytes)
 
 
 def _reduce_claim(claim: Any) -> tuple[Any, ...]:

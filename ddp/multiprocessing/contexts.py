@@ -9,15 +9,14 @@ from __future__ import annotations
 from multiprocessing import context
 from typing import Any
 
-from ddp.multiprocessing import _parcels
-from ddp.multiprocessing._channels import Channel, make_pipe
-from ddp.multiprocessing._queues import JoinableQueue, Queue, SimpleQueue
+from ddp.multiprocessing.connections import JoinableQueue, Queue, SharingConnection, SimpleQueue, make_pipe
+from ddp.multiprocessing.reductions import share_small_tensors
 
 
-class _Sharing(context.BaseContext):
+class _SharingContext(context.BaseContext):
     """What our contexts make of their own."""
 
-    def Pipe(self, duplex: bool = True) -> tuple[Channel, Channel]:
+    def Pipe(self, duplex: bool = True) -> tuple[SharingConnection, SharingConnection]:
         """The two ends of a new pipe: both send and receive; with duplex off the first receives, the second sends."""
         return make_pipe(duplex)
 
@@ -51,7 +50,7 @@ class SpawnProcess(context.SpawnProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
-        return _started(context.SpawnProcess, process_obj)
+        return _start(context.SpawnProcess, process_obj)
 
 
 class ForkServerProcess(context.ForkServerProcess):
@@ -59,29 +58,29 @@ class ForkServerProcess(context.ForkServerProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
-        return _started(context.ForkServerProcess, process_obj)
+        return _start(context.ForkServerProcess, process_obj)
 
 
-def _started(kind: Any, process_obj: Any) -> Any:
-    _parcels.share_together((process_obj._args, process_obj._kwargs))
+def _start(kind: Any, process_obj: Any) -> Any:
+    share_small_tensors((process_obj._args, process_obj._kwargs))
     popen = kind._Popen(process_obj)
     vars(popen).pop("claims", None)
     return popen
 
 
-class SpawnContext(_Sharing, context.SpawnContext):
+class SpawnContext(_SharingContext, context.SpawnContext):
     """Starts processes by spawn."""
 
     Process = SpawnProcess
 
 
-class ForkServerContext(_Sharing, context.ForkServerContext):
+class ForkServerContext(_SharingContext, context.ForkServerContext):
     """Starts processes by forkserver."""
 
     Process = ForkServerProcess
 
 
-class ForkContext(_Sharing, context.ForkContext):
+class ForkContext(_SharingContext, context.ForkContext):
     """Starts processes by fork."""
 
 
@@ -99,7 +98,7 @@ class Process(context.Process):
         return default.get_context().Process._Popen(process_obj)
 
 
-class DefaultContext(_Sharing, context.DefaultContext):
+class DefaultContext(_SharingContext, context.DefaultContext):
     """The context behind the names of this module: spawn, until `set_start_method` says otherwise."""
 
     Process = Process  # which asks this context for its method

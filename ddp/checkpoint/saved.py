@@ -1,0 +1,312 @@
+"""A checkpoint on disk, as it is found and read: nothing of it is believed before its checksum has been seen to agree.
+
+A folder is called `step-0000000120`, and `.step-0000000120.TOKEN.tmp` until it is whole, or once it is being removed.
+A program that goes on from an earlier step than the newest (that one was damaged, or the user chose so) comes by the
+same steps again: then it begins another generation, `step-0000000110.2`, all of which is newer than the one before. So
+nothing is ever replaced, and what was written last is newest."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ddp._files import open_regular
+from ddp.checkpoint import manifest as manifests
+from ddp.checkpoint.agreement import LocalFailure, RankAgreement, is_transient, reason
+from ddp.checkpoint.manifest import (
+    MANIFEST_FILE,
+    DamagedCheckpoint,
+    Manifest,
+    TensorEntry,
+    decode_manifest,
+)
+from ddp.checkpoint.shard_file import Array, VerifiedFile
+from ddp.errors import CheckpointError, SerializationError
+from ddp.serialization.objects import Reader, Span
+from ddp.serialization.safetensors import STORED
+
+_NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
+_TEMPORARY = re.compile(r"\.step-\d{10,18}(?:\.\d+)?\.[0-9a-f]{8}\.tmp")
+MOST_STEPS = 10**18
+
+
+def folder_order(name: str) -> tuple[int, int] | None:
+    """(generation, step) of a folder with that name, by which they are sorted; None if it is no checkpoint's.
+
+    `folder_order("step-0000000120") == (1, 120)`, `folder_order("step-0000000110.2") == (2, 110)`
+    """
+    found = _NAME.fullmatch(name)
+    return None if found is None else (int(found[2] or 1), int(found[1]))
+
+
+def newest_first(names: Iterable[str]) -> list[str]:
+    """Those that are names of checkpoints."""
+    known = {name: key for name in names if (key := folder_order(name)) is not None}
+    return sorted(known, key=lambda name: known[name], reverse=True)
+
+
+def next_name(step: int, names: Iterable[str]) -> str:
+    """What a checkpoint of `step` is called so that it is the newest in a folder that holds `names`.
+
+    `next_name(5, ["step-0000000004"]) == "step-0000000005"`, `next_name(4, ["step-0000000004"]) == "step-0000000004.2"`
+    """
+    generation, last = max(filter(None, map(folder_order, names)), default=(1, -1))
+    generation += step <= last
+    return f"step-{step:010d}" + (f".{generation}" if generation > 1 else "")
+
+
+def temporary_name(name: str, token: str) -> str:
+    """What a folder is called that is not whole yet, or not any more. token: 8 hexadecimal digits"""
+    return f".{name}.{token}.tmp"
+
+
+def is_temporary(name: str) -> bool:
+    """True for what `temporary` has named."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def surplus_names(names: Sequence[str], whole: Collection[str], keep: int) -> list[str]:
+    """Which of the checkpoints, newest first, are to be removed, oldest first, so that `keep` whole ones are left.
+
+    whole: those that look so. Others do not count, and go with the whole ones that are older than they are.
+    `surplus_names(["d", "c", "b", "a"], {"d", "b", "a"}, 2) == ["a"]`
+    """
+    kept = 0
+    for index, name in enumerate(names):
+        if kept == keep:
+            return list(reversed(names[index:]))
+        kept += name in whole
+    return []
+
+
+def shard_name(rank: int) -> str:
+    """The file of a rank. `shard_name(3) == "rank-0003.safetensors"`"""
+    return f"rank-{rank:04d}.safetensors"
+
+
+class Saved:
+    """A checkpoint, of whatever world size it was written at.
+
+    step, size: as it was written; path: its folder; state: what rank 0 said; own_state: what each rank said of itself
+    names: dtype and shape of each tensor
+    """
+
+    def __init__(self, path: str, manifest: Manifest) -> None:
+        self.path = Path(path)
+        self.step = manifest.step
+        self.size = manifest.size
+        self.state = manifest.state
+        self.own_state = list(manifest.own_state)
+        self.names: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            name: (STORED[entry.dtype], entry.shape) for name, entry in manifest.tensors.items()
+        }
+        self._manifest = manifest
+
+    def __repr__(self) -> str:
+        return f"<Saved {self.path}: step {self.step}, {len(self.names)} tensors of {self.size} ranks>"
+
+    def read(self, name: str) -> Array:
+        """A tensor, put together of its pieces, in new memory. Raises: KeyError if there is none of that name;
+        CheckpointError, with the file and the reason, if it is not what was written."""
+        return self._read([name])[name]
+
+    def read_all(self, prefix: str = "") -> dict[str, Array]:
+        """The tensors whose names begin with `prefix`, by their whole names. Raises: CheckpointError as `read` does."""
+        return self._read([name for name in self.names if name.startswith(prefix)])
+
+    def _read(self, names: Iterable[str]) -> dict[str, Array]:
+        entries = {name: self._manifest.tensors[name] for name in names}
+        try:
+            with ExitStack() as stack:
+                files: dict[str, tuple[VerifiedFile, dict[str, Span]]] = {}
+                for entry in entries.values():
+                    for piece in entry.pieces:
+                        if piece.file not in files:
+                            file = stack.enter_context(self._open(piece.file))
+                            files[piece.file] = file, Reader(cast(Any, file), piece.file, STORED).spans()
+                return {name: _put_together(name, entry, files) for name, entry in entries.items()}
+        except (DamagedCheckpoint, SerializationError) as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
+
+    def _open(self, name: str) -> VerifiedFile:
+        return VerifiedFile(os.path.join(self.path, name), self._manifest.files[name], self._manifest.block)
+
+    def verify(self, part: int = 0, parts: int = 1) -> None:
+        """Reads everything, or one of so many equal parts of it. Raises: CheckpointError if it is not as written."""
+        try:
+            self.check(part, parts)
+        except DamagedCheckpoint as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
+
+    def check(self, part: int, parts: int, progress: Callable[[], None] = lambda: None) -> None:
+        """What `verify` does. Raises: DamagedCheckpoint, without the folder's name."""
+        blocks = [(name, i) for name, shard in self._manifest.files.items() for i in range(len(shard.sums))]
+        mine = blocks[len(blocks) * part // parts : len(blocks) * (part + 1) // parts]
+        for name in self._manifest.files:
+            with self._open(name) as file:  # all of them are there, and of the right length
+                for index in (i for each, i in mine if each == name):
+                    file.verify(index)
+                    progress()
+
+
+def _put_together(name: str, entry: TensorEntry, files: Mapping[str, tuple[VerifiedFile, dict[str, Span]]]) -> Array:
+    dtype = STORED[entry.dtype]
+    for piece in entry.pieces:
+        span = files[piece.file][1].get(name)
+        if span is None or span.dtype != dtype or math.prod(span.shape) != piece.stop - piece.start:
+            raise DamagedCheckpoint(f"{piece.file}: it does not hold elements {piece.start} to {piece.stop} of {name}")
+    try:
+        flat = np.empty(entry.pieces[-1].stop, dtype)
+        whole = flat.reshape(entry.shape)
+    except (ValueError, OverflowError) as error:
+        raise DamagedCheckpoint(f"{name}: shape {entry.shape}: {error}") from None
+    for piece in entry.pieces:
+        file, spans = files[piece.file]
+        file.seek(spans[name].start)
+        file.readinto(flat[piece.start : piece.stop].view(np.uint8).data)
+    return whole
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
+    """The checkpoint in a folder. What it holds is verified when it is read, and by `verify`.
+
+    Raises: CheckpointError if there is none, or it is torn: its manifest is missing or damaged, or a file is missing
+    or of another length than it was.
+    """
+    try:
+        return open_folder(os.fspath(path))
+    except DamagedCheckpoint as error:
+        raise CheckpointError(f"{os.fspath(path)}: {error}") from None
+
+
+def open_folder(path: str) -> Saved:
+    """What `open_checkpoint` does. Raises: DamagedCheckpoint, without the folder's name."""
+    try:
+        with open(open_regular(os.path.join(path, MANIFEST_FILE)), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read() if size <= manifests.MOST_MANIFEST_BYTES else b""
+    except OSError as error:
+        raise DamagedCheckpoint(f"{MANIFEST_FILE}: {reason(error)}") from None
+    if size > (most := manifests.MOST_MANIFEST_BYTES):
+        raise DamagedCheckpoint(f"{MANIFEST_FILE}: it has {size:,} bytes, and {most:,} are the most")
+    try:
+        manifest = decode_manifest(data)
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(f"{MANIFEST_FILE}: {error}") from None
+    named = folder_order(os.path.basename(os.path.normpath(path)))
+    if named is not None and named[1] != manifest.step:
+        raise DamagedCheckpoint(f"{MANIFEST_FILE}: it is of step {manifest.step}, another folder's")
+    saved = Saved(path, manifest)
+    for name in manifest.files:
+        saved._open(name).close()
+    return saved
+
+
+_log = logging.getLogger("ddp.checkpoint")
+
+
+def find(path: str | os.PathLike[str]) -> Saved:
+    """Without other ranks. Raises: CheckpointError if there is none that is whole, with the reasons.
+
+    One that was asked for by its own path is verified when it is read.
+    """
+    path = os.fspath(path)
+    try:
+        paths = _candidates(path)
+    except LocalFailure as error:
+        raise CheckpointError(str(error)) from None
+    if paths == [path]:
+        return open_checkpoint(path)
+    reasons = []
+    for each in paths:
+        try:
+            saved = open_checkpoint(each)
+            saved.verify()
+        except CheckpointError as error:
+            reasons.append(str(error))
+            continue
+        for each_reason in reasons:
+            _log.warning("a checkpoint is passed over: %s", each_reason)
+        return saved
+    raise _none_intact(path, reasons)
+
+
+def find_on_all_ranks(ranks: RankAgreement, path: str | os.PathLike[str]) -> Saved:
+    """The one that rank 0 finds there, every byte of it verified: ranks share the reading.
+
+    Raises: CheckpointError on every rank if there is none that is whole.
+    """
+    path = os.fspath(path)
+    failed = f"{path} cannot be loaded"
+    paths = ranks.reach(failed, lambda: _candidates(path) if ranks.rank == 0 else [])[0]
+    if paths == [path]:
+        saved, reason = examine(ranks, failed, path)
+        if saved is None:
+            raise CheckpointError(f"{path}: {reason}")
+        return saved
+    saved, reasons = newest_intact(ranks, failed, paths)
+    if saved is None:
+        raise _none_intact(path, [f"{each}: {reason}" for each, reason in zip(paths, reasons, strict=True)])
+    return saved
+
+
+def newest_intact(ranks: RankAgreement, failed: str, paths: Sequence[str]) -> tuple[Saved | None, list[str]]:
+    """The first of these that is whole, and why those before are not, which a warning of rank 0 says as well.
+
+    failed: how an error begins. Raises: CheckpointError as `examine` does.
+    """
+    reasons: list[str] = []
+    for path in paths:
+        saved, reason = examine(ranks, failed, path)
+        if saved is not None:
+            return saved, reasons
+        reasons.append(reason)
+        if ranks.rank == 0:
+            _log.warning("%s is passed over: %s", path, reason)
+    return None, reasons
+
+
+def examine(ranks: RankAgreement, failed: str, path: str) -> tuple[Saved | None, str]:
+    """A checkpoint, or None on every rank, and why. Ranks share the reading, which may take as long as the disk does.
+
+    Raises: CheckpointError on every rank if a file cannot be read, which does not say that it is damaged.
+    """
+    saved: Saved | None = None
+
+    def look() -> str:
+        nonlocal saved
+        try:
+            saved = open_folder(path)
+            saved.check(ranks.rank, ranks.size, ranks.progress)
+        except DamagedCheckpoint as error:
+            if is_transient(error.__context__):
+                raise LocalFailure(f"{os.path.basename(path)}: {error}") from None
+            return str(error)
+        return ""
+
+    wrong = [reason for reason in ranks.reach(failed, look) if reason]
+    return (None, wrong[0]) if wrong else (saved, "")
+
+
+def _candidates(path: str) -> list[str]:
+    """The checkpoints in a folder, newest first; or that path alone if it is one. Raises: LocalFailure if neither."""
+    try:
+        there = os.listdir(path)
+    except OSError as error:
+        raise LocalFailure(f"{path}: {error.strerror}") from None
+    names = newest_first(there)
+    if not names and {MANIFEST_FILE, shard_name(0)}.isdisjoint(there):
+        raise LocalFailure(f"{path}: there is no checkpoint in it, nor is it one")
+    return [os.path.join(path, name) for name in names] or [path]
+
+
+def _none_intact(path: str, reasons: Sequence[str]) -> CheckpointError:
+    return CheckpointError(f"{path}: no checkpoint is whole: {'; '.join(reasons)}")

@@ -1,0 +1,209 @@
+"""The state of one moment, copied while training goes on, and the thread that writes it.
+
+What only an optimizer's step changes, its parameters and their state, is copied by a thread beside the next forward and
+backward (NumPy lets go of the GIL for it), and the step waits for what is left. All else is copied at once. The memory
+of the copies stays from one save to the next, so there is one copy, of what this rank writes, and never a second one.
+
+Other code may change a parameter meanwhile. Its version tells: each write counts, once it is through. A write that
+began before its copy was done may count a moment later; so versions are looked at when the thread that trains is known
+to be at rest, or after it has had time enough to finish any write."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from collectives import Communicator, ReduceOp
+from ddp._device import CPU, device_of, on, place
+from ddp.checkpoint.state import ArraySource
+
+Array = Any
+_SMALL = 1 << 16  # bytes; copied at once: it takes less than to begin
+_REST = 0.2  # s, and as long as the copying took: no single write takes longer
+
+
+class Snapshot:
+    """arrays: of the host, by name; whole once `copied` is set.
+
+    later: ids of the versions of tensors that nobody but a step changes; room: memory to be used again, by name
+    """
+
+    def __init__(self, sources: Sequence[ArraySource], later: Collection[int], room: dict[str, Array]) -> None:
+        self.arrays: dict[str, Array] = {}
+        self.copied = threading.Event()
+        self._looked = threading.Event()
+        self._intact = True
+        self._lock = threading.Lock()
+        self._later: list[tuple[ArraySource, int, Any]] = []
+        for name in set(room) - {source.name for source in sources}:
+            del room[name]
+        for source in sources:
+            array, version = source.array, source.version
+            target = room.get(source.name)
+            if target is None or target.shape != array.shape or target.dtype != array.dtype:
+                target = room[source.name] = np.empty(array.shape, array.dtype)
+            self.arrays[source.name] = target
+            if version is not None and id(version) in later and array.nbytes > _SMALL:
+                self._later.append((source, version.count, _mark(array)))
+            else:
+                _copy(array, target, None)
+
+    def copy(self) -> None:
+        """Copies what was left for later; in a thread of its own."""
+        begun = time.monotonic()
+        try:
+            for source, _, mark in self._later:
+                _copy(source.array, self.arrays[source.name], mark)
+        finally:
+            self.copied.set()
+        self._looked.wait(_REST + time.monotonic() - begun)
+        self._look()
+
+    def wait(self) -> None:
+        """Returns when everything may be changed. In the thread that trains."""
+        self.copied.wait()
+        self._look()
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody changed what was being copied. After `copy`."""
+        return self._intact
+
+    def _look(self) -> None:
+        with self._lock:
+            if not self._looked.is_set():
+                self._intact = all(source.version.count == count for source, count, _ in self._later if source.version)
+                self._later = []  # the arrays may go
+                self._looked.set()
+
+
+def _mark(array: Array) -> Any:
+    """Behind what the device has still to compute of the array; None on the host."""
+    if isinstance(array, np.ndarray):
+        return None
+    where = device_of(array)
+    with on(where):
+        event = where.xp.cuda.Event(disable_timing=True)
+        event.record()
+        return event
+
+
+def _copy(array: Array, target: Array, mark: Any) -> None:
+    """mark: of an array on a device, which is then copied beside the stream that computes"""
+    if isinstance(array, np.ndarray):
+        np.copyto(target, array)
+    elif mark is None:
+        target[...] = place(array, CPU)
+    else:
+        from ddp._gpu.streams import Inside, Lane  # only where there is a GPU
+
+        where = device_of(array)
+        with on(where), Inside(Lane(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))) as lane:
+            lane.wait(mark)
+            target[...] = where.xp.ascontiguousarray(array).get(stream=lane.stream)
+
+
+_log = logging.getLogger("ddp.checkpoint")
+_under_way: set[BackgroundSave] = set()
+_registered = False
+_NICE = 19  # next to nothing, where a thread that trains wants the same core
+
+
+class BackgroundSave:
+    """One save under way. A process that ends waits for it.
+
+    comm: nobody else calls on it meanwhile
+    write: writes what the snapshot holds; refuse: what is called in its place, with the reason, if that failed
+    told: called when it is over
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        snapshot: Snapshot,
+        write: Callable[[], Path],
+        refuse: Callable[[str], NoReturn],
+        told: Callable[[], None],
+    ) -> None:
+        self.snapshot = snapshot
+        self._comm, self._write, self._refuse, self._told = comm, write, refuse, told
+        self._path: Path | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="save of a checkpoint")
+        _wait_at_exit()
+        _under_way.add(self)
+        self._thread.start()
+
+    def result(self) -> Path | None:
+        """Waits for its end: the checkpoint; None if the state was changed meanwhile and has to be saved anew.
+
+        The same on all ranks. Raises: CheckpointError on all of them, and there is no checkpoint of this step.
+        """
+        self.snapshot.wait()
+        self._thread.join()
+        _under_way.discard(self)
+        if self._error is not None:
+            raise self._error
+        return self._path
+
+    def finish(self) -> None:
+        """Waits for its end where nobody asks for the result any more; what went wrong is only said."""
+        try:
+            if self.result() is None:
+                _log.error("a save was given up: parameters were changed while they were copied, and the process ends")
+        except Exception as error:
+            _log.error("a save failed while the process was ending: %s: %s", type(error).__name__, error)
+
+    def _run(self) -> None:
+        try:
+            trouble = None
+            try:
+                self.snapshot.copy()
+            except Exception as error:  # memory, or a device
+                trouble = f"{type(error).__name__}: {error}"
+            _give_way()
+            if not self._all(self.snapshot.intact):
+                return
+            if trouble is not None:
+                self._refuse(trouble)
+            self._path = self._write()
+        except BaseException as error:  # raised where the ranks look at the result
+            self._error = error
+        finally:
+            self._told()
+
+    def _all(self, mine: bool) -> bool:
+        if self._comm.size == 1:
+            return mine
+        return bool(self._comm.all_reduce(np.array([mine]), ReduceOp.MIN)[0])
+
+
+def _give_way() -> None:
+    """Leaves the cores to whoever trains: on Linux a thread has a priority, which those that it starts inherit."""
+    with contextlib.suppress(OSError):  # not allowed: it saves at the usual priority
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def _wait_at_exit() -> None:
+    """Has this process wait for its saves when it ends, while the threads that write can still be started.
+
+    `atexit` runs after the interpreter has joined all threads and shut down the pools of `concurrent.futures`, and a
+    save needs these. What they register with themselves runs before, the last registered first.
+    """
+    global _registered
+    if not _registered:
+        _registered = True
+        threading._register_atexit(_finish)  # type: ignore[attr-defined]  # no public call runs so early
+
+
+def _finish() -> None:
+    for saving in tuple(_under_way):
+        saving.finish()

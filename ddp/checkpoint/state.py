@@ -1,0 +1,395 @@
+"""What a checkpoint holds: the state of all that training changes, as JSON and arrays, and which rank writes which.
+
+Three kinds of arrays, by which ranks have them:
+
+    shared   the same on all ranks, as parameters under DataParallel are: each rank writes an equal stretch of them
+    pieces   of a sharded optimizer: the rank that has one writes it
+    own      a rank's own: random numbers, what a communication hook has left out
+
+Some may be either: buffers that are not broadcast, the user's state, all of a model that no DataParallel keeps the
+same. Ranks compare checksums of these, and what differs is each rank's own."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from collectives import Communicator
+from ddp import _device
+from ddp._device import CPU, device, place
+from ddp._engine import Version
+from ddp._tensor.base import TensorBase
+from ddp.checkpoint.agreement import gather_or_raise
+from ddp.checkpoint.encoding import JSON, decode, encode
+from ddp.checkpoint.optimizer_state import describe_optimizer, optimizer_pieces
+from ddp.checkpoint.store import PieceRange
+from ddp.errors import ArgumentError, CheckpointError
+from ddp.nn import Module
+from ddp.optim import Optimizer
+from ddp.parallel import DataParallel, ZeroOptimizer
+
+RandomState = dict[str, Any]  # for `encode`
+
+
+def random_state() -> RandomState:
+    """Where the generators of this thread are."""
+    seed, streams = _device.random_state()
+    numbers: Any = np.random.get_state(legacy=False)
+    version, describe_os_error, gauss = random.getstate()
+    return {
+        "seed": seed,
+        "streams": {
+            str(where): {"seed": own, "at": snapshot if isinstance(snapshot, bytes | None) else place(snapshot, CPU)}
+            for where, (own, snapshot) in streams.items()
+        },
+        "numpy": _plain(numbers),
+        "random": [version, np.array(describe_os_error, np.uint32).tobytes(), gauss],
+    }
+
+
+def restore_random(saved: RandomState) -> None:
+    """Puts the generators of this thread where `random_state` found them."""
+    streams = {}
+    for name, stream in saved["streams"].items():
+        where = device(name)
+        streams[where] = (stream["seed"], stream["at"])
+        _device.stream(where)  # made if it is not there: the device draws from it later
+    _device.set_random_state((saved["seed"], streams))
+    numbers = saved["numpy"]
+    if numbers["bit_generator"] == np.random.get_state(legacy=False)["bit_generator"]:
+        np.random.set_state(numbers)
+    version, describe_os_error, gauss = saved["random"]
+    random.setstate((version, tuple(np.frombuffer(describe_os_error, np.uint32).tolist()), gauss))
+
+
+def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
+    """Seeds this thread's generators for a rank that was not there when the others' were saved."""
+    told = hashlib.sha256()
+    for each in saved:
+        told.update(repr(sorted((name, s["seed"], s["at"]) for name, s in each["streams"].items())).encode())
+    told.update(repr((saved[0]["seed"], rank, step)).encode())
+    seed = int.from_bytes(told.digest()[:7], "little")
+    _device.manual_seed(seed)
+    np.random.seed(seed % (1 << 32))
+    random.seed(seed)
+
+
+def _plain(numbers: dict[str, Any]) -> dict[str, Any]:
+    """NumPy's state with its 624 words as an array, which it is."""
+    return {**numbers, "state": dict(numbers["state"])}
+
+
+_ABSENT = object()
+
+
+def told(user: Any) -> Any:
+    """The user's state: of objects with a state_dict what that says, in a dict's values too."""
+    if hasattr(user, "state_dict"):
+        return user.state_dict()
+    if isinstance(user, dict):
+        return {name: told(value) for name, value in user.items()}
+    return user
+
+
+def missing_user_state(user: Any, saved: JSON) -> list[str]:
+    """The objects that take a state, and for which there is none: `["user.ema"]`. saved: what `told` said, encoded"""
+    return _missing(user, _ABSENT if saved is None else saved, "user")  # None: nothing was given when it was saved
+
+
+def _missing(user: Any, saved: Any, name: str) -> list[str]:
+    if hasattr(user, "load_state_dict"):
+        return [name] if saved is _ABSENT else []
+    if not isinstance(user, dict):
+        return []
+    pairs = saved.get("dict", ()) if isinstance(saved, dict) else ()
+    there = {decode(key, _no_array): value for key, value in pairs}
+    return [each for key, mine in user.items() for each in _missing(mine, there.get(key, _ABSENT), f"{name}.{key}")]
+
+
+def _no_array(name: str) -> Any:
+    raise CheckpointError(f"the user's state has the array {name} for a key")
+
+
+def restore_user(user: Any, state: Any) -> None:
+    """Puts back what `told` said: objects take it in, all else in a dict is replaced.
+
+    What is not in the state goes, but for objects that take one.
+    """
+    if hasattr(user, "load_state_dict"):
+        user.load_state_dict(state)
+    elif isinstance(user, dict) and isinstance(state, dict):
+        for name in [name for name in user if name not in state and not _takes(user[name])]:
+            del user[name]
+        for name, value in state.items():
+            if _takes(user.get(name)):
+                restore_user(user[name], value)
+            else:
+                user[name] = value
+
+
+def _takes(value: Any) -> bool:
+    return hasattr(value, "load_state_dict") or (isinstance(value, dict) and any(map(_takes, value.values())))
+
+
+# bytes; a smaller tensor is left in one piece, since it costs more to put together than it takes to write
+_WHOLE = 1 << 16
+
+
+def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[str, tuple[int, int]]]:
+    """Which elements of which tensors each rank writes.
+
+    sizes: (number of elements, bytes of one) by name
+    Returns: for each rank (start, stop) by name; every element is in one of them, and a tensor without any in one too
+
+    `spread({"a": (100_000, 4), "b": (100_000, 4)}, 2) == [{"a": (0, 100_000)}, {"b": (0, 100_000)}]`
+    """
+    total = sum(count * each for count, each in sizes.values())
+    cuts = [total * rank // ranks for rank in range(ranks + 1)]
+    parts: list[dict[str, tuple[int, int]]] = [{} for _ in range(ranks)]
+    begin = 0
+    for name, (count, each) in sizes.items():
+        if count == 0:
+            parts[0][name] = 0, 0
+            continue
+        # The element with which a rank begins; a cut through a tensor that is not to be cut comes after it.
+        whole = count * each < _WHOLE
+        at = [0 if cut <= begin else count if whole else min(count, -(-(cut - begin) // each)) for cut in cuts]
+        for rank, (start, stop) in enumerate(pairwise(at)):
+            if start < stop:
+                parts[rank][name] = start, stop
+        begin += count * each
+    return parts
+
+
+Array = Any
+
+
+@dataclass(kw_only=True)
+class TrainedObjects:
+    """What training changes.
+
+    model: a Module, a DataParallel, or a Module that has such; parallel: these, in the model's order
+    user: a dict, or an object with a state_dict; loader: what `resume` is given
+    began: the loader's epoch when a pass began that has not come to its end; None: there is none
+    """
+
+    model: Module | None
+    optimizers: Sequence[Optimizer]
+    schedulers: Sequence[Any]
+    scaler: Any
+    user: Any
+    loader: Any = None
+    began: int | None = None
+    parallel: list[DataParallel] = field(init=False)
+
+    def __post_init__(self) -> None:
+        modules = () if self.model is None else self.model.modules()
+        self.parallel = [each for each in modules if isinstance(each, DataParallel)]
+
+    @property
+    def within(self) -> bool:
+        """Whether the loader is in the middle of a pass: a loop that was left may have had all of it."""
+        return self.began is not None and self.began == self.loader.epoch
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The names of the model's parameters, by id."""
+        if self.model is None:
+            return {}
+        return {id(p): name for name, p in self.model.state_dict(keep_vars=True).items() if isinstance(p, TensorBase)}
+
+
+@dataclass(kw_only=True)
+class ArraySource:
+    """An array to be written, where it lies now.
+
+    version: of the tensor that it is part of, None if it is no tensor's
+    piece: what it is a piece of, whose others other ranks write; None: it is whole
+    """
+
+    name: str
+    array: Array
+    version: Version | None = None
+    piece: PieceRange | None = None
+
+
+@dataclass(kw_only=True)
+class State:
+    """What one rank writes. shared, own: JSON, the same on all ranks and this one's"""
+
+    sources: list[ArraySource]
+    shared: JSON
+    own: JSON
+
+    @property
+    def pieces(self) -> dict[str, PieceRange]:
+        """Which sources are pieces, and of what, by name."""
+        return {each.name: each.piece for each in self.sources if each.piece is not None}
+
+
+@dataclass
+class _ArrayTable:
+    """Arrays of one kind, as `encode` meets them. taken: names of all kinds"""
+
+    taken: set[str]
+    sources: list[ArraySource] = field(default_factory=list)
+
+    def __call__(self, name: str, array: Array, tensor: TensorBase | None) -> str:
+        number, free = 1, name
+        while free in self.taken:
+            number += 1
+            free = f"{name}~{number}"
+        self.taken.add(free)
+        self.sources.append(ArraySource(name=free, array=array, version=None if tensor is None else tensor.version))
+        return free
+
+
+def rank_array_name(rank: int, name: str) -> str:
+    """The name of a rank's own array."""
+    return f"rank-{rank:04d}.{name}"
+
+
+def capture(training: TrainedObjects, comm: Communicator) -> State:
+    """The state as it is now, its arrays where they lie: nothing is copied. Collective if there are several ranks.
+
+    comm: nobody else calls on it meanwhile
+    Raises: ArgumentError, naming the place, for what a checkpoint cannot hold, and CheckpointError on the other ranks.
+    """
+    taken: set[str] = set()
+    shared, pieces, own, unknown = (_ArrayTable(taken) for _ in range(4))
+    if comm.size == 1:
+        unknown = own = shared
+    common: JSON = None
+    mine: JSON = None
+
+    def encode_it() -> dict[str, str]:
+        nonlocal common, mine
+        try:
+            common, mine = _encoded(training, shared, pieces, own, unknown)
+        except RecursionError:
+            raise ArgumentError("the state contains itself, or is nested too deep for a checkpoint") from None
+        return {} if unknown is shared else {source.name: _checksum(source.array) for source in unknown.sources}
+
+    checksums = gather_or_raise(comm, "save", encode_it)
+    if comm.size > 1:
+        _sort_unknown(unknown.sources, shared.sources, own.sources, checksums, comm.rank)
+    shared.sources.sort(key=lambda source: source.name)  # in one order on all ranks
+    turn = split_evenly({each.name: (each.array.size, each.array.itemsize) for each in shared.sources}, comm.size)[
+        comm.rank
+    ]
+    sources = [_stretch(each, *turn[each.name]) for each in shared.sources if each.name in turn]
+    sources += pieces.sources
+    if own is not shared:
+        for source in own.sources:
+            source.name = rank_array_name(comm.rank, source.name)
+        sources += own.sources
+    return State(sources=sources, shared=common, own=mine)
+
+
+def _encoded(
+    training: TrainedObjects, shared: _ArrayTable, pieces: _ArrayTable, own: _ArrayTable, unknown: _ArrayTable
+) -> tuple[JSON, JSON]:
+    """What is the same on all ranks, and what this rank says of itself; arrays go where they are kept."""
+    parallel = training.parallel
+    alike = shared if parallel else unknown  # as far as DataParallel sees to it
+    names = training.names
+    optimizers, parts = [], []
+    for number, optimizer in enumerate(training.optimizers):
+        where, in_parts = f"optimizer.{number}", isinstance(optimizer, ZeroOptimizer)
+        optimizers.append(describe_optimizer(optimizer, names, where, alike))
+        mine = optimizer_pieces(optimizer, names, where, pieces if in_parts else alike)
+        optimizers[-1]["pieces"] = [] if in_parts else mine
+        parts.append(mine if in_parts else [])
+    common = {
+        "model": None if training.model is None else _model(training.model, parallel, alike, unknown),
+        "parallel": [each.plan_state() for each in parallel],
+        "optimizers": optimizers,
+        "schedulers": [
+            [type(each).__name__, encode(each.state_dict(), f"scheduler.{number}", alike)]
+            for number, each in enumerate(training.schedulers)
+        ],
+        "scaler": None if training.scaler is None else encode(training.scaler.state_dict(), "scaler", alike),
+    }
+    mine = {
+        "pieces": parts,
+        "hooks": [_hook(each, f"hook.{number}", own) for number, each in enumerate(parallel)],
+        "random": encode(random_state(), "random", own),
+        "user": encode(told(training.user), "user", unknown),
+        "loader": None if training.loader is None else encode(training.loader.state_dict(), "loader", unknown),
+        "within": training.within,
+    }
+    return common, mine
+
+
+def _stretch(source: ArraySource, start: int, stop: int) -> ArraySource:
+    """Elements start to stop of an array."""
+    array = source.array
+    if (start, stop) == (0, array.size):
+        return source
+    piece = (start, stop, tuple(array.shape))
+    return ArraySource(name=source.name, array=array.reshape(-1)[start:stop], version=source.version, piece=piece)
+
+
+def _model(model: Module, parallel: Sequence[DataParallel], alike: _ArrayTable, unknown: _ArrayTable) -> JSON:
+    parameters = {id(p.version) for p in model.parameters()}
+    coming = {id(tensor.version): part for each in parallel for tensor, part in _pending_buffers(each)}
+    known: dict[Any, str] = {}  # tied ones are written once
+    paths = []
+    for path, value in model.state_dict().items():
+        if not isinstance(value, TensorBase):
+            paths.append([path, encode(value, f"model.{path}", unknown)])
+            continue
+        memory = (
+            id(value.version),
+            value.array.shape,
+            _address(value.array),
+            getattr(value.array, "strides", None),
+        )
+        if memory not in known:
+            keep = alike if id(value.version) in parameters else unknown
+            known[memory] = keep(f"model.{path}", coming.get(id(value.version), value.array), value)
+        paths.append([path, {"tensor": known[memory]}])
+    return paths
+
+
+def _pending_buffers(model: DataParallel) -> Iterator[tuple[TensorBase, Array]]:
+    """Buffers that are to become others at the next forward: it is these that count."""
+    if model._buffer_sync is not None:
+        yield from model._buffer_sync.coming()
+
+
+def _hook(model: DataParallel, where: str, own: _ArrayTable) -> JSON:
+    hook = None if model._hooked is None else model._hooked.hook
+    if hook is None or not hasattr(hook, "state_dict"):
+        return None
+    return [type(hook).__name__, encode(hook.state_dict(), where, own)]
+
+
+def _address(array: Array) -> int:
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def _sort_unknown(
+    unknown: Sequence[ArraySource],
+    shared: list[ArraySource],
+    own: list[ArraySource],
+    checksums: Sequence[Mapping[str, str]],
+    rank: int,
+) -> None:
+    """Puts what is the same on all ranks among the shared, the rest among each rank's own. checksums: by rank"""
+    for source in unknown:
+        same = all(theirs.get(source.name) == checksums[rank][source.name] for theirs in checksums)
+        (shared if same else own).append(source)
+
+
+def _checksum(array: Array) -> str:
+    host = np.asarray(place(array, CPU), order="C")
+    told = hashlib.blake2b(repr((str(host.dtype), host.shape)).encode(), digest_size=16)
+    told.update(host.reshape(-1).view(np.uint8).data if host.size else b"")
+    return told.hexdigest()

@@ -1,0 +1,268 @@
+"""Pipes and queues that carry file descriptors with a message, so that what is under way belongs to the kernel alone.
+
+PyTorch's sender keeps a descriptor open until the receiver has fetched it, so it has to outlive what it sends, and
+leaks what is never fetched. Here a descriptor lies in the socket beside the message: the sender may forget the tensor,
+or end, as soon as the message is written, and whatever is never read goes with the last end of the socket. The queues
+are the standard library's: locks, the feeder thread and the counting stay what they are.
+
+Source: unix(7), SCM_RIGHTS."""
+
+from __future__ import annotations
+
+import array
+import errno
+import io
+import itertools
+import multiprocessing.queues
+import os
+import pickle
+import queue
+import socket
+import struct
+import time
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ddp.errors import SharingError
+from ddp.multiprocessing.reductions import PackedObject, pack, register_fd_type, take_fd
+
+_HEADER = struct.Struct("!IQ")  # descriptors, bytes
+_MOST = 253  # descriptors a sendmsg; the kernel's SCM_MAX_FD
+_ROOM = socket.CMSG_SPACE(_MOST * 4)
+_TOGETHER = 1 << 14  # bytes that are better copied than sent by a call of their own
+_PAUSE = 1e-3  # seconds, between two looks whether the kernel takes more descriptors
+
+
+class SharingConnection(Connection):
+    """One end of a pipe, with the methods of the standard library's Connection; tensors in objects go by handle."""
+
+    def __init__(self, handle: int, readable: bool = True, writable: bool = True) -> None:
+        super().__init__(handle, readable, writable)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=handle)
+        self._socket.settimeout(None)  # whatever socket.setdefaulttimeout says
+
+    def send(self, obj: Any) -> None:
+        """Sends an object, its tensors by handle. Blocks while the pipe is full."""
+        self.send_packed(pack(obj))
+
+    def recv(self) -> Any:
+        """The next object. Blocks until there is one. Raises: EOFError if nothing is left and no other end open."""
+        return self.recv_packed().open()
+
+    def send_packed(self, packed: PackedObject) -> None:
+        """Sends what `pack` has made."""
+        self._check_closed()  # type: ignore[attr-defined]  # as the standard library's own send does
+        self._check_writable()  # type: ignore[attr-defined]
+        self._post(packed.data, [each.fileno() for each in packed.fd_owners])
+
+    def recv_packed(self) -> PackedObject:
+        """The next object, still packed: to be opened once locks have been released. Raises: EOFError."""
+        self._check_closed()  # type: ignore[attr-defined]
+        self._check_readable()  # type: ignore[attr-defined]
+        return self._take()
+
+    def _post(self, data: Any, fds: list[int]) -> None:
+        header = _HEADER.pack(len(fds), len(data))
+        if len(data) <= _TOGETHER and len(fds) <= _MOST:
+            self._send_all(header + data, fds)
+            return
+        self._send_all(header, fds[:_MOST])
+        for start in range(_MOST, len(fds), _MOST):
+            self._send_all(b"+", fds[start : start + _MOST])  # descriptors need a byte to travel with
+        self._socket.sendall(data)
+
+    def _send_all(self, data: bytes, fds: list[int]) -> None:
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        while True:
+            try:
+                sent = self._socket.sendmsg([data], beside)
+                break
+            except OSError as error:
+                # As many as this user may have open are under way: go on when some have been received.
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                time.sleep(_PAUSE)
+        self._socket.sendall(data[sent:])
+
+    def _take(self) -> PackedObject:
+        fds: list[int] = []
+        try:
+            header = self._receive(_HEADER.size, fds)
+            count, length = _HEADER.unpack(header)
+            for _ in range(_MOST, count, _MOST):
+                self._receive(1, fds)
+            data = bytearray(length)
+            self._fill(memoryview(data))
+            if len(fds) != count:
+                raise SharingError(
+                    f"a message came with {count} file descriptors, of which this process could take {len(fds)}: it "
+                    "has too many open (ulimit -n); share_memory() puts a whole module behind one"
+                )
+            return PackedObject(data, fds)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def _receive(self, size: int, fds: list[int]) -> bytes:
+        """That many bytes, and the descriptors beside them."""
+        got = b""
+        while len(got) < size:
+            data, beside, _, _ = self._socket.recvmsg(size - len(got), _ROOM, socket.MSG_CMSG_CLOEXEC)
+            for level, kind, packed in beside:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    fds.extend(array.array("i", packed[: len(packed) // 4 * 4]))
+            if not data:
+                raise EOFError if not got and not fds else OSError("got end of file during message")
+            got += data
+        return got
+
+    def _fill(self, memory: memoryview) -> None:
+        while memory:
+            n = self._socket.recv_into(memory)
+            if n == 0:
+                raise OSError("got end of file during message")
+            memory = memory[n:]
+
+    # What the standard library's methods for bytes stand on:
+
+    def _send_bytes(self, buf: Any) -> None:
+        self._post(buf, [])
+
+    def _recv_bytes(self, maxsize: int | None = None) -> Any:
+        packed = self._take()
+        packed.close()
+        return None if maxsize is not None and len(packed.data) > maxsize else io.BytesIO(packed.data)
+
+    def _close(self) -> None:
+        self._socket.close()
+
+
+def make_pipe(duplex: bool = True) -> tuple[SharingConnection, SharingConnection]:
+    """The two ends of a new pipe; with duplex off, the first receives and the second sends."""
+    one, other = socket.socketpair()
+    return SharingConnection(one.detach(), True, duplex), SharingConnection(other.detach(), duplex, True)
+
+
+def _connection_from_parent(fd: Any, readable: bool, writable: bool) -> SharingConnection:
+    return SharingConnection(fd.detach(), readable, writable)
+
+
+def _reduce(channel: SharingConnection) -> tuple[Any, ...]:
+    return _connection_from_parent, (reduction.DupFd(channel.fileno()), channel.readable, channel.writable)
+
+
+def _connection_from_fd(index: int, readable: bool, writable: bool) -> SharingConnection:
+    return SharingConnection(take_fd(index), readable, writable)
+
+
+reduction.register(SharingConnection, _reduce)
+register_fd_type(SharingConnection, lambda channel: (_connection_from_fd, (channel.readable, channel.writable)))
+
+
+class _DeferredPickle:
+    """An object on its way to the feeder thread, which packs it: its pickle is the number of the packed object."""
+
+    __slots__ = ("_obj", "_queue")
+
+    def __init__(self, queue: Any, obj: Any) -> None:
+        self._queue, self._obj = queue, obj
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        number = next(self._queue._numbers)
+        self._queue._packed[number] = pack(self._obj)
+        return int, (number,)
+
+
+class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subscript before Python 3.12
+    """A queue for several processes, as the standard library's; tensors go by handle and are shared from then on.
+
+    Made by `ddp.multiprocessing.Queue(maxsize=0)`.
+    """
+
+    _reader: Any
+    _writer: Any
+    _rlock: Any
+    _sem: Any
+    _poll: Any
+    _closed: bool
+
+    def __init__(self, maxsize: int = 0, *, ctx: Any) -> None:
+        super().__init__(maxsize, ctx=ctx)
+        _replace_pipe(self)
+        self._reset()
+
+    def _reset(self, after_fork: bool = False) -> None:
+        super()._reset(after_fork)  # type: ignore[misc]  # private: the stubs leave it out
+        self._numbers = itertools.count()
+        self._packed: dict[int, PackedObject] = {}
+        self._send_bytes = self._send_packed
+
+    def _send_packed(self, number: Any) -> None:
+        self._writer.send_packed(self._packed.pop(pickle.loads(number)))
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Puts an object in, waiting for a free slot if the queue is full. It is packed and sent by another thread.
+
+        Raises: queue.Full if there is no slot at once, or within `timeout` seconds; ValueError if the queue is closed.
+        """
+        super().put(_DeferredPickle(self, obj), block, timeout)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Takes an object out, waiting for one if there is none.
+
+        Raises: queue.Empty if there is none at once, or within `timeout` seconds; ValueError if the queue is closed.
+        """
+        if self._closed:
+            raise ValueError(f"Queue {self!r} is closed")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._rlock.acquire(block, timeout):
+            raise queue.Empty
+        try:
+            if not block or deadline is not None:
+                left = 0.0 if deadline is None or not block else max(0.0, deadline - time.monotonic())
+                if not self._poll(left):
+                    raise queue.Empty
+            packed = self._reader.recv_packed()
+            self._sem.release()
+        finally:
+            self._rlock.release()
+        return packed.open()
+
+
+class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):  # type: ignore[type-arg]  # as above
+    """A Queue whose `join` waits until `task_done` was called for each object."""
+
+
+class SimpleQueue(multiprocessing.queues.SimpleQueue):  # type: ignore[type-arg]  # as above
+    """A pipe with a lock at each end: `put` sends at once and blocks while the pipe is full."""
+
+    _reader: Any
+    _writer: Any
+    _rlock: Any
+    _wlock: Any
+
+    def __init__(self, *, ctx: Any) -> None:
+        super().__init__(ctx=ctx)
+        _replace_pipe(self)
+        self._poll = self._reader.poll
+
+    def get(self) -> Any:
+        """Takes an object out, waiting for one if there is none."""
+        with self._rlock:
+            packed = self._reader.recv_packed()
+        return packed.open()
+
+    def put(self, obj: Any) -> None:
+        """Puts an object in."""
+        packed = pack(obj)
+        with self._wlock:
+            self._writer.send_packed(packed)
+
+
+def _replace_pipe(made: Any) -> None:
+    """Puts a channel in the place of the pipe that the standard library made."""
+    made._reader.close()
+    made._writer.close()
+    made._reader, made._writer = make_pipe(duplex=False)
