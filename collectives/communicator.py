@@ -34,6 +34,7 @@ from collectives.reduction import Array
 
 if TYPE_CHECKING:
     from collectives.backends.device.device_communicator import DeviceCommunicator
+    from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 
 
 class Communicator(Reductions, DataMovement, Objects, PointToPoint):
@@ -100,10 +101,12 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         child: None on a rank that is in none; color, key: not negative, the same and the order within a new one
         """
         if self._device_communicator is not None:
-            transport = None if child is None else child._transport
-            device = yield from self._device_communicator.split(child, transport, color, key)
-            if child is not None:
-                child._device_communicator = device
+            nccl = yield from self._device_communicator.split_nccl(child, color, key)
+            if child is not None and nccl is not None:
+                child._inherit_device(self._device_communicator, nccl)
+
+    def _inherit_device(self, parent: DeviceCommunicator, nccl: NcclCommunicator) -> None:
+        self._device_communicator = parent.open_child(self, self._transport, nccl)
 
     def _ended(self) -> None:
         if self._device_communicator is not None:

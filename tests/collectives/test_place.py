@@ -21,8 +21,8 @@ from collectives.backends.mpi import segment_files
 from collectives.backends.mpi.segment_files import SegmentFile, mapped, needless
 from collectives.cores import Cores, narrow_text, share, threads, too_narrow
 from collectives.start import asked_for
-from tests.collectives.backends.device.fake_cupy import FakeCupy
 from tests.collectives.backends.device.machine import Machine
+from tests.gpu.standin import Cupy
 
 
 def bound(*masks: set[int], of: int = 8) -> list[Cores]:
@@ -160,9 +160,9 @@ def test_a_wrong_backend_in_the_environment_is_named() -> None:
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
     """Four GPUs, and no rank has chosen one."""
-    fake = FakeCupy(Machine(0), 4)
+    fake = Cupy(Machine(0), 4)
     monkeypatch.setattr(cuda, "_several", lambda: True)
     monkeypatch.setattr(cuda, "why_absent", lambda: None)
     monkeypatch.setattr(cuda, "load", lambda index=None: cuda.Cuda(fake, fake.local.device))
@@ -171,20 +171,20 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
 
 
 @pytest.mark.parametrize(("local_rank", "device"), [(0, 0), (3, 3), (5, 1)])
-def test_each_rank_of_a_node_takes_a_gpu(cupy: FakeCupy, local_rank: int, device: int) -> None:
+def test_each_rank_of_a_node_takes_a_gpu(cupy: Cupy, local_rank: int, device: int) -> None:
     cuda.take_local_gpu(local_rank, {})
     assert cupy.local.device == device
 
 
 @pytest.mark.parametrize("visible", ["2", "", "-1", "GPU-8f2a"])
 def test_who_is_shown_one_gpu_keeps_it_and_cupy_is_not_asked(
-    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch, visible: str
+    cupy: Cupy, monkeypatch: pytest.MonkeyPatch, visible: str
 ) -> None:
     monkeypatch.setattr(cuda, "load", None)
     cuda.take_local_gpu(3, {"CUDA_VISIBLE_DEVICES": visible})
 
 
-def test_who_has_chosen_a_gpu_keeps_it(cupy: FakeCupy) -> None:
+def test_who_has_chosen_a_gpu_keeps_it(cupy: Cupy) -> None:
     cupy.cuda.Device(2).use()
     cuda.take_local_gpu(3, {})
     assert cupy.local.device == 2
@@ -198,7 +198,7 @@ def test_a_machine_of_one_gpu_imports_no_cupy(monkeypatch: pytest.MonkeyPatch, t
     cuda.take_local_gpu(1, {})
 
 
-def test_a_cupy_that_does_not_work_is_no_error_of_init(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cupy_that_does_not_work_is_no_error_of_init(cupy: Cupy, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(index: int | None = None) -> Any:
         raise collectives.BackendError("no kernel image")
 

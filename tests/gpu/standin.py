@@ -125,7 +125,8 @@ class Cupy(ModuleType, Indexing, Making):
         """Whether what is put on the current stream is done later."""
         machine = self.machine
         stream = self.handle(self.current().ptr)
-        return not machine.eager or stream in self.capturing or bool(machine.queues[stream].pieces)
+        at_once = machine.eager and machine.before is None and not machine.queues[stream].pieces
+        return not at_once or stream in self.capturing
 
     def put(self, stream: int, kind: str, run: Any = None, waits: Any = None, meeting: Any = None) -> None:
         """Adds work to a stream."""

@@ -161,9 +161,9 @@ def test_a_launch_has_a_time_limit_and_one_entry_in_the_record(rig: Callable[...
         data = data_of(comm.rank)
         for batch in data[:-1]:
             graphed(*batch)
-        carrier, watched = model.comm._device_communicator._device_transport, []
-        watch = carrier.watch
-        carrier.watch = lambda event, call: (watched.append(call), watch(event, call))
+        watchdog, watched = model.comm._device_communicator.watchdog, []
+        watch = watchdog.watch
+        watchdog.watch = lambda *arguments: (watched.append(arguments[2]), watch(*arguments))
         graphed(*data[-1])
         assert all(call.recorder is not None and call.finished() for call in watched)
         return [str(call) for call in watched]

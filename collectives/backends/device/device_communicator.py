@@ -10,6 +10,7 @@ from collectives.backends.device.device_data_movement import DeviceDataMovement
 from collectives.backends.device.device_p2p import DeviceP2P
 from collectives.backends.device.device_reductions import DeviceReductions
 from collectives.backends.device.nccl_transport import NcclTransport
+from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.backends.transport import Transport
 from collectives.engine.call import CallArguments, CollectiveOp, Steps
 from collectives.engine.call_site import user_site
@@ -57,27 +58,25 @@ class DeviceCommunicator(DeviceReductions, DeviceDataMovement, DeviceP2P):
             array[...] = 0
         return array
 
-    def split(
-        self, comm: CommunicatorBase | None, transport: Transport | None, color: int | None, key: int
-    ) -> Steps[DeviceCommunicator | None]:
-        """That of a communicator made of this one's ranks, whose NCCL is split from this one's. Collective.
+    def split_nccl(self, child: CommunicatorBase | None, color: int | None, key: int) -> Steps[NcclCommunicator | None]:
+        """A part of this communicator's NCCL communicator, for one made of its ranks. Collective.
 
-        comm, transport: the new communicator's, None on a rank that is in none; color, key: as NCCL's split has them
-        Returns: None where the new communicator's ranks are left to choose for themselves, at its first array on a GPU
+        child: the new communicator, None on a rank that is in none; color, key: as NCCL's split has them
+        Returns: None where the new communicator's ranks are left to negotiate, at its first array on a GPU
         """
-        nccl = self._device_transport
-        if not isinstance(nccl, NcclTransport) or not nccl.can_split():
+        transport = self._device_transport
+        if not isinstance(transport, NcclTransport) or not transport.can_split():
             return None
-        if comm is not None and comm.size == 1 and comm.registry.wanted != "nccl":
+        if child is not None and child.size == 1 and child.registry.wanted != "nccl":
             color = None  # it copies
-        made = yield from nccl.split(color, key)
-        if made is None:
-            return None
-        assert comm is not None
-        assert transport is not None
-        device = DeviceCommunicator(comm, transport, self._cuda)
-        device._device_transport = NcclTransport(self._cuda, made, nccl.issuer, device.watchdog)
-        return device
+        return (yield from transport.split(color, key))
+
+    def open_child(self, comm: CommunicatorBase, transport: Transport, nccl: NcclCommunicator) -> DeviceCommunicator:
+        """The device's end of a communicator that has that part."""
+        assert isinstance(self._device_transport, NcclTransport)
+        child = DeviceCommunicator(comm, transport, self._cuda)
+        child._device_transport = NcclTransport(self._cuda, nccl, self._device_transport.issuer, child.watchdog)
+        return child
 
 
 def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceCommunicator:

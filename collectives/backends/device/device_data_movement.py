@@ -70,16 +70,16 @@ class DeviceDataMovement(DeviceBase):
         self, x: Any, root: int, *, lengths: Sequence[int] | None, out: Any = None, async_op: bool = False
     ) -> Any:
         whole = self._rows_to_split(x, "scatter") if self.rank == root else None
-        told = array_header.empty(self.size)
+        message = array_header.empty(self.size)
         if whole is not None:
             counts = split_rows(len(whole), lengths, self.size)
-            told = array_header.encode(whole, counts)
+            message = array_header.encode(whole, counts)
         target = None if out is None else self._cuda.as_array(out, "out")
         handoff = self._handoff(whole)
 
         def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
-            yield self._transport.broadcast(told, root)
-            dtype, row_shape, parts = array_header.decode(told)
+            yield self._transport.broadcast(message, root)
+            dtype, row_shape, parts = array_header.decode(message)
             like = np.empty((0, *row_shape), dtype)
             part = self._result(target, (parts[self.rank], *row_shape), like, handoff, whole)
             sent = None if whole is None else as_bytes(self._contiguous(whole, dtype, transport, handoff))

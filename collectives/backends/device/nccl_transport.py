@@ -20,7 +20,7 @@ import numpy as np
 
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import Remainder, parts_of
-from collectives.backends.device.registered_memory import RegisteredMemory, Segment
+from collectives.backends.device.registered_memory import NcclMemory, RegisteredMemory
 from collectives.backends.nccl.issuer import Issuer
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.backends.nccl.watchdog import Watchdog
@@ -222,7 +222,7 @@ class NcclTransport:
         yield from self._submit(lambda: made.append(self._nccl.split(color, key)))
         return made[0]
 
-    def memory(self, nbytes: int, transport: Transport) -> Steps[Segment | None]:
+    def memory(self, nbytes: int, transport: Transport) -> Steps[NcclMemory | None]:
         """Memory that NCCL moves without copies of its own; None where the library has none. Collective."""
         if self._nccl.size == 1 or not self._nccl.nccl.has("ncclMemAlloc"):
             return None

@@ -43,7 +43,7 @@ class Capability:
     """What one rank can do.
 
     reason: why it cannot use NCCL, "" if it can; gpu: tells its GPU from every other of its node
-    nccl: NCCL's version, (2, 30, 4); shares: it was told that ranks may share a GPU; config: what is set of NCCL's
+    nccl: NCCL's version, (2, 30, 4); shares: ranks may share a GPU; config: what is set of NCCL's
     """
 
     reason: str = ""

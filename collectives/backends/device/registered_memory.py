@@ -28,7 +28,7 @@ logger = logging.getLogger("collectives")
 Submit = Callable[[Callable[[], None]], Steps[None]]
 
 
-class Segment:
+class NcclMemory:
     """Some of it, as an array holds it. pointer: its address; nbytes: its size"""
 
     def __init__(self, pointer: int, nbytes: int) -> None:
@@ -42,9 +42,9 @@ class RegisteredMemory:
         self._cuda, self._nccl, self._submit = cuda, communicator, submit
         # In the order in which they were made, the same on every rank: address, registration, and a reference that
         # gives None once no array holds the memory any more.
-        self._segments: list[tuple[int, Registered, weakref.ref[Segment]]] = []
+        self._segments: list[tuple[int, Registered, weakref.ref[NcclMemory]]] = []
 
-    def allocate(self, nbytes: int, transport: Transport) -> Steps[Segment | None]:
+    def allocate(self, nbytes: int, transport: Transport) -> Steps[NcclMemory | None]:
         """Memory of at least `nbytes`; None on every rank if one of them could not have it. Collective.
 
         Raises: NcclError if it cannot be registered.
@@ -65,7 +65,7 @@ class RegisteredMemory:
             if found:
                 yield from self._submit(functools.partial(nccl_communicator.free, self._nccl.nccl, found[0]))
             return None
-        segment, made = Segment(found[0], size), list[Registered]()
+        segment, made = NcclMemory(found[0], size), list[Registered]()
         yield from self._submit(lambda: made.append(self._nccl.register(segment.pointer, size)))
         self._segments.append((segment.pointer, made[0], weakref.ref(segment)))
         return segment
@@ -83,7 +83,7 @@ class RegisteredMemory:
         def free() -> None:
             self._cuda.synchronize()  # kernels of any stream may still use what Python has let go of
             for pointer, registered, _ in over:
-                if registered.handle.value:  # else the library could not, and said nothing
+                if registered.handle.value:  # else the library could not register it
                     self._nccl.deregister(registered)
                 nccl_communicator.free(self._nccl.nccl, pointer)
 

@@ -1,7 +1,7 @@
 """One thread issues for all NCCL communicators of a device, in one order.
 
 Two communicators of one device whose operations are started in different order on two ranks can wait for each other
-for ever. So whoever wants an operation hands it to this thread, in an order that is the same on all ranks.
+for ever. So operations are handed to this thread, in an order that is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Issuer:
         trouble: BaseException | None = None
         try:
             enter()
-        except BaseException as error:  # whoever hands over a call hears of it
+        except BaseException as error:  # raised for every call that is handed over
             trouble = error
         while True:
             outcome, call = self._queue.get()
@@ -58,4 +58,4 @@ class Issuer:
                     outcome.set_result(call())
                 except BaseException as error:
                     outcome.set_exception(error)
-            del outcome, call  # what they hold belongs to whoever waits, not to an idle thread
+            del outcome, call  # an idle thread must not keep what they hold

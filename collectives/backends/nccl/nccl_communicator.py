@@ -68,7 +68,7 @@ def free(nccl: Nccl, pointer: int) -> None:
 
 
 class Registered(NamedTuple):
-    """What NCCL calls memory that it was told of, as a window or alone."""
+    """Memory that is registered with NCCL, as a window or alone."""
 
     window: bool
     handle: c_void_p
@@ -306,8 +306,8 @@ class NcclCommunicator:
         Returns: True if NCCL has finished within it.
         """
         if reason is not None and not self._stopped:
-            told = f"rank {self.rank}: the NCCL communicator was aborted: {reason!r}"
-            self._end = reason if isinstance(reason, CollectivesError) else NcclError(told)
+            text = f"rank {self.rank}: the NCCL communicator was aborted: {reason!r}"
+            self._end = reason if isinstance(reason, CollectivesError) else NcclError(text)
         handle = self._take()
         return handle is None or not handle or self._bounded("ncclCommAbort", handle, timeout)
 

@@ -151,7 +151,7 @@ class Nccl:
         self._functions: dict[str, Any] = {}
         for function in FUNCTIONS.values():
             if hasattr(dll, function.name):
-                found = dll[function.name]  # a new object: whoever loaded the library keeps his declarations
+                found = dll[function.name]  # a new object: other users of the library keep their declarations
                 found.argtypes = function.arguments
                 found.restype = function.result
                 self._functions[function.name] = found
@@ -216,8 +216,8 @@ class Nccl:
         """A result code in words, with NCCL's last error."""
         meaning = RESULTS.get(result)
         if meaning is None:
-            told = self.call("ncclGetErrorString", result)
-            meaning = told.decode(errors="replace") if told else "which this version of NCCL does not explain"
+            text = self.call("ncclGetErrorString", result)
+            meaning = text.decode(errors="replace") if text else "which this version of NCCL does not explain"
         words = self.last_error()
         return f"{result} ({meaning})" + (f"; NCCL says: {words}" if words else "")
 

@@ -12,9 +12,9 @@ import pytest
 import collectives
 from collectives.backends.device import cuda, negotiation
 from collectives.backends.nccl import issuer
-from tests.collectives.backends.device.fake_cupy import FakeCupy
 from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl, Hub
 from tests.collectives.backends.device.machine import Machine
+from tests.gpu.standin import Cupy
 
 TIMEOUT = 20.0  # s
 
@@ -28,8 +28,9 @@ class Rig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int, nccl: Any, seed: int = 0) -> None:
         self.size = size
         self.machine = Machine(seed)
-        self.cupy = FakeCupy(self.machine, size)
+        self.cupy = self.make_cupy(monkeypatch)
         self.hub = Hub(self.machine)
+        self.hub.captures = self.cupy.captures
         self.ends = self.hub.ends
 
         def load_library() -> Any:
@@ -50,6 +51,9 @@ class Rig:
         monkeypatch.setattr(negotiation.NcclCommunicator, "connect", connect)
         monkeypatch.setattr(issuer, "_threads", {})
         monkeypatch.setattr(negotiation, "_logged", set())
+
+    def make_cupy(self, monkeypatch: pytest.MonkeyPatch) -> Cupy:
+        return Cupy(self.machine, self.size)
 
     def run(self, fn: Callable[[Any, Any], Any]) -> list[Any]:
         """Calls `fn(comm, cupy)` on every rank, on a stream of its own."""

@@ -15,9 +15,9 @@ from collectives.backends.device import cuda, negotiation
 from collectives.backends.nccl import library
 from collectives.backends.nccl.table import Nccl
 from tests.collectives.backends.device.bodies import contract
-from tests.collectives.backends.device.fake_cupy import FakeCupy
 from tests.collectives.backends.device.machine import Machine
 from tests.collectives.backends.nccl.stub.build import Stub
+from tests.gpu.standin import Cupy
 
 DEVICES = 4
 
@@ -27,7 +27,7 @@ def rank(path: str) -> Any:
     stub = Stub(path)
     machine = Machine(eager=True)
     machine.before = lambda handle: stub.record(handle).wait() is None
-    cupy = FakeCupy(machine, DEVICES)
+    cupy = Cupy(machine, DEVICES)
     cuda.why_absent = lambda: None  # type: ignore[assignment]
     cuda.load = lambda index=None: cuda.Cuda(cupy, cupy.local.device if index is None else index)  # type: ignore
     load = library.load

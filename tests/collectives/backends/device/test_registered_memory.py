@@ -121,11 +121,12 @@ def test_none_while_a_graph_is_captured(rig: Callable[..., Rig]) -> None:
     def rank(comm: Any, cupy: Any) -> None:
         like = cupy.empty(0)
         comm.all_reduce(cupy.asarray(np.ones(2)))
-        cupy.capturing.add(cupy.cuda.get_current_stream().ptr)
+        stream = cupy.cuda.get_current_stream()
+        stream.begin_capture()
         try:
             with pytest.raises(collectives.ArgumentError, match="while a graph is captured"):
                 comm.empty(4, np.float32, like=like)
         finally:
-            cupy.capturing.clear()
+            stream.end_capture()
 
     rig(1, FakeLibrary()).run(rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -23,11 +22,8 @@ def _compiled() -> None:
 class Rig(below.Rig):
     """`size` ranks, each with a GPU that tensors can be on: `tensor.to(f"cuda:{rank}")`."""
 
-    cupy: Cupy
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int, nccl: Any, seed: int = 0) -> None:
-        super().__init__(monkeypatch, size, nccl, seed)
-        self.cupy = Gpu(monkeypatch, devices=size, machine=self.machine).cupy
+    def make_cupy(self, monkeypatch: pytest.MonkeyPatch) -> Cupy:
+        return Gpu(monkeypatch, devices=self.size, machine=self.machine).cupy
 
 
 @pytest.fixture
