@@ -26,12 +26,8 @@ BACKEND = "DDP_BACKEND"
 #: pauses that have ended: a rank that was stopped meanwhile could not look at byte 0.
 PAUSE_FD = "DDP_PAUSE_FD"
 PAUSED_AT = 8
-#: In the same page: how many breakpoints the rank with the debugger has gone on from, a native 64-bit integer.
-PASSED_AT = 16
 #: Set by `ddp-launch`: the rank that has its standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
-#: Set by the agent of that rank, if `ddp-launch` has a terminal: the file descriptor of one for its debugger.
-TERMINAL_FD = "DDP_TERMINAL_FD"
 
 #: Set in a process that works for a rank and is none, to the rank's place: see `collectives.backends.detached`.
 APART = "DDP_APART"
@@ -119,8 +115,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     its state saved, just before it leaves with STOPPED; joining: it waits for all ranks to join the world, so many
     seconds at most, or (None) no longer; joined, left: it became part of a world in which others may wait for it, and
     took its leave of them
-    debugging: a debugger's prompt is open, or no longer; editing: it edits lines on TERMINAL_FD, or no longer; passed:
-    how many breakpoints it has gone on from; quit: how the user ended the debugger, and with it the job, in words
+    debugging: a debugger's prompt is open, or no longer; quit: how the user ended the debugger, and with it the job
     """
     if supervised(environ) and REPORT in environ:
         import json  # here, because an agent imports this module before it forks its rank

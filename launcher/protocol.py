@@ -25,8 +25,6 @@ ADDRESS = "DDP_LAUNCH_ADDRESS"
 SECRET = "DDP_LAUNCH_SECRET"
 #: The pid of the launcher, above which an agent knows that it stands where a reaper of the launcher's is.
 LAUNCHER_PID = "DDP_LAUNCH_PID"
-#: There, too, if the launcher has a terminal, so that a rank's debugger should have one.
-TERMINAL = "DDP_LAUNCH_TERMINAL"
 
 #: The launcher lets every agent hear of it at least so often (s): who hears nothing for long knows that it is stopped.
 PING = 1.0
@@ -70,6 +68,15 @@ def to_bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return text.encode("utf-8", "backslashreplace")
+
+
+def type_and_value(message: Message) -> tuple[str, Any]:
+    """A message's first key is its type; what it holds there is the value.
+
+    >>> type_and_value({"end": 0, "deserted": False})
+    ('end', 0)
+    """
+    return next(iter(message.items()), ("", None))
 
 
 class Channel:

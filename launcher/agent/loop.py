@@ -17,12 +17,12 @@ from launcher.agent.oom import Memory
 from launcher.agent.stacks import LOOK, Stacks
 from launcher.agent.suspend import ORDERED, PAUSED, SILENT, Suspension
 from launcher.linux import reap_all, stat_of, sweep
-from launcher.protocol import PING, Message, ProtocolError, connect, to_bytes, to_text
+from launcher.protocol import PING, Message, ProtocolError, connect, to_bytes, to_text, type_and_value
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import NoReturn
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
 
 _CHUNK = 1 << 16
 # A rank whose output the launcher does not take in time is made to wait, as on a full pipe.
@@ -73,9 +73,7 @@ class Agent:
         self.memory = Memory(pid)
         self.reports = Reports()
         self.joined = False  # others may wait for this rank
-        self.debugging = False
         self.stdin = b""
-        self.keys = b""  # for the terminal of the rank's debugger
         self.status: int | None = None
         self.peak = 0  # bytes
         self.killed = False  # by us
@@ -84,8 +82,19 @@ class Agent:
         self.silent_at = _NEVER
         self.heartbeat_timeout = _NEVER  # s without the launcher's machine after which the rank is ended
         self.drain_deadline = _NEVER
-        self.told = False
+        self.reported = False
         self.released = False
+        self._orders: dict[str, Callable[[Any], None]] = {
+            "ping": self._on_ping,
+            "heartbeat": self._on_heartbeat,
+            "signal": self._signal,
+            "kill": self._on_kill,
+            "stdin": self._on_stdin,
+            "stacks": self._on_stacks,
+            "pause": self._on_pause,
+            "suspend": self._on_suspend,
+            "release": self._on_release,
+        }
 
     def keep(self, address: str, secret: str) -> NoReturn:
         """Watches the rank to its end, and ends like it."""
@@ -111,22 +120,18 @@ class Agent:
         """Waits until something happens, and deals with it."""
         reading: list[int] = [self.wakeup, self.channel.fileno()]
         if self.channel.backlog < _BACKLOG and self._resting() == 0.0:
-            reading += [self.pipes[name] for name in ("out", "err", "tty", "nccl") if name in self.pipes]
+            reading += [self.pipes[name] for name in ("out", "err", "nccl") if name in self.pipes]
         if "report" in self.pipes:
             reading.append(self.pipes["report"])
         writing = [self.channel.fileno()] if self.channel.backlog else []
         if self.stdin and "in" in self.pipes:
             writing.append(self.pipes["in"])
-        if self.keys and "tty" in self.pipes:
-            writing.append(self.pipes["tty"])
         readable, writable, _ = select.select(reading, writing, [], self._wait())
         if self.channel.fileno() in writable:
             self.channel.flush()
         if self.pipes.get("in") in writable:
             self._feed()
-        if self.keys and self.pipes.get("tty") in writable:
-            self._type()
-        for name in ("tty", "report", "out", "err", "nccl"):
+        for name in ("report", "out", "err", "nccl"):
             if self.pipes.get(name) in readable:
                 self._carry(name)
         if self.wakeup in readable:
@@ -134,7 +139,7 @@ class Agent:
         if self.channel.fileno() in readable:
             self._obey(self._receive())
         self._on_time(time.monotonic())
-        self._tell_end()
+        self._report_end()
 
     def _wait(self) -> float | None:
         """Seconds until something is due; None: for ever."""
@@ -169,7 +174,7 @@ class Agent:
             return
         self.memory.note()
         if self.channel.backlog < _BACKLOG:
-            self.channel.send({"beat": {**self.heartbeat.take(), "debugging": self.debugging}})
+            self.channel.send({"heartbeat": self.heartbeat.take()})
 
     # -- the rank
 
@@ -178,27 +183,23 @@ class Agent:
             data = os.read(self.pipes[name], _CHUNK)
         except BlockingIOError:
             return
-        except OSError:  # what a terminal says when nobody has it open any more
-            data = b""
         if not data:
             os.close(self.pipes.pop(name))
         elif name == "report":
-            if "tty" in self.pipes:
-                self._carry("tty")  # what it wrote to a debugger's terminal, it wrote before
             for report in self.reports.feed(data):
                 self._take_report(report)
         else:
-            self.channel.send({"out" if name == "tty" else name: to_text(data)})
+            self.channel.send({name: to_text(data)})
             if len(data) < _FEW:
                 self.rested_at = time.monotonic() + _REST
 
     def _take_report(self, message: Message) -> None:
-        if "joined" in message or "left" in message:
-            self.joined = "joined" in message
-        elif "flight" in message:
-            self.heartbeat.found(int(message["flight"]))
+        kind, value = type_and_value(message)
+        if kind in ("joined", "left"):
+            self.joined = kind == "joined"
+        elif kind == "flight":
+            self.heartbeat.found(value)
         else:
-            self.debugging = bool(message.get("debugging", self.debugging))
             self.channel.send(message)
 
     def _feed(self) -> None:
@@ -210,19 +211,7 @@ class Agent:
             self.stdin = b""
             return
         if not self.stdin:
-            self.channel.send({"took": True})
-
-    def _type(self) -> None:
-        """Passes keys on to the rank's debugger, as `_feed` does stdin."""
-        self.keys = self.keys[os.write(self.pipes["tty"], self.keys[:_CHUNK]) :]
-        if not self.keys:
-            self.channel.send({"took": True})
-
-    def _show_stacks(self) -> None:
-        # Once reaped, its pid may be another's.
-        text = self.stacks.ask(time.monotonic()) if self.status is None else "it has ended\n"
-        if text is not None:
-            self.channel.send({"stacks": text})
+            self.channel.send({"stdin_taken": True})
 
     def _signal(self, number: int) -> None:
         if self.status is None:
@@ -230,15 +219,15 @@ class Agent:
             self.killed = self.killed or number == signal.SIGKILL
 
     def _reap(self) -> None:
-        """Buries whoever has ended: the rank, or orphans of its own that came to us."""
+        """Reaps children that have ended: the rank, or orphans of its own that came to us."""
         if self.status is None:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
                 self.peak = usage.ru_maxrss << 10
-                self._bury({pid: status})
-        self._bury(reap_all())  # it may have ended between the two
+                self._on_children_ended({pid: status})
+        self._on_children_ended(reap_all())  # it may have ended between the two
 
-    def _bury(self, ended: dict[int, int]) -> None:
+    def _on_children_ended(self, ended: dict[int, int]) -> None:
         if self.pid in ended and self.status is None:
             self.status = ended[self.pid]
             self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
@@ -253,12 +242,12 @@ class Agent:
         while signal.SIGTERM in numbers and self._lost() is None and time.monotonic() < until:
             time.sleep(0.001)
         if (lost := self._lost()) is not None:
-            self.channel.send({"lost": lost})
+            self.channel.send({"parent_lost": lost})
             end_at_once()
         for number in numbers:
             if number in _ENDING:
                 # Whether this is a stop that the rank may take its time for or a peer has died, the launcher knows.
-                self.channel.send({"asked": number})
+                self.channel.send({"signalled": number})
             if number != signal.SIGCHLD:
                 self._signal(number)
         self._reap()
@@ -283,46 +272,55 @@ class Agent:
         if messages is None:  # the launcher has gone
             end_at_once()
         for message in messages:
-            if "ping" in message:
-                self.silent_at = time.monotonic() + _SILENCE
-            if "heartbeat" in message:
-                self.heartbeat_timeout = float(message["heartbeat"])
-            if "signal" in message:
-                self._signal(int(message["signal"]))
-            if "kill" in message:
-                self.killed = True
-                self._bury(sweep(SWEEP_LIMIT))
-            if "stdin" in message and "in" in self.pipes:
-                self.stdin += to_bytes(message["stdin"])
-                if not message["stdin"]:
-                    os.close(self.pipes.pop("in"))
-            if "keys" in message and "tty" in self.pipes:
-                self.keys += to_bytes(message["keys"])
-            if "stacks" in message:
-                self._show_stacks()
-            if "pause" in message:
-                self.suspension.set(PAUSED, bool(message["pause"]))
-            if "passed" in message:
-                self.suspension.pass_breakpoints(int(message["passed"]))
-            if "freeze" in message:
-                self.suspension.set(ORDERED, bool(message["freeze"]))
-                self.silent_at = _NEVER  # until the next ping: it stops itself now, or has just been continued
-            if "release" in message:
-                self.released = True
+            kind, value = type_and_value(message)
+            if (handler := self._orders.get(kind)) is not None:
+                handler(value)
         if messages:
             self.suspension.set(SILENT, False)
 
+    def _on_ping(self, value: object) -> None:
+        self.silent_at = time.monotonic() + _SILENCE
+
+    def _on_heartbeat(self, seconds: float) -> None:
+        self.heartbeat_timeout = float(seconds)
+
+    def _on_kill(self, value: object) -> None:
+        self.killed = True
+        self._on_children_ended(sweep(SWEEP_LIMIT))
+
+    def _on_stdin(self, text: str) -> None:
+        if "in" in self.pipes:
+            self.stdin += to_bytes(text)
+            if not text:
+                os.close(self.pipes.pop("in"))
+
+    def _on_stacks(self, value: object) -> None:
+        # Once reaped, its pid may be another's.
+        text = self.stacks.ask(time.monotonic()) if self.status is None else "it has ended\n"
+        if text is not None:
+            self.channel.send({"stacks": text})
+
+    def _on_pause(self, paused: bool) -> None:
+        self.suspension.set(PAUSED, paused)
+
+    def _on_suspend(self, suspended: bool) -> None:
+        self.suspension.set(ORDERED, suspended)
+        self.silent_at = _NEVER  # until the next ping: the launcher stops itself now, or has just been continued
+
+    def _on_release(self, value: object) -> None:
+        self.released = True
+
     # -- the end
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         """Reports the rank's end, once everything that it said has been sent before."""
-        if self.status is None or self.told:
+        if self.status is None or self.reported:
             return
         if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(
             ("out", "err", "report", "nccl")
         ):
             return
-        self.told = True
+        self.reported = True
         self.drain_deadline = _NEVER
         for name in list(self.pipes):
             os.close(self.pipes.pop(name))
@@ -342,8 +340,6 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "left": bool,
     "flight": int,
     "debugging": bool,
-    "editing": bool,
-    "passed": int,
     "quit": str,
 }
 _RAISED = {"type", "message", "traceback"}

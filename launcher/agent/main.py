@@ -20,7 +20,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from collectives.world import AGENT, DEBUG_RANK, PAUSE_FD, REPORT, TERMINAL_FD, World, promised
+from collectives.world import AGENT, DEBUG_RANK, PAUSE_FD, REPORT, World, promised
 from launcher import errors
 from launcher.agent import rank
 from launcher.agent.rank import unquote_colons
@@ -50,15 +50,11 @@ def main(args: Sequence[str]) -> NoReturn:
     # Taken out, so that nothing the rank starts inherits them.
     address, secret = os.environ.pop("DDP_LAUNCH_ADDRESS"), os.environ.pop("DDP_LAUNCH_SECRET")
     reader = int(os.environ.get(DEBUG_RANK, "0"))
-    terminal = os.environ.pop("DDP_LAUNCH_TERMINAL", None)
     fill_standard_streams()
     placement = Placement(os.environ.pop(PLACEMENT, ""), os.environ, world)
     become_subreaper()
     agent = os.getpid()
     ours, theirs = _pipes()
-    if terminal and world.rank == reader:
-        ours["tty"], theirs["tty"] = os.openpty()
-        os.set_blocking(ours["tty"], False)
     if placement.debug:
         ours["nccl"], theirs["nccl"] = os.pipe()
         os.set_blocking(ours["nccl"], False)
@@ -88,8 +84,6 @@ def main(args: Sequence[str]) -> NoReturn:
             },
             **placement.environment(os.environ),
         )
-        if "tty" in theirs:
-            os.environ[TERMINAL_FD] = str(theirs["tty"])
         if "nccl" in theirs:
             # By the rank's number, so that a program which it starts finds the same pipe and not a file of its own.
             os.environ[NCCL_FILE] = f"/proc/{os.getpid()}/fd/{theirs['nccl']}"

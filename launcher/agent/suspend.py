@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from collectives.world import PASSED_AT, PAUSED_AT
+from collectives.world import PAUSED_AT
 from launcher.linux import children_of, parents, stat_of
 
 #: Why a rank stands still: the launcher said so, or is itself stopped and says nothing any more.
@@ -56,10 +56,6 @@ class Suspension:
             self._write(0, 0)
         if frozen and not self.frozen:  # last, so that nobody runs before its limits have been moved
             self._continue()
-
-    def pass_breakpoints(self, number: int) -> None:
-        """The rank with the debugger has gone on from so many breakpoints."""
-        self._write(PASSED_AT, number)
 
     def _write(self, at: int, word: int) -> None:
         if self._page is not None:

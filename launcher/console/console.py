@@ -180,6 +180,11 @@ class Console(Observer):
         return self._terminal.backlog
 
     @property
+    def backlogged(self) -> bool:
+        """So much waits for a slow reader that nothing more is read from ranks."""
+        return self.backlog >= BACKLOG
+
+    @property
     def broken(self) -> bool:
         """One of the two streams can be written to no more: nobody reads it, or it is `unwritable`."""
         return self._terminal.broken

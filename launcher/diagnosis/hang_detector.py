@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from launcher.console.console import BACKLOG, Console
 from launcher.diagnosis.failures import Failure, HeartbeatLost, Hung, duration, may_follow_a_loss, name_rank, name_ranks
 from launcher.diagnosis.liveness import SILENCE, Liveness, RankSnapshot
 from launcher.diagnosis.observer import Observer
@@ -24,6 +23,17 @@ _STACKS_LIMIT = 2.0
 # Lines of a stack, the innermost ones, where there is no log folder to put the whole into.
 _LINES = 15
 _NEVER = float("inf")
+
+
+class ConsoleLike(Protocol):
+    """What the hang detector needs of a console."""
+
+    @property
+    def backlogged(self) -> bool:
+        """The launcher reads nothing from ranks, because nobody reads what it prints."""
+
+    def say(self, text: str) -> None:
+        """Prints the launcher's own words."""
 
 
 class HangDetector(Observer):
@@ -41,7 +51,7 @@ class HangDetector(Observer):
         n: int,
         limit: float,
         heartbeat: float,
-        console: Console,
+        console: ConsoleLike,
         folder: Callable[[], Path | None],
         ask_stacks: Callable[[], None],
         fail: Callable[[Failure], None],
@@ -120,7 +130,7 @@ class HangDetector(Observer):
 
     def _still(self) -> bool:
         """True while time does not count: in a debugger, and while the launcher reads nothing, for nobody reads it."""
-        return self._debugging or self._console.backlog >= BACKLOG
+        return self._debugging or self._console.backlogged
 
     def tick(self, now: float) -> float:
         if self._now is not None and self._still():

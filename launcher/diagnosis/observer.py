@@ -5,7 +5,8 @@ The event loop tells every observer the same events in the same order. Observers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from launcher.diagnosis.failures import Failure, Stop
 from launcher.protocol import Message
@@ -68,74 +69,23 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several, as one."""
+    """Several observers as one: forwards every call to each of them, in order."""
 
     def __init__(self, each: Sequence[Observer] = ()) -> None:
         self._each = list(each)
 
-    def attempt_started(self, number: int, n: int) -> None:
-        for observer in self._each:
-            observer.attempt_started(number, n)
-
-    def rank_started(self, rank: int, hello: Message) -> None:
-        for observer in self._each:
-            observer.rank_started(rank, hello)
-
-    def output(self, rank: int, stream: str, data: bytes) -> None:
-        for observer in self._each:
-            observer.output(rank, stream, data)
-
-    def library_log(self, rank: int, name: str, data: bytes) -> None:
-        for observer in self._each:
-            observer.library_log(rank, name, data)
-
-    def heartbeat(self, rank: int, beat: Message, now: float) -> None:
-        for observer in self._each:
-            observer.heartbeat(rank, beat, now)
-
-    def joining(self, rank: int, waits: bool) -> None:
-        for observer in self._each:
-            observer.joining(rank, waits)
-
-    def stacks(self, rank: int, text: str) -> None:
-        for observer in self._each:
-            observer.stacks(rank, text)
-
-    def rank_ended(self, rank: int, status: int) -> None:
-        for observer in self._each:
-            observer.rank_ended(rank, status)
-
-    def failed(self, failure: Failure) -> None:
-        for observer in self._each:
-            observer.failed(failure)
-
-    def stopped(self, stop: Stop) -> None:
-        for observer in self._each:
-            observer.stopped(stop)
-
-    def ending(self) -> None:
-        for observer in self._each:
-            observer.ending()
-
-    def debugging(self, ranks: frozenset[int]) -> None:
-        for observer in self._each:
-            observer.debugging(ranks)
-
-    def resumed(self, by: float) -> None:
-        for observer in self._each:
-            observer.resumed(by)
-
-    def restart_pending(self, until: float) -> None:
-        for observer in self._each:
-            observer.restart_pending(until)
-
     def tick(self, now: float) -> float:
         return min((observer.tick(now) for observer in self._each), default=float("inf"))
 
-    def job_ended(self, code: int, text: str) -> None:
-        for observer in self._each:
-            observer.job_ended(code, text)
 
-    def close(self) -> None:
+def _forwarded(name: str) -> Callable[..., None]:
+    def forward(self: Observers, *args: Any) -> None:
         for observer in self._each:
-            observer.close()
+            getattr(observer, name)(*args)
+
+    return forward
+
+
+for _name in vars(Observer):
+    if not _name.startswith("_") and _name != "tick":
+        setattr(Observers, _name, _forwarded(_name))

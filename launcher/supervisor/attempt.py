@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from collectives.world import ATTEMPT
 from launcher import engines
-from launcher.console.console import BACKLOG, Console
+from launcher.console.console import Console
 from launcher.diagnosis.failures import (
     EngineEnded,
     EngineLost,
@@ -34,11 +34,11 @@ from launcher.engines.start_errors import explain_start_failure, unreachable_hos
 from launcher.job import Job
 from launcher.linux import stat_of
 from launcher.network import ranks_on
-from launcher.protocol import PING, TERMINAL
+from launcher.protocol import PING
 from launcher.supervisor.environment import agent, agents_environment, free_port, host_of_rank_0, meeting, threads
 from launcher.supervisor.listener import Listener
 from launcher.supervisor.messages import MessageHandler
-from launcher.supervisor.rank_table import Member, RankTable
+from launcher.supervisor.rank_table import RankProcess, RankTable
 from launcher.supervisor.reaper import Reaper
 from launcher.supervisor.shutdown import ENDING, FORWARDED, SUSPENDING, Deadlines, Shutdown, name_of, stand_still
 from launcher.supervisor.stdin import StdinForwarder
@@ -129,7 +129,7 @@ class Attempt:
         ours = agents_environment(self.job, self._engine, listener.address, listener.secret)
         if size := self._console.columns():
             ours |= {"COLUMNS": str(max(1, size[0] - self._console.prefix_width)), "LINES": str(size[1])}
-        return ours | {TERMINAL: "1"} if self._stdin.terminal else ours
+        return ours
 
     def run(self) -> Outcome:
         """Watches to the end."""
@@ -164,7 +164,7 @@ class Attempt:
         """The ranks that are not heard of."""
         # Where ssh has said whose host it does not reach, others may just not have come yet.
         away = ranks_on(self.job.hosts, self.job.size, unreachable_host(self._engine_output.decode("utf-8", "replace")))
-        beyond = {rank for rank, member in self.ranks if not member.over}  # they were killed, and it did not help
+        beyond = {rank for rank, process in self.ranks if not process.over}  # they were killed, and it did not help
         return away or frozenset(self.ranks.missing()) | self._messages.silent | beyond
 
     def drain(self) -> None:
@@ -175,7 +175,6 @@ class Attempt:
 
     def close(self) -> None:
         """Ends whatever still runs."""
-        self._stdin.edit(False)
         self.ranks.close()
         self._listener.close()
         self._reaper.close()
@@ -197,12 +196,12 @@ class Attempt:
 
     def ask_stacks(self) -> None:
         """Has every rank's Python stacks written; observers hear of them one by one."""
-        self.ranks.tell({"stacks": True}, lambda member: not member.over)
+        self.ranks.tell({"stacks": True}, lambda process: not process.over)
 
     def stopped_engine(self) -> str:
         """Name and pid of a process of the engine on this machine that is stopped, "" if none is."""
         here = os.uname().nodename
-        pids = {self._reaper.engine, *(member.engine for _, member in self.ranks if member.host == here)}
+        pids = {self._reaper.engine, *(process.engine for _, process in self.ranks if process.host == here)}
         stopped = (pid for pid in sorted(pids) if stat_of(pid).state == "T")
         return next((f"{stat_of(pid).name} (pid {pid})" for pid in stopped), "")
 
@@ -236,16 +235,16 @@ class Attempt:
         """This process was stopped for a while, and its agents stopped their ranks: that time does not count."""
         self._deadlines.move(by)
         self._observers.resumed(by)
-        self.ranks.tell({"freeze": False}, lambda member: not member.over)
+        self.ranks.tell({"suspend": False}, lambda process: not process.over)
 
     def _interests(self) -> dict[int, tuple[int, Callable[[], None]]]:
         """What to wait for now, and whom to tell. In this order: what ranks say comes before their engine's end."""
         table: dict[int, tuple[int, Callable[[], None]]] = {}
-        reading = select.POLLIN if self._console.backlog < BACKLOG else 0
-        for rank, member in self.ranks:
-            if not member.closed:
-                mask = reading | (select.POLLOUT if member.channel.backlog else 0)
-                table[member.channel.fileno()] = mask, partial(self._messages.hear, rank, member)
+        reading = 0 if self._console.backlogged else select.POLLIN
+        for rank, process in self.ranks:
+            if not process.closed:
+                mask = reading | (select.POLLOUT if process.channel.backlog else 0)
+                table[process.channel.fileno()] = mask, partial(self._messages.on_readable, rank, process)
         for fileno in self._listener.filenos():
             table[fileno] = select.POLLIN, partial(self._on_reception, fileno)
         table[self._wakeup] = select.POLLIN, self._on_signal
@@ -253,7 +252,7 @@ class Attempt:
             table[self._reaper.fileno()] = select.POLLIN, self._on_reaper
         if not self._reaper.silent:
             table[self._reaper.engine_output] = select.POLLIN, self._on_engine_output
-        if (wanted := self._stdin.wanted(self.ranks)) is not None:
+        if (wanted := self._stdin.readable_fd(self.ranks)) is not None:
             table[wanted] = select.POLLIN, partial(self._stdin.read, self.ranks)
         if (waiting := self._console.waiting_for) is not None:
             table[waiting] = select.POLLOUT, self._console.flush
@@ -315,11 +314,11 @@ class Attempt:
             return
         if self.job.heartbeat_timeout is not None:
             channel.send({"heartbeat": max(self.job.heartbeat_timeout, SILENCE)})
-        member = Member(channel, hello)
-        self._messages.welcome(rank, member, hello)
+        process = RankProcess(channel, hello)
+        self._messages.add_rank(rank, process, hello)
         if self.ranks.complete:
             self._deadlines.drop("start")
-        if self.job.size > 1 and member.engine == self._reaper.pid and member.host == os.uname().nodename:
+        if self.job.size > 1 and process.engine == self._reaper.pid and process.host == os.uname().nodename:
             # What had started the agent died before this could look who it was: the reaper is who orphans come to.
             text = f"a process of {self._engine.name} died as soon as it had started rank {rank}"
             self.fail(NotStarted(at=self.now, message=text))
@@ -350,7 +349,7 @@ class Attempt:
     def _on_signal(self) -> None:
         for number in os.read(self._wakeup, 512):
             if number in FORWARDED:
-                self.ranks.tell({"signal": number}, lambda member: not member.over)
+                self.ranks.tell({"signal": number}, lambda process: not process.over)
             elif number == SUSPENDING:
                 self._suspend()
             elif number not in ENDING:
@@ -365,9 +364,8 @@ class Attempt:
 
     def _suspend(self) -> None:
         """Ctrl-Z: the job stands still until somebody continues the launcher."""
-        self.ranks.tell({"freeze": True}, lambda member: not member.over)
+        self.ranks.tell({"suspend": True}, lambda process: not process.over)
         self._console.hide()
-        self._stdin.rest()
         stood = stand_still()
         self.now = time.monotonic()
         self._move(stood)

@@ -11,8 +11,8 @@ from collectives.world import STOPPED
 from launcher.console.console import Console
 from launcher.diagnosis.failures import AgentLost, EngineLost, Failure, NotStarted, Raised, RankFailed
 from launcher.diagnosis.observer import Observer
-from launcher.protocol import Message, ProtocolError, to_bytes
-from launcher.supervisor.rank_table import JoiningRanks, Member, RankTable
+from launcher.protocol import Message, ProtocolError, to_bytes, type_and_value
+from launcher.supervisor.rank_table import JoiningRanks, RankProcess, RankTable
 from launcher.supervisor.shutdown import Deadlines, Shutdown
 from launcher.supervisor.stdin import StdinForwarder
 
@@ -21,7 +21,7 @@ _DESERTION_LIMIT = 1.0
 
 
 class MessageHandler:
-    """The ears of a job.
+    """Handles the messages of all agents of a job.
 
     fail: takes note of a failure; grace: seconds that a job has to end by itself
 
@@ -47,125 +47,142 @@ class MessageHandler:
         self.joining = JoiningRanks(ranks.n)
         self._ranks, self._console, self._stdin, self._observers = ranks, console, stdin, observers
         self._deadlines, self._shutdown, self._fail, self._grace = deadlines, shutdown, fail, grace
-        self._passed = 0  # breakpoints that the debugger has gone on from
+        self._handlers: dict[str, Callable[[int, RankProcess, Any], None]] = {
+            "nccl": self._on_nccl,
+            "heartbeat": self._on_heartbeat,
+            "stacks": self._on_stacks,
+            "debugging": self._on_debugging,
+            "joining": self._on_joining,
+            "quit": self._on_quit,
+            "refused": self._on_refused,
+            "raised": self._on_raised,
+            "stopped": self._on_stopped,
+            "leaving": self._on_leaving,
+            "parent_lost": self._on_parent_lost,
+            "signalled": self._on_signalled,
+            "stdin_taken": self._on_stdin_taken,
+        }
 
-    def welcome(self, rank: int, member: Member, hello: Message) -> None:
+    def add_rank(self, rank: int, process: RankProcess, hello: Message) -> None:
         """An agent has come, and is told what the others have been told before. hello: what it says of itself"""
-        self._ranks.add(rank, member)
-        self._stdin.came(rank, self._ranks)
+        self._ranks.add(rank, process)
+        self._stdin.rank_started(rank, self._ranks)
         self._observers.rank_started(rank, hello)
         if self._ranks.debugging():
-            member.channel.send({"pause": True})
-        if self._passed:
-            member.channel.send({"passed": self._passed})
+            process.channel.send({"pause": True})
         if self._shutdown.order is not None:
-            member.channel.send(self._shutdown.order)
+            process.channel.send(self._shutdown.order)
 
-    def hear(self, rank: int, member: Member) -> None:
+    def on_readable(self, rank: int, process: RankProcess) -> None:
         """Something has come from an agent, or it has gone."""
-        member.channel.flush()
+        process.channel.flush()
         try:
-            messages = member.channel.receive()
+            messages = process.channel.receive()
         except ProtocolError:
             messages = None  # as good as gone: nothing that it says can be trusted
         if messages is None:
-            member.closed = True
-            member.channel.close()
-            if not member.over:
-                self._on_debugging(member, False)
-                member.lost = True
+            process.closed = True
+            process.channel.close()
+            if not process.over:
+                self._on_debugging(rank, process, False)
+                process.lost = True
                 self._console.leave(rank)
                 if not self._shutdown.killed:
                     self.silent |= {rank}
-                    self._fail(self._agent_lost(rank, member, member.agent))
+                    self._fail(self._agent_lost(rank, process, process.agent))
             return
         for message in messages:
-            self._on_message(rank, member, message)
+            self._on_message(rank, process, message)
 
-    def _on_message(self, rank: int, member: Member, message: Message) -> None:
-        for stream in ("out", "err"):
-            if stream in message:
-                self._observers.output(rank, stream, to_bytes(message[stream]))
-        if "nccl" in message:
-            self._observers.library_log(rank, "nccl", to_bytes(message["nccl"]))
-        if "beat" in message:
-            self._observers.heartbeat(rank, message["beat"], time.monotonic())
-        if "stacks" in message:
-            self._observers.stacks(rank, str(message["stacks"]))
-        if "debugging" in message:
-            self._on_debugging(member, bool(message["debugging"]))
-        if "editing" in message:
-            self._stdin.edit(bool(message["editing"]))
-        if "joining" in message:
-            self.joining.waits(rank, message["joining"])
-            self._observers.joining(rank, message["joining"] is not None)
-            if self.joining.limit is None:
-                self._deadlines.drop("joining")
-            elif not self._shutdown.begun:
-                self._deadlines.begin("joining", time.monotonic(), self.joining.limit)
-                self._look_for_ended_ranks()
-        if "passed" in message:
-            self._passed = int(message["passed"])
-            self._ranks.tell({"passed": self._passed}, lambda each: not each.over)
-        if "quit" in message and not self._shutdown.begun:
-            self._console.say(f"ddp-launch: {message['quit']}: ending the job (Ctrl-C kills it at once)")
+    def _on_message(self, rank: int, process: RankProcess, message: Message) -> None:
+        kind, value = type_and_value(message)
+        if kind in ("out", "err"):
+            self._observers.output(rank, kind, to_bytes(value))
+        elif kind == "end":
+            self._on_end(rank, process, message)
+        elif (handler := self._handlers.get(kind)) is not None:
+            handler(rank, process, value)
+
+    def _on_nccl(self, rank: int, process: RankProcess, text: str) -> None:
+        self._observers.library_log(rank, "nccl", to_bytes(text))
+
+    def _on_heartbeat(self, rank: int, process: RankProcess, beat: Message) -> None:
+        self._observers.heartbeat(rank, beat, time.monotonic())
+
+    def _on_stacks(self, rank: int, process: RankProcess, text: str) -> None:
+        self._observers.stacks(rank, text)
+
+    def _on_joining(self, rank: int, process: RankProcess, limit: float | None) -> None:
+        self.joining.waits(rank, limit)
+        self._observers.joining(rank, limit is not None)
+        if self.joining.limit is None:
+            self._deadlines.drop("joining")
+        elif not self._shutdown.begun:
+            self._deadlines.begin("joining", time.monotonic(), self.joining.limit)
+            self._look_for_ended_ranks()
+
+    def _on_quit(self, rank: int, process: RankProcess, why: str) -> None:
+        if not self._shutdown.begun:
+            self._console.say(f"ddp-launch: {why}: ending the job (Ctrl-C kills it at once)")
             self._shutdown.stop(signal.SIGINT, time.monotonic(), self._grace)
-        if "refused" in message:
-            member.leaving = True
-            where = f"{member.host}: " if self._ranks.several_hosts() else ""
-            self._fail(NotStarted(at=time.monotonic(), message=f"{where}{message['refused']}", code=2))
-        if "raised" in message:
-            member.leaving = True
-            self._fail(self._failed(rank, member, raised=Raised(**message["raised"])))
-        if "stopped" in message:
-            member.step = int(message["stopped"])
-        if "leaving" in message:
-            member.leaving = True
-            self._leaves(member, self._failed(rank, member, status=int(message["leaving"])))
-        if "lost" in message:
-            self._on_lost(rank, member, int(message["lost"]))
-        if "asked" in message:
-            member.asked = True
-        if "took" in message:
-            self._stdin.taken()
-        if "end" in message:
-            self._on_end(rank, member, message)
 
-    def _on_lost(self, rank: int, member: Member, pid: int) -> None:
-        if pid == member.engine:
-            self._fail(EngineLost(at=time.monotonic(), name=member.engine_name, pid=pid, host=member.host))
+    def _on_refused(self, rank: int, process: RankProcess, why: str) -> None:
+        process.leaving = True
+        where = f"{process.host}: " if self._ranks.several_hosts() else ""
+        self._fail(NotStarted(at=time.monotonic(), message=f"{where}{why}", code=2))
+
+    def _on_raised(self, rank: int, process: RankProcess, raised: dict[str, str]) -> None:
+        process.leaving = True
+        self._fail(self._failed(rank, process, raised=Raised(**raised)))
+
+    def _on_stopped(self, rank: int, process: RankProcess, step: int) -> None:
+        process.step = step
+
+    def _on_leaving(self, rank: int, process: RankProcess, status: int) -> None:
+        process.leaving = True
+        self._leaves(process, self._failed(rank, process, status=status))
+
+    def _on_signalled(self, rank: int, process: RankProcess, number: int) -> None:
+        process.asked = True
+
+    def _on_stdin_taken(self, rank: int, process: RankProcess, value: object) -> None:
+        self._stdin.acknowledged()
+
+    def _on_parent_lost(self, rank: int, process: RankProcess, pid: int) -> None:
+        if pid == process.engine:
+            self._fail(EngineLost(at=time.monotonic(), name=process.engine_name, pid=pid, host=process.host))
         else:
-            self._fail(self._agent_lost(rank, member, pid))
+            self._fail(self._agent_lost(rank, process, pid))
 
-    def _agent_lost(self, rank: int, member: Member, pid: int) -> AgentLost:
-        return AgentLost(at=time.monotonic(), rank=rank, pid=pid, host=member.host, started=member.started)
+    def _agent_lost(self, rank: int, process: RankProcess, pid: int) -> AgentLost:
+        return AgentLost(at=time.monotonic(), rank=rank, pid=pid, host=process.host, started=process.started)
 
-    def _leaves(self, member: Member, how: RankFailed) -> None:
+    def _leaves(self, process: RankProcess, how: RankFailed) -> None:
         """A rank leaves with another exit code than 0."""
         if how.status != STOPPED:
             self._fail(how)
             return
-        member.saved = True
+        process.saved = True
         if not self._shutdown.begun:
             self._deadlines.begin("stopping", time.monotonic(), self._grace)
 
-    def _failed(self, rank: int, member: Member, **how: Any) -> RankFailed:
-        return RankFailed(at=time.monotonic(), rank=rank, pid=member.pid, host=member.host, asked=member.asked, **how)
+    def _failed(self, rank: int, process: RankProcess, **how: Any) -> RankFailed:
+        return RankFailed(
+            at=time.monotonic(), rank=rank, pid=process.pid, host=process.host, asked=process.asked, **how
+        )
 
-    def _on_end(self, rank: int, member: Member, message: Message) -> None:
-        member.status = int(message["end"])
-        self._on_debugging(member, False)
-        if rank == self._stdin.rank:
-            self._stdin.edit(False)
-        self._observers.rank_ended(rank, member.status)
+    def _on_end(self, rank: int, process: RankProcess, message: Message) -> None:
+        process.status = int(message["end"])
+        self._on_debugging(rank, process, False)
+        self._observers.rank_ended(rank, process.status)
         self.joining.rank_ended(rank)
         # What a rank makes of our own signal is not a failure.
-        failed = self._failed(rank, member, status=member.status, memory=message.get("memory"))
+        failed = self._failed(rank, process, status=process.status, memory=message.get("memory"))
         if self._shutdown.begun:
             return
-        if member.status != 0 and not member.leaving:
-            self._leaves(member, failed)
-        elif member.status == 0 and message["deserted"] and self.deserter is None:
+        if process.status != 0 and not process.leaving:
+            self._leaves(process, failed)
+        elif process.status == 0 and message["deserted"] and self.deserter is None:
             self.deserter = failed
             self._deadlines.put("deserted", time.monotonic(), _DESERTION_LIMIT)
         else:
@@ -173,14 +190,14 @@ class MessageHandler:
 
     def _look_for_ended_ranks(self) -> None:
         """A rank that ended with 0 before it came to `collectives.init` has failed if others wait for it there."""
-        for rank, member in self._ranks:
-            if member.status == 0 and (waiting := self.joining.missed(rank)):
-                self._fail(self._failed(rank, member, status=0, missed_by=waiting))
+        for rank, process in self._ranks:
+            if process.status == 0 and (waiting := self.joining.missed(rank)):
+                self._fail(self._failed(rank, process, status=0, missed_by=waiting))
                 return
 
-    def _on_debugging(self, member: Member, debugging: bool) -> None:
+    def _on_debugging(self, rank: int, process: RankProcess, debugging: bool) -> None:
         before = self._ranks.debugging()
-        member.debugging = debugging
+        process.debugging = debugging
         now = self._ranks.debugging()
         if now == before:
             return

@@ -9,7 +9,7 @@ from launcher.diagnosis.failures import Stop, name_ranks, stop_of
 from launcher.protocol import Channel, Message
 
 
-class Member:
+class RankProcess:
     """What is known of one rank."""
 
     def __init__(self, channel: Channel, hello: Message) -> None:
@@ -40,63 +40,63 @@ class RankTable:
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self._members: dict[int, Member] = {}
+        self._processes: dict[int, RankProcess] = {}
 
     def __contains__(self, rank: int) -> bool:
-        return rank in self._members
+        return rank in self._processes
 
-    def __getitem__(self, rank: int) -> Member:
-        return self._members[rank]
+    def __getitem__(self, rank: int) -> RankProcess:
+        return self._processes[rank]
 
-    def __iter__(self) -> Iterator[tuple[int, Member]]:
-        return iter(self._members.items())
+    def __iter__(self) -> Iterator[tuple[int, RankProcess]]:
+        return iter(self._processes.items())
 
-    def add(self, rank: int, member: Member) -> None:
+    def add(self, rank: int, process: RankProcess) -> None:
         """A rank has come."""
-        self._members[rank] = member
+        self._processes[rank] = process
 
     @property
     def complete(self) -> bool:
         """All have come."""
-        return len(self._members) == self.n
+        return len(self._processes) == self.n
 
     @property
     def over(self) -> bool:
         """None of those that have come runs any more."""
-        return all(member.over for member in self._members.values())
+        return all(process.over for process in self._processes.values())
 
     @property
     def saved(self) -> bool:
         """All have stopped as they were asked to: nothing that happens from now on costs the job anything."""
-        return self.complete and all(member.saved for member in self._members.values())
+        return self.complete and all(process.saved for process in self._processes.values())
 
     def missing(self) -> tuple[int, ...]:
         """Those that have not come."""
-        return tuple(rank for rank in range(self.n) if rank not in self._members)
+        return tuple(rank for rank in range(self.n) if rank not in self._processes)
 
     def debugging(self) -> frozenset[int]:
         """Those in a debugger."""
-        return frozenset(rank for rank, member in self if member.debugging and not member.over)
+        return frozenset(rank for rank, process in self if process.debugging and not process.over)
 
     def stop(self) -> Stop | None:
         """How they stopped, if they did so as they were asked to."""
-        steps = [member.step for _, member in self if member.step is not None]
-        return stop_of({rank: STOPPED if member.saved else member.status for rank, member in self}, steps)
+        steps = [process.step for _, process in self if process.step is not None]
+        return stop_of({rank: STOPPED if process.saved else process.status for rank, process in self}, steps)
 
     def several_hosts(self) -> bool:
         """They are not all on one host."""
-        return len({member.host for _, member in self}) > 1
+        return len({process.host for _, process in self}) > 1
 
-    def tell(self, message: Message, who: Callable[[Member], bool] = lambda member: True) -> None:
+    def tell(self, message: Message, who: Callable[[RankProcess], bool] = lambda process: True) -> None:
         """Sends a message to the agents of those for whom `who` is true."""
-        for _, member in self:
-            if not member.closed and who(member):
-                member.channel.send(message)
+        for _, process in self:
+            if not process.closed and who(process):
+                process.channel.send(message)
 
     def close(self) -> None:
         """Closes all connections; agents that still run end with their ranks."""
-        for _, member in self:
-            member.channel.close()
+        for _, process in self:
+            process.channel.close()
 
 
 class JoiningRanks:

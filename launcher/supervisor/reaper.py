@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from launcher import errors
 from launcher.errors import StartError, UsageError
@@ -157,7 +157,6 @@ def _watch(
     _tell(launcher, engine)
     if engine == me:
         _tell(launcher, _CANNOT_START)
-    modes = _modes()
     poll = select.poll()
     poll.register(launcher, select.POLLIN)
     poll.register(wakeup, select.POLLIN)
@@ -169,37 +168,10 @@ def _watch(
             if status is not None:
                 _tell(launcher, os.waitstatus_to_exitcode(status))
         if launcher.fileno() in readable:  # it has let go, or died: it never sends anything
-            if modes is not None:
-                _restore(modes)
             sweep(_SWEEP_LIMIT)
             _remove(scratch)
             remove_stale_segments(began)
             os._exit(0)
-
-
-def _modes() -> list[Any] | None:
-    """The modes of the terminal from which the launcher reads, if it does."""
-    if not os.isatty(0):
-        return None
-    import termios  # here and below, because few jobs have one
-
-    try:
-        return termios.tcgetattr(0)
-    except termios.error:
-        return None  # it has gone
-
-
-def _restore(modes: list[Any]) -> None:
-    """Gives the terminal these modes if it still has those that a killed launcher gave it, and not a shell's own."""
-    import termios
-
-    from launcher.supervisor.stdin import one_by_one
-
-    try:
-        if termios.tcgetattr(0) == one_by_one(modes):
-            termios.tcsetattr(0, termios.TCSANOW, modes)
-    except termios.error:
-        pass  # it has gone
 
 
 def _tell(launcher: socket.socket, number: int) -> None:

@@ -52,7 +52,7 @@ class Shutdown:
         self._deadlines.clear()
         self._deadlines.put("kill", now, grace)
         # A rank that raised or exits is on its way out, through its exit handlers.
-        self._ranks.tell(self.order, lambda member: not member.over and not member.leaving)
+        self._ranks.tell(self.order, lambda process: not process.over and not process.leaving)
 
     def kill(self, now: float, limit: float = _KILL_LIMIT) -> None:
         """No more asking. limit: seconds until all is taken to be over, whatever is heard of it"""
@@ -60,7 +60,7 @@ class Shutdown:
         self.order = {"kill": True}
         self._deadlines.clear()
         self._deadlines.put("sweep", now, limit)
-        self._ranks.tell(self.order, lambda member: not member.over)
+        self._ranks.tell(self.order, lambda process: not process.over)
 
 
 # Those that say how long a job may take: they do not run while somebody debugs it. The others end a job that is over.

@@ -90,7 +90,7 @@ class _Watch:
             asking=_asking(job),
         )
         self._explain = explain
-        self.stdin = StdinForwarder(job.debug_rank, shown=self.console.typed)
+        self.stdin = StdinForwarder(job.debug_rank, typed=self.console.typed)
         self.logs = _logs(job, self.console)
         self.tail = _tail(job, self.console)
         self.attempt: Attempt | None = None  # the one that runs

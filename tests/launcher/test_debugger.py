@@ -1,4 +1,4 @@
-"""`breakpoint()` in ranks: one has the terminal, the others wait for it, and no time limit of the job runs."""
+"""`breakpoint()` in ranks: one has the debugger, and no time limit of the job runs meanwhile."""
 
 from __future__ import annotations
 
@@ -53,9 +53,8 @@ class Debugged:
 
     def end(self) -> subprocess.CompletedProcess[str]:
         done: subprocess.CompletedProcess[str] = self.job.wait(20)
-        # On a machine that is busy with other things a rank may come seconds before the one that is debugged.
         lines = done.stderr.splitlines(keepends=True)
-        done.stderr = "".join(line for line in lines if "waits in breakpoint() at" not in line)
+        done.stderr = "".join(line for line in lines if "passes breakpoint() at" not in line)
         return done
 
 
@@ -135,9 +134,10 @@ def test_a_rank_that_does_not_come_to_init_is_named(ddp_launch: Any) -> None:
 def test_without_standard_input_it_ends_and_says_why(ddp_launch: Any, n: int) -> None:
     done = ddp_launch("breakpoint()\nprint('not reached')", n=n)
     assert done.returncode == 130
-    assert done.stderr.startswith("ddp-launch: rank 0 stands in breakpoint()")
-    assert "standard input has ended: ending the job" in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = [line for line in done.stderr.splitlines() if "passes breakpoint()" not in line]
+    assert len(said) == 1
+    assert said[0].startswith("ddp-launch: rank 0 stands in breakpoint()")
+    assert said[0].endswith("standard input has ended: ending the job (Ctrl-C kills it at once)")
     assert "0: not reached" not in done.stdout
 
 
@@ -172,81 +172,22 @@ def test_the_program_may_catch_what_quitting_raises(debug: Any) -> None:
 
 
 def test_another_rank_may_have_the_debugger(debug: Any) -> None:
-    session = debug(
-        "breakpoint()\nname = input()\nprint('rank', rank, 'read', name)", n=3, options=["--debug-rank", "2"]
-    )
+    body = "breakpoint()\nif rank == 2:\n    print('read', input())\nelse:\n    print('end', repr(sys.stdin.read()))"
+    session = debug(body, n=3, options=["--debug-rank", "2"])
     assert "2: > " in session.await_prompt()
     session.say("p rank * 100")
     assert "200" in session.await_prompt()
     session.say("c")
     session.say("Ann")
     done = session.end()
-    assert "rank 2 read Ann" in done.stdout
-    assert "EOFError" in done.stderr  # the others have no standard input
-
-
-def test_ranks_stop_at_each_breakpoint_of_a_loop_together(debug: Any, tmp_path: Path) -> None:
-    session = debug(
-        f"""
-        for i in range(3):
-            breakpoint()
-            open({str(tmp_path)!r} + f"/{{rank}}-{{i}}", "w").close()
-        """
-    )
-
-    def there() -> list[str]:
-        return sorted(path.name for path in tmp_path.glob("?-?"))
-
-    for i in range(3):
-        session.await_prompt()
-        time.sleep(0.5)
-        assert there() == sorted(f"{rank}-{before}" for rank in range(2) for before in range(i))
-        session.say("c")
-    done = session.end()
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(there()) == 6
+    assert "read Ann" in done.stdout
 
 
-def test_a_late_rank_does_not_wait_for_a_debugger_that_is_through(debug: Any) -> None:
-    session = debug("time.sleep(1.5 * rank)\nbreakpoint()\nprint('went on')")
-    session.await_prompt()
-    session.say("c")
-    done = session.end()
-    assert "goes on from" not in done.stderr
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("went on") == 2
-
-
-SLOW = """
-import os, sys, time
-if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")) and "agent" in " ".join(sys.orig_argv):
-    time.sleep(2)
-"""
-
-
-def test_a_rank_that_starts_when_the_debugger_is_through_does_not_wait(debug: Any, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW)
-    session = debug(
-        "breakpoint()\nprint('went on')", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
-    )
-    session.await_prompt()
-    session.say("c")
-    done = session.end()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("went on") == 2
-
-
-def test_a_breakpoint_of_another_rank_alone_is_explained_and_passed(debug: Any) -> None:
-    session = debug("if rank == 1:\n    breakpoint()\nprint('went on')")
-    done = session.job.wait(20)
-    assert done.returncode == 0
-    said = done.stderr.splitlines()
-    assert len(said) == 2, done.stderr
-    assert said[0] == (
-        "1: ddp-launch: rank 1 waits in breakpoint() at job.py:5 for rank 0, 3 s at most: "
-        "--debug-rank 1 gives it the terminal"
-    )
-    assert said[1] == "1: ddp-launch: rank 1 goes on from breakpoint() at job.py:5: rank 0 has not come to one"
+def test_a_breakpoint_of_another_rank_is_explained_once_and_passed(ddp_launch: Any) -> None:
+    done = ddp_launch("if rank == 1:\n    for _ in range(3):\n        breakpoint()\nprint('went on')")
+    text = "1: ddp-launch: rank 1 passes breakpoint() at job.py:6: --debug-rank 1 gives it the debugger\n"
+    assert (done.returncode, done.stderr) == (0, text)
     assert done.stdout.count("went on") == 2
 
 

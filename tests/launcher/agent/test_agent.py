@@ -64,7 +64,9 @@ def test_what_is_no_report_is_left_out(keep: Any) -> None:
     """
     kept = keep(body)
     assert kept.end()["end"] == 3
-    assert [message for message in kept.heard if message.keys().isdisjoint(("beat", "end"))] == [{"leaving": 3}] * 2
+    assert [message for message in kept.heard if message.keys().isdisjoint(("heartbeat", "end"))] == [
+        {"leaving": 3}
+    ] * 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
@@ -93,12 +95,14 @@ def test_what_an_engine_sends_to_all_reaches_the_rank_once(keep: Any, number: in
     os.killpg(kept.hello["agent"], number)  # as engines do
     kept.says(f"got {number}")
     if number == signal.SIGTERM:
-        assert kept.next("asked") == number
+        assert kept.next("signalled") == number
     time.sleep(0.1)
     kept.send(signal=signal.SIGUSR2)
     kept.says(f"got {int(signal.SIGUSR2)}")
     assert b"got" not in kept.out
-    assert not [message for message in kept.heard if "asked" in message]  # who wants something else does not ask to end
+    assert not [
+        message for message in kept.heard if "signalled" in message
+    ]  # who wants something else does not ask to end
     kept.send(kill=True)
     kept.end()
 
@@ -116,7 +120,7 @@ def test_stdin_is_that_of_the_debug_rank(keep: Any) -> None:
     body = "print(sys.stdin.read().upper())"
     reads = keep(body, PMI_RANK="1", PMI_SIZE="2", DDP_DEBUG_RANK="1")
     reads.send(stdin="abc")
-    assert reads.next("took")
+    assert reads.next("stdin_taken")
     reads.send(stdin="")
     reads.end()
     assert reads.out == b"ABC\n"
@@ -144,7 +148,7 @@ def test_a_launcher_that_goes_takes_all_with_it(keep: Any, stopped: bool) -> Non
     kept = keep("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsubprocess.Popen(['sleep', '60'])\n" + SLEEP)
     kept.says("ready")
     if stopped:
-        kept.send(freeze=True)
+        kept.send(suspend=True)
     kept.channel.close()
     kept.job.assert_gone(3)
 
@@ -162,11 +166,11 @@ def test_freezing_and_thawing_all_but_what_was_stopped_before(keep: Any, becomes
     kept.until(lambda: b"ready" in kept.out)
     plain, still = map(int, kept.out.split()[:2])
     becomes(still, "T")
-    kept.send(freeze=True)
+    kept.send(suspend=True)
     for pid in (kept.pid, plain, still):
         becomes(pid, "T")
-    assert kept.next("beat", where=lambda beat: beat["state"] == "T")  # it is described all the same
-    kept.send(freeze=False)
+    assert kept.next("heartbeat", where=lambda beat: beat["state"] == "T")  # it is described all the same
+    kept.send(suspend=False)
     for pid in (kept.pid, plain):
         becomes(pid, "SR")
     becomes(still, "T")
@@ -235,10 +239,10 @@ def test_time_that_does_not_count(keep: Any) -> None:
     kept = keep(body)
     kept.says("ready")
     kept.send(pause=True)
-    kept.send(freeze=True)  # two reasons: the second ends later
+    kept.send(suspend=True)  # two reasons: the second ends later
     kept.send(pause=False)
     time.sleep(0.8)
-    kept.send(freeze=False)
+    kept.send(suspend=False)
     since = time.monotonic()
     kept.says("over")
     assert 0.1 < time.monotonic() - since < 3
@@ -282,16 +286,15 @@ def test_beats(keep: Any) -> None:
     """
     kept = keep(body)
     kept.says("ready")
-    beat = kept.next("beat", where=lambda beat: beat["calls"])
+    beat = kept.next("heartbeat", where=lambda beat: beat["calls"])
     since = time.monotonic()
     assert beat["state"] in "RS"
     assert beat["rss"] > 5 << 20
     assert (beat["step"], beat["calls"], beat["call_state"]) == (3, 3, "done")
     assert beat["call"].startswith("all_reduce #2 (kept.py:7) sum float32 (4,)")
     assert beat["call_age"] < 10
-    assert beat["debugging"] is False
     kept.heard.clear()
-    later = [kept.next("beat") for _ in range(2)]
+    later = [kept.next("heartbeat") for _ in range(2)]
     assert later[-1]["cpu"] > beat["cpu"]
     assert time.monotonic() - since > 1.5  # once a second
     kept.send(kill=True)
@@ -300,7 +303,7 @@ def test_beats(keep: Any) -> None:
 
 def test_a_beat_without_a_record(keep: Any) -> None:
     kept = keep(SLEEP)
-    beat = kept.next("beat")
+    beat = kept.next("heartbeat")
     assert {name for name, value in beat.items() if value is None} == {
         "step",
         "call",

@@ -93,7 +93,7 @@ def test_kill_9_of_the_guard_ends_all(sleeping: Any, group: bool) -> None:
         os.killpg(started, signal.SIGKILL)
     else:
         os.kill(started, signal.SIGKILL)
-    assert sleeping.next("lost") == started
+    assert sleeping.next("parent_lost") == started
     sleeping.job.assert_gone(3)
 
 
@@ -102,7 +102,7 @@ def test_kill_9_of_the_engine_is_told_as_such_and_ends_all(guarded: Any) -> None
     kept.until(lambda: b"ready" in kept.out)
     assert kept.hello["engine"] == kept.job.process.pid
     kept.job.process.kill()
-    assert kept.next("lost") == kept.job.process.pid
+    assert kept.next("parent_lost") == kept.job.process.pid
     kept.job.assert_gone(3)
 
 
@@ -123,7 +123,7 @@ def test_what_an_engine_sends_to_all_reaches_the_rank_once(guarded: Any, number:
     os.killpg(kept.hello["started"], number)
     kept.says(f"got {int(number)}")
     if number == signal.SIGTERM:
-        assert kept.next("asked") == number
+        assert kept.next("signalled") == number
     kept.send(signal=signal.SIGUSR2)
     kept.says(f"got {int(signal.SIGUSR2)}")
     assert b"got" not in kept.out

@@ -86,7 +86,7 @@ class TestOfARank:
         """
         kept = keep(body)
         kept.says("ready")
-        kept.next("beat", where=lambda beat: beat["where"])
+        kept.next("heartbeat", where=lambda beat: beat["where"])
         os.kill(kept.pid, signal.SIGSTOP)
         becomes(kept.pid, "T")
         time.sleep(0.3)
@@ -97,7 +97,7 @@ class TestOfARank:
         begin, _, age = text.partition(" in load ")
         assert begin.startswith("it is stopped and cannot write its stacks; its Python stood at kept.py:")
         assert 0.2 < float(age.split()[0]) < 10
-        beat = kept.next("beat", where=lambda beat: beat["state"] == "T")
+        beat = kept.next("heartbeat", where=lambda beat: beat["state"] == "T")
         assert beat["where"].endswith(" in load")
         kept.send(kill=True)
         kept.end()
@@ -105,7 +105,7 @@ class TestOfARank:
     def test_a_program_that_has_taken_the_place_of_python(self, keep: Any) -> None:
         kept = keep(READY + "os.execvp('sleep', ['sleep', '60'])\n")
         kept.says("ready")
-        kept.next("beat")
+        kept.next("heartbeat")
         time.sleep(0.5)
         kept.send(stacks=True)  # the signal would end it
         assert kept.next("stacks").startswith("it has closed the file for its stacks")

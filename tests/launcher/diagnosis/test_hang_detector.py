@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launcher.console.console import BACKLOG
 from launcher.diagnosis.failures import Hung, Raised, RankFailed, root_cause
 from launcher.diagnosis.hang_detector import HangDetector, innermost
 from tests.launcher.conftest import HEAD, LAUNCH
@@ -32,22 +31,22 @@ class FakeConsole:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.backlog = 0
+        self.backlogged = False
 
     def say(self, text: str) -> None:
         self.said.append(text)
 
 
-class Court:
+class Harness:
     """A detector of two ranks, of which rank 0 waits for rank 1, with everything around it, and a clock."""
 
     def __init__(self, folder: Path | None = None, limit: float = 600.0, heartbeat: float = 1e9) -> None:
         self.console = FakeConsole()
         self.asked = 0
-        self.verdicts: list[Any] = []
+        self.failures: list[Any] = []
         self.now = 1_000.0
         self.beats: dict[int, dict[str, Any]] = {0: dict(WAITS), 1: dict(SLEEPS)}
-        self.detector = HangDetector(2, limit, heartbeat, self.console, lambda: folder, self.ask, self.verdicts.append)  # type: ignore[arg-type]
+        self.detector = HangDetector(2, limit, heartbeat, self.console, lambda: folder, self.ask, self.failures.append)  # type: ignore[arg-type]
         self.start()
 
     def ask(self) -> None:
@@ -74,190 +73,196 @@ class Court:
 
 
 def test_a_hang_is_announced_at_half_time_and_ends_the_job() -> None:
-    court = Court()
-    court.run(300.0)
-    assert court.said == ""
-    court.run(1.0)  # the first beats were the last thing that moved
-    assert court.said == (
+    harness = Harness()
+    harness.run(300.0)
+    assert harness.output == ""
+    harness.run(1.0)  # the first beats were the last thing that moved
+    assert harness.output == (
         "ddp-launch: nothing has moved for 300 s: rank 1 (pid 101) sleeps at data.py:31 in load, while rank 0 waits in "
         f"{GATHER}; ending the job in 300 s (--hang-timeout)"
     )
-    court.run(299.0)
-    assert (len(court.console.said), court.asked) == (1, 0)
-    court.run(1.0)
-    assert (court.console.said[1], court.asked, court.verdicts) == ("ddp-launch: nothing has moved for 600 s", 1, [])
-    court.detector.stacks(1, STACKS)
-    court.detector.tick(court.now + 0.1)
-    assert court.verdicts == []  # rank 0 has not answered yet
-    court.detector.stacks(0, STACKS)
-    assert court.detector.tick(court.now + 0.2) == float("inf")
+    harness.run(299.0)
+    assert (len(harness.console.said), harness.asked) == (1, 0)
+    harness.run(1.0)
+    assert (harness.console.said[1], harness.asked, harness.failures) == (
+        "ddp-launch: nothing has moved for 600 s",
+        1,
+        [],
+    )
+    harness.detector.stacks(1, STACKS)
+    harness.detector.tick(harness.now + 0.1)
+    assert harness.failures == []  # rank 0 has not answered yet
+    harness.detector.stacks(0, STACKS)
+    assert harness.detector.tick(harness.now + 0.2) == float("inf")
     text = f"nothing has moved for 600 s: rank 1 (pid 101) sleeps at data.py:31 in load, while rank 0 waits in {GATHER}"
-    assert court.verdicts == [Hung(at=court.now + 0.2, ranks=(1,), message=text)]
-    head, *rows = court.console.said[2].splitlines()
+    assert harness.failures == [Hung(at=harness.now + 0.2, ranks=(1,), message=text)]
+    head, *rows = harness.console.said[2].splitlines()
     assert head.startswith("rank  host  pid  last collective")
     assert [row.split()[:3] for row in rows] == [["0", "here", "100"], ["1", "here", "101"]]
-    assert court.console.said[3:] == [
+    assert harness.console.said[3:] == [
         (
             "ddp-launch: rank 1 stands here, innermost first:\n"
             '  File "/home/me/data.py", line 31 in load\n  File "/home/me/train.py", line 12 in <module>'
         )
     ]
-    court.run(700.0)
-    assert (len(court.verdicts), len(court.console.said)) == (1, 4)  # it has spoken
+    harness.run(700.0)
+    assert (len(harness.failures), len(harness.console.said)) == (1, 4)  # it has spoken
 
 
 def test_stacks_go_to_the_log_folder(tmp_path: Path) -> None:
-    court = Court(tmp_path, limit=10.0)
-    court.run(11.0)
-    court.detector.stacks(1, STACKS + "\udcff")
-    court.detector.tick(court.now + 2.0)  # rank 0 does not answer
+    harness = Harness(tmp_path, limit=10.0)
+    harness.run(11.0)
+    harness.detector.stacks(1, STACKS + "\udcff")
+    harness.detector.tick(harness.now + 2.0)  # rank 0 does not answer
     assert [path.name for path in tmp_path.iterdir()] == ["stacks-rank-1.txt"]
     assert (tmp_path / "stacks-rank-1.txt").read_bytes() == STACKS.encode() + b"\xff"
-    assert court.console.said[-1] == f"ddp-launch: the stacks of rank 1 are in {tmp_path}/stacks-rank-*.txt"
-    assert len(court.verdicts) == 1
+    assert harness.console.said[-1] == f"ddp-launch: the stacks of rank 1 are in {tmp_path}/stacks-rank-*.txt"
+    assert len(harness.failures) == 1
 
 
 def test_stacks_with_what_utf_8_cannot_hold_go_there_too(tmp_path: Path) -> None:
-    court = Court(tmp_path, limit=10.0)
-    court.run(11.0)
-    court.detector.stacks(1, STACKS + "\ud800")
-    court.detector.tick(court.now + 2.0)
+    harness = Harness(tmp_path, limit=10.0)
+    harness.run(11.0)
+    harness.detector.stacks(1, STACKS + "\ud800")
+    harness.detector.tick(harness.now + 2.0)
     assert (tmp_path / "stacks-rank-1.txt").read_bytes() == STACKS.encode() + b"\\ud800"
 
 
 def test_a_restart_is_judged_anew() -> None:
-    court = Court(limit=10.0)
-    court.run(11.0)
-    court.detector.tick(court.now + 2.0)
-    assert len(court.verdicts) == 1
-    court.detector.attempt_started(1, 2)
-    court.start()
-    court.run(10.0)
-    assert court.asked == 1
-    court.run(1.0)
-    court.detector.stacks(0, STACKS)
-    court.detector.stacks(1, STACKS)
-    court.detector.tick(court.now)
-    assert (court.asked, len(court.verdicts)) == (2, 2)
+    harness = Harness(limit=10.0)
+    harness.run(11.0)
+    harness.detector.tick(harness.now + 2.0)
+    assert len(harness.failures) == 1
+    harness.detector.attempt_started(1, 2)
+    harness.start()
+    harness.run(10.0)
+    assert harness.asked == 1
+    harness.run(1.0)
+    harness.detector.stacks(0, STACKS)
+    harness.detector.stacks(1, STACKS)
+    harness.detector.tick(harness.now)
+    assert (harness.asked, len(harness.failures)) == (2, 2)
 
 
 def test_stacks_are_shown_where_the_folder_takes_none(tmp_path: Path) -> None:
-    court = Court(tmp_path / "gone", limit=10.0)
-    court.run(11.0)
-    court.detector.stacks(0, STACKS)
-    court.detector.stacks(1, STACKS)
-    court.detector.tick(court.now)
-    assert "the stacks cannot be written: [Errno 2]" in court.console.said[-2]
-    assert court.console.said[-1].startswith("ddp-launch: rank 1 stands here")
-    assert len(court.verdicts) == 1
+    harness = Harness(tmp_path / "gone", limit=10.0)
+    harness.run(11.0)
+    harness.detector.stacks(0, STACKS)
+    harness.detector.stacks(1, STACKS)
+    harness.detector.tick(harness.now)
+    assert "the stacks cannot be written: [Errno 2]" in harness.console.said[-2]
+    assert harness.console.said[-1].startswith("ddp-launch: rank 1 stands here")
+    assert len(harness.failures) == 1
 
 
 @pytest.mark.parametrize("state", ["T", "t"])
 def test_nobody_waits_for_the_stacks_of_a_stopped_rank(state: str) -> None:
-    court = Court(limit=10.0)
-    court.beats[1]["state"] = state
-    court.run(11.0)
-    court.detector.stacks(0, STACKS)
-    court.detector.tick(court.now)
-    assert court.verdicts[0].message.startswith("nothing has moved for 10 s: rank 1 (pid 101) is stopped")
+    harness = Harness(limit=10.0)
+    harness.beats[1]["state"] = state
+    harness.run(11.0)
+    harness.detector.stacks(0, STACKS)
+    harness.detector.tick(harness.now)
+    assert harness.failures[0].message.startswith("nothing has moved for 10 s: rank 1 (pid 101) is stopped")
 
 
 def test_it_moves_again() -> None:
-    court = Court()
-    court.run(321.0)
-    court.beats[1]["step"] = 7
-    court.run(299.0)
-    assert court.console.said[1:] == ["ddp-launch: it moves again, after 321 s"]
-    court.run(2.0)
-    assert court.console.said[2].startswith("ddp-launch: nothing has moved for 300 s")
+    harness = Harness()
+    harness.run(321.0)
+    harness.beats[1]["step"] = 7
+    harness.run(299.0)
+    assert harness.console.said[1:] == ["ddp-launch: it moves again, after 321 s"]
+    harness.run(2.0)
+    assert harness.console.said[2].startswith("ddp-launch: nothing has moved for 300 s")
 
 
 def test_output_of_a_rank_that_does_not_wait_is_motion() -> None:
-    court = Court()
-    court.run(250.0)
-    court.detector.output(1, "out", b"still here\n")
-    court.run(250.0)
-    assert court.said == ""
-    court.detector.output(0, "out", b"still waiting\n")
-    court.run(51.0)
-    assert "nothing has moved for 300 s" in court.said
+    harness = Harness()
+    harness.run(250.0)
+    harness.detector.output(1, "out", b"still here\n")
+    harness.run(250.0)
+    assert harness.output == ""
+    harness.detector.output(0, "out", b"still waiting\n")
+    harness.run(51.0)
+    assert "nothing has moved for 300 s" in harness.output
 
 
 def test_clocks_stand_still_in_a_debugger_while_the_launcher_is_stopped_and_while_nobody_reads() -> None:
-    court = Court()
-    court.run(200.0)
-    court.detector.debugging(frozenset({1}))
-    court.run(1_000.0)
-    court.detector.debugging(frozenset())
-    court.run(50.0)
-    court.now += 1_000.0
-    court.detector.resumed(1_000.0)
-    court.run(40.0)
-    court.console.backlog = BACKLOG
-    court.now += 1_000.0  # no beats are read meanwhile
-    court.detector.tick(court.now)
-    court.console.backlog = 0
-    assert court.said == ""
-    court.run(11.0)
-    assert "nothing has moved for 300 s" in court.said
+    harness = Harness()
+    harness.run(200.0)
+    harness.detector.debugging(frozenset({1}))
+    harness.run(1_000.0)
+    harness.detector.debugging(frozenset())
+    harness.run(50.0)
+    harness.now += 1_000.0
+    harness.detector.resumed(1_000.0)
+    harness.run(40.0)
+    harness.console.backlogged = True
+    harness.now += 1_000.0  # no beats are read meanwhile
+    harness.detector.tick(harness.now)
+    harness.console.backlogged = False
+    assert harness.output == ""
+    harness.run(11.0)
+    assert "nothing has moved for 300 s" in harness.output
 
     # The launcher is stopped while somebody debugs: that is one time, not two.
-    court = Court()
-    court.detector.debugging(frozenset({1}))
-    court.detector.tick(court.now)
-    court.now += 1_000.0
-    court.detector.resumed(1_000.0)
-    court.detector.tick(court.now)
-    court.detector.debugging(frozenset())
-    court.run(300.0)
-    assert court.said == ""
-    court.run(1.0)
-    assert "nothing has moved for 300 s" in court.said
+    harness = Harness()
+    harness.detector.debugging(frozenset({1}))
+    harness.detector.tick(harness.now)
+    harness.now += 1_000.0
+    harness.detector.resumed(1_000.0)
+    harness.detector.tick(harness.now)
+    harness.detector.debugging(frozenset())
+    harness.run(300.0)
+    assert harness.output == ""
+    harness.run(1.0)
+    assert "nothing has moved for 300 s" in harness.output
 
 
 def test_a_agent_that_says_nothing_is_mentioned_once() -> None:
-    court = Court(limit=60.0)
-    court.run(2.0)
-    court.run(5.0, 1)
-    assert court.said == ""
-    court.run(10.0, 1)
-    assert court.said == ("ddp-launch: rank 1 (pid 101): its agent (pid 201) has said nothing for 5 s; is it stopped?")
-    court.run(1.0)
-    court.run(10.0, 1)
-    assert len(court.console.said) == 2
-    court.run(30.0, 1)
-    assert "rank 1 (pid 101) is out of snapshot: its agent (pid 201) has said nothing for" in court.console.said[2]
-    court.run(20.0, 1)
-    court.detector.stacks(0, STACKS)
-    court.detector.tick(court.now)
-    assert court.verdicts[0].ranks == (1,)
+    harness = Harness(limit=60.0)
+    harness.run(2.0)
+    harness.run(5.0, 1)
+    assert harness.output == ""
+    harness.run(10.0, 1)
+    assert harness.output == (
+        "ddp-launch: rank 1 (pid 101): its agent (pid 201) has said nothing for 5 s; is it stopped?"
+    )
+    harness.run(1.0)
+    harness.run(10.0, 1)
+    assert len(harness.console.said) == 2
+    harness.run(30.0, 1)
+    assert "rank 1 (pid 101) is not heard of: its agent (pid 201) has said nothing for" in harness.console.said[2]
+    harness.run(20.0, 1)
+    harness.detector.stacks(0, STACKS)
+    harness.detector.tick(harness.now)
+    assert harness.failures[0].ranks == (1,)
 
 
 def test_a_rank_without_a_heartbeat_is_lost_after_its_own_limit() -> None:
-    court = Court(heartbeat=30.0)
-    court.run(29.0, 1)
-    assert court.verdicts == []
-    court.console.backlog = BACKLOG
-    court.run(60.0, 1)  # nobody reads, and so nothing is heard
-    court.console.backlog = 0
-    court.run(2.0, 1)
+    harness = Harness(heartbeat=30.0)
+    harness.run(29.0, 1)
+    assert harness.failures == []
+    harness.console.backlogged = True
+    harness.run(60.0, 1)  # nobody reads, and so nothing is heard
+    harness.console.backlogged = False
+    harness.run(2.0, 1)
     text = "lost rank 1: no heartbeat for 30 s, so its agent is stopped or its network is down"
-    assert [str(failure) for failure in court.verdicts] == [f"{text} (more time: --heartbeat-timeout)"]
-    assert court.asked == 0
+    assert [str(failure) for failure in harness.failures] == [f"{text} (more time: --heartbeat-timeout)"]
+    assert harness.asked == 0
 
 
 def test_a_host_of_which_nothing_is_heard_is_named() -> None:
-    court = Court(heartbeat=30.0)
-    court.detector.attempt_started(1, 4)
+    harness = Harness(heartbeat=30.0)
+    harness.detector.attempt_started(1, 4)
     for rank in range(4):
-        court.detector.rank_started(
+        harness.detector.rank_started(
             rank, {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "host": f"node{rank // 2}"}
         )
-        court.beats[rank] = dict(WAITS)
-    court.run(3.0, 0)  # one of node0, a little late
-    court.run(31.0, 2, 3)
+        harness.beats[rank] = dict(WAITS)
+    harness.run(3.0, 0)  # one of node0, a little late
+    harness.run(31.0, 2, 3)
     text = "lost host node1 with ranks 2, 3: no heartbeat for 30 s, so it or its network is down"
-    assert [str(failure) for failure in court.verdicts] == [f"{text} (more time: --heartbeat-timeout)"]
+    assert [str(failure) for failure in harness.failures] == [f"{text} (more time: --heartbeat-timeout)"]
 
 
 TIMEOUT = RankFailed(
@@ -277,12 +282,12 @@ WRONG_CALL = RankFailed(
 def test_a_time_limit_that_ran_out_because_a_rank_is_lost_is_not_blamed(
     failure: RankFailed, silence: float, lost: int
 ) -> None:
-    court = Court(heartbeat=30.0)
-    court.run(3.0)
-    court.run(silence, 1)
-    court.detector.failed(failure)
-    assert len(court.verdicts) == lost
-    assert root_cause([failure, *court.verdicts]) is (court.verdicts[0] if lost else failure)
+    harness = Harness(heartbeat=30.0)
+    harness.run(3.0)
+    harness.run(silence, 1)
+    harness.detector.failed(failure)
+    assert len(harness.failures) == lost
+    assert root_cause([failure, *harness.failures]) is (harness.failures[0] if lost else failure)
 
 
 def test_a_job_that_has_failed_or_ended_is_not_judged() -> None:
@@ -291,20 +296,20 @@ def test_a_job_that_has_failed_or_ended_is_not_judged() -> None:
         lambda detector: detector.ending(),
         lambda detector: detector.job_ended(0, ""),
     ):
-        court = Court(limit=10.0)
-        court.run(2.0)
-        end(court.detector)
-        court.run(20.0)
-        assert (court.said, court.asked) == ("", 0)
+        harness = Harness(limit=10.0)
+        harness.run(2.0)
+        end(harness.detector)
+        harness.run(20.0)
+        assert (harness.output, harness.asked) == ("", 0)
 
 
 def test_ranks_that_end_while_they_are_asked_are_not_judged() -> None:
-    court = Court(limit=10.0)
-    court.run(11.0)
-    court.detector.rank_ended(0, 0)
-    court.detector.rank_ended(1, 0)
-    assert court.detector.tick(court.now) == float("inf")
-    assert court.verdicts == []
+    harness = Harness(limit=10.0)
+    harness.run(11.0)
+    harness.detector.rank_ended(0, 0)
+    harness.detector.rank_ended(1, 0)
+    assert harness.detector.tick(harness.now) == float("inf")
+    assert harness.failures == []
 
 
 @pytest.mark.parametrize(

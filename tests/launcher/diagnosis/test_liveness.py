@@ -268,7 +268,7 @@ def waits(rank: int, **fields: Any) -> RankSnapshot:
         (
             [waits(0), waits(1, silence=33.0)],
             (1,),
-            "rank 1 (pid 101) is out of snapshot: its agent (pid 201) has said nothing for 33 s, while rank 0 waits in "
+            "rank 1 (pid 101) is not heard of: its agent (pid 201) has said nothing for 33 s, while rank 0 waits in "
             + GATHER,
         ),
         (
