@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy import dtype, newaxis
 
 from collectives.version import __version__
-from ddp import _aliases, _heap, errors
+from ddp import _aliases, _cuda, _heap, errors
 from ddp._device import device, initial_seed, manual_seed
 from ddp._engine import (
     enable_grad,
@@ -327,9 +327,10 @@ from ddp._tensor.sorting import (
     isin,
     searchsorted,
 )
-from ddp.ops.formats import channels_last, contiguous_format, memory_format, preserve_format
+from ddp.ops.memory_formats import channels_last, contiguous_format, memory_format, preserve_format
 
 _heap.keep_freed()
+_cuda.install()
 _aliases.install()
 
 if TYPE_CHECKING:

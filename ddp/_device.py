@@ -2,7 +2,7 @@
 
 NumPy is the only array module known at import; CuPy is imported when a CUDA device is first computed on.
 Random numbers live here too, because each array module has its own generators: one per thread and device. What CUDA is
-told besides (copies, streams, errors) is in `ddp._gpu`, which is imported when a CUDA device is first used.
+told besides (copies, streams, errors) is in `ddp._cuda`, which is loaded when a CUDA device is first used.
 """
 
 from __future__ import annotations
@@ -109,17 +109,24 @@ def _cupy(asked: device) -> Any:
         raise DeviceError(f"device {asked}: CuPy finds no CUDA device on this machine")
     if (asked.index or 0) >= (count := cupy.cuda.runtime.getDeviceCount()):
         raise DeviceError(f"device {asked}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
-    from ddp._gpu import memory
-
-    memory.source(cupy)  # before the first array there
+    runtime().prepare(cupy)  # before the first array there
     _met.append(os.getpid())
-    for each in meeting:
-        each()
+    for prepare in on_first_use:
+        prepare()
     return cupy
 
 
-# What is called when CuPy is first asked for, before an op of it: what upper floors keep for a GPU
-meeting: list[Callable[[], None]] = []
+# Called when CuPy is first asked for, before an op of it: what upper floors prepare for a GPU
+on_first_use: list[Callable[[], None]] = []
+# Set by `ddp._cuda`: loads the device forms of all ops, and returns its functions that this module calls.
+load_runtime: list[Callable[[], Any]] = []
+
+
+def runtime() -> Any:
+    """The module `ddp._cuda.runtime`; loaded when CuPy is first asked for."""
+    return load_runtime[0]()
+
+
 _met: list[int] = []  # the processes in which CUDA was met: this one, or one that it was forked from
 _lost: list[bool] = []
 
@@ -146,9 +153,7 @@ def found_cupy() -> Any:
 
 
 def _watched(xp: Any) -> int:
-    from ddp._gpu import faults
-
-    return 2 if faults.blocking() else int(xp.cuda.runtime.getDeviceCount() > 1)
+    return 2 if runtime().blocking() else int(xp.cuda.runtime.getDeviceCount() > 1)
 
 
 CPU = device("cpu")
@@ -185,43 +190,35 @@ def on(where: device) -> Any:
 def place(array: Any, target: device, non_blocking: bool = False) -> Any:
     """`array` (NumPy or CuPy) on `target`; the same array where it is there already.
 
-    non_blocking: see `ddp._gpu.copies`, which says who waits
+    non_blocking: see `ddp._cuda.copies`, which says who waits
     """
     source = device_of(array)
     if source is target or (target.index is None and source.type == target.type):
         return array
-    from ddp._gpu import copies  # only where there is a GPU
-
     if target.type == "cpu":
-        return copies.down(array, non_blocking)
+        return runtime().down(array, non_blocking)
     xp = target.xp  # raises for a GPU that is not there
     if source.type == "cpu":
-        return copies.up(xp, array, target.index, non_blocking)
+        return runtime().up(xp, array, target.index, non_blocking)
     assert target.index is not None
-    return copies.across(array, target.index)
+    return runtime().across(array, target.index)
 
 
 def imported(array: Any) -> Any:
     """A CuPy array over the memory of an array of CUDA of any library."""
-    from ddp._gpu import exchange  # only where there is a GPU
-
-    return exchange.imported(device("cuda").xp, array)
+    return runtime().import_array_interface(device("cuda").xp, array)
 
 
 def door(where: device, error: BaseException, call: str) -> None:
     """For where the host waits: raises a CudaError if `error` is what CUDA reports, else returns."""
-    if where.type == "cuda":
-        from ddp._gpu import faults
-
-        if (other := faults.translated(error, call)) is not error:
-            raise other from error
+    if where.type == "cuda" and (other := runtime().translate(error, call)) is not error:
+        raise other from error
 
 
 def waited() -> None:
     """For where the host has waited for a GPU: raises what a kernel found wrong with numbers meanwhile."""
-    from ddp._gpu import alarms
-
-    alarms.listen()
+    if _met:
+        runtime().raise_pending()
 
 
 def entropy() -> int:
@@ -230,7 +227,7 @@ def entropy() -> int:
 
 
 class _Capturing(threading.local):
-    now: Any = None  # the `ddp._gpu.capture.Capture` of a CUDA graph that this thread is in
+    now: Any = None  # the `ddp._cuda.capture.Capture` of a CUDA graph that this thread is in
 
 
 capturing = _Capturing()
@@ -250,7 +247,7 @@ class Stream:
         self.device: _device = _device(device)
         self._seed = self.DEFAULT_SEED
         self._rng: Any = None
-        self._lane: Any = None  # the `ddp._gpu.streams.Lane` that had the state last
+        self._lane: Any = None  # the `ddp._cuda.stream_order.DeviceStream` that had the state last
 
     @property
     def rng(self) -> Any:
@@ -261,10 +258,8 @@ class Stream:
             with on(self.device):
                 self._rng = self.device.xp.random.default_rng(self._seed)
         if self.device.type != "cpu" and capturing.now is None:
-            from ddp._gpu import streams  # only where there is a GPU
-
-            here = streams.current(self.device.xp, self.device.index)
-            self._lane = streams.taken_over(self._lane, here, self._rng.bit_generator._state)
+            here = runtime().current(self.device.xp, self.device.index)
+            self._lane = runtime().take_over(self._lane, here, self._rng.bit_generator._state)
         return self._rng
 
     def manual_seed(self: S, seed: int) -> S:

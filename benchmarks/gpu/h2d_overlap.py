@@ -69,9 +69,9 @@ def measure(device: str) -> dict[str, Any]:
 
 
 def _registered() -> int:
-    from ddp._gpu import registering
+    from ddp._cuda import copies
 
-    return registering.count()
+    return copies.registered_count()
 
 
 def _pass(loader: Any, device: str) -> None:

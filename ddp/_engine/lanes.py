@@ -10,16 +10,13 @@ Nothing here runs before a second stream, or a second GPU, is used, or CUDA_LAUN
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp import _device
 from ddp._engine.anomaly import ran
 from ddp._engine.leaves import Leaf
 from ddp._engine.modes import state
 from ddp._engine.nodes import Edge, Node, SelectOutput
-
-if TYPE_CHECKING:
-    from ddp._gpu.streams import Lane
 
 
 class Switch:
@@ -56,9 +53,7 @@ def stamp(node: Node) -> None:
     # What brings numbers to the CPU is launched on the GPU, too, and so is its backward.
     xp = node.residual.xp if node.op.name == "transfer" and node.xp.__name__ == "numpy" else node.xp
     if xp.__name__ != "numpy":
-        from ddp._gpu import streams  # only where there is a GPU
-
-        node.ensure_metadata().lane = streams.current(xp)
+        node.ensure_metadata().lane = _device.runtime().current(xp)
 
 
 class Courier:
@@ -69,17 +64,16 @@ class Courier:
     """
 
     def __init__(self, edges: Iterable[Edge]) -> None:
-        from ddp._gpu import streams
 
         xp = self._xp = _device.device("cuda").xp
-        self._streams = streams
-        self._home: Lane = streams.current(xp)
+        self._streams = _device.runtime()
+        self._home: Any = _device.runtime().current(xp)
         # Where nodes run that remember no stream: they were made before a stream was chosen.
-        self._usual = streams.default(xp) if stamp in state.observers else self._home
+        self._usual = _device.runtime().default(xp) if stamp in state.observers else self._home
         self._at = self._home  # the current one
         self._source, self._mark = self._home, None  # whose gradients are delivered, and the event that they are there
         self._before = {self._home.device: self._home}  # what was current on each device
-        self._met: dict[Lane, None] = {}  # the streams that were used, but for that one
+        self._met: dict[Any, None] = {}  # the streams that were used, but for that one
         self._crossed: dict[Edge, list[Any]] = {}  # what came from another stream, by who reads it
         self._node: Node | None = None
         self._several = any(type(edge) is not Leaf and self._lane_of(edge) != self._home for edge in edges)
@@ -142,7 +136,7 @@ class Courier:
         if type(edge) is Leaf and edge not in incoming and (arrays := self._crossed.pop(edge, None)) is not None:
             self._streams.hold(self._at, *arrays)
 
-    def _lane_of(self, edge: Edge, result: Any = None) -> Lane:
+    def _lane_of(self, edge: Edge, result: Any = None) -> Any:
         if isinstance(edge, Node):
             if type(edge.op) is SelectOutput and edge.edges:  # a port launches nothing of its own
                 return self._lane_of(edge.edges[0], result)  # type: ignore[arg-type]  # its joint
@@ -153,7 +147,7 @@ class Courier:
             return self._before.get(index) or self._streams.current(self._xp, index)
         return self._home if isinstance(edge, Leaf) else self._usual
 
-    def _use(self, lane: Lane) -> None:
+    def _use(self, lane: Any) -> None:
         if lane == self._at:
             return
         if lane.device not in self._before:
@@ -166,10 +160,10 @@ class Courier:
     @staticmethod
     def _accuse(error: Exception, node: Node) -> None:
         """Raises: CudaError if CUDA reported `error`, naming the op whose backward ran."""
-        from ddp._gpu import faults
 
         inputs = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in node.saved if hasattr(x, "shape"))
-        named = faults.pinned_down(error, f"the backward of {node.op.name}", inputs or "not saved", ran(node))
+        runtime = _device.runtime()
+        named = runtime.attribute_to_op(error, f"the backward of {node.op.name}", inputs or "not saved", ran(node))
         if named is not error:
             raise named from error
 

@@ -13,7 +13,7 @@ from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.dtypes import SUPPORTED, get_default_dtype, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
-from ddp.ops._op import BFLOAT16, widen
+from ddp.ops.op import BFLOAT16, upcast
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -119,7 +119,7 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     operands = a.array, b.array if isinstance(b, TensorBase) else b
     try:
         if xp is not np and a.array.dtype is BFLOAT16:  # CuPy may lack its loops; a number is rounded as the tensor
-            operands = widen(operands[0]), widen(operands[1]) if hasattr(b, "dtype") else float(BFLOAT16.type(b))
+            operands = upcast(operands[0]), upcast(operands[1]) if hasattr(b, "dtype") else float(BFLOAT16.type(b))
         with np.errstate(invalid="ignore"):  # a nan compares
             one, other = operands[::-1] if swap else operands
             out = getattr(xp, name)(one, other)

@@ -18,7 +18,7 @@ from ddp._device import device_of, on, place
 from ddp._engine import Leaf, MultiOutputNode, Node, Version, modes, output_nodes
 from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
-from ddp.ops._op import BFLOAT16
+from ddp.ops.op import BFLOAT16
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -219,8 +219,8 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
         if where.watched and needs_guard(where):
             # No lambda: names that one closes over are slower in every call.
             return guarded_run(op.name, where, arrays, partial(apply, op, inputs, **parameters))
-        op = op.launched
-    run: Any = op.widened if wide and not op.native else op
+        op = op.device_form
+    run: Any = op.upcast if wide and not op.supports_bfloat16 else op
     if state.quiet or op.view or xp is not np:  # CuPy warns of no infinity
         out, residual = run.forward(xp, *arrays, **parameters)
     else:
@@ -235,8 +235,8 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if op.view and xp.may_share_memory(out, arrays[0]):
         see(result, inputs[0])
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
-        if wide and run is op and not op.whole:  # only the backward may have to compute
-            run, residual = op.widened, (residual, None)
+        if wide and run is op and not op.backward_supports_bfloat16:  # only the backward may have to compute
+            run, residual = op.upcast, (residual, None)
         node = _node(Node, op, run, xp, inputs, result, residual)
         result.edge = node
         for observer in state.observers:

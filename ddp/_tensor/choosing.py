@@ -8,7 +8,7 @@ from ddp._tensor.arithmetic import Other, beside, binary, broadcast, convert, jo
 from ddp._tensor.base import TensorBase, apply
 from ddp._tensor.dtypes import finfo, is_float, promote_scalar
 from ddp.errors import ArgumentError, DtypeError
-from ddp.ops import choice, piecewise
+from ddp.ops import activation, elementwise
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -21,19 +21,19 @@ class Choosing(TensorBase):
 
     def maximum(self, other: TensorBase) -> Tensor:
         """The larger of both, nan if one is; equal elements share the gradient."""
-        return required(binary(choice.maximum, self, other), "maximum", other)
+        return required(binary(elementwise.maximum, self, other), "maximum", other)
 
     def minimum(self, other: TensorBase) -> Tensor:
         """The smaller of both, nan if one is; equal elements share the gradient."""
-        return required(binary(choice.minimum, self, other), "minimum", other)
+        return required(binary(elementwise.minimum, self, other), "minimum", other)
 
     def fmax(self, other: TensorBase) -> Tensor:
         """The larger of both, of a number and nan the number."""
-        return required(binary(choice.fmax, self, other), "fmax", other)
+        return required(binary(elementwise.fmax, self, other), "fmax", other)
 
     def fmin(self, other: TensorBase) -> Tensor:
         """The smaller of both, of a number and nan the number."""
-        return required(binary(choice.fmin, self, other), "fmin", other)
+        return required(binary(elementwise.fmin, self, other), "fmin", other)
 
     def clamp(self, min: Other = None, max: Other = None) -> Tensor:
         """self held within [min, max], numbers or tensors; where min > max, it is max. Either may be left out.
@@ -48,12 +48,12 @@ class Choosing(TensorBase):
             ]
             found = iter(jointly("clamp", self, *[each for each in bounds if each is not None]))
             x = next(found)
-            return apply(choice.clamp_between, (x, *[None if each is None else next(found) for each in bounds]))
+            return apply(elementwise.clamp_between, (x, *[None if each is None else next(found) for each in bounds]))
         x = self
         for bound in (min, max):
             if bound is not None:
                 x = convert(x, promote_scalar(x.array.dtype, bound))
-        return apply(choice.clamp, (x,), low=min, high=max)
+        return apply(elementwise.clamp, (x,), low=min, high=max)
 
     clip = clamp
 
@@ -75,7 +75,7 @@ class Choosing(TensorBase):
             return self.clone()  # type: ignore[attr-defined]  # every tensor has the mixins
         bounds = finfo(self.array.dtype)
         return apply(
-            choice.nan_to_num,
+            elementwise.nan_to_num,
             (self,),
             nan=nan,
             posinf=float(bounds.max) if posinf is None else posinf,
@@ -86,7 +86,7 @@ class Choosing(TensorBase):
         """max(self, 0). Raises: DtypeError for bool."""
         if self.array.dtype.kind == "b":
             raise DtypeError("relu: expected numbers, got bool")
-        return apply(piecewise.relu, (self,))
+        return apply(activation.relu, (self,))
 
 
 def chosen(condition: TensorBase, input: Any, other: Any) -> Tensor:
@@ -100,4 +100,4 @@ def chosen(condition: TensorBase, input: Any, other: Any) -> Tensor:
     pair = jointly("where", *values)
     for x in pair:
         broadcast(condition.array.shape, x.array.shape, "where")
-    return apply(choice.where, (condition, *pair))
+    return apply(elementwise.where, (condition, *pair))

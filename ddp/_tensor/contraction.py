@@ -12,7 +12,7 @@ from ddp._tensor.function_form import with_out
 from ddp._tensor.linear_algebra import same_dtype
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, ShapeError
-from ddp.ops import contract
+from ddp.ops import products
 
 Labels = list[int]
 DOTS = -1  # stands for "..." until the operands' numbers of dimensions are known
@@ -86,7 +86,7 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
         y, others = _alone(y, others, later.union(labels))
         kept = [k for k in dict.fromkeys([*out, *labels, *others]) if k in later and (k in labels or k in others)]
         same_dtype("einsum", x, y)
-        x = apply(contract.einsum, (x, y), labels=(tuple(labels), tuple(others), tuple(kept)))
+        x = apply(products.einsum, (x, y), labels=(tuple(labels), tuple(others), tuple(kept)))
         labels = kept
     x, labels = _alone(x, labels, set(out))
     lacking = [k for k in out if k not in labels]  # a size of 1 in every operand
@@ -104,7 +104,7 @@ def _single(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, Labels]
         x = x.reshape([n for n, alone in zip(x.array.shape, broadcast, strict=True) if not alone])
         labels = [k for k, alone in zip(labels, broadcast, strict=True) if not alone]
     if len(set(labels)) < len(labels):
-        x = apply(contract.diagonals, (x,), labels=tuple(labels))
+        x = apply(products.diagonals, (x,), labels=tuple(labels))
         labels = list(dict.fromkeys(labels))
     return x, labels
 

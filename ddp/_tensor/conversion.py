@@ -13,7 +13,7 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import TYPES, parse
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from ddp.ops import elementwise
-from ddp.ops.formats import channels_last, is_channels_last, memory_format, preserve_format
+from ddp.ops.memory_formats import channels_last, is_channels_last, memory_format, preserve_format
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -100,7 +100,7 @@ class Conversion(TensorBase):
         xp = found_cupy()
         if xp is None or not self.array.size or self.is_pinned():
             return self.to()
-        from ddp._gpu import copies
+        from ddp._cuda import copies
 
         array = copies.empty_pinned(xp, self.array.shape, self.array.dtype)
         array[...] = self.array
@@ -110,7 +110,7 @@ class Conversion(TensorBase):
         """Whether the memory is page-locked."""
         if self._device is not CPU or (xp := found_cupy()) is None:
             return False
-        from ddp._gpu import copies
+        from ddp._cuda import copies
 
         return copies.is_pinned(xp, self.array)
 
@@ -125,9 +125,9 @@ class Conversion(TensorBase):
         lane = getattr(stream, "_lane", None)
         if lane is None:
             raise ArgumentError(f"record_stream: expected a ddp.cuda.Stream, got {type(stream).__name__}")
-        from ddp._gpu import streams
+        from ddp._cuda import stream_order
 
-        streams.record(self.array, lane)
+        stream_order.record(self.array, lane)
 
     def type(self, dtype: Any = None, non_blocking: Flag = False) -> Any:
         """In another dtype; without one, the name of the type: "ddp.FloatTensor"."""

@@ -41,7 +41,7 @@ from ddp._tensor.sharing import Sharing
 from ddp._tensor.sizes import Size
 from ddp._tensor.sorting import Sorting
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.ops.formats import channels_last, contiguous_format, is_channels_last, memory_format
+from ddp.ops.memory_formats import channels_last, contiguous_format, is_channels_last, memory_format
 
 
 class Tensor(
@@ -233,4 +233,4 @@ _LAUNCHING = (
     "random_ repeat_interleave scatter scatter_ scatter_add scatter_add_ sort take take_along_dim tensor_split tolist "
     "topk uniform_ unique unique_consecutive"
 )
-_device.meeting.append(functools.partial(guard_methods, Tensor, _LAUNCHING))
+_device.on_first_use.append(functools.partial(guard_methods, Tensor, _LAUNCHING))

@@ -10,7 +10,7 @@ from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, see
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.ops import index, shape
+from ddp.ops import indexing, shape
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -151,7 +151,7 @@ def _two(x: TensorBase, dim1: int, dim2: int, name: str) -> tuple[int, int]:
 
 
 def _viewed(x: TensorBase, at: int, part: int | slice) -> Tensor:
-    return apply(index.getitem, (x,), index=(*(slice(None),) * at, part, ...))
+    return apply(indexing.getitem, (x,), index=(*(slice(None),) * at, part, ...))
 
 
 def _split(x: TensorBase, dim: int, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -65,23 +65,23 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def guarded_run(name: str, where: device, arrays: Sequence[Any], run: Callable[[], Any]) -> Any:
     """What `run` returns, which launches op `name` on `arrays`. Raises: CudaError, where every op waits."""
-    from ddp._gpu import alarms, faults, streams
+    from ddp._cuda import cuda_errors, device_checks, stream_order
 
-    blocking = faults.blocking()
+    blocking = cuda_errors.blocking()
     lanes.begin(blocking)
     before, state.guarded = state.guarded, True
     try:
         with on(where):
             result = run()
-            lane = streams.current(where.xp)
+            lane = stream_order.current(where.xp)
             if blocking and not lane.capturing:
                 lane.stream.synchronize()
-                alarms.listen()
+                device_checks.raise_pending()
             return result
     except Exception as error:
         if blocking:
             inputs = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in arrays if hasattr(x, "shape"))
-            named = faults.pinned_down(error, name, inputs or "numbers", f"it ran at {user_line()}")
+            named = cuda_errors.attribute_to_op(error, name, inputs or "numbers", f"it ran at {user_line()}")
             if named is not error:
                 raise named from error
         raise

@@ -28,7 +28,7 @@ from ddp._tensor.inplace import followed
 from ddp._tensor.sampling import draw, origin
 from ddp._tensor.shaping import spread
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from ddp.ops.demands import demand
+from ddp.ops.indexing import check_all
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -58,7 +58,7 @@ def normal(
         return normal(mean, std, generator=generator, requires_grad=requires_grad)
     centre, width = (x.array if isinstance(x, TensorBase) else x for x in (mean, std))
     if isinstance(std, TensorBase):
-        demand(std._device.xp, ~(width < 0), ArgumentError, "normal: std is negative")
+        check_all(std._device.xp, ~(width < 0), ArgumentError, "normal: std is negative")
     elif width < 0:
         raise ArgumentError("normal: std is negative")
     if given:
@@ -90,7 +90,7 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: Stream | 
     chance = x if p is None else p
     told = "bernoulli: a probability is outside [0, 1]"
     if p is None:
-        demand(xp, (x >= 0) & (x <= 1), ArgumentError, told)
+        check_all(xp, (x >= 0) & (x <= 1), ArgumentError, told)
     elif not 0 <= p <= 1:
         raise ArgumentError(told)
     with on(input._device):
@@ -182,7 +182,7 @@ class Drawing(TensorBase):
         chance = p.array if isinstance(p, TensorBase) else float(p)
         told = "bernoulli_: a probability is outside [0, 1]"
         if isinstance(p, TensorBase):
-            demand(p._device.xp, (chance >= 0) & (chance <= 1), ArgumentError, told)
+            check_all(p._device.xp, (chance >= 0) & (chance <= 1), ArgumentError, told)
         elif not 0 <= chance <= 1:
             raise ArgumentError(told)
         drawn = _device.generator(self._device, generator).random(self.array.shape)

@@ -9,8 +9,8 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.inplace import in_place
 from ddp._tensor.reductions import Dims, along, axes, axis, filled, typed
 from ddp._tensor.spelling import spelled
-from ddp.ops import reducing, scan
-from ddp.ops._op import widen
+from ddp.ops import reduction
+from ddp.ops.op import upcast
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -25,13 +25,13 @@ class Extremes(TensorBase):
     def amax(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """The largest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
         dims = axes(self, dim, "amax")
-        return apply(reducing.amax, (filled(self, dims, "amax"),), dims=dims, keepdim=keepdim)
+        return apply(reduction.amax, (filled(self, dims, "amax"),), dims=dims, keepdim=keepdim)
 
     @spelled
     def amin(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """The smallest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
         dims = axes(self, dim, "amin")
-        return apply(reducing.amin, (filled(self, dims, "amin"),), dims=dims, keepdim=keepdim)
+        return apply(reduction.amin, (filled(self, dims, "amin"),), dims=dims, keepdim=keepdim)
 
     @spelled
     def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> results.aminmax:
@@ -88,9 +88,9 @@ class Extremes(TensorBase):
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
         if dim is None:
-            return apply(reducing.median, (filled(self, axes(self, None, "median"), "median"),))
+            return apply(reduction.median, (filled(self, axes(self, None, "median"), "median"),))
         filled(self, axes(self, dim, "median"), "median")
-        array, xp = widen(self.array), self._device.xp
+        array, xp = upcast(self.array), self._device.xp
         if not array.ndim:
             return results.median(*_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
         at = axis(self, dim, "median")
@@ -104,12 +104,12 @@ class Extremes(TensorBase):
     @spelled
     def cumsum(self, dim: int, *, dtype: Any = None) -> Tensor:
         """The sums of all elements up to each along `dim`; of integers and bool int64."""
-        return along(scan.cumsum, typed(self, dtype), dim)
+        return along(reduction.cumsum, typed(self, dtype), dim)
 
     @spelled
     def cumprod(self, dim: int, *, dtype: Any = None) -> Tensor:
         """The products of all elements up to each along `dim`; of integers and bool int64."""
-        return along(scan.cumprod, typed(self, dtype), dim)
+        return along(reduction.cumprod, typed(self, dtype), dim)
 
     cumsum_, cumprod_ = in_place(cumsum), in_place(cumprod)
 
@@ -126,7 +126,7 @@ class Extremes(TensorBase):
 
 def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
     filled(x, axes(x, dim, name), name)
-    array, xp = widen(x.array), x._device.xp
+    array, xp = upcast(x.array), x._device.xp
     if dim is None:
         found = xp.asarray(getattr(array, name)())
         return found.reshape((1,) * array.ndim) if keepdim else found
@@ -138,9 +138,9 @@ def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
 def _at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """The values of `x` at `found`, which keeps the dimension, and `found` as a tensor of its own memory."""
     if not x.array.ndim:
-        return apply(reducing.amax, (x,), dims=(), keepdim=False), wrap(found, x._device)
+        return apply(reduction.amax, (x,), dims=(), keepdim=False), wrap(found, x._device)
     at = axis(x, dim, name)
-    values = apply(reducing.pick, (x,), index=found, dim=at, keepdim=keepdim)
+    values = apply(reduction.pick, (x,), index=found, dim=at, keepdim=keepdim)
     shown = found if keepdim else found.squeeze(at)
     return values, wrap(shown if values.edge is None else shown.copy(), x._device)
 
@@ -150,6 +150,6 @@ def _running(x: TensorBase, name: str, dim: int) -> tuple[Tensor, Tensor]:
     at = axis(x, dim, f"cum{name[:3]}")
     if not x.array.ndim:
         return x.clone(), wrap(xp.zeros((), "int64"), x._device)  # type: ignore[attr-defined]  # as above
-    found = scan.running(xp, name, widen(x.array), at)
-    values = apply(scan.running_extreme, (x,), index=found, dim=at)
+    found = reduction.running(xp, name, upcast(x.array), at)
+    values = apply(reduction.running_extreme, (x,), index=found, dim=at)
     return values, wrap(found if values.edge is None else found.copy(), x._device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp._engine import Leaf, Node
-from ddp.ops._op import OPS
+from ddp.ops.op import OPS
 
 
 class GradFn:

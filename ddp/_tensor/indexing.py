@@ -12,9 +12,9 @@ from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.ops import index as ops
+from ddp.ops import indexing
+from ddp.ops import indexing as ops
 from ddp.ops import shape as shape_ops
-from ddp.ops.cuda import bounds
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -132,7 +132,7 @@ def _inside(x: TensorBase, part: Any, n: int) -> Any:
     """Places along a dimension of size n: NumPy looks at them itself, CuPy would begin anew at the other end."""
     if x._device is CPU:
         return part
-    return bounds.checked(x._device.xp, part, -n, n, RangeError, _OUT_OF_RANGE.format(name="x[index]"))
+    return indexing.check_index(x._device.xp, part, -n, n, RangeError, _OUT_OF_RANGE.format(name="x[index]"))
 
 
 def _is_mask(part: Any) -> bool:
@@ -190,7 +190,7 @@ def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
         raise DtypeError(f"{name}: the index is an int64 tensor, not {what}")
     array = place(index.array, x._device)
     if x._device is not CPU:
-        return bounds.checked(x._device.xp, array, low, n, RangeError, _OUT_OF_RANGE.format(name=name))
+        return indexing.check_index(x._device.xp, array, low, n, RangeError, _OUT_OF_RANGE.format(name=name))
     # Read as unsigned, a negative number is larger than any size: one pass instead of two.
     inside = array.size == 0 or (
         array.view(f"u{array.itemsize}").max() < n if not low else array.min() >= low and array.max() < n

@@ -22,7 +22,7 @@ from ddp._tensor.contents import array_of
 from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.indexing import assignable, index_parts, kept
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
-from ddp.ops import elementwise, index
+from ddp.ops import elementwise, indexing
 
 Other = Any
 Self = TypeVar("Self", bound="InPlace")
@@ -238,7 +238,7 @@ class InPlace(TensorBase):
         if isinstance(source, TensorBase) and source._device is not self._device:
             plain = not followed(self, "copy_", source)
             if plain and "cpu" in (source._device.type, self._device.type) and self.array.flags.c_contiguous:
-                from ddp._gpu import copies  # only where there is a GPU
+                from ddp._cuda import copies  # only where there is a GPU
 
                 if copies.straight(self.array, source.array, non_blocking):
                     self.version.count += 1
@@ -307,11 +307,11 @@ class InPlace(TensorBase):
                     value = wrap(self._device.xp.asarray(value, self.array.dtype), self._device)
                 rest = kept(rest, self, value)
                 steps = (rest,) if selects is None else (selects, rest)
-                become(self, name, apply(index.setitem, (self, value), steps=steps, within=True))
+                become(self, name, apply(indexing.setitem, (self, value), steps=steps, within=True))
                 return
             source = place(assignable(value).array, self._device) if isinstance(value, TensorBase) else value
             target = self.array if selects is None else self.array[selects]
-            index.WRITES[self._device.xp.__name__](self._device.xp, target, rest, source)
+            indexing.assign(self._device.xp, target, rest, source)
             self.version.count += 1
         except IndexError as error:
             raise RangeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error

@@ -236,9 +236,9 @@ class Interop(TensorBase):
         if copy:
             array = array.copy()
         if not isinstance(array, np.ndarray):
-            from ddp._gpu import exchange  # only where there is a GPU
+            from ddp._cuda import array_interface  # only where there is a GPU
 
-            exchange.consumed(self._device.xp, array, stream)
+            array_interface.order_consumer(self._device.xp, array, stream)
             options["stream"] = -1  # all is in order
         elif stream is not None and self._device is CPU:
             raise ArgumentError(f"__dlpack__(stream={stream!r}): a tensor on the CPU has no stream")

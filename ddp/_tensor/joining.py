@@ -19,7 +19,7 @@ from ddp._tensor.reductions import axis
 from ddp._tensor.shaping import inserted
 from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from ddp.ops import joins
+from ddp.ops import shape
 
 
 def _one_dtype(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
@@ -48,7 +48,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         shape = x.array.shape
         if not shape or len(shape) != len(first) or (*shape[:at], *shape[at + 1 :]) != (*first[:at], *first[at + 1 :]):
             raise ShapeError(f"cat along dimension {at}: shapes {first} and {shape} differ elsewhere, or are 0-d")
-    return apply(joins.cat, xs, dim=at)
+    return apply(shape.cat, xs, dim=at)
 
 
 @with_out
@@ -74,7 +74,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     for x in tensors:
         if x.shape != first:
             raise ShapeError(f"stack: shapes {first} and {x.shape} differ")
-    return apply(joins.stack, xs, dim=inserted(xs[0], dim, "stack"))
+    return apply(shape.stack, xs, dim=inserted(xs[0], dim, "stack"))
 
 
 @with_out

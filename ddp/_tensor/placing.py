@@ -13,9 +13,8 @@ from ddp._tensor.indexing import along, assignable, broadcast_shape, gatherable,
 from ddp._tensor.inplace import InPlace, become, followed
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
-from ddp.ops import index as ops
-from ddp.ops import placing
-from ddp.ops.cuda import bounds
+from ddp.ops import indexing
+from ddp.ops import indexing as ops
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -183,10 +182,10 @@ def _scatter(x: TensorBase, name: str, dim: int, index: TensorBase, src: Any, va
     if not where.size:  # names no place, whatever its shape
         where, v = where.reshape((0,) * x.array.ndim), 0
     if reduce != "add":
-        return placing.scatter, v, {"index": where, "dim": at}
+        return indexing.scatter, v, {"index": where, "dim": at}
     if not isinstance(v, TensorBase):
         v = wrap(x._device.xp.full(where.shape, v, x.array.dtype), x._device)
-    return placing.scatter_add, v, {"index": where, "dim": at}
+    return indexing.scatter_add, v, {"index": where, "dim": at}
 
 
 def _vector(x: TensorBase, name: str, dim: int, index: TensorBase) -> tuple[Any, tuple[Any, ...], int]:
@@ -218,7 +217,7 @@ def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: An
     where, places, at = _vector(x, name, dim, index)
     source = _slices(x, name, where, at, source)
     value = source if alpha == 1 else cast(Any, source) * alpha
-    return placing.index_add, value, {"places": kept(places, x, value)}
+    return indexing.index_add, value, {"places": kept(places, x, value)}
 
 
 def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any) -> Call:
@@ -250,12 +249,12 @@ def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bo
         return ops.setitem, values, {"steps": (places,) if view is None else (view, places)}
     if view is not None or not any(hasattr(place, "dtype") for place in places):
         raise ArgumentError(f"{name}: accumulate=True needs tensors of one dimension or more as indices")
-    return placing.index_add, values, {"places": places}
+    return indexing.index_add, values, {"places": places}
 
 
 def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
     value = _number(x, name, value)
-    return placing.masked_fill, value, {"mask": borrowed(_mask(x, name, mask), x, value)}
+    return indexing.masked_fill, value, {"mask": borrowed(_mask(x, name, mask), x, value)}
 
 
 def _mask(x: TensorBase, name: str, mask: TensorBase) -> Any:
@@ -273,9 +272,9 @@ def _scattered(x: TensorBase, name: str, where: Any, source: Any) -> Call:
         raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {x.array.shape}")
     which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
     told = f"{name}: more places than the {{limit}} elements of the source"
-    which = bounds.checked(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, told)
+    which = indexing.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, told)
     value = apply(ops.index, (value,), places=(which,)).reshape(x.array.shape)
-    return placing.masked_fill, value, {"mask": borrowed(where, x, value)}
+    return indexing.masked_fill, value, {"mask": borrowed(where, x, value)}
 
 
 def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> Call:

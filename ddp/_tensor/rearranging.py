@@ -11,7 +11,7 @@ from ddp._tensor.indexing import along
 from ddp._tensor.reductions import axes, axis
 from ddp._tensor.shaping import inserted, spread
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from ddp.ops import index, joins
+from ddp.ops import indexing, shape
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -47,7 +47,7 @@ class Rearranging(TensorBase):
         if not times:
             return cast(Any, self).clone()
         x = cast(Any, self)[(None,) * (len(times) - ndim)] if len(times) > ndim else self
-        return apply(joins.repeat, (x,), times=tuple(times))
+        return apply(shape.repeat, (x,), times=tuple(times))
 
     def tile(self, *sizes: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
         """As repeat, but fewer numbers count from the last dimension."""
@@ -72,7 +72,7 @@ class Rearranging(TensorBase):
             if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
                 raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {at}")
             where = _PLACES[xp.__name__](xp, xp.broadcast_to(times, (n,)), output_size)
-            return apply(index.index, (x,), places=along(x, at, where))
+            return apply(indexing.index, (x,), places=along(x, at, where))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
         shape = x.array.shape
@@ -82,7 +82,7 @@ class Rearranging(TensorBase):
     def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
         """The order along `dims` reversed. Raises: RangeError, ArgumentError if one is named twice."""
         wanted = spread(order, dims)
-        return apply(joins.flip, (self,), dims=axes(self, wanted, "flip") if wanted else ())
+        return apply(shape.flip, (self,), dims=axes(self, wanted, "flip") if wanted else ())
 
     def fliplr(self) -> Tensor:
         """The order of dimension 1 reversed. Raises: RangeError for fewer than two."""
@@ -114,20 +114,20 @@ class Rearranging(TensorBase):
         if not at:
             if len(by) != 1:
                 raise ArgumentError(f"roll: shifts {by} without dims: expected one shift")
-            return cast(Any, apply(joins.roll, (cast(Any, self).reshape(-1),), shifts=by, dims=(0,))).reshape(
+            return cast(Any, apply(shape.roll, (cast(Any, self).reshape(-1),), shifts=by, dims=(0,))).reshape(
                 self.array.shape
             )
         if len(at) != len(by):
             raise ArgumentError(f"roll: {len(by)} shifts {by} for {len(at)} dims {at}")
-        return apply(joins.roll, (self,), shifts=by, dims=tuple([axis(self, d, "roll") for d in at]))
+        return apply(shape.roll, (self,), shifts=by, dims=tuple([axis(self, d, "roll") for d in at]))
 
     def tril(self, diagonal: int = 0) -> Tensor:
         """Zero above the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
-        return apply(joins.tril, (_matrix(self, "tril"),), diagonal=diagonal)
+        return apply(shape.tril, (_matrix(self, "tril"),), diagonal=diagonal)
 
     def triu(self, diagonal: int = 0) -> Tensor:
         """Zero below the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
-        return apply(joins.triu, (_matrix(self, "triu"),), diagonal=diagonal)
+        return apply(shape.triu, (_matrix(self, "triu"),), diagonal=diagonal)
 
     def diag(self, diagonal: int = 0) -> Tensor:
         """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal. Raises: ShapeError."""
@@ -143,7 +143,7 @@ class Rearranging(TensorBase):
         a, b = inserted(x, dim1, "diag_embed"), inserted(x, dim2, "diag_embed")
         if a == b:
             raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
-        return apply(joins.diag_embed, (x,), offset=offset, dim0=a, dim1=b)
+        return apply(shape.diag_embed, (x,), offset=offset, dim0=a, dim1=b)
 
 
 def _matrix(x: TensorBase, name: str) -> TensorBase:

@@ -10,7 +10,7 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, DtypeError, RangeError
-from ddp.ops import moments, probability, reducing
+from ddp.ops import reduction, softmax_ops
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -65,20 +65,20 @@ class Reductions(TensorBase):
     @spelled
     def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum; of integers and bool it is int64. dtype: to convert to before."""
-        return apply(reducing.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
+        return apply(reduction.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
 
     @spelled
     def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum of what is not nan."""
         x = typed(self, dtype)
-        op = reducing.nansum if is_float(x.array.dtype) else reducing.sum
+        op = reduction.nansum if is_float(x.array.dtype) else reduction.sum
         return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
 
     @spelled
     def mean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean. Raises: DtypeError unless floating."""
         x = required_float(typed(self, dtype), "mean")
-        return apply(reducing.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
+        return apply(reduction.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
 
     @spelled
     def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -106,7 +106,7 @@ class Reductions(TensorBase):
         x = required_float(self, "var")
         if correction is None:
             correction = 1 if unbiased is None or unbiased else 0
-        return apply(moments.var, (x,), dims=axes(x, dim, "var"), keepdim=keepdim, correction=correction)
+        return apply(reduction.var, (x,), dims=axes(x, dim, "var"), keepdim=keepdim, correction=correction)
 
     @spelled
     def std(
@@ -118,13 +118,13 @@ class Reductions(TensorBase):
         correction: float | None = None,
     ) -> Tensor:
         """The square root of var(), with the same arguments."""
-        return apply(moments.deviation, (self.var(dim, unbiased, keepdim, correction=correction),))
+        return apply(reduction.deviation, (self.var(dim, unbiased, keepdim, correction=correction),))
 
     @spelled
     def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
         x = typed(self, dtype)
-        return apply(reducing.prod, (x,), dims=axes(x, dim, "prod"), keepdim=keepdim)
+        return apply(reduction.prod, (x,), dims=axes(x, dim, "prod"), keepdim=keepdim)
 
     def norm(self, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         """(sum |x|^p)^(1/p) over `dim`; "fro" and None are p = 2. p: any number, inf and -inf too, or 0 to count.
@@ -139,23 +139,23 @@ class Reductions(TensorBase):
         dims = axes(x, dim, "norm")
         if p in (float("inf"), float("-inf")) or p < 0:
             filled(x, dims, "norm")
-        return apply(moments.vector_norm, (x,), p=p, dims=dims, keepdim=keepdim)
+        return apply(reduction.vector_norm, (x,), p=p, dims=dims, keepdim=keepdim)
 
     @spelled
     def logsumexp(self, dim: Dims, keepdim: bool = False) -> Tensor:
         """log(sum(exp(self))), without overflow."""
         x = floating(self)
-        return apply(probability.logsumexp, (x,), dims=axes(x, dim, "logsumexp"), keepdim=keepdim)
+        return apply(softmax_ops.logsumexp, (x,), dims=axes(x, dim, "logsumexp"), keepdim=keepdim)
 
     @spelled
     def softmax(self, dim: int, dtype: Any = None) -> Tensor:
         """exp(self) / sum(exp(self)) along `dim`. dtype: to convert to before."""
-        return along(probability.softmax, floating(typed(self, dtype)), dim)
+        return along(softmax_ops.softmax, floating(typed(self, dtype)), dim)
 
     @spelled
     def log_softmax(self, dim: int, dtype: Any = None) -> Tensor:
         """log(softmax(self)) along `dim`, without loss of small probabilities. dtype: to convert to before."""
-        return along(probability.log_softmax, floating(typed(self, dtype)), dim)
+        return along(softmax_ops.log_softmax, floating(typed(self, dtype)), dim)
 
     @spelled
     def all(self, dim: Dims = None, keepdim: bool = False) -> Tensor:

@@ -13,8 +13,8 @@ from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.reductions import axis
 from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.ops import index as ops
-from ddp.ops import order
+from ddp.ops import indexing as ops
+from ddp.ops import reduction
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -28,12 +28,12 @@ class Sorting(TensorBase):
     @spelled
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> results.sort:
         """(values, indices) in order along `dim`. stable: accepted; equal elements always keep their order."""
-        return results.sort(*_picked(self, order.argsort(*_along(self, dim, "sort"), descending), dim))
+        return results.sort(*_picked(self, reduction.argsort(*_along(self, dim, "sort"), descending), dim))
 
     @spelled
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
         """The indices that sort along `dim`. stable: accepted; equal elements always keep their order."""
-        return _shaped(self, order.argsort(*_along(self, dim, "argsort"), descending))
+        return _shaped(self, reduction.argsort(*_along(self, dim, "argsort"), descending))
 
     def msort(self) -> Tensor:
         """The values in order along the first dimension."""
@@ -45,14 +45,14 @@ class Sorting(TensorBase):
         xp, x, at = _along(self, dim, "topk")
         if not 0 <= k <= x.shape[at]:
             raise RangeError(f"topk: k={k} of dimension {at} of shape {self.array.shape}")
-        return results.topk(*_picked(self, order.extremes(xp, x, k, at, largest, sorted), dim))
+        return results.topk(*_picked(self, reduction.extremes(xp, x, k, at, largest, sorted), dim))
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
         """(values, indices) of the k-th smallest, from 1, along `dim`. Raises: RangeError if there are fewer."""
         xp, x, at = _along(self, dim, "kthvalue")
         if not 1 <= k <= x.shape[at]:
             raise RangeError(f"kthvalue: k={k} of dimension {at} of shape {self.array.shape}")
-        values, indices = _picked(self, order.ranked(xp, x, k, at), dim)
+        values, indices = _picked(self, reduction.ranked(xp, x, k, at), dim)
         if keepdim or not self.array.ndim:
             return results.kthvalue(values, indices)
         return results.kthvalue(cast(Any, values).squeeze(at), cast(Any, indices).squeeze(at))
@@ -68,14 +68,14 @@ class Sorting(TensorBase):
         at = None if dim is None else axis(self, dim, "unique")
         if not self.array.ndim:
             at = None
-        return _chosen(self, order.unique(self._device.xp, self.array, at, return_inverse, return_counts))
+        return _chosen(self, reduction.unique(self._device.xp, self.array, at, return_inverse, return_counts))
 
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
         """As unique, but only what is next to its equal counts as one, and nothing is sorted."""
         at = None if dim is None else axis(self, dim, "unique_consecutive")
-        values, inverse, counts = order.runs(self._device.xp, self.array, at if self.array.ndim else None)
+        values, inverse, counts = reduction.runs(self._device.xp, self.array, at if self.array.ndim else None)
         return _chosen(self, (values, inverse if return_inverse else None, counts if return_counts else None))
 
     def bincount(self, weights: TensorBase | None = None, minlength: int = 0) -> Tensor:
@@ -93,12 +93,12 @@ class Sorting(TensorBase):
         if minlength < 0:
             raise ArgumentError(f"bincount: minlength is {minlength}")
         if weights is None:
-            return wrap(order.bincount(xp, x, None, minlength), self._device)
+            return wrap(reduction.bincount(xp, x, None, minlength), self._device)
         if weights.array.shape != x.shape:
             raise ShapeError(f"bincount: weights of shape {weights.array.shape} for shape {x.shape}")
         w = place(weights.array, self._device)
         kind = w.dtype if w.dtype == "float32" else np.dtype("float64")
-        return wrap(order.bincount(xp, x, w.astype("float64"), minlength).astype(kind, copy=False), self._device)
+        return wrap(reduction.bincount(xp, x, w.astype("float64"), minlength).astype(kind, copy=False), self._device)
 
     def histc(self, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
         """How many elements are in each of `bins` equal parts of [min, max]; min == max: of all there is.
@@ -119,7 +119,7 @@ class Sorting(TensorBase):
             raise RangeError(f"histc: from {low} to {high} is no finite range")
         inside = array[(array >= low) & (array <= high)].astype("float64")
         part = xp.minimum(((inside - low) * (bins / (high - low))).astype("int64"), bins - 1)
-        return wrap(order.bincount(xp, part, None, bins).astype(array.dtype), self._device)
+        return wrap(reduction.bincount(xp, part, None, bins).astype(array.dtype), self._device)
 
 
 def _along(x: TensorBase, dim: int, name: str) -> tuple[Any, Any, int]:
@@ -182,7 +182,7 @@ def searchsorted(
         if sorter.array.shape != rows.shape:
             raise ShapeError(f"searchsorted: a sorter of shape {sorter.array.shape} for rows of shape {rows.shape}")
         rows = xp.take_along_axis(rows, place(sorter.array, where), axis=-1)
-    found = order.searchsorted(xp, rows, values, "right" if right or side == "right" else "left")
+    found = reduction.searchsorted(xp, rows, values, "right" if right or side == "right" else "left")
     return wrap(found.astype("int32" if out_int32 else "int64", copy=False), where)
 
 

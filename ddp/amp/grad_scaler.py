@@ -12,7 +12,7 @@ from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.interop import scalar_tensor
 from ddp.errors import ArgumentError, CaptureError, GraphError
-from ddp.ops.cuda import clipping
+from ddp.ops.gradients import unscale, update_scale
 
 Array = Any
 _MOST_OPTIMIZERS = 16  # optimizers between two updates
@@ -292,7 +292,7 @@ class _DeviceScale:
     def unscale(self, gradients: list[Array], found: Array) -> None:
         """Divides the gradients, which are all on `where`, by the scale."""
         with on(self.where):
-            clipping.unscale(self.where.xp, gradients, self._scale, found)
+            unscale(self.where.xp, gradients, self._scale, found)
 
     def unscale_parts(self, optimizer: Any, found: Array) -> None:
         """The same, for an optimizer that holds gradients in parts."""
@@ -304,7 +304,7 @@ class _DeviceScale:
         with on(self.where):
             if found:
                 self._found_infs[:1] = 1
-            clipping.adapt(self.where.xp, self._scale, self._good, self._found_infs, growth, backoff, interval)
+            update_scale(self.where.xp, self._scale, self._good, self._found_infs, growth, backoff, interval)
         self._used = 0
         self.scale.version.count += 1
 

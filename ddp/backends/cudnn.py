@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ddp._gpu import dnn
+from ddp._cuda import cudnn_graph
 
 __all__ = ["is_available", "version"]
 
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 def version() -> int | None:
     """The version of the library, 92800 for 9.28.0; None where there is none. Imports it."""
-    module = dnn.module()
+    module = cudnn_graph.module()
     return None if module is None else int(module.backend_version())
 
 
 def is_available() -> bool:
     """Whether cuDNN and its Python frontend are installed."""
-    return dnn.module() is not None
+    return cudnn_graph.module() is not None
 
 
 class _Switches(ModuleType):
     """A module whose four switches are those that every convolution reads."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in dnn.Settings.__slots__:
-            return getattr(dnn.settings, name)
+        if name in cudnn_graph.Settings.__slots__:
+            return getattr(cudnn_graph.settings, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in dnn.Settings.__slots__:
-            setattr(dnn.settings, name, bool(value))
+        if name in cudnn_graph.Settings.__slots__:
+            setattr(cudnn_graph.settings, name, bool(value))
         else:
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dnn.Settings.__slots__})
+        return sorted({*super().__dir__(), *cudnn_graph.Settings.__slots__})
 
 
 sys.modules[__name__].__class__ = _Switches

@@ -103,10 +103,16 @@ def _copy(array: Array, target: Array, mark: Any) -> None:
     elif mark is None:
         target[...] = place(array, CPU)
     else:
-        from ddp._gpu.streams import Inside, Lane  # only where there is a GPU
+        from ddp._cuda.stream_order import (
+            DeviceStream,  # only where there is a GPU
+            StreamGuard,
+        )
 
         where = device_of(array)
-        with on(where), Inside(Lane(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))) as lane:
+        with (
+            on(where),
+            StreamGuard(DeviceStream(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))) as lane,
+        ):
             lane.wait(mark)
             target[...] = where.xp.ascontiguousarray(array).get(stream=lane.stream)
 

@@ -54,9 +54,9 @@ def fetch(tensor: Tensor) -> Fetched:
         raise DtypeError(f"fetch: expected a tensor, got {type(tensor).__name__}")
     if tensor.device is CPU:
         return Fetched(wrap(tensor.array.copy(), CPU), None)
-    from ddp._gpu import copies, streams
+    from ddp._cuda import copies, stream_order
 
-    lane = streams.current(tensor.device.xp, tensor.array.device.id)
+    lane = stream_order.current(tensor.device.xp, tensor.array.device.id)
     made = wrap(copies.down(tensor.array, non_blocking=True), CPU)
     event = Event()
     event._event, event._lane = lane.record(), lane

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ddp import _device
+from ddp._cuda import copies
 from ddp._engine import Leaf
-from ddp._gpu import copies
 from ddp._tensor.base import TensorBase, wrap
 from ddp.cuda.graphs import CUDAGraph
 

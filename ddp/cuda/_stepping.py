@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddp import _device
+from ddp._cuda import capture, stream_order
 from ddp._device import device
 from ddp._engine import Leaf, modes
-from ddp._gpu import capture, streams
 from ddp._tensor.base import TensorBase
 from ddp.cuda._naming import origin
 from ddp.cuda._replaying import Recorded, Slot, detached, flatten_outputs, static
@@ -181,10 +181,10 @@ class GraphedStep:
         )
 
     def _eagerly(self, args: Any, kwargs: Any, tensors: list[TensorBase]) -> Any:
-        here = streams.current(self._xp, self._device)
-        there = streams.Lane(self._xp, self._device, self._stream)
+        here = stream_order.current(self._xp, self._device)
+        there = stream_order.DeviceStream(self._xp, self._device, self._stream)
         there.after(here)
-        with streams.Inside(there), self._following():
+        with stream_order.StreamGuard(there), self._following():
             inputs = [_on_gpu(x) for x in tensors]
             args, kwargs = rebuilt((args, kwargs), inputs)
             outputs = self._fn(*args, **kwargs)
@@ -193,7 +193,7 @@ class GraphedStep:
         flatten_outputs(outputs, found)
         for each in found:
             if each.device is not _device.CPU:  # made on that stream, and read on this one
-                streams.record(each.array, here)
+                stream_order.record(each.array, here)
         return rebuilt(outputs, [detached(x) for x in found])
 
     @contextmanager

@@ -10,10 +10,10 @@ import gc
 from typing import Any
 
 from ddp import _device, _precision
+from ddp._cuda import capture, memory_pool
+from ddp._cuda.capture import MODES, Capture
+from ddp._cuda.stream_order import StreamGuard
 from ddp._device import device
-from ddp._gpu import capture, memory
-from ddp._gpu.capture import MODES, Capture
-from ddp._gpu.streams import Inside
 from ddp.cuda.streams import _lane_of
 from ddp.errors import ArgumentError, CaptureError, DtypeError
 
@@ -172,7 +172,7 @@ class graph:
         xp = cuda_graph._xp
         if stream is None:
             stream = xp.cuda.Stream(non_blocking=True)
-        self._inside = Inside(_lane_of(stream, "graph"))
+        self._inside = StreamGuard(_lane_of(stream, "graph"))
 
     def __enter__(self) -> None:
         _alone()
@@ -180,7 +180,7 @@ class graph:
         gc.collect()  # what it would free in the middle of the capture
         xp.cuda.Device().synchronize()
         # What a warm-up on this stream has freed: the graph allocates from a pool of its own, and replays not at all.
-        memory.source(xp).release(self._inside.lane.stream)
+        memory_pool.source(xp).release(self._inside.lane.stream)
         self._inside.__enter__()
         try:
             self._graph.capture_begin(self._pool, self._mode)

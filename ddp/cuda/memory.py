@@ -29,9 +29,9 @@ __all__ = [
 
 
 def _source(cupy: Any) -> Any:
-    from ddp._gpu import memory  # only where there is a GPU
+    from ddp._cuda import memory_pool  # only where there is a GPU
 
-    return memory.source(cupy)
+    return memory_pool.source(cupy)
 
 
 def _asked(where: Where) -> tuple[Any, int] | None:
@@ -54,9 +54,9 @@ def use(which: str | Callable[[int], Any]) -> None:
     Raises: ArgumentError; DeviceError after the first tensor, or without a GPU, or where a device has no such thing.
     """
     cupy = _needed()
-    from ddp._gpu import memory
+    from ddp._cuda import memory_pool
 
-    memory.use(cupy, which)
+    memory_pool.use(cupy, which)
 
 
 def empty_cache() -> None:
@@ -78,9 +78,9 @@ def ipc_collect() -> None:
 
     Sending a tensor and a full device do this, too; it helps a process that has sent its last one.
     """
-    from ddp._gpu.claims import sent  # only where there is a GPU
+    from ddp._cuda.ipc import exported  # only where there is a GPU
 
-    sent.sweep()
+    exported.sweep()
 
 
 def memory_allocated(device: Where = None) -> int:
@@ -173,7 +173,7 @@ def memory_summary(device: Where = None, abbreviated: bool = False) -> str:
     cupy = found_cupy()
     if cupy is None:
         return ""
-    from ddp._gpu.memory_shortage import holders, human, table
+    from ddp._cuda.memory_pool import holders, human, table
 
     index = _index(device)
     found, stats = _source(cupy), memory_stats(index)

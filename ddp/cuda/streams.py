@@ -9,11 +9,11 @@ import warnings
 from typing import Any
 
 from ddp import _device
+from ddp._cuda import device_checks
+from ddp._cuda.cuda_errors import status_of, translate
+from ddp._cuda.stream_order import DeviceStream, StreamGuard, current, default, sweep
 from ddp._device import device
 from ddp._engine import lanes, modes
-from ddp._gpu import alarms
-from ddp._gpu.faults import status_of, translated
-from ddp._gpu.streams import Inside, Lane, current, default, sweep
 from ddp.cuda._devices import Where, _index, _needed
 from ddp.errors import ArgumentError, DtypeError
 
@@ -25,12 +25,12 @@ def _awaited(call: str, wait: Any) -> None:
     try:
         wait()
     except Exception as error:
-        other = translated(error, call)
+        other = translate(error, call)
         if other is error:
             raise
         raise other from error
     sweep()
-    alarms.listen()
+    device_checks.raise_pending()
 
 
 class Stream:
@@ -50,7 +50,7 @@ class Stream:
         xp, index = _needed(), _index(device)
         with xp.cuda.Device(index):
             stream = xp.cuda.Stream(non_blocking=True, priority=priority or None)
-        self._lane = Lane(xp, index, stream)
+        self._lane = DeviceStream(xp, index, stream)
 
     @property
     def device(self) -> device:
@@ -133,7 +133,7 @@ class ExternalStream(Stream):
         if not isinstance(stream_ptr, int):
             raise DtypeError(f"ExternalStream: expected CUDA's handle as an integer, got {type(stream_ptr).__name__}")
         xp, index = _needed(), _index(device)
-        self._lane = Lane(xp, index, _foreign(xp, stream_ptr, index))
+        self._lane = DeviceStream(xp, index, _foreign(xp, stream_ptr, index))
 
 
 def _foreign(xp: Any, pointer: int, index: int) -> Any:
@@ -149,19 +149,19 @@ def get_stream_from_external(data_ptr: int, device: Where = None) -> Stream:
     return ExternalStream(data_ptr, device)
 
 
-def _around(lane: Lane) -> Stream:
+def _around(lane: DeviceStream) -> Stream:
     found = object.__new__(Stream)
     found._lane = lane
     return found
 
 
-def _lane_of(given: Any, call: str) -> Lane:
+def _lane_of(given: Any, call: str) -> DeviceStream:
     """The lane of a stream, ours or CuPy's. Raises: DtypeError."""
     if isinstance(given, Stream):
         return given._lane
     if hasattr(given, "ptr") and hasattr(given, "wait_event"):
         index = getattr(given, "device_id", -1)
-        return Lane(_needed(), _index(None) if index < 0 else index, given)
+        return DeviceStream(_needed(), _index(None) if index < 0 else index, given)
     raise DtypeError(f"{call}: expected a ddp.cuda.Stream, got {type(given).__name__}")
 
 
@@ -198,7 +198,7 @@ class stream:
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
-        self._inside = None if stream is None else Inside(_lane_of(stream, "stream"))
+        self._inside = None if stream is None else StreamGuard(_lane_of(stream, "stream"))
 
     def __enter__(self) -> None:
         if self._inside is None:
@@ -230,7 +230,7 @@ class Event:
             raise ArgumentError("Event: interprocess events are not supported; processes meet by collectives")
         self.enable_timing, self.blocking = bool(enable_timing), bool(blocking)
         self._event: Any = None
-        self._lane: Lane | None = None  # of the last record
+        self._lane: DeviceStream | None = None  # of the last record
 
     @property
     def cuda_event(self) -> int:
@@ -294,7 +294,7 @@ class Event:
         return f"<ddp.cuda.Event {'uninitialized' if self._event is None else hex(self.cuda_event)}>"
 
 
-def _passed(call: str, lane: Lane, question: str, pointer: int) -> bool:
+def _passed(call: str, lane: DeviceStream, question: str, pointer: int) -> bool:
     """The answer of one of CUDA's two questions. Raises: CudaError, which CuPy's `done` takes for False."""
     runtime = lane.xp.cuda.runtime
     try:
@@ -302,13 +302,13 @@ def _passed(call: str, lane: Lane, question: str, pointer: int) -> bool:
     except Exception as error:
         if status_of(error) == _NOT_READY:
             return False
-        other = translated(error, call)
+        other = translate(error, call)
         if other is error:
             raise
         raise other from error
     if status in (0, _NOT_READY):
         return bool(status == 0)
-    raise translated(runtime.CUDARuntimeError(status), call)
+    raise translate(runtime.CUDARuntimeError(status), call)
 
 
 def synchronize(device: Where = None) -> None:

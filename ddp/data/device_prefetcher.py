@@ -72,13 +72,13 @@ class DevicePrefetcher(Iterator[Any]):
     """Batches of an iterator, on the GPU `where`. `batches.ready()` says whether the next one can be had at once."""
 
     def __init__(self, batches: Any, where: device) -> None:
-        from ddp._gpu import copies, registering, streams
+        from ddp._cuda import copies, stream_order
 
         self._batches, self._where, self._xp = batches, where, where.xp
-        self._copies, self._registering, self._streams = copies, registering, streams
+        self._copies, self._registering, self._streams = copies, copies, stream_order
         with on(where):
             index = self._xp.cuda.runtime.getDevice()
-            self._lane = streams.Lane(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
+            self._lane = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
         self._buffers = [_PinnedBuffer(self._xp) for _ in range(_BUFFERS)]
         self._leaving: deque[Any] = deque()  # events of the copies out of workers' blocks
         self._sent: tuple[Any, Any] | None = None  # a batch under way, and the event of its arrival
@@ -158,7 +158,7 @@ class DevicePrefetcher(Iterator[Any]):
         if found is None:
             return False
         if found[0] not in known:
-            known[found[0]] = self._registering.registered(self._xp, found[0])
+            known[found[0]] = self._registering.register_block(self._xp, found[0])
         return known[found[0]]
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from ddp._block import Block, Handle, block_of
+from ddp._cuda import ipc
+from ddp._cuda.ipc import IpcReference
 from ddp._device import CPU, device, device_of
-from ddp._gpu import sharing
-from ddp._gpu.claims import Claim
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.copying import _check_leaf, _of_class
 from ddp._tensor.sharing import for_each_class, move
@@ -132,7 +132,7 @@ def _reduce_tensor(x: Any) -> tuple[Any, ...]:
     _check_leaf(x, "sending")
     state = getattr(x, "__dict__", None)
     if x.device is not CPU:
-        where = sharing.offer(x.array, x.device)
+        where = ipc.export_array(x.array, x.device)
         return _gpu_tensor, (type(x), *where, x.edge is not None), state
     move([x])
     found = block_of(x.array)
@@ -170,7 +170,7 @@ def _gpu_tensor(
     strides: tuple[int, ...],
     requires_grad: bool,
 ) -> Any:
-    array = sharing.accept(where, claim, memory, dtype, shape, strides)
+    array = ipc.import_array(where, claim, memory, dtype, shape, strides)
     x = _of_class(kind, wrap(array, device_of(array)))  # its number may be another one here
     return x.requires_grad_() if requires_grad else x
 
@@ -201,18 +201,18 @@ def _open_handle(handle: Handle) -> Block:
     return block
 
 
-def _claim_from_connection(index: int, token: str, pid: int) -> Claim:
-    return Claim(take_fd(index), token, pid)
+def _claim_from_connection(index: int, token: str, pid: int) -> IpcReference:
+    return IpcReference(take_fd(index), token, pid)
 
 
-def _claim_from_parent(fd: Any, token: str, pid: int) -> Claim:
-    claim = Claim(fd.detach(), token, pid)
+def _claim_from_parent(fd: Any, token: str, pid: int) -> IpcReference:
+    claim = IpcReference(fd.detach(), token, pid)
     os.set_inheritable(claim.fileno(), False)
     return claim
 
 
 register_fd_type(Block, lambda block: (_block_from_connection, (block.token, block.nbytes)))
-register_fd_type(Claim, lambda claim: (_claim_from_connection, (claim.token, claim.pid)))
+register_fd_type(IpcReference, lambda claim: (_claim_from_connection, (claim.token, claim.pid)))
 
 
 # The standard ForkingPickler:
@@ -240,5 +240,5 @@ def _reduce_claim(claim: Any) -> tuple[Any, ...]:
 
 
 reduction.register(Block, _reduce_block)
-reduction.register(Claim, _reduce_claim)
+reduction.register(IpcReference, _reduce_claim)
 for_each_class(lambda kind: reduction.register(kind, _reduce_for_process))

@@ -21,7 +21,7 @@ from ddp.nn import init as filling
 from ddp.nn.module import FunctionModule, Module
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import one_dtype
-from ddp.ops import activation, piecewise
+from ddp.ops import activation
 
 
 def _apply_with_slope(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> Tensor:
@@ -54,12 +54,12 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     """input held within [min_val, max_val]; no gradient at the bounds. Raises: ArgumentError if min_val > max_val."""
     if min_val > max_val:
         raise ArgumentError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
-    return _apply(piecewise.hardtanh, input, inplace, low=min_val, high=max_val)
+    return _apply(activation.hardtanh, input, inplace, low=min_val, high=max_val)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """input where it is positive, else negative_slope * input."""
-    return _apply(piecewise.leaky_relu, input, inplace, slope=negative_slope)
+    return _apply(activation.leaky_relu, input, inplace, slope=negative_slope)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
@@ -123,17 +123,17 @@ def logsigmoid(input: Tensor) -> Tensor:
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     """input * relu6(input + 3) / 6. Source: Howard et al. 2019, arXiv:1905.02244."""
-    return _apply(piecewise.hardswish, input, inplace)
+    return _apply(activation.hardswish, input, inplace)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """relu6(input + 3) / 6."""
-    return _apply(piecewise.hardsigmoid, input, inplace)
+    return _apply(activation.hardsigmoid, input, inplace)
 
 
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """input where it is above `threshold`, else `value`."""
-    return _apply(piecewise.threshold, input, inplace, threshold=threshold, value=value)
+    return _apply(activation.threshold, input, inplace, threshold=threshold, value=value)
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         weight = weight.reshape(-1, *(1,) * (input.ndim - 2))
     elif weight.ndim > input.ndim:
         weight = weight.reshape(())
-    return apply(piecewise.prelu, (input, weight))
+    return apply(activation.prelu, (input, weight))
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:

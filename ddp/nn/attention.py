@@ -84,7 +84,7 @@ def scaled_dot_product_attention(
     seed: Any = 0
     if dropout_p:
         with on(query.device):
-            seed = attention.drawn(query.device.xp, generator(query.device))
+            seed = attention.dropout_seed(query.device.xp, generator(query.device))
     out: Tensor = apply(
         attention.attention, (q, k, v, mask), scale=float(scale), causal=is_causal, p=float(dropout_p), seed=seed
     )

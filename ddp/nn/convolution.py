@@ -14,7 +14,7 @@ from ddp.nn.module import Module
 from ddp.nn.padding import pad
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import Size, numbers, one_dtype, pair, walk
-from ddp.ops import conv
+from ddp.ops import convolution
 
 Padding = Size | str
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -130,7 +130,7 @@ def _conv(
         padding = _as_pair(dims, padding, "padding", 0)
     how = walk(name, (images.shape[2], images.shape[3]), kernel, step, padding, spread)
     steps = {"stride": how.stride, "padding": how.padding, "dilation": how.dilation}
-    result: Tensor = apply(conv.conv2d, (images, filters, bias), **steps, groups=groups)
+    result: Tensor = apply(convolution.conv2d, (images, filters, bias), **steps, groups=groups)
     return result if dims == 2 else result.squeeze(-2)
 
 
@@ -180,7 +180,7 @@ def _conv_transpose(
     if min(size) < 1:
         raise ShapeError(f"{shapes}, padding {padding}: the output would be {size}")
     how: dict[str, Any] = dict(zip(("stride", "padding", "dilation"), steps, strict=True))
-    result: Tensor = apply(conv.conv_transpose2d, (images, filters, bias), size=size, **how, groups=groups)
+    result: Tensor = apply(convolution.conv_transpose2d, (images, filters, bias), size=size, **how, groups=groups)
     return result if dims == 2 else result.squeeze(-2)
 
 

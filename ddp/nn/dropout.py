@@ -11,7 +11,7 @@ from ddp._tensor.inplace import become
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.module import Module
-from ddp.ops import noise
+from ddp.ops import activation
 
 
 def _dropped(name: str, input: Tensor, p: float, training: bool, inplace: bool, shape: tuple[int, ...]) -> Tensor:
@@ -20,7 +20,7 @@ def _dropped(name: str, input: Tensor, p: float, training: bool, inplace: bool, 
     if not training or p == 0:
         return input
     required_float(input, name)
-    result = apply(noise.dropout, (input,), p=p, shape=shape, generator=generator(input.device))
+    result = apply(activation.dropout, (input,), p=p, shape=shape, generator=generator(input.device))
     return become(input, f"{name}_", result) if inplace else result
 
 

@@ -14,8 +14,7 @@ from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Module
 from ddp.nn.parameter import Parameter
-from ddp.ops import lookup
-from ddp.ops.cuda import bounds
+from ddp.ops import indexing
 
 
 @guarded_function
@@ -48,17 +47,15 @@ def embedding(
     rows, index = weight.shape[0], input.array
     if padding_idx is not None:
         padding_idx = _padding("embedding", padding_idx, rows)
-    if weight.device.type == "cuda":
-        told = "embedding: input {value} is not one of the {limit} rows 0 to {last}"
-        index = bounds.checked(weight.device.xp, index, 0, rows, RangeError, told)
-    elif index.size and not (index.min() >= 0 and index.max() < rows):
-        bad = index[(index < 0) | (index >= rows)][0]
-        raise RangeError(f"embedding: input {int(bad)} is not one of the {rows} rows 0 to {rows - 1}")
+    told = "embedding: input {value} is not one of the {limit} rows 0 to {last}"
+    index = indexing.check_index(weight.device.xp, index, 0, rows, RangeError, told)
     if max_norm is not None:
         _shorten(weight, index, max_norm, norm_type)
     if weight.device.type != "cuda":  # there it is a new array already
         index = borrowed(index, weight)
-    out: Tensor = apply(lookup.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq)
+    out: Tensor = apply(
+        indexing.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq
+    )
     return out
 
 
@@ -96,7 +93,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
         raise ArgumentError(f"one_hot: num_classes={num_classes} for shape {array.shape}: expected a number of classes")
     if num_classes >= 0 and input.device.type == "cuda":
         told = "one_hot: class {value} is not one of the {limit} classes 0 to {last}"
-        array = bounds.checked(xp, array, 0, num_classes, RangeError, told)
+        array = indexing.check_index(xp, array, 0, num_classes, RangeError, told)
         return wrap((array[..., None] == xp.arange(num_classes)).astype("int64"), input.device)
     if array.size and array.min() < 0:
         raise RangeError(f"one_hot: class {int(array.min())} is below 0")

@@ -18,7 +18,7 @@ from ddp.nn.activation import gelu, relu
 from ddp.nn.module import Module
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import one_dtype
-from ddp.ops import perceptron, products
+from ddp.ops import products
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -67,7 +67,7 @@ def linear_act(
         return _separate(linear(input, weight, bias), kind)
     _check("linear_act", input, weight, bias)
     keep = _kept(input, weight, bias)
-    return apply(perceptron.linear_act, (input, weight, bias), activation=kind, keep=keep)
+    return apply(products.linear_act, (input, weight, bias), activation=kind, keep=keep)
 
 
 def feed_forward(
@@ -97,7 +97,7 @@ def feed_forward(
     if modes.state.autocast is None:
         one_dtype("feed_forward", input, weight2, bias2)
     tensors = input, weight1, bias1, weight2, bias2
-    return apply(perceptron.feed_forward, tensors, activation=kind, keep=_kept(*tensors))
+    return apply(products.feed_forward, tensors, activation=kind, keep=_kept(*tensors))
 
 
 def _activation(name: str, activation: str, approximate: str) -> str:
@@ -116,9 +116,7 @@ def _separate(x: Tensor, kind: str) -> Tensor:
 
 def _fuses(kind: str, weight: Tensor) -> bool:
     array = weight.array
-    return (
-        kind in perceptron.ACTIVATIONS and weight.device.xp is not np and array.ndim == 2 and array.dtype.kind in "fV"
-    )
+    return kind in products.ACTIVATIONS and weight.device.xp is not np and array.ndim == 2 and array.dtype.kind in "fV"
 
 
 def _check(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -19,8 +19,7 @@ from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.dtypes import is_float, promote
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn.module import FunctionModule, Module
-from ddp.ops import likelihood, loss
-from ddp.ops.cuda import bounds
+from ddp.ops import indexing, losses
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -99,14 +98,14 @@ def cross_entropy(
         return kept.squeeze(0) if reduction == "none" else kept
     classes, keep, weights = _classes("cross_entropy", input, target, weight, ignore_index)
     return apply(
-        loss.cross_entropy,
+        losses.cross_entropy,
         (floating(input),),
         target=classes,
         keep=keep,
         weight=weights,
         smoothing=label_smoothing,
         reduction=reduction,
-        single=modes.state.autocast is not None and modes.state.autocast.spares(loss.cross_entropy, input),
+        single=modes.state.autocast is not None and modes.state.autocast.spares(losses.cross_entropy, input),
     )
 
 
@@ -127,7 +126,7 @@ def _soft(
     if weight is not None:
         _check_weight("cross_entropy", weight, classes)
         wanted = wanted * weight.to(dtype=wanted.dtype).reshape([classes, *[1] * (input.ndim - 2)])
-    return apply(loss.soft_cross_entropy, (x, wanted), reduction=reduction)
+    return apply(losses.soft_cross_entropy, (x, wanted), reduction=reduction)
 
 
 def nll_loss(
@@ -148,7 +147,7 @@ def nll_loss(
         kept = nll_loss(input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction)
         return kept.squeeze(0) if reduction == "none" else kept
     classes, keep, weights = _classes("nll_loss", input, target, weight, ignore_index)
-    return apply(loss.nll_loss, (floating(input),), target=classes, keep=keep, weight=weights, reduction=reduction)
+    return apply(losses.nll_loss, (floating(input),), target=classes, keep=keep, weight=weights, reduction=reduction)
 
 
 def _check_weight(name: str, weight: Tensor, classes: int) -> None:
@@ -175,7 +174,7 @@ def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ig
         told = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
         where = input.device
         there = array if target.device is where else place(array, where)
-        array, keep = bounds.checked_but(where.xp, there, ignore_index, classes, RangeError, told)
+        array, keep = indexing.check_targets(where.xp, there, ignore_index, classes, RangeError, told)
         return array, keep, _weights(name, input, weight, classes)
     # A negative number is a huge one without its sign: one pass finds both kinds of wrong targets.
     if array.size and (array.view("uint64").max() >= classes or 0 <= ignore_index < classes):
@@ -217,13 +216,13 @@ def binary_cross_entropy(
     array = input.array
     told = "binary_cross_entropy: input holds probabilities, all between 0 and 1"
     if input.device.type == "cuda":
-        bounds.demand(input.device.xp, (array >= 0) & (array <= 1), ArgumentError, told)
+        indexing.check_all(input.device.xp, (array >= 0) & (array <= 1), ArgumentError, told)
     elif array.size and not (array.min() >= 0 and array.max() <= 1):
         raise ArgumentError(told)
     x, t = match("binary_cross_entropy", input, target)
     if weight is None:
-        return apply(likelihood.binary_cross_entropy, (x, t), reduction=reduction)
-    return reduce_losses(apply(likelihood.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
+        return apply(losses.binary_cross_entropy, (x, t), reduction=reduction)
+    return reduce_losses(apply(losses.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
 
 
 @guarded_function
@@ -259,8 +258,8 @@ def binary_cross_entropy_with_logits(
         if x.array.dtype.kind == "V":
             positive = positive.astype("float32")
     if weight is None:
-        return apply(likelihood.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction=reduction)
-    each = apply(likelihood.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction="none")
+        return apply(losses.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction=reduction)
+    each = apply(losses.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction="none")
     return reduce_losses(each * weight, reduction)
 
 
@@ -287,7 +286,7 @@ def kl_div(
     per_sample = reduction == "batchmean" and size_average is None and reduce is None
     reduction = "sum" if per_sample else parse_reduction("kl_div", reduction, size_average, reduce)
     x, t = match("kl_div", input, target)
-    out = apply(likelihood.kl_div, (x, t), log_target=log_target, reduction=reduction)
+    out = apply(losses.kl_div, (x, t), log_target=log_target, reduction=reduction)
     return out / input.shape[0] if per_sample and input.ndim else out
 
 

@@ -15,7 +15,7 @@ from ddp.errors import ArgumentError, DtypeError
 from ddp.nn.hooks import HasHooks
 from ddp.nn.parameter import Buffer, Parameter
 from ddp.nn.state_dict import HasStateDict
-from ddp.ops.formats import memory_format, preserve_format
+from ddp.ops.memory_formats import memory_format, preserve_format
 
 M = TypeVar("M", bound="Module")
 

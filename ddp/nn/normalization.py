@@ -16,8 +16,8 @@ from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Module
 from ddp.nn.parameter import Parameter
-from ddp.ops import norm_channels, norm_rows
-from ddp.ops._op import widen
+from ddp.ops import normalization
+from ddp.ops.op import upcast
 
 _EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised in float32
 
@@ -57,7 +57,7 @@ def layer_norm(
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
     axes = _trailing("layer_norm", input, normalized_shape, weight, bias)
-    return apply(norm_rows.layer_norm, (input, weight, bias), axes=axes, eps=eps)
+    return apply(normalization.layer_norm, (input, weight, bias), axes=axes, eps=eps)
 
 
 def rms_norm(
@@ -71,7 +71,7 @@ def rms_norm(
     axes = _trailing("rms_norm", input, normalized_shape, weight)
     if eps is None:
         eps = _EPSILON.get(input.dtype.name, 2.0**-23)
-    return apply(norm_rows.rms_norm, (input, weight), axes=axes, eps=eps)
+    return apply(normalization.rms_norm, (input, weight), axes=axes, eps=eps)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
@@ -84,7 +84,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
         return normalize(input.reshape(1), p, 0, eps).reshape(())
     if not p > 0:  # the op's formula for the gradient is that of a norm
         return input / input.norm(p, at, keepdim=True).clamp_min(eps)
-    return apply(norm_rows.normalize, (input,), p=float(p), dim=at, eps=eps)
+    return apply(normalization.normalize, (input,), p=float(p), dim=at, eps=eps)
 
 
 def check_channels(name: str, input: Tensor, *per_channel: Tensor | None) -> None:
@@ -122,14 +122,14 @@ def batch_norm(
         if running_mean is None or running_var is None:
             raise ArgumentError("batch_norm: running_mean and running_var are needed out of training")
         where = {"mean": running_mean.array, "var": running_var.array}
-        return apply(norm_channels.channel_affine, (input, weight, bias), eps=eps, **where)
+        return apply(normalization.channel_affine, (input, weight, bias), eps=eps, **where)
     if input.shape[0] * math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"batch_norm: input {input.shape} has one value a channel: training needs more")
     for each in (running_mean, running_var):
         if each is not None and each.device is not input.device:
             together("batch_norm", (input, each))
     tell = moving(running_mean, running_var, momentum) if input.numel() else None  # nothing has no statistics
-    return apply(norm_channels.batch_norm, (input, weight, bias), eps=eps, tell=tell)
+    return apply(normalization.batch_norm, (input, weight, bias), eps=eps, tell=tell)
 
 
 def moving(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
@@ -144,7 +144,7 @@ def moving(running_mean: Tensor | None, running_var: Tensor | None, momentum: fl
     def move(mean: Any, var: Any, count: int) -> None:
         for running, value in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
             if running is not None:
-                held = widen(running.array)
+                held = upcast(running.array)
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
                 running.copy_(wrap(held + momentum * (value - held), running.device))
 
@@ -166,7 +166,7 @@ def group_norm(
         raise ArgumentError(f"group_norm: {num_groups} groups do not divide the {channels} channels of {input.shape}")
     if input.numel() and input.shape[0] * math.prod(input.shape[2:]) * channels == num_groups:
         raise ShapeError(f"group_norm: input {input.shape} has one value a group")
-    return apply(norm_channels.group_norm, (input, weight, bias), groups=num_groups, eps=eps)
+    return apply(normalization.group_norm, (input, weight, bias), groups=num_groups, eps=eps)
 
 
 def instance_norm(
@@ -194,7 +194,7 @@ def instance_norm(
     if math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"instance_norm: input {input.shape} has one position: its own statistics need more")
     tell = moving(running_mean, running_var, momentum) if input.numel() else None
-    return apply(norm_channels.group_norm, (input, weight, bias), groups=input.shape[1], eps=eps, tell=tell)
+    return apply(normalization.group_norm, (input, weight, bias), groups=input.shape[1], eps=eps, tell=tell)
 
 
 def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:

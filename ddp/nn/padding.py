@@ -10,7 +10,7 @@ from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.module import Module
 from ddp.nn.validation import Size, numbers
-from ddp.ops import frames
+from ddp.ops import pooling
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
@@ -31,12 +31,12 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         if n + min(before, 0) + min(after, 0) < 0 or n + before + after < 0:
             raise ShapeError(f"pad: {tuple(pad)} crops shape {input.shape} below nothing")
     if mode == "constant":
-        return apply(frames.pad, (input,), widths=tuple(widths), value=0 if value is None else value)
+        return apply(pooling.pad, (input,), widths=tuple(widths), value=0 if value is None else value)
     return _pad_from_input(input, widths, len(given), mode, value)
 
 
 def _pad_from_input(input: Tensor, widths: list[tuple[int, int]], dims: int, mode: str, value: float | None) -> Tensor:
-    if mode not in frames.NAMES:
+    if mode not in pooling.NAMES:
         raise ArgumentError(f"pad: the mode is 'constant', 'reflect', 'replicate' or 'circular', not {mode!r}")
     if value is not None:
         raise ArgumentError(f"pad: mode {mode!r} takes no value, got {value}")
@@ -45,13 +45,13 @@ def _pad_from_input(input: Tensor, widths: list[tuple[int, int]], dims: int, mod
     if any(n < 0 for pair in widths for n in pair):
         # Constant padding with negative widths crops.
         cropped = tuple([(min(before, 0), min(after, 0)) for before, after in widths])
-        input = apply(frames.pad, (input,), widths=cropped, value=0)
+        input = apply(pooling.pad, (input,), widths=cropped, value=0)
         widths = [(max(before, 0), max(after, 0)) for before, after in widths]
     for n, pair in zip(input.shape, widths, strict=True):
         most = {"reflect": n - 1, "circular": n, "replicate": max(pair) if n else 0}[mode]
         if max(pair) > max(most, 0):
             raise ShapeError(f"pad: {pair} is too wide for mode {mode!r} in shape {input.shape}")
-    return apply(frames.continued, (input,), widths=tuple(widths), mode=mode)
+    return apply(pooling.continued, (input,), widths=tuple(widths), mode=mode)
 
 
 class _Pad(Module):

@@ -10,8 +10,8 @@ from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.module import FunctionModule
 from ddp.nn.validation import Size, numbers, pair, walk
-from ddp.ops import averages, pool
-from ddp.ops.windows import Walk
+from ddp.ops import pooling
+from ddp.ops.convolution import Window
 
 
 def max_pool1d(
@@ -55,7 +55,7 @@ def max_pool2d(
 def _max_pool(
     dims: int, input: Tensor, kernel: Size, stride: Any, padding: Size, dilation: Size, ceil: bool, indices: bool
 ) -> Any:
-    name, op = f"max_pool{dims}d", pool.max_pool2d_with_indices if indices else pool.max_pool2d
+    name, op = f"max_pool{dims}d", pooling.max_pool2d_with_indices if indices else pooling.max_pool2d
     window = kernel, stride, padding, dilation, ceil
     return _as_images(name, dims, input, lambda x: apply(op, (x,), walk=_window(name, dims, x, *window)))
 
@@ -112,7 +112,7 @@ def _avg_pool(
     def run(x: Tensor) -> Tensor:
         _check_floating(name, x)
         window = _window(name, dims, x, kernel, stride, padding, 1, ceil)
-        return apply(averages.avg_pool2d, (x,), walk=window, **counting)
+        return apply(pooling.avg_pool2d, (x,), walk=window, **counting)
 
     return _as_images(name, dims, input, run)
 
@@ -146,14 +146,14 @@ def _adaptive_avg_pool(dims: int, input: Tensor, given: Sequence[int | None]) ->
             raise ArgumentError(f"{name}: output_size {tuple(given)} is negative")
         if min(x.shape[1:]) < 1:
             raise ShapeError(f"{name}: input {tuple(x.shape)} has no elements in a sample")
-        return apply(averages.adaptive_avg_pool2d, (x,), size=size)
+        return apply(pooling.adaptive_avg_pool2d, (x,), size=size)
 
     return _as_images(name, dims, input, run)
 
 
 def _window(
     name: str, dims: int, images: Tensor, kernel: Size, stride: Any, padding: Size, dilation: Size, ceil: bool
-) -> Walk:
+) -> Window:
     """How the window walks over the images, of which lines are one high."""
     size = numbers(kernel, dims, "kernel_size")
     step = size if stride is None or stride == () or stride == [] else numbers(stride, dims, "stride")

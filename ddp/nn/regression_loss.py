@@ -10,8 +10,8 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.device_guard import guarded_function
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.loss import Loss, match, parse_reduction, reduce_losses
-from ddp.ops import distance
-from ddp.ops.demands import demand
+from ddp.ops import losses
+from ddp.ops.indexing import check_all
 
 
 def _difference_loss(
@@ -24,7 +24,7 @@ def _difference_loss(
     if weight.shape != input.shape:
         raise ShapeError(f"{op.name}: weight {weight.shape} and input {input.shape} need one size")
     losses = apply(op, pair, reduction="none", **parameters) * weight
-    if reduction == "mean" and op is not distance.huber_loss:  # whose mean is over the elements, as in PyTorch
+    if reduction == "mean" and op is not losses.huber_loss:  # whose mean is over the elements, as in PyTorch
         return losses.sum() / weight.sum()
     return reduce_losses(losses, reduction)
 
@@ -42,7 +42,7 @@ def mse_loss(
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
     reduction = parse_reduction("mse_loss", reduction, size_average, reduce)
-    return _difference_loss(distance.mse_loss, input, target, reduction, weight)
+    return _difference_loss(losses.mse_loss, input, target, reduction, weight)
 
 
 def l1_loss(
@@ -58,7 +58,7 @@ def l1_loss(
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
     reduction = parse_reduction("l1_loss", reduction, size_average, reduce)
-    return _difference_loss(distance.l1_loss, input, target, reduction, weight)
+    return _difference_loss(losses.l1_loss, input, target, reduction, weight)
 
 
 def smooth_l1_loss(
@@ -77,8 +77,8 @@ def smooth_l1_loss(
     if beta < 0:
         raise ArgumentError(f"smooth_l1_loss: beta is not negative, got {beta}")
     if beta == 0:
-        return _difference_loss(distance.l1_loss, input, target, reduction)
-    return _difference_loss(distance.smooth_l1_loss, input, target, reduction, bound=beta)
+        return _difference_loss(losses.l1_loss, input, target, reduction)
+    return _difference_loss(losses.smooth_l1_loss, input, target, reduction, bound=beta)
 
 
 def huber_loss(
@@ -91,7 +91,7 @@ def huber_loss(
     reduction = parse_reduction("huber_loss", reduction)
     if delta <= 0:
         raise ArgumentError(f"huber_loss: delta is positive, got {delta}")
-    return _difference_loss(distance.huber_loss, input, target, reduction, weight, bound=delta)
+    return _difference_loss(losses.huber_loss, input, target, reduction, weight, bound=delta)
 
 
 def poisson_nll_loss(
@@ -138,7 +138,7 @@ def gaussian_nll_loss(
     reduction = parse_reduction("gaussian_nll_loss", reduction)
     spread: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
     told = "gaussian_nll_loss: var has a negative entry"
-    demand(spread.device.xp, ~(spread.array < 0), ArgumentError, told)
+    check_all(spread.device.xp, ~(spread.array < 0), ArgumentError, told)
     if spread.shape != input.shape:
         other = [m for m, n in zip(input.shape, spread.shape, strict=False) if m != n]
         if input.shape[:-1] == spread.shape:

@@ -9,7 +9,7 @@ from ddp._engine import modes
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import bfloat16, float16, float32
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from ddp.ops.windows import Pair, Walk, output_size
+from ddp.ops.convolution import Pair, Window, output_size
 
 Size = int | Sequence[int]
 _CAST = {float16, bfloat16, float32}  # what autocast changes
@@ -39,7 +39,7 @@ def one_dtype(name: str, *tensors: Tensor | None) -> None:
         raise DtypeError(f"{name}: input, weight and bias need one dtype, got {', '.join(map(str, dtypes))}")
 
 
-def walk(name: str, image: Pair, kernel: Pair, stride: Any, padding: Any, dilation: Any, ceil: bool = False) -> Walk:
+def walk(name: str, image: Pair, kernel: Pair, stride: Any, padding: Any, dilation: Any, ceil: bool = False) -> Window:
     """How the window walks over the image, if it fits. Raises: ArgumentError, ShapeError."""
     stride, padding, dilation = pair(stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation")
     if min(*stride, *dilation, *kernel) < 1 or min(padding) < 0:
@@ -49,4 +49,4 @@ def walk(name: str, image: Pair, kernel: Pair, stride: Any, padding: Any, dilati
         raise ShapeError(
             f"{name}: kernel {kernel} with dilation {dilation} does not fit images of {image} with padding {padding}"
         )
-    return Walk(image, kernel, stride, padding, dilation, (h, w))
+    return Window(image, kernel, stride, padding, dilation, (h, w))

@@ -11,7 +11,7 @@ from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.module import FunctionModule, Module
 from ddp.nn.validation import Size, pair, walk
-from ddp.ops import patches, resize
+from ddp.ops import convolution, pooling
 
 # Dimensions of the input.
 MODES = {"nearest": (3, 4, 5), "nearest-exact": (3, 4, 5), "linear": (3,), "bilinear": (4,), "trilinear": (5,)}
@@ -58,17 +58,17 @@ def interpolate(
         raise ShapeError(f"interpolate: images of {old} to {new}: neither may be empty")
     how = {"mode": mode, "align_corners": bool(align_corners)}
     if input.ndim == 3:
-        lines = apply(resize.interpolate, (input.unsqueeze(-2),), size=(1, *new), scales=(None, *scales), **how)
+        lines = apply(pooling.interpolate, (input.unsqueeze(-2),), size=(1, *new), scales=(None, *scales), **how)
         return lines.squeeze(-2)
     if input.ndim == 4:
-        return apply(resize.interpolate, (input,), size=tuple(new), scales=tuple(scales), **how)
+        return apply(pooling.interpolate, (input,), size=tuple(new), scales=tuple(scales), **how)
     # Axes are independent: first images of (H, W), then of (D, H * W).
     n, channels, depth, height, width = input.shape
     images = input.reshape(n, channels * depth, height, width)
-    images = apply(resize.interpolate, (images,), size=tuple(new[1:]), scales=tuple(scales[1:]), **how)
+    images = apply(pooling.interpolate, (images,), size=tuple(new[1:]), scales=tuple(scales[1:]), **how)
     plane = new[1] * new[2]
     images = images.reshape(n, channels, depth, plane)
-    result = apply(resize.interpolate, (images,), size=(new[0], plane), scales=(scales[0], None), **how)
+    result = apply(pooling.interpolate, (images,), size=(new[0], plane), scales=(scales[0], None), **how)
     return result.reshape(n, channels, *new)
 
 
@@ -99,7 +99,7 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
         raise ShapeError(f"unfold: input {tuple(input.shape)}: expected (N, C, H, W) or (C, H, W)")
     image = (input.shape[2], input.shape[3])
     how = walk("unfold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
-    return apply(patches.im2col, (input,), walk=how)
+    return apply(convolution.im2col, (input,), walk=how)
 
 
 def fold(
@@ -124,7 +124,7 @@ def fold(
             f"fold: input {tuple(input.shape)}: images of {image} have {how.out[0]} x {how.out[1]} patches, "
             f"not {input.shape[2]}"
         )
-    return apply(patches.col2im, (input,), walk=how)
+    return apply(convolution.col2im, (input,), walk=how)
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:

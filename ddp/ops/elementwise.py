@@ -1,4 +1,4 @@
-"""Arithmetic of elements: inputs broadcast, and gradients are summed back to their shapes."""
+"""Elementwise arithmetic, comparisons that choose one of several values, and rounding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from operator import truediv as div_
 from typing import Any
 
 from ddp._device import device, device_of, place
-from ddp.ops import formats
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, select, shape_of
-from ddp.ops.rounding import signs
+from ddp.ops import memory_formats
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, shape_of, where_or_zero
+
+# Arithmetic of elements: inputs broadcast, and gradients are summed back to their shapes.
 
 
 # z = x + a*y;  dx = g, dy = a*g
@@ -153,7 +154,7 @@ def _pow_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) ->
         if isinstance(y, int | float):
             dx = g * (_power(xp, x, y - 1) * y) if y else xp.zeros_like(g)
         else:
-            dx = select(xp, xp.not_equal(y, 0), g * y * x ** xp.where(y == 0, xp.ones_like(y), y - 1))
+            dx = where_or_zero(xp, xp.not_equal(y, 0), g * y * x ** xp.where(y == 0, xp.ones_like(y), y - 1))
         dx = fold(dx, shapes[0])
     if needs[1]:
         # A zero base: log is -inf there, but 0^y does not change with y >= 0.
@@ -286,13 +287,13 @@ def _cast_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dtype: Any) ->
     return (g.astype(dtype),)
 
 
-cast = Op("cast", _cast, _cast_backward, inputs=("x",), native=True)
+cast = Op("cast", _cast, _cast_backward, inputs=("x",), supports_bfloat16=True)
 
 
 # z = x, in memory of its own, with `last` with channels last;  dx = g
 def _clone(xp: Any, x: Array, last: bool = False) -> tuple[Array, Any]:
     if last:
-        out = formats.image(xp, x.shape, x.dtype, True)
+        out = memory_formats.empty_image(xp, x.shape, x.dtype, True)
         out[...] = x
         return out, None
     return x.copy(), None
@@ -302,7 +303,7 @@ def _clone_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any
     return (g,)
 
 
-clone = Op("clone", _clone, _clone_backward, inputs=("x",), native=True)
+clone = Op("clone", _clone, _clone_backward, inputs=("x",), supports_bfloat16=True)
 
 
 # z = x on another device;  dx = g on the device of x
@@ -314,4 +315,195 @@ def _transfer_backward(xp: Any, g: Array, needs: Needs, saved: Saved, source: An
     return (place(g, source),)
 
 
-transfer = Op("transfer", _transfer, _transfer_backward, inputs=("x",), native=True)
+transfer = Op("transfer", _transfer, _transfer_backward, inputs=("x",), supports_bfloat16=True)
+
+
+# Steps: functions that are flat almost everywhere, so that nothing flows back, and the fraction between the steps.
+
+
+def signs(xp: Any, x: Array) -> Array:
+    """-1, 0 or 1, and 0 for nan (as PyTorch has it)."""
+    return xp.greater(x, 0).astype(x.dtype) - xp.less(x, 0).astype(x.dtype)
+
+
+def _step_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    return (xp.zeros_like(g),)
+
+
+def _step(name: str, value: Callable[[Any, Array], Array]) -> Op:
+    """An op of one input, z = value(xp, x);  dx = 0."""
+
+    def forward(xp: Any, x: Array) -> tuple[Array, Any]:
+        return value(xp, x), None
+
+    return Op(name, forward, _step_backward, inputs=("x",))
+
+
+floor = _step("floor", lambda xp, x: xp.floor(x))
+ceil = _step("ceil", lambda xp, x: xp.ceil(x))
+trunc = _step("trunc", lambda xp, x: xp.trunc(x))
+sign = _step("sign", lambda xp, x: signs(xp, x))
+
+
+# z = x to `decimals` digits, halves to the even neighbour;  dx = 0
+def _round(xp: Any, x: Array, decimals: int) -> tuple[Array, Any]:
+    return xp.round(x, decimals), None
+
+
+round = Op("round", _round, _step_backward, inputs=("x",))
+
+
+# z = x - trunc x;  dx = g
+def _frac(xp: Any, x: Array) -> tuple[Array, Any]:
+    return x - xp.trunc(x), None
+
+
+def _frac_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    return (g,)
+
+
+frac = Op("frac", _frac, _frac_backward, inputs=("x",))
+
+
+# One of several values, element by element: what is not chosen gets no gradient, not even a nan.
+
+
+# z = max(x, y);  the larger one gets g, equal ones half each, both all of it beside a nan (as PyTorch has it)
+def _maximum(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+    return xp.maximum(x, y), (shape_of(x), shape_of(y))
+
+
+def _maximum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    return _choose(xp, g, needs, shapes, saved, saved[0] < saved[1], saved[0] > saved[1])
+
+
+maximum = Op("maximum", _maximum, _maximum_backward, inputs=("x", "y"), saves=("x", "y"))
+
+
+# z = min(x, y);  the smaller one gets g, equal ones half each, both all of it beside a nan (as PyTorch has it)
+def _minimum(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+    return xp.minimum(x, y), (shape_of(x), shape_of(y))
+
+
+def _minimum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    return _choose(xp, g, needs, shapes, saved, saved[0] > saved[1], saved[0] < saved[1])
+
+
+minimum = Op("minimum", _minimum, _minimum_backward, inputs=("x", "y"), saves=("x", "y"))
+
+
+def _choose(xp: Any, g: Array, needs: Needs, shapes: Any, pair: Saved, not_x: Array, not_y: Array) -> Gradients:
+    """`g` for each of `pair`, halved where both are equal, without the elements that were not chosen."""
+    g = xp.where(xp.equal(*pair), g * 0.5, g)
+    return (
+        fold(where_or_zero(xp, ~not_x, g), shapes[0]) if needs[0] else None,
+        fold(where_or_zero(xp, ~not_y, g), shapes[1]) if needs[1] else None,
+    )
+
+
+# z = x where c, else y;  dx = g where c, dy = g where not c
+def _where(xp: Any, c: Array, x: Array, y: Array) -> tuple[Array, Any]:
+    return xp.where(c, x, y), (shape_of(x), shape_of(y))
+
+
+def _where_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    c = saved[0]
+    dx = fold(where_or_zero(xp, c, g), shapes[0]) if needs[1] else None
+    return None, dx, fold(where_or_zero(xp, ~c, g), shapes[1]) if needs[2] else None
+
+
+where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",))
+
+
+# z = max(x, y), of a number and nan the number;  x gets g where x >= y or y is nan, y elsewhere (as PyTorch has it)
+def _fmax(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+    return xp.fmax(x, y), (shape_of(x), shape_of(y))
+
+
+def _fmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    x, y = saved
+    return _either(xp, g, needs, shapes, xp.greater_equal(x, y) | xp.isnan(y))
+
+
+fmax = Op("fmax", _fmax, _fmax_backward, inputs=("x", "y"), saves=("x", "y"))
+
+
+# z = min(x, y), of a number and nan the number;  x gets g where x <= y or y is nan, y elsewhere (as PyTorch has it)
+def _fmin(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+    return xp.fmin(x, y), (shape_of(x), shape_of(y))
+
+
+def _fmin_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    x, y = saved
+    return _either(xp, g, needs, shapes, xp.less_equal(x, y) | xp.isnan(y))
+
+
+fmin = Op("fmin", _fmin, _fmin_backward, inputs=("x", "y"), saves=("x", "y"))
+
+
+def _either(xp: Any, g: Array, needs: Needs, shapes: Any, first: Array) -> Gradients:
+    return (
+        fold(where_or_zero(xp, first, g), shapes[0]) if needs[0] else None,
+        fold(where_or_zero(xp, ~first, g), shapes[1]) if needs[1] else None,
+    )
+
+
+# z = x held within [low, high];  dx = g where low <= x <= high
+def _clamp(xp: Any, x: Array, low: float | None, high: float | None) -> tuple[Array, Any]:
+    return xp.clip(x, low, high), (low, high)
+
+
+def _clamp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, bounds: Any) -> Gradients:
+    (x,), (low, high) = saved, bounds
+    if low is not None:
+        g = where_or_zero(xp, x >= low, g)
+    if high is not None:
+        g = where_or_zero(xp, x <= high, g)
+    return (g,)
+
+
+clamp = Op("clamp", _clamp, _clamp_backward, inputs=("x",), saves=("x",))
+
+
+# z = x held within [low, high], tensors;  dx = g where low <= x <= high, dlow = g where x < low < high,
+# dhigh = g where x > high or low > high
+def _clamp_between(xp: Any, x: Array, low: Array | None, high: Array | None) -> tuple[Array, Any]:
+    out = x if low is None else xp.maximum(x, low)
+    out = out if high is None else xp.minimum(out, high)
+    return out, [None if each is None else each.shape for each in (x, low, high)]
+
+
+def _clamp_between_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    x, low, high = saved
+    above = True if low is None else x >= low
+    below = True if high is None else x <= high
+    crossed = False if low is None or high is None else low > high
+    dx = dlow = dhigh = None
+    if needs[0]:
+        dx = fold(where_or_zero(xp, above & below, g), shapes[0])
+    if needs[1]:
+        dlow = fold(where_or_zero(xp, (x < low) if high is None else (x < low) & (low < high), g), shapes[1])
+    if needs[2]:
+        dhigh = fold(where_or_zero(xp, (x > high) | crossed, g), shapes[2])
+    return dx, dlow, dhigh
+
+
+clamp_between = Op(
+    "clamp_between",
+    _clamp_between,
+    _clamp_between_backward,
+    inputs=("x", "low", "high"),
+    saves=("x", "low", "high"),
+)
+
+
+# z = x, numbers in place of nan and the infinities;  dx = g where x is finite
+def _nan_to_num(xp: Any, x: Array, nan: float, posinf: float, neginf: float) -> tuple[Array, Any]:
+    return xp.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf), None
+
+
+def _nan_to_num_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    return (where_or_zero(xp, xp.isfinite(saved[0]), g),)
+
+
+nan_to_num = Op("nan_to_num", _nan_to_num, _nan_to_num_backward, inputs=("x",), saves=("x",))

@@ -1,30 +1,27 @@
-"""Matrix products, and the linear layer with its bias in one pair."""
+"""Matrix products: matmul, einsum, the linear layer, and linear layers fused with an activation."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, fold, total
+from ddp.ops.activation import gelu
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, fold, total, where_or_zero
+
+# Matrix products, and the linear layer with its bias in one pair.
 
 
-def _half_in_single(xp: Any, a: Array, b: Array, out: Array | None) -> Array:
+@array_function
+def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
+    """a @ b, by the way that suits the array module; in `out` if that is as good."""
     # NumPy has no float16 kernel: its own loop is 250 times slower than float32.
     if a.dtype.char == "e":
         return (a.astype("float32") @ b.astype("float32")).astype("float16")
     return xp.matmul(a, b, out)
-
-
-PRODUCTS: dict[str, Callable[..., Array]] = {"numpy": _half_in_single}  # CuPy's: `ddp.ops.cuda.entries`
-
-
-def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
-    """a @ b, by the way that suits the array module; in `out` if that is as good."""
-    return PRODUCTS[xp.__name__](xp, a, b, out)
 
 
 def rows_of(x: Array) -> Array:
@@ -37,24 +34,19 @@ def _kept_ones(n: int, dtype: Any) -> Array:
     return np.ones(n, dtype)
 
 
+@array_function
 def ones(xp: Any, n: int, dtype: Any) -> Array:
     """Ones to add up with, as one side of a product; not to be written to."""
-    return _kept_ones(n, dtype) if xp is np and n <= 1 << 16 else xp.ones(n, dtype)
+    return _kept_ones(n, dtype) if n <= 1 << 16 else xp.ones(n, dtype)
 
 
-def _sums_by_product(xp: Any, g: Array, out: Array | None = None) -> Array:
+@array_function
+def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
+    """The sum of g: (rows, n) over its rows; in `out` if that is as good."""
     if g.dtype.char == "e":
         return total(g, 0)
     # As a product of vector and matrix: three times faster than NumPy's sum over axis 0, large and small.
     return xp.matmul(ones(xp, g.shape[0], g.dtype), g, out=out)
-
-
-COLUMN_SUMS: dict[str, Callable[..., Array]] = {"numpy": _sums_by_product}
-
-
-def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
-    """The sum of g: (rows, n) over its rows; in `out` if that is as good."""
-    return COLUMN_SUMS[xp.__name__](xp, g, out)
 
 
 # z = x @ y;  dx = g @ y^T, dy = x^T @ g, summed over broadcast leading axes; a vector is a matrix of one row or column
@@ -94,7 +86,6 @@ def _matmul_backward(
 
 
 matmul = Op("matmul", _matmul, _matmul_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("x",)}, into=True)
-matmul.launches(_matmul, _matmul_backward, native=True)
 
 
 # z = x @ w^T + b;  dx = g @ w, dw = g^T @ x, db = sum g, rows of all leading axes taken together
@@ -128,5 +119,164 @@ linear = Op(
     _linear_backward,
     inputs=("x", "w", "b"),
     saves={"x": ("w",), "w": ("x",), "b": ()},
+    into=True,
+)
+
+
+# Einstein's sums of two factors, as one batched matrix product: labels are what `np.einsum` names by letters.
+
+
+Labels = tuple[int, ...]
+
+
+# Whether axes of a batch are taken together first, which copies where they lie apart: the door of a GPU takes them as
+# they lie.
+@array_function
+def merges_batches(xp: Any) -> bool:
+    """Whether several batch axes are multiplied as one."""
+    return True
+
+
+def contract(xp: Any, x: Array, of_x: Labels, y: Array, of_y: Labels, of_out: Labels) -> Array:
+    """The product of x and y, summed over the labels that `of_out` lacks.
+
+    Each of the three names a label once; those that only one factor has are in the result.
+    """
+    batch = [k for k in of_out if k in of_x and k in of_y]
+    rows = [k for k in of_out if k in of_x and k not in of_y]
+    across = [k for k in of_out if k in of_y and k not in of_x]
+    inner = [k for k in of_x if k in of_y and k not in of_out]
+    size = {**dict(zip(of_x, x.shape, strict=True)), **dict(zip(of_y, y.shape, strict=True))}
+
+    stacks = [batch] if merges_batches(xp) else [[k] for k in batch]
+
+    def matrix(array: Array, labels: Labels, *groups: Sequence[int]) -> Array:
+        order = [labels.index(k) for group in groups for k in group]
+        return array.transpose(order).reshape([math.prod([size[k] for k in group]) for group in groups])
+
+    out = product(xp, matrix(x, of_x, *stacks, rows, inner), matrix(y, of_y, *stacks, inner, across))
+    made = (*batch, *rows, *across)
+    return out.reshape([size[k] for k in made]).transpose([made.index(k) for k in of_out])
+
+
+# z = sum x*y over the labels that z lacks;  dx = sum g*y over those that x lacks, dy = sum x*g over those that y lacks
+def _einsum(xp: Any, x: Array, y: Array, labels: tuple[Labels, Labels, Labels]) -> tuple[Array, Any]:
+    return contract(xp, x, labels[0], y, labels[1], labels[2]), labels
+
+
+def _einsum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, labels: Any) -> Gradients:
+    y, x = saved
+    of_x, of_y, of_out = labels
+    return (
+        contract(xp, g, of_out, y, of_y, of_x) if needs[0] else None,
+        contract(xp, g, of_out, x, of_x, of_y) if needs[1] else None,
+    )
+
+
+einsum = Op("einsum", _einsum, _einsum_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("x",)})
+
+
+def _diagonals(xp: Any, x: Array, labels: Labels) -> Array:
+    """x with labels that stand twice taken once, along the diagonal: a view, axes in order of first appearance."""
+    once = tuple(dict.fromkeys(labels))
+    shape = [x.shape[labels.index(k)] for k in once]
+    strides = [sum(s for s, k in zip(x.strides, labels, strict=True) if k == label) for label in once]
+    return xp.lib.stride_tricks.as_strided(x, shape, strides)
+
+
+# z_i.. = x_i..i..;  dx = g on the diagonal, 0 elsewhere
+def _take_diagonals(xp: Any, x: Array, labels: Labels) -> tuple[Array, Any]:
+    return _diagonals(xp, x, labels).copy(), (x.shape, labels)
+
+
+def _take_diagonals_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, labels = residual
+    dx = xp.zeros(shape, g.dtype)
+    _diagonals(xp, dx, labels)[...] = g
+    return (dx,)
+
+
+diagonals = Op("diagonals", _take_diagonals, _take_diagonals_backward, inputs=("x",))
+
+
+# A linear layer with its activation, and two of them with one between: what a Transformer's feed-forward part is.
+#
+# On a GPU the activation, its slope and the bias gradients ride along with the products, and nothing of the hidden
+# width passes through memory more often than it must. Elsewhere these are the separate ops, one after the other.
+
+
+ACTIVATIONS = ("relu", "gelu_tanh")
+
+
+def _act(xp: Any, x: Array, activation: str, keep: bool) -> tuple[Array, Any]:
+    """z = act(x), and its slope."""
+    if activation == "relu":
+        z = xp.maximum(x, 0)
+        return z, z > 0
+    return gelu.forward(xp, x, tanh=True, slope=keep)
+
+
+def _behind(xp: Any, g: Array, slope: Array, activation: str) -> Array:
+    return where_or_zero(xp, slope, g) if activation == "relu" else g * slope
+
+
+# z = act(x @ w^T + b);  with dy = g*act': dx = dy @ w, dw = dy^T @ x, db = sum dy
+def _linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool) -> tuple[Array, Any]:
+    y, shape = _linear(xp, x, w, b)
+    z, slope = _act(xp, y, activation, keep)
+    return z, (slope, activation, shape)
+
+
+def _linear_act_backward(
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Sequence[Array | None] = (None, None, None)
+) -> Gradients:
+    slope, activation, shape = residual
+    return _linear_backward(xp, _behind(xp, g, slope, activation), needs, saved, shape, outs)
+
+
+linear_act = Op(
+    "linear_act",
+    _linear_act,
+    _linear_act_backward,
+    inputs=("x", "w", "b"),
+    saves={"x": ("w",), "w": ("x",), "b": ()},
+    into=True,
+)
+
+
+# h = act(x @ w1^T + b1), z = h @ w2^T + b2;  dw2 = g^T @ h, db2 = sum g, with dy = (g @ w2)*act' as above
+def _feed_forward(
+    xp: Any, x: Array, w1: Array, b1: Array | None, w2: Array, b2: Array | None, activation: str, keep: bool
+) -> tuple[Array, Any]:
+    hidden, residual = _linear_act(xp, x, w1, b1, activation, keep)
+    z, shape = _linear(xp, hidden, w2, b2)
+    return z, (hidden, residual, shape)
+
+
+def _feed_forward_backward(
+    xp: Any,
+    g: Array,
+    needs: Needs,
+    saved: Saved,
+    residual: Any,
+    outs: Sequence[Array | None] = (None, None, None, None, None),
+) -> Gradients:
+    w2, w1, x = saved
+    hidden, inner, shape = residual
+    first = any(needs[:3])
+    wants, places = (first, *needs[3:]), (None, *outs[3:])
+    dh, dw2, db2 = _linear_backward(xp, g, wants, (w2, hidden), shape, places)
+    if not first:
+        return None, None, None, dw2, db2
+    assert dh is not None
+    return (*_linear_act_backward(xp, dh, needs[:3], (w1, x), inner, outs[:3]), dw2, db2)
+
+
+feed_forward = Op(
+    "feed_forward",
+    _feed_forward,
+    _feed_forward_backward,
+    inputs=("x", "w1", "b1", "w2", "b2"),
+    saves={"x": ("w2", "w1"), "w1": ("w2", "x"), "b1": ("w2",), "w2": (), "b2": ()},
     into=True,
 )

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops._op import Array, Gradients, Needs, Op, Saved, single, working
+from ddp.ops.cpu_blocking import BlockedProduct
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32, compute_dtype
 from ddp.ops.products import column_sums, product
-from ddp.ops.strips import Step
 
 
 def _turned(x: Array, reverse: bool) -> Array:
@@ -47,14 +47,14 @@ def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array,
 
 def _arriving(xp: Any, g: Sequence[Array | None], shape: tuple[int, ...], reverse: bool) -> tuple[Any, Array]:
     """The gradient of each step's state, None for none, and that of the last one, in memory of its own."""
-    each, last = single(*g[:2])
+    each, last = as_float32(*g[:2])
     return None if each is None else _turned(each, reverse), _own(xp, last, shape, g)
 
 
 def _own(xp: Any, g: Array | None, shape: tuple[int, ...], like: Sequence[Array | None]) -> Array:
     if g is not None:
-        return g.astype(working(g), order="C")
-    return xp.zeros(shape, working(next(x for x in like if x is not None)))
+        return g.astype(compute_dtype(g), order="C")
+    return xp.zeros(shape, compute_dtype(next(x for x in like if x is not None)))
 
 
 def _weights(
@@ -84,10 +84,10 @@ def _rnn(
 ) -> tuple[Any, Any]:
     """x: (T, N, I), h: (N, H), w_ih: (H, I), w_hh: (H, H), biases: (H,); gives (T, N, H), (N, H)."""
     relu, reverse, dtype = how["relu"], how["reverse"], x.dtype
-    x, h, w_ih, w_hh, b_ih, b_hh = single(x, h, w_ih, w_hh, b_ih, b_hh)
+    x, h, w_ih, w_hh, b_ih, b_hh = as_float32(x, h, w_ih, w_hh, b_ih, b_hh)
     hs = _states(xp, len(x), h)
     added = _turned(_projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh), reverse)
-    recurrent = Step(xp, len(h), w_hh.T)
+    recurrent = BlockedProduct(xp, len(h), w_hh.T)
     for t in range(len(x)):
         recurrent(hs[t], hs[t + 1])
         hs[t + 1] += added[t]
@@ -99,13 +99,13 @@ def _rnn(
 
 
 def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh = single(*saved)
+    x, w_ih, w_hh = as_float32(*saved)
     hs, relu, reverse = residual
     each, dh = _arriving(xp, g, hs[0].shape, reverse)
     slope = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
     da = xp.empty_like(slope)
     turned = _turned(da, reverse)
-    back = Step(xp, len(dh), w_hh)
+    back = BlockedProduct(xp, len(dh), w_hh)
     for t in reversed(range(len(x))):
         if each is not None:
             dh += each[t]
@@ -147,7 +147,7 @@ def _lstm(
     Gates in the order i, f, u, o.
     """
     dtype = x.dtype
-    x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = single(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr)
+    x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = as_float32(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr)
     size = c.shape[1]
     hs, cs = _states(xp, len(x), h), _states(xp, len(x), c)
     # sigmoid(a) = tanh(a/2)/2 + 1/2: one tanh for all four gates, and the halves go into the weights.
@@ -155,7 +155,7 @@ def _lstm(
     rest = 1 - half
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
     gates *= half
-    recurrent = Step(xp, len(h), (w_hh * half[:, None]).T)
+    recurrent = BlockedProduct(xp, len(h), (w_hh * half[:, None]).T)
     turned = _turned(gates, reverse)
     room, inner = xp.empty_like(turned[0]), xp.empty_like(c)
     for t in range(len(x)):
@@ -176,7 +176,7 @@ def _lstm(
 
 
 def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh, w_hr = single(*saved)
+    x, w_ih, w_hh, w_hr = as_float32(*saved)
     hs, cs, gates, reverse = residual
     size = cs.shape[2]
     each, dh = _arriving(xp, g, hs[0].shape, reverse)
@@ -201,7 +201,7 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     steps, batch = len(x), x.shape[1]
     dhs: Any = None if w_hr is None else xp.empty_like(hs[1:])
     dm = dh
-    back = Step(xp, batch, w_hh)
+    back = BlockedProduct(xp, batch, w_hh)
     for t in reversed(range(steps)):
         if each is not None:
             dh += each[t]
@@ -251,7 +251,7 @@ def _gru(
     Gates in the order r, z, n.
     """
     dtype = x.dtype
-    x, h, w_ih, w_hh, b_ih, b_hh = single(x, h, w_ih, w_hh, b_ih, b_hh)
+    x, h, w_ih, w_hh, b_ih, b_hh = as_float32(x, h, w_ih, w_hh, b_ih, b_hh)
     size = h.shape[1]
     hs = _states(xp, len(x), h)
     half = _scales(xp, (0.5, 0.5, 1), size, x.dtype)
@@ -261,7 +261,7 @@ def _gru(
         bias[: 2 * size] += b_hh[: 2 * size]
     gates = _projected(xp, x, w_ih, bias)
     gates *= half
-    recurrent = Step(xp, len(h), (w_hh * half[:, None]).T)
+    recurrent = BlockedProduct(xp, len(h), (w_hh * half[:, None]).T)
     turned = _turned(gates, reverse)
     news, room = xp.empty_like(hs[1:]), xp.empty_like(turned[0])
     for t in range(len(x)):
@@ -282,7 +282,7 @@ def _gru(
 
 
 def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh = single(*saved)
+    x, w_ih, w_hh = as_float32(*saved)
     hs, gates, news, reverse = residual
     size = hs.shape[2]
     each, dh = _arriving(xp, g, hs[0].shape, reverse)
@@ -303,7 +303,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     at_z *= hs[:-1] - n
     da_n = xp.empty_like(hs[1:])
     new = _turned(da_n, reverse)
-    back, room = Step(xp, len(dh), w_hh), xp.empty_like(dh)
+    back, room = BlockedProduct(xp, len(dh), w_hh), xp.empty_like(dh)
     for t in reversed(range(len(x))):
         if each is not None:
             dh += each[t]

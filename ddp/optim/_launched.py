@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddp._cuda import array_table, optimizer_kernels
+from ddp._cuda.array_table import ArrayTable, SeenArrays, address, dense_order
+from ddp._cuda.raw_kernel import wide
 from ddp._device import capturing, device
 from ddp._tensor.base import TensorBase
 from ddp._tensor.core import Tensor
 from ddp.errors import CaptureError
-from ddp.ops.cuda import advancing, tables, updates
-from ddp.ops.cuda._source import wide
-from ddp.ops.cuda.tables import Arrays, Table, address, lines
 from ddp.optim._memory import Memory, Scratch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Batch:
 
     __slots__ = ("after", "before", "dtype", "numbers", "table")
 
-    def __init__(self, dtype: Any, table: Table, numbers: Array, before: Copies, after: Copies) -> None:
+    def __init__(self, dtype: Any, table: ArrayTable, numbers: Array, before: Copies, after: Copies) -> None:
         self.dtype, self.table, self.numbers, self.before, self.after = dtype, table, numbers, before, after
 
 
@@ -55,7 +55,7 @@ class Launched(Memory):
         self._clock, self._xp = where, where.xp
         self._forms: list[Any] = []
         self._batches: OrderedDict[Any, list[Batch]] = OrderedDict()
-        self._last: tuple[Any, Arrays, list[Batch]] | None = None  # stream, gradients, and what they led to
+        self._last: tuple[Any, SeenArrays, list[Batch]] | None = None  # stream, gradients, and what they led to
         self._held: Array | None = None
         self._sent: Sequence[float] = ()
 
@@ -77,9 +77,11 @@ class Launched(Memory):
         if graph is not None:
             held = self._tell(graph, batches, wanted)
         elif rate is not None:
-            held = self._held = self._xp.empty(advancing.SETTINGS, np.float64) if self._held is None else self._held
+            held = self._held = (
+                self._xp.empty(optimizer_kernels.SETTINGS, np.float64) if self._held is None else self._held
+            )
             if settings != self._sent:
-                advancing.store(self._xp, held, settings)
+                optimizer_kernels.store_settings(self._xp, held, settings)
                 self._sent = settings
         if held is not None and rate is not None:
             held[:1] = rate.reshape(1)
@@ -87,8 +89,8 @@ class Launched(Memory):
             for target, source in batch.before:
                 target[...] = source
             numbers = batch.numbers
-            advancing.advance(self._xp, self._of.rule, batch.table, self._steps, numbers, found, held, settings)
-            updates.update(self._xp, self._of.rule, batch.dtype, batch.table, numbers, found)
+            optimizer_kernels.advance(self._xp, self._of.rule, batch.table, self._steps, numbers, found, held, settings)
+            optimizer_kernels.update(self._xp, self._of.rule, batch.dtype, batch.table, numbers, found)
             for target, source in batch.after:
                 target[...] = source
         changed = [p for p, is_full in zip(params, full, strict=True) if is_full]
@@ -108,7 +110,7 @@ class Launched(Memory):
         """The settings in device memory for a graph, which brings there what has changed before each replay."""
         xp, of, group = self._xp, self._of, self._group
         with graph.lasting(xp):
-            held = xp.empty(advancing.SETTINGS, np.float64)
+            held = xp.empty(optimizer_kernels.SETTINGS, np.float64)
         params, state, sent = self._params, None, None
 
         def bring() -> None:
@@ -121,7 +123,7 @@ class Launched(Memory):
                 self._remember(wanted)
             settings = self._settings()[0]
             if settings != sent:
-                advancing.store(xp, held, settings)
+                optimizer_kernels.store_settings(xp, held, settings)
                 sent = settings
 
         graph.before(bring)
@@ -135,7 +137,7 @@ class Launched(Memory):
         same = len(params) == len(self._params) and all(a is b for a, b in zip(params, self._params, strict=True))
         if same and all(a is b for a, b in zip(arrays, self._arrays, strict=True)):
             return
-        forms = [(array.shape, array.dtype, lines(array)) for array in arrays]
+        forms = [(array.shape, array.dtype, dense_order(array)) for array in arrays]
         moved = not same or forms != self._forms
         self._params, self._arrays, self._forms = list(params), arrays, forms
         self._batches.clear()
@@ -183,14 +185,14 @@ class Launched(Memory):
         """The batches of these gradients."""
         xp, graph = self._xp, capturing.now
         gradients = [slot.array if is_full else None for slot, is_full in zip(slots, full, strict=True)]
-        here = tables.here(xp)
+        here = array_table.stream_key(xp)
         if graph is None and self._last is not None and self._last[0] == here and self._last[1].are(gradients):
             return self._last[2]
         key = here, *[None if g is None else _mark(g) for g in gradients]
         found = self._batches.get(key) if graph is None else None
         if found is not None:
             self._batches.move_to_end(key)
-            self._last = here, Arrays(gradients), found
+            self._last = here, SeenArrays(gradients), found
             return found
         made = []
         for dtype in dict.fromkeys(array.dtype for array in self._arrays):
@@ -203,7 +205,7 @@ class Launched(Memory):
             for batch in made:
                 batch.table.fill(xp)
             self._batches[key] = made
-            self._last = here, Arrays(gradients), made
+            self._last = here, SeenArrays(gradients), made
             while len(self._batches) > _KEPT:
                 self._batches.popitem(last=False)
         return made
@@ -227,8 +229,8 @@ class Launched(Memory):
             states = [self._views[name][index] if name in self.names else None for name in self._of.states]
             arrays.append((param, grad, states))
         with contextlib.nullcontext() if capturing.now is None else capturing.now.lasting(xp):
-            table = Table(xp, dtype, arrays, members)
-        return Batch(dtype, table, xp.empty(table.length * updates.NUMBERS, wide(dtype)), before, after)
+            table = ArrayTable(xp, dtype, arrays, members)
+        return Batch(dtype, table, xp.empty(table.length * optimizer_kernels.NUMBERS, wide(dtype)), before, after)
 
 
 def _mark(array: Array) -> Any:

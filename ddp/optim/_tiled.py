@@ -34,7 +34,7 @@ class Tiled(Optimizer):
 
     counted: whether each parameter's state has a "step" that counts its updates; on a GPU it is there, too
     eager: state begins for all parameters at the first step, not with a parameter's first gradient
-    rule, states: the kernel of `ddp.ops.cuda.updates`, and the states that it takes, in its order
+    rule, states: the kernel of `ddp._cuda.optimizer_kernels`, and the states that it takes, in its order
     found_inf: a float32 on the GPU, set by a GradScaler around a step: where it is not zero, the step is left out on
     the GPU, without the host's knowledge
     """
@@ -75,7 +75,7 @@ class Tiled(Optimizer):
         raise NotImplementedError
 
     def settings(self, group: Group) -> Sequence[float]:
-        """What the rule takes besides arrays, in the order of `ddp.ops.cuda.advancing`."""
+        """What the rule takes besides arrays, in the order of `ddp._cuda.optimizer_kernels`."""
         raise NotImplementedError
 
     def step(self, closure: Closure | None = None) -> Any:

@@ -21,8 +21,8 @@ from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
 from ddp.nn.normalization import BatchNorm, affine_dtype, check_channels, moving
-from ddp.ops._op import BFLOAT16
-from ddp.ops.norm_channels import Batch, batch_norm
+from ddp.ops.normalization import Batch, batch_norm
+from ddp.ops.op import BFLOAT16
 from ddp.parallel.differentiable.meeting import Array, Together
 
 _NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # what a rank tells: its grad mode, and whether its input requires grad
@@ -82,7 +82,7 @@ class SyncBatchNorm(BatchNorm):
         inputs = (input, self.weight, self.bias)
         _check_together(inputs)
         layout = WholeBatch(call, _mode(input))
-        op = batch_norm.widened if call.array.dtype is BFLOAT16 else batch_norm
+        op = batch_norm.upcast if call.array.dtype is BFLOAT16 else batch_norm
         arrays = [None if x is None else x.array for x in inputs]
         with errstate(all="ignore"):  # infinities and nan are values
             out, residual = op.forward(call.xp, *arrays, eps=self.eps, tell=self._keep, layout=layout)

@@ -29,7 +29,7 @@ TOLERANCES: dict[Any, dict[str, float]] = {
 }
 # In float16 those that have kernels for it.
 BOTH = [(case, dtype) for case in CASES for dtype in (ddp.float64, ddp.float32)]
-HALF = [(case, ddp.float16) for case in CASES if OPS[case.op].launched is not OPS[case.op]]
+HALF = [(case, ddp.float16) for case in CASES if OPS[case.op].device_form is not OPS[case.op]]
 
 
 @pytest.mark.parametrize(

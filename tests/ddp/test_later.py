@@ -6,10 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from ddp import _later
-from ddp.ops.cuda import SOURCES
+from ddp import _cuda
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -17,7 +14,6 @@ STEP = """
 import sys
 import ddp
 from ddp import nn
-from ddp._later import executed
 
 class Net(nn.Module):
     def __init__(self):
@@ -50,7 +46,7 @@ x += 1.0
 x[ddp.tensor([0, -1])] = (x > 0)[:2].float()
 loss.item(), x.tolist(), x.numpy(), repr(x), x.erf(), x.relu_()
 
-met = [name for name in sys.modules if name.startswith(("ddp.ops.cuda.", "ddp._gpu", "ddp.cuda")) and executed(name)]
+met = [name for name in sys.modules if name.startswith(("ddp._cuda.", "ddp.cuda"))]
 assert not met, met
 assert not {"cupy", "cudnn", "ddp.optim._launched"} & {*sys.modules}
 """
@@ -61,36 +57,6 @@ def test_training_on_the_cpu_executes_nothing_of_a_gpu() -> None:
 
 
 def test_every_kernel_is_there_once_a_gpu_is_met() -> None:
-    named = {path.stem for path in (ROOT / "ddp" / "ops" / "cuda").glob("*.py")} - {"__init__"}
-    missed = {name for name in named if not _later.executed(f"ddp.ops.cuda.{name}")}
-    assert not missed, f"nothing that `load` imports leads to {missed}"
-    assert "pointwise" not in missed
-    assert {"bounds", "updates", "clipping", "entropy"} <= {*SOURCES}
-
-
-def test_a_module_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "for_later").mkdir()
-    (tmp_path / "for_later" / "__init__.py").write_text("")
-    (tmp_path / "for_later" / "one.py").write_text(
-        "from for_later import two\nNAME = __name__\nvalue = two.value + 1\n"
-    )
-    (tmp_path / "for_later" / "two.py").write_text("from for_later import one\nvalue = 1\n")
-    (tmp_path / "for_later" / "wrong.py").write_text("1 / 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import for_later  # type: ignore[import-not-found]
-
-    for name in ("one", "two", "wrong"):
-        setattr(for_later, name, _later.later(f"for_later.{name}"))
-    from for_later import one
-
-    assert not _later.executed("for_later.one")
-    assert one is sys.modules["for_later.one"]
-    one.added = 5
-    assert _later.executed("for_later.one")
-    assert (one.NAME, one.value, one.added) == ("for_later.one", 2, 5)
-    assert one.__file__ == str(tmp_path / "for_later" / "one.py")
-    for _ in range(2):  # it is tried anew, and says the same
-        with pytest.raises(ZeroDivisionError):
-            _ = for_later.wrong.value
-    for name in [each for each in sys.modules if each.startswith("for_later")]:
-        del sys.modules[name]
+    _cuda.load()
+    kernels = {path.stem for path in (ROOT / "ddp" / "_cuda").glob("*_kernels.py")}
+    assert not {name for name in kernels if f"ddp._cuda.{name}" not in sys.modules}

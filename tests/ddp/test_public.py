@@ -68,7 +68,7 @@ def test_no_module_bears_the_name_of_a_public_function_or_class() -> None:
         public = {name for name in each.__all__ if not isinstance(getattr(each, name), types.ModuleType)}
         modules = [name for name in sys.modules if name.startswith(f"{each.__name__}.")]
         # Of ddp._gpu, which only some tests import, every module is asked for by its own package.
-        inside = {name.rpartition(".")[2] for name in modules if not name.startswith("ddp._gpu.")}
+        inside = {name.rpartition(".")[2] for name in modules if not name.startswith("ddp._cuda.")}
         assert public & inside == set(), each.__name__
 
 

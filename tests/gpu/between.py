@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp._gpu import sharing
+from ddp._cuda import ipc
 
 _HANDLE = struct.Struct("<qqq40x")  # process, descriptor, bytes: 64 in all, as CUDA's
 _EVENT = struct.Struct("<qq48x")  # process, address
@@ -47,7 +47,7 @@ class Between:
         }
         for name, value in members.items():
             monkeypatch.setattr(runtime, name, value, raising=False)
-        monkeypatch.setattr(sharing, "address_range", self.range)
+        monkeypatch.setattr(ipc, "address_range", self.range)
 
     def note(self, what: str, given: Any) -> None:
         self.calls.append(what)

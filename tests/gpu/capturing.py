@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ddp._gpu import capture
+from ddp._cuda import capture
 from ddp.cuda import _naming
 from tests.collectives.backends.device.machine import Mark, Meeting
 

@@ -505,23 +505,23 @@ class Fake(ModuleType):
 
 def absent(gpu: Any, monkeypatch: Any) -> None:
     """No cuDNN, though one may be installed: the real one would read the stand-in's addresses."""
-    from ddp._gpu import dnn
+    from ddp._cuda import cudnn_graph
 
-    monkeypatch.setattr(dnn, "_loaded", ["absent"])
-    monkeypatch.setattr(dnn, "_said", {"absent"})
+    monkeypatch.setattr(cudnn_graph, "_loaded", ["absent"])
+    monkeypatch.setattr(cudnn_graph, "_said", {"absent"})
 
 
 def install(gpu: Any, monkeypatch: Any) -> Fake:
     """Gives the stand-in of CuPy a cuDNN, and returns it. Without this, tests run our own kernels."""
-    from ddp._gpu import dnn
+    from ddp._cuda import cudnn_graph
 
     def put(stream: int, kind: str, work: Callable[[], None]) -> None:
         gpu.cupy.record.launches[kind] += 1
         gpu.put(stream, kind, work)
 
     fake = Fake(put)
-    monkeypatch.setattr(dnn, "_loaded", [fake])
-    monkeypatch.setattr(dnn, "_mine", dnn._Mine())
-    monkeypatch.setattr(dnn, "_said", set())
-    monkeypatch.setattr(dnn, "settings", dnn.Settings())
+    monkeypatch.setattr(cudnn_graph, "_loaded", [fake])
+    monkeypatch.setattr(cudnn_graph, "_mine", cudnn_graph._Mine())
+    monkeypatch.setattr(cudnn_graph, "_said", set())
+    monkeypatch.setattr(cudnn_graph, "settings", cudnn_graph.Settings())
     return fake

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ddp import _device
+from ddp._cuda import copies, device_checks, gradient_kernels, memory_pool, raw_kernel, stream_order
+from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from ddp._engine import lanes
-from ddp._gpu import alarms, memory, registering, streams
-from ddp.ops.cuda import SOURCES, _source, clipping
 from tests.collectives.backends.device.machine import Machine
 from tests.gpu import capturing, dnn_fake, lt_fake
 from tests.gpu.standin import Cupy
@@ -95,12 +95,19 @@ def forget() -> None:
         for name in {"xp", "watched"}.intersection(_set_slots(each) if each.type == "cuda" else ()):
             delattr(each, name)
     lanes.switch.on = lanes.switch.blocking = lanes.switch.crowded = False
-    registering._refused = False
+    copies._refused = False
     for where in [each for each in _device._random.streams if each.type == "cuda"]:
         del _device._random.streams[where]
     for source in SOURCES.values():
         source._kernels.clear()
-    for held in (_source._PASSING, alarms._alarms, clipping._scratch, streams._held, streams._readers, memory._source):
+    for held in (
+        raw_kernel._PASSING,
+        device_checks._alarms,
+        gradient_kernels._scratch,
+        stream_order._held,
+        stream_order._readers,
+        memory_pool._source,
+    ):
         held.clear()
     for each in FORGETTING:
         each()

@@ -1,4 +1,4 @@
-"""cuBLASLt without a GPU: the functions of `ddp._gpu.lt`'s table, which refuse what it refuses.
+"""cuBLASLt without a GPU: the functions of `ddp._cuda.cublaslt`'s table, which refuse what it refuses.
 
 A description, layout or preference is what its attributes made of it, found again by its address. A product is checked
 when it is launched (shapes, leading dimensions, alignments, the algorithm that was found for it, the epilogue's
@@ -16,16 +16,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ddp._gpu import gemm, gemm_room, lt
-from ddp._gpu.lt import INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Algorithm
+from ddp._cuda import cublaslt, gemm
+from ddp._cuda.cublaslt import INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Algorithm
 
-DTYPES = {lt.TYPES[name]: np.dtype(getattr(ml_dtypes, name, name)) for name in lt.TYPES}
-COMPUTES = {lt.COMPUTE_32F: (0, 2, 14), lt.COMPUTE_32F_FAST_TF32: (0,), lt.COMPUTE_64F: (1,)}
-NAMES = {number: name for name, number in lt.EPILOGUES.items()}
+DTYPES = {cublaslt.TYPES[name]: np.dtype(getattr(ml_dtypes, name, name)) for name in cublaslt.TYPES}
+COMPUTES = {cublaslt.COMPUTE_32F: (0, 2, 14), cublaslt.COMPUTE_32F_FAST_TF32: (0,), cublaslt.COMPUTE_64F: (1,)}
+NAMES = {number: name for name, number in cublaslt.EPILOGUES.items()}
 # The attributes that the real library knows, by number: bytes of the value.
-_DESC = {number: ctypes.sizeof(kind) for number, kind in lt.DESC.values()}
-_LAYOUT = {number: ctypes.sizeof(kind) for number, kind in lt.LAYOUT.values()}
-_PREFERENCE = {number: ctypes.sizeof(kind) for number, kind in lt.PREFERENCE.values()}
+_DESC = {number: ctypes.sizeof(kind) for number, kind in cublaslt.DESC.values()}
+_LAYOUT = {number: ctypes.sizeof(kind) for number, kind in cublaslt.LAYOUT.values()}
+_PREFERENCE = {number: ctypes.sizeof(kind) for number, kind in cublaslt.PREFERENCE.values()}
 WORKSPACE = 4096  # of the algorithms for long sums
 Put = Callable[[int, str, Callable[[], None]], None]
 
@@ -57,7 +57,7 @@ class Fake:
         function = getattr(self, name.removeprefix("cublasLt"))
 
         def counted(*arguments: Any) -> Any:
-            arity = len(lt.FUNCTIONS[name][0])
+            arity = len(cublaslt.FUNCTIONS[name][0])
             assert len(arguments) == arity, f"{name}: {len(arguments)} arguments, not {arity}"
             assert all(type(each) is int for each in arguments), f"{name}: {arguments}"
             self.calls[name] = self.calls.get(name, 0) + 1
@@ -84,7 +84,7 @@ class Fake:
         return b"a status of the stand-in"
 
     def MatmulDescCreate(self, at: int, compute: int, scale: int) -> int:
-        if compute not in COMPUTES or scale != (1 if compute == lt.COMPUTE_64F else 0):
+        if compute not in COMPUTES or scale != (1 if compute == cublaslt.COMPUTE_64F else 0):
             return INVALID_VALUE
         return self._make(
             at, SimpleNamespace(kind="desc", compute=compute, values={3: 0, 4: 0, 7: 1, 8: 0, 11: 0, 12: 0})
@@ -186,7 +186,7 @@ class Fake:
         assert values[8] % max(found.algo[5], 1) == 0, "misaligned bias"
         if room_size < found.workspace or (found.workspace and (not room or room % 256)):
             return INVALID_VALUE
-        wide: Any = np.float64 if problem.what.compute == lt.COMPUTE_64F else np.float32
+        wide: Any = np.float64 if problem.what.compute == cublaslt.COMPUTE_64F else np.float32
         scale = (ctypes.c_double if wide is np.float64 else ctypes.c_float).from_address
         assert scale(alpha).value == 1
         work = functools.partial(
@@ -239,7 +239,7 @@ def _multiply(
         a = _matrix(problem.a, at_a, which, bool(values[3])).astype(wide)
         b = _matrix(problem.b, at_b, which, bool(values[4])).astype(wide)
         d = _matrix(problem.d, at_d, which)
-        if problem.what.compute == lt.COMPUTE_32F_FAST_TF32:
+        if problem.what.compute == cublaslt.COMPUTE_32F_FAST_TF32:
             a, b = _tf32(a), _tf32(b)
         out = (a.astype(np.float64) @ b.astype(np.float64)).astype(wide)
         if beta:
@@ -288,11 +288,11 @@ def install(gpu: Any, monkeypatch: Any) -> None:
         gpu.put(stream, kind, work)
 
     gpu.cublaslt = Fake(put, lambda: gpu.cupy.local.device)
-    monkeypatch.setattr(lt, "_found", [lt.Library(gpu.cublaslt, "the stand-in")])
+    monkeypatch.setattr(cublaslt, "_found", [cublaslt.LtLibrary(gpu.cublaslt, "the stand-in")])
     forget()
 
 
 def forget() -> None:
     """Lets go of plans and scratch memory of another library and other devices."""
     gemm.forget()
-    gemm_room.forget()
+    gemm.free_workspaces()

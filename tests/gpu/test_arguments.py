@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp._cuda import raw_kernel
 from ddp.nn import functional as F
-from ddp.ops.cuda import _source
 from tests.gpu import kernels
 
 
@@ -24,14 +24,14 @@ def test_cupy_refuses_numpys_integers(gpu: Any) -> None:
 
 @pytest.mark.parametrize("number", [7, True, np.int8(7), np.int64(7), np.uint32(7), np.bool_(True)])
 def test_integers_are_passed_in_eight_bytes(number: Any, gpu: Any) -> None:
-    passed = _source.passes(gpu.cupy)[type(number)](number)
+    passed = raw_kernel.passes(gpu.cupy)[type(number)](number)
     assert type(passed) is kernels.CIntptr
     assert passed.val == int(number)
 
 
 @pytest.mark.parametrize("number", [0.5, np.float16(0.5), np.float32(0.5), np.float64(0.5)])
 def test_reals_are_passed_as_doubles(number: Any, gpu: Any) -> None:
-    assert kernels.passed("", "double", _source.passes(gpu.cupy)[type(number)](number)) == 0.5
+    assert kernels.passed("", "double", raw_kernel.passes(gpu.cupy)[type(number)](number)) == 0.5
 
 
 def real(*shape: int) -> Any:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp._cuda import attention_kernels
 from ddp.ops import shape
-from ddp.ops.cuda import attending
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import assert_agree, assert_near, results
@@ -163,7 +163,7 @@ def test_portions_give_the_same(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> No
     ddp.manual_seed(1)
     whole = projected("cuda", ddp.float32, dropout_p=0.3, is_causal=True)
     for scores in (1, 6 * 6 * 4 * 3, 6 * 6 * 4 * 4):  # a head, three heads, a sample at a time
-        monkeypatch.setattr(attending, "SCORES", scores)
+        monkeypatch.setattr(attention_kernels, "SCORES", scores)
         ddp.manual_seed(1)
         for one, other in zip(projected("cuda", ddp.float32, dropout_p=0.3, is_causal=True), whole, strict=True):
             close(one, other, ddp.float32)
@@ -182,7 +182,7 @@ def test_rows_that_see_nothing_are_zero(path: Any) -> None:
     assert (q.grad.cpu().float().numpy()[0, :, [1, 3]] == 0).all()
 
 
-def test_no_host_waits_and_nothing_is_widened(path: Any, gpu: Any) -> None:
+def test_no_host_waits_and_nothing_is_upcast(path: Any, gpu: Any) -> None:
     x = ddp.from_numpy(draw(2, 6, 3 * 32, seed=3)).bfloat16().to("cuda").requires_grad_()
     ddp.manual_seed(0)
     ddp.rand(1, device="cuda")  # the generator's state goes up once

@@ -77,7 +77,7 @@ def test_trains_as_on_the_cpu(dtype: Any, gpu: Any, monkeypatch: pytest.MonkeyPa
 def test_every_image_and_its_gradient_lies_with_channels_last(
     dtype: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ddp.ops import OPS, formats
+    from ddp.ops import OPS, memory_formats
 
     fake = dnn_fake.install(gpu, monkeypatch)
     wrong: list[str] = []
@@ -87,14 +87,14 @@ def test_every_image_and_its_gradient_lies_with_channels_last(
             found = run(xp, g, *rest)
             for each in (g, *found):
                 image = getattr(each, "ndim", 0) == 4 and each.shape[2:] not in ((3, 3), (1, 1))
-                if image and not formats.is_channels_last(each):
+                if image and not memory_formats.is_channels_last(each):
                     wrong.append(f"{name} {each.shape} {each.strides}")
             return found
 
         return backward
 
     for name in ("conv2d", "batch_norm", "relu", "add", "max_pool2d", "adaptive_avg_pool2d"):
-        op = OPS[name].launched
+        op = OPS[name].device_form
         monkeypatch.setattr(op, "backward", spied(name, op.backward))
     trained("cuda", dtype, True)
     assert wrong == []

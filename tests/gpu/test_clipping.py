@@ -11,7 +11,7 @@ import pytest
 import ddp
 from ddp.errors import ArgumentError
 from ddp.nn import utils
-from ddp.ops._op import BFLOAT16
+from ddp.ops.op import BFLOAT16
 from tests.ddp.cuda import emulation
 from tests.gpu import simulated
 
@@ -23,7 +23,7 @@ ROUNDING: dict[Any, float] = {np.float16: 2e-3, BFLOAT16: 1e-2, np.float32: 1e-6
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp.ops.cuda.tables.CHUNK", 16)
+    monkeypatch.setattr("ddp._cuda.array_table.CHUNK", 16)
 
 
 def parameters(device: str, *dtypes: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp._gpu import dnn
+from ddp._cuda import cudnn_graph
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import assert_agree, assert_near, results
@@ -120,8 +120,8 @@ def test_what_cudnn_lacks_is_remembered_and_falls_back(
 
 
 def test_a_gpu_without_cudnn_is_warned_of_once(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dnn, "_loaded", [])
-    monkeypatch.setattr(dnn, "_said", set())
+    monkeypatch.setattr(cudnn_graph, "_loaded", [])
+    monkeypatch.setattr(cudnn_graph, "_said", set())
     monkeypatch.setitem(sys.modules, "cudnn", None)  # import cudnn: ImportError
     assert not ddp.backends.cudnn.is_available()  # a question, and no reason to warn
     with pytest.warns(RuntimeWarning, match=r"cuDNN is not used: .* pip install 'ddp-runtime\[cuda12\]'") as caught:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._gpu import copies
-from ddp._gpu import streams as lanes
+from ddp._cuda import copies
+from ddp._cuda import stream_order as lanes
 from ddp.errors import DeviceError, DtypeError
 
 in_any_order = pytest.mark.parametrize("gpu", [("simulated", i) for i in range(12)], indirect=True)

@@ -38,4 +38,4 @@ def test_losses_are_those_of_the_cpu_and_nobody_waits(
     # DataParallel times its first steps to lay its buckets out; the guesses at the end are read.
     steps = [where for _, where in gpu.waits if "ddp/parallel/planning/" not in where]
     assert len(steps) == 1
-    assert "ddp/_gpu/copies.py" in steps[0]
+    assert "ddp/_cuda/copies.py" in steps[0]

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ddp._gpu import capture, gemm_room, lt
-from ddp._gpu import gemm as door
+from ddp._cuda import capture, cublaslt, gemm
+from ddp._cuda import gemm as door
 from ddp._precision import matmul as precision
 from tests.gpu import lt_fake, simulated
 
@@ -185,10 +185,10 @@ def test_a_product_without_an_algorithm_is_left_to_our_kernel(gpu: Any, xp: Any)
     gpu.cublaslt.lacks = lambda epilogue, dtype: True
     x = xp.ones((2, 2), "f4")
     assert not door.fused(xp, x, x, xp.empty((2, 2), "f4"), "RELU")
-    gpu.cublaslt.MatmulAlgoGetHeuristic = lambda *_: lt.NOT_SUPPORTED
+    gpu.cublaslt.MatmulAlgoGetHeuristic = lambda *_: cublaslt.NOT_SUPPORTED
     lt_fake.forget()
-    library = lt.Library(gpu.cublaslt, "the stand-in")
-    lt._found[0] = library
+    library = cublaslt.LtLibrary(gpu.cublaslt, "the stand-in")
+    cublaslt._found[0] = library
     with pytest.warns(RuntimeWarning, match="a slow kernel multiplies instead: .*NOT_SUPPORTED"):
         assert door.gemm(xp, x, x) is None
     assert door.gemm(xp, x, x) is None  # and says so once
@@ -220,16 +220,16 @@ def test_every_stream_has_scratch_memory_of_its_own(gpu: Any, xp: Any) -> None:
     door.gemm(xp, x, y)
     with xp.cuda.Stream():
         door.gemm(xp, x, y)
-    assert len(gemm_room._shared) == 2
-    for _ in range(2 * gemm_room.MOST):
+    assert len(gemm._shared) == 2
+    for _ in range(2 * gemm.WORKSPACES):
         with xp.cuda.Stream():
             door.gemm(xp, x, y)
-    assert len(gemm_room._shared) == gemm_room.MOST
+    assert len(gemm._shared) == gemm.WORKSPACES
     graph = capture.Capture()
     with capture.inside(graph):
         for _ in range(2):
             door.gemm(xp, x, y)
-    assert len(gemm_room._shared) == gemm_room.MOST
+    assert len(gemm._shared) == gemm.WORKSPACES
     assert [each.nbytes for each in graph.kept] == [32 << 20]
 
 

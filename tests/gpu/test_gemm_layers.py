@@ -11,9 +11,9 @@ import pytest
 
 import ddp
 from ddp import nn
+from ddp._cuda import matmul_kernels
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import functional
-from ddp.ops.cuda import products
 from tests.ddp.cases.table import draw
 from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import results
@@ -240,7 +240,7 @@ def test_autocast_multiplies_in_sixteen_bits(gpu: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16], ids=str)
-def test_stacks_of_sixteen_bits_are_neither_copied_nor_widened(gpu: Any, dtype: Any) -> None:
+def test_stacks_of_sixteen_bits_are_neither_copied_nor_upcast(gpu: Any, dtype: Any) -> None:
     x, y = made(2, 3, 4, 5, dtype=dtype), made(2, 3, 6, 5, dtype=dtype)
     x @ y.transpose(-1, -2)
     gpu.reset()
@@ -276,10 +276,10 @@ def test_the_kernel_of_ours_multiplies_what_is_broadcast(gpu: Any) -> None:
     xp = gpu.cupy
     for a, b in (((2, 1, 3, 4), (5, 4, 2)), ((3,), (3,)), ((3,), (2, 3, 4)), ((2, 3, 4), (4,)), ((0, 3), (3, 2))):
         x, y = draw(*a), draw(*b, seed=1)
-        got = products.by_kernel(xp, xp.asarray(x), xp.asarray(y))
+        got = matmul_kernels.product_by_kernel(xp, xp.asarray(x), xp.asarray(y))
         np.testing.assert_allclose(got.get(), x @ y, rtol=1e-12)
     flags = xp.asarray(np.eye(3, dtype=bool))
-    assert products.by_kernel(xp, flags, flags).get().tolist() == np.eye(3, dtype=bool).tolist()
+    assert matmul_kernels.product_by_kernel(xp, flags, flags).get().tolist() == np.eye(3, dtype=bool).tolist()
 
 
 # What could be made of products; each elementwise op would be compiled.

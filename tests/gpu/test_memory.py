@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp._gpu import memory as sources
-from ddp._gpu import memory_shortage
-from ddp._gpu.memory_shortage import Figures, Group
+from ddp._cuda import memory_pool
+from ddp._cuda import memory_pool as sources
+from ddp._cuda.memory_pool import Figures, Group
 from ddp.cuda import memory
 from ddp.errors import ArgumentError, DeviceError, OutOfMemoryError
 from ddp.nn import functional as F
@@ -326,13 +326,13 @@ class TestFull:
         optimizer.step()
         kept = model(x).exp()
         bare = gpu.cupy.zeros(999)
-        found = {(g.role, g.shape): g for g in memory_shortage.holders(gpu.cupy, 0)}
+        found = {(g.role, g.shape): g for g in memory_pool.holders(gpu.cupy, 0)}
         assert found["parameters", (512, 512)].nbytes == MIB
         assert found["gradients", (512, 512)].nbytes == MIB
         assert any(role == "optimizer state" for role, _ in found)
         assert found["saved for backward", (64, 512)].count >= 1
         assert found["arrays beside tensors", (999,)].nbytes == 8192
-        assert memory_shortage.holders(gpu.cupy, 1) == []
+        assert memory_pool.holders(gpu.cupy, 1) == []
         assert sum(g.nbytes for g in found.values()) <= ddp.cuda.memory_allocated()
         assert kept.requires_grad
         assert bare.size
@@ -341,14 +341,14 @@ class TestFull:
         some = [floats(MIB) for _ in range(7)]
         del some
         self.full(gpu)
-        monkeypatch.setattr("ddp._gpu.capture.stream_is_capturing", lambda xp: True)
+        monkeypatch.setattr("ddp._cuda.capture.stream_is_capturing", lambda xp: True)
         with pytest.raises(OutOfMemoryError):
             floats(8 * MIB)
         stats = ddp.cuda.memory_stats()
         assert (stats["num_alloc_retries"], stats["num_device_free"]) == (0, 0), "cudaFree would end the capture"
 
     def test_it_travels(self) -> None:
-        error = memory_shortage.OutOfMemoryError("full")
+        error = memory_pool.OutOfMemoryError("full")
         error.device, error.requested = "cuda:3", 7
         again = pickle.loads(pickle.dumps(error))
         assert (str(again), again.device, again.requested) == ("full", "cuda:3", 7)
@@ -372,13 +372,13 @@ def test_what_helps(figures: dict[str, int], groups: list[tuple[str, int]], word
     limit = 60 * GIB if words == "a higher limit" else None
     given = Figures(total=80 * GIB, limit=limit, **{name: size * GIB for name, size in figures.items()})
     held = [Group(role=role, dtype="float32", shape=(1,), count=1, nbytes=size * GIB) for role, size in groups]
-    text = memory_shortage.explanation(2, given, held)
+    text = memory_pool.explanation(2, given, held)
     assert words in text.splitlines()[-1]
     assert text.startswith(f"cuda:2 has no memory for another {figures['asked']}.00 GiB: of 80.00 GiB")
 
 
 def test_bytes_as_people_read_them() -> None:
-    assert [memory_shortage.human(n) for n in (0, 1023, 1024, 3 << 19, 5 << 30, 3 << 41)] == [
+    assert [memory_pool.human(n) for n in (0, 1023, 1024, 3 << 19, 5 << 30, 3 << 41)] == [
         "0 bytes",
         "1023 bytes",
         "1.00 KiB",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp._gpu import memory as sources
+from ddp._cuda import memory_pool as sources
 from ddp.cuda import memory
 from ddp.errors import DeviceError, OutOfMemoryError
 

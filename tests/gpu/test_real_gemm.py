@@ -11,10 +11,9 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp._gpu import gemm as door
-from ddp._gpu import lt
+from ddp._cuda import cublaslt, matmul_kernels
+from ddp._cuda import gemm as door
 from ddp.nn import functional
-from ddp.ops.cuda import products
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +37,7 @@ def close(got: Any, expected: Any, tolerance: float) -> None:
 
 
 def test_the_library_is_the_one_beside_cupys() -> None:
-    library = lt.library(xp)
+    library = cublaslt.library(xp)
     assert library is not None
     assert library.version // 10000 == xp.cuda.runtime.runtimeGetVersion() // 1000
 
@@ -207,10 +206,10 @@ def test_a_captured_product_and_its_backward(dtype: Any) -> None:
     stream = xp.cuda.Stream(non_blocking=True)
     with stream:
         for _ in range(2):
-            y = products.linear(xp, x.array, layer.weight.array, layer.bias.array)[0]
+            y = matmul_kernels.linear(xp, x.array, layer.weight.array, layer.bias.array)[0]
         stream.synchronize()
         stream.begin_capture()
-        y = products.linear(xp, x.array, layer.weight.array, layer.bias.array)[0]
+        y = matmul_kernels.linear(xp, x.array, layer.weight.array, layer.bias.array)[0]
         graph = stream.end_capture()
         x.array[...] = 1
         graph.launch()
@@ -239,6 +238,6 @@ def test_more_than_two_to_the_31_elements() -> None:
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
 def test_integers(dtype: str) -> None:
     x = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 9, (17, 33)).astype(dtype)
-    got = products.product(xp, xp.asarray(x), xp.asarray(x).T)
+    got = matmul_kernels.product(xp, xp.asarray(x), xp.asarray(x).T)
     assert got.dtype == dtype
     np.testing.assert_array_equal(xp.asnumpy(got), x @ x.T)

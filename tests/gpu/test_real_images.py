@@ -72,9 +72,9 @@ def test_cudnn_takes_what_the_benchmarks_train(dtype: Any, cudnn: bool, caplog: 
     """Else they are slow, and nothing but this says why."""
     if not cudnn:
         pytest.skip("is about cuDNN")
-    from ddp._gpu import dnn
+    from ddp._cuda import cudnn_graph
 
-    dnn._said.clear()
+    cudnn_graph._said.clear()
     for p in (0.0, 0.1):
         test_attention.projected("cuda", dtype, 12, 64, 128, is_causal=True, dropout_p=p)
     test_convolution.run("cuda", dtype, True)

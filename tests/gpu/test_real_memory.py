@@ -12,8 +12,8 @@ import pytest
 
 import ddp
 import ddp.multiprocessing as mp
-from ddp._gpu import claims
-from ddp._gpu import memory as sources
+from ddp._cuda import ipc
+from ddp._cuda import memory_pool as sources
 from ddp.errors import OutOfMemoryError
 from ddp.nn import functional as F
 from tests.ddp.multiprocessing import gpu_children
@@ -197,5 +197,5 @@ class TestProcesses:
         finally:
             child.kill()
         deadline = time.monotonic() + 10
-        while claims.sent.sweep():
+        while ipc.exported.sweep():
             assert time.monotonic() < deadline

@@ -9,7 +9,7 @@ import pytest
 
 import ddp
 from ddp.nn import functional as F
-from ddp.ops._op import BFLOAT16
+from ddp.ops.op import BFLOAT16
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._gpu import registering
-from ddp._gpu import streams as lanes
+from ddp._cuda import copies
+from ddp._cuda import stream_order as lanes
 from tests.gpu.test_streams import gradients
 
 pytestmark = pytest.mark.gpu
@@ -216,7 +216,7 @@ def test_batches_are_copied_out_of_the_memory_of_workers() -> None:
     for _ in range(2):
         seen = []
         for x, y in loader:
-            most = max(most, registering.count())
+            most = max(most, copies.registered_count())
             seen.append((ddp.cuda.fetch(x[:, 0]), ddp.cuda.fetch(x[:, -1]), ddp.cuda.fetch(y)))
         rows = [row for *_, batch in seen for row in batch.value()]
         assert rows == list(range(1024))
@@ -227,7 +227,7 @@ def test_batches_are_copied_out_of_the_memory_of_workers() -> None:
     ddp.cuda.synchronize()
     lanes.sweep()
     gc.collect()
-    assert registering.count() == 0
+    assert copies.registered_count() == 0
 
 
 _BREAKS = """

@@ -11,7 +11,7 @@ import pytest
 import ddp
 from ddp.amp import GradScaler
 from ddp.nn import utils
-from ddp.ops._op import BFLOAT16
+from ddp.ops.op import BFLOAT16
 
 pytestmark = pytest.mark.gpu
 

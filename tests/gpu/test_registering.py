@@ -14,8 +14,8 @@ import pytest
 
 import ddp
 from ddp._block import block_of
+from ddp._cuda import copies, stream_order
 from ddp._device import device
-from ddp._gpu import registering, streams
 from ddp._tensor.base import wrap
 from ddp.data import DataLoader
 from ddp.data.device_prefetcher import DevicePrefetcher
@@ -70,7 +70,7 @@ def simulate(seed: int) -> None:
         try:
             got = carried(14)
             gpu.machine.settle()
-            streams.sweep()
+            stream_order.sweep()
             gc.collect()
             assert not gpu.cupy.pinned.registered, "something is registered still"
         finally:
@@ -85,7 +85,7 @@ def test_every_order_that_cuda_allows_gives_the_same_batches(count: Callable[[in
 
 
 def test_a_block_that_goes_back_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    hold = streams.hold
+    hold = stream_order.hold
 
     def early(lane: Any, *objects: Any, event: Any = None) -> None:
         if event is not None:  # a batch under way: what it is copied to, and its block's mapping, but not the loan
@@ -93,7 +93,7 @@ def test_a_block_that_goes_back_too_early_is_found(monkeypatch: pytest.MonkeyPat
             objects = moved, [found[0] for found in map(block_of, sources) if found is not None]
         hold(lane, *objects, event=event)
 
-    monkeypatch.setattr(streams, "hold", early)
+    monkeypatch.setattr(stream_order, "hold", early)
     for seed in range(20):
         try:
             simulate(seed)
@@ -124,7 +124,7 @@ def test_what_cuda_cannot_pin_goes_the_other_way(gpu: Any, monkeypatch: pytest.M
     def refuse(*_: Any) -> None:
         raise gpu.cupy.cuda.runtime.CUDARuntimeError(801, "cudaErrorNotSupported: operation not supported")
 
-    monkeypatch.setattr(registering, "_refused", False)
+    monkeypatch.setattr(copies, "_refused", False)
     monkeypatch.setattr(gpu.cupy.cuda.runtime, "hostRegister", refuse)
     with pytest.warns(UserWarning, match="cannot pin the memory of workers") as said:
         got = carried(10)
@@ -138,9 +138,9 @@ def test_workers_give_the_same_batches_and_leave_nothing_registered(gpu: Any) ->
     there = [(x.tolist(), y.tolist()) for x, y in loader]
     here = [(x.tolist(), y.tolist()) for x, y in DataLoader(Squares(64), batch_size=2)]
     assert there == here
-    assert registering.count() > 0 or not gpu.cupy.pinned.registered
+    assert copies.registered_count() > 0 or not gpu.cupy.pinned.registered
     del loader
-    streams.sweep()
+    stream_order.sweep()
     gc.collect()
     assert not gpu.cupy.pinned.registered
 
@@ -166,7 +166,7 @@ def test_a_worker_that_is_killed_leaves_nothing_registered(gpu: Any) -> None:
         run()
     assert got == 25
     assert most > 0
-    streams.sweep()
+    stream_order.sweep()
     gc.collect()
     assert not gpu.cupy.pinned.registered
 

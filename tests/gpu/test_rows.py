@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp._cuda import embedding_kernels
 from ddp.nn import functional as F
-from ddp.ops.cuda import looking
 from tests.ddp.cuda import emulation
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
@@ -290,8 +290,8 @@ def test_rows_looked_up_are_added_up_as_on_the_cpu(gpu: Any, dtype: str, how: di
 def test_more_lookups_than_a_block_sorts_at_once(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, room: int, blocks: int
 ) -> None:
-    monkeypatch.setattr(looking, "ROOM", room)
-    monkeypatch.setattr(looking, "_BLOCKS", blocks)
+    monkeypatch.setattr(embedding_kernels, "ROOM", room)
+    monkeypatch.setattr(embedding_kernels, "_BLOCKS", blocks)
     close(*looked_up("float64", padding_idx=4), "float64")
 
 

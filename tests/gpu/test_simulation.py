@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._gpu import streams
+from ddp._cuda import stream_order
 from ddp.cuda.streams import Event
 from ddp.data import device_prefetcher
 from ddp.errors import DdpError
@@ -134,17 +134,21 @@ def unless_called_by(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fil
 
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a batch is read before it is there": lambda m: unless_called_by(
-        m, streams.Lane, "wait", "device_prefetcher.py", "__next__"
+        m, stream_order.DeviceStream, "wait", "device_prefetcher.py", "__next__"
     ),
     "a batch is written to memory that is still read": lambda m: unless_called_by(
-        m, streams.Lane, "after", "device_prefetcher.py", "_send"
+        m, stream_order.DeviceStream, "after", "device_prefetcher.py", "_send"
     ),
     "pinned memory is written to under a copy": lambda m: m.setattr(
         device_prefetcher._Buffer, "copied", property(lambda self: None, lambda self, event: None), raising=False
     ),
     "a loss is read before it is there": lambda m: m.setattr(Event, "synchronize", lambda self: None),
-    "memory that a side stream reads is given away": lambda m: m.setattr(streams, "record", lambda array, lane: None),
-    "backward crosses streams without an edge": lambda m: unless_called_by(m, streams.Lane, "wait", "lanes.py"),
+    "memory that a side stream reads is given away": lambda m: m.setattr(
+        stream_order, "record", lambda array, lane: None
+    ),
+    "backward crosses streams without an edge": lambda m: unless_called_by(
+        m, stream_order.DeviceStream, "wait", "lanes.py"
+    ),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._gpu import streams as lanes
+from ddp._cuda import stream_order as lanes
 from ddp.errors import ArgumentError, CudaError, DeviceError, DtypeError
 from tests.gpu import simulated
 

@@ -10,7 +10,7 @@ import pytest
 
 import ddp
 from ddp._layout import FlatBuckets, lay_out
-from ddp.ops._op import BFLOAT16
+from ddp.ops.op import BFLOAT16
 from tests.ddp.cuda import emulation
 from tests.gpu import simulated
 
@@ -36,7 +36,7 @@ Change = Callable[[list[Any], Any, int], Any]
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp.ops.cuda.tables.CHUNK", 16)
+    monkeypatch.setattr("ddp._cuda.array_table.CHUNK", 16)
 
 
 def parameters(device: str, dtype: Any = np.float32) -> list[Any]:

@@ -18,7 +18,7 @@ from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import zeros
 from ddp.errors import ArgumentError
-from ddp.ops.cuda import clipping
+from ddp.ops import gradients
 
 Tensors = Tensor | Iterable[Tensor]
 
@@ -99,7 +99,7 @@ def _norm_on(where: device, arrays: list[Any], p: float) -> Any:
     xp = where.xp
     if xp is not np:
         with on(where):
-            return clipping.norm(xp, arrays, p)
+            return gradients.total_norm(xp, arrays, p)
     norms = [xp.asarray(_norm(xp, x, p)) for x in arrays]
     return xp.asarray(norms[0] if len(norms) == 1 else _norm(xp, xp.stack(norms), p))
 
@@ -131,7 +131,7 @@ def _scale(where: device, params: list[Tensor], max_norm: float, total_norm: Ten
     if where.xp is not np:
         total = place(total_norm.array, where)
         with on(where):
-            clipping.shrink(where.xp, _slots(params), total, max_norm)
+            gradients.scale_to_norm(where.xp, _slots(params), total, max_norm)
         _note_change(params)
         return
     scale = np.asarray(np.minimum(float(max_norm) / (place(total_norm.array, where) + 1e-6), 1.0))
@@ -183,7 +183,7 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
     for where, params in _on_each(_listed(parameters)).items():
         if where.xp is not np:
             with on(where):
-                clipping.clamp(where.xp, _slots(params), bound)
+                gradients.clamp_values(where.xp, _slots(params), bound)
             _note_change(params)
             continue
         for grad in _grads(params):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator
-from ddp.ops.cuda import clipping
+from ddp.ops import gradients
 
 Array = Any
 
@@ -22,7 +22,7 @@ def total_norm(parts: Sequence[Array], p: float, comm: Communicator, xp: Any) ->
             found = _power_sum(xp, part, p)
             mine[0] = xp.maximum(mine[0], found) if p == math.inf else mine[0] + found
     else:
-        mine = clipping.norm(xp, parts, p, root=False).astype(np.float64).reshape(1)
+        mine = gradients.total_norm(xp, parts, p, root=False).astype(np.float64).reshape(1)
     # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
     everyones = comm.all_gather(mine, lengths="equal")
     return everyones.max() if p == math.inf else everyones.sum() ** (1 / p)

@@ -14,7 +14,7 @@ from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.interop import from_foreign
 from ddp.errors import ArgumentError, CaptureError, DtypeError, ParallelError
-from ddp.ops.cuda import clipping
+from ddp.ops import gradients
 from ddp.optim import Optimizer
 from ddp.optim.optimizer import Closure, Group, Params, copy_state
 from ddp.parallel.exchange import AllReduce, Alone
@@ -211,7 +211,7 @@ class ZeroOptimizer(Optimizer):
             )
         if where.xp is not np:
             with on(where):
-                clipping.shrink(where.xp, parts, total, max_norm)
+                gradients.scale_to_norm(where.xp, parts, total, max_norm)
             self._scaled = True
             return wrap(total, where)
         scale = where.xp.minimum(float(max_norm) / (total + 1e-6), 1.0)
@@ -231,7 +231,7 @@ class ZeroOptimizer(Optimizer):
     def _unscale_on_device(self, scale: Any, found: Any) -> None:
         where = self._sharding.params[0].device
         with on(where):
-            clipping.unscale(where.xp, self._sharding.gradients(), scale, found)
+            gradients.unscale(where.xp, self._sharding.gradients(), scale, found)
             self._comm.all_reduce(found, op="max", out=found)
         self._scaled = True
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp._tensor.base import apply
-from ddp.ops import perceptron
+from ddp.ops import products as ops
 from tests.ddp.cases.table import Case, draw, spaced
 
 
@@ -45,14 +45,14 @@ def products() -> Iterator[Case]:
     def fused(name: str, activation: str) -> Any:
         def run(t: Any, x: Any, *parameters: Any) -> Any:
             if t.__name__ != "torch":
-                return apply(getattr(perceptron, name), (x, *parameters), activation=activation, keep=True)
+                return apply(getattr(products, name), (x, *parameters), activation=activation, keep=True)
             y = t.nn.functional.linear(x, *parameters[:2])
             y = y.relu() if activation == "relu" else t.nn.functional.gelu(y, approximate="tanh")
             return y if name == "linear_act" else t.nn.functional.linear(y, *parameters[2:])
 
         return run
 
-    for activation in perceptron.ACTIVATIONS:
+    for activation in ops.ACTIVATIONS:
         run = fused("linear_act", activation)
         w, b = draw(4, 3, seed=1), draw(4, seed=2)
         yield Case("linear_act", f"{activation} bias", run, (draw(5, 3), w, b))

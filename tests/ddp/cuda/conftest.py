@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ddp.ops.cuda import products
+from ddp._cuda import device_checks, matmul_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -15,4 +16,6 @@ def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any) -> None:
         return None
 
-    monkeypatch.setattr(products, "door", SimpleNamespace(gemm=none, fused=none))
+    monkeypatch.setattr(matmul_kernels, "gemm", SimpleNamespace(gemm=none, fused=none))
+    flag = np.zeros(4, np.int64)  # the emulation has no pinned memory
+    monkeypatch.setattr(device_checks, "flag_address", lambda xp: int(flag.ctypes.data))

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp._cuda import array_table, elementwise_kernels, gradient_kernels, norm_kernels, optimizer_kernels
+from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from ddp._device import CPU
-from ddp.ops import index, transcendental
-from ddp.ops.cuda import SOURCES, advancing, clipping, curves, rows, tables
-from ddp.ops.norm_channels import Batch, batch_norm
+from ddp.ops import indexing, special
+from ddp.ops.normalization import Batch, batch_norm
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation, typed
 from tests.ddp.test_ops import CASES, leaves
@@ -176,7 +177,7 @@ def test_rows_are_added_up(dtype: Any) -> None:
     g = (draw(5, 4) * 8).astype(dtype)
     expected = np.zeros((6, 4), dtype)
     np.add.at(expected, where, g)
-    got = index.add_rows(emulation.cupy, 6, where, g)
+    got = indexing.add_rows(emulation.cupy, 6, where, g)
     assert got.dtype == dtype
     np.testing.assert_allclose(got, expected, rtol=1e-2 if dtype == np.float16 else 1e-6)
 
@@ -248,45 +249,45 @@ def test_updates_are_the_same_bit_for_bit(
 @pytest.mark.parametrize("threads", [1, 2, 5, 64])
 def test_gradients_are_bounded_and_unscaled(threads: int, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulation, "THREADS", threads)
-    monkeypatch.setattr(tables, "CHUNK", 12)
+    monkeypatch.setattr(array_table, "CHUNK", 12)
     xp, rounding = emulation.cupy, {2: 1e-2, 4: 1e-6, 8: 1e-12}[np.dtype(dtype).itemsize]
     gs = [draw(7, 5 + s, seed=s).astype(dtype) for s in range(3)]
     flat = np.concatenate([g.reshape(-1).astype("f8") for g in gs])
     for order in (1, 2, 3, np.inf):
         expected = np.linalg.norm(flat, order)
-        np.testing.assert_allclose(clipping.norm(xp, gs, order), expected, rtol=rounding)
+        np.testing.assert_allclose(gradient_kernels.total_norm(xp, gs, order), expected, rtol=rounding)
         power = expected if order == np.inf else expected**order
-        np.testing.assert_allclose(clipping.norm(xp, gs, order, root=False), power, rtol=rounding)
-    total = clipping.norm(xp, gs, 2)
-    clipping.shrink(xp, gs, total, 0.5)
-    np.testing.assert_allclose(clipping.norm(xp, gs, 2), 0.5 * total / (total + 1e-6), rtol=rounding)
-    clipping.clamp(xp, gs, 0.01)
-    np.testing.assert_allclose(clipping.norm(xp, gs, np.inf), 0.01, rtol=rounding)
+        np.testing.assert_allclose(gradient_kernels.total_norm(xp, gs, order, root=False), power, rtol=rounding)
+    total = gradient_kernels.total_norm(xp, gs, 2)
+    gradient_kernels.scale_to_norm(xp, gs, total, 0.5)
+    np.testing.assert_allclose(gradient_kernels.total_norm(xp, gs, 2), 0.5 * total / (total + 1e-6), rtol=rounding)
+    gradient_kernels.clamp_values(xp, gs, 0.01)
+    np.testing.assert_allclose(gradient_kernels.total_norm(xp, gs, np.inf), 0.01, rtol=rounding)
     scale, found = np.full(1, 0.25, np.float32), np.zeros(1, np.float32)
-    clipping.unscale(xp, gs, scale, found)
-    np.testing.assert_allclose(clipping.norm(xp, gs, np.inf), 0.04, rtol=rounding)
+    gradient_kernels.unscale(xp, gs, scale, found)
+    np.testing.assert_allclose(gradient_kernels.total_norm(xp, gs, np.inf), 0.04, rtol=rounding)
     assert found == 0
     gs[1][2, 3] = np.nan
-    clipping.unscale(xp, gs, scale, found)
+    gradient_kernels.unscale(xp, gs, scale, found)
     assert found == 1
-    assert np.isnan(clipping.norm(xp, gs, np.inf))
+    assert np.isnan(gradient_kernels.total_norm(xp, gs, np.inf))
 
 
 def test_gradients_of_several_dtypes_have_one_norm() -> None:
     gs = [draw(3, 5, seed=s).astype(dtype) for s, dtype in enumerate((np.float16, BFLOAT16, np.float32))]
     gs[0][:2, :3] = np.array([[6e-8, -65504, 6.1e-5], [0, -0.0, 1e-7]], np.float16)  # subnormal ones among them
     expected = np.linalg.norm(np.concatenate([g.reshape(-1).astype("f8") for g in gs]))
-    np.testing.assert_allclose(clipping.norm(emulation.cupy, gs, 2), expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient_kernels.total_norm(emulation.cupy, gs, 2), expected, rtol=1e-6)
     np.testing.assert_allclose(
-        clipping.norm(emulation.cupy, [gs[0][1:2, 2:], gs[2][:0]], 2),
+        gradient_kernels.total_norm(emulation.cupy, [gs[0][1:2, 2:], gs[2][:0]], 2),
         np.linalg.norm(gs[0][1, 2:].astype("f8")),
         rtol=1e-6,
     )
     gs.append(np.full(1, 1e300))
-    assert clipping.norm(emulation.cupy, gs, 1).dtype == np.float64
+    assert gradient_kernels.total_norm(emulation.cupy, gs, 1).dtype == np.float64
     for bad in (np.inf, -np.inf, np.nan):
         gs[0][2, 2] = bad
-        assert not np.isfinite(clipping.norm(emulation.cupy, gs, 1))
+        assert not np.isfinite(gradient_kernels.total_norm(emulation.cupy, gs, 1))
 
 
 def test_a_scale_adapts() -> None:
@@ -294,12 +295,12 @@ def test_a_scale_adapts() -> None:
     seen = []
     for found in (0, 0, 1, 0, 0):
         founds[1] = found
-        clipping.adapt(emulation.cupy, scale, good, founds, 4.0, 0.25, 2)
+        gradient_kernels.update_scale(emulation.cupy, scale, good, founds, 4.0, 0.25, 2)
         assert not founds.any()
         seen.append((scale[0], good[0]))
     assert seen == [(8, 1), (32, 0), (8, 0), (8, 1), (32, 0)]
     held = np.zeros(8)
-    advancing.store(emulation.cupy, held, [1, 2.5, True])
+    optimizer_kernels.store_settings(emulation.cupy, held, [1, 2.5, True])
     assert held.tolist() == [1, 2.5, 1, 0, 0, 0, 0, 0]
 
 
@@ -308,9 +309,9 @@ def test_a_block_of_any_size_adds_up(threads: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(emulation, "THREADS", threads)
     x = draw(4, 50)
     expected = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
-    np.testing.assert_allclose(rows.norm(emulation.cupy, x, None, None, 0.0, True)[0], expected, rtol=1e-10)
+    np.testing.assert_allclose(norm_kernels.norm(emulation.cupy, x, None, None, 0.0, True)[0], expected, rtol=1e-10)
     x[2, 7] = np.nan
-    assert np.isnan(rows.norm(emulation.cupy, x, None, None, 0.0, True)[0][2]).all()
+    assert np.isnan(norm_kernels.norm(emulation.cupy, x, None, None, 0.0, True)[0][2]).all()
 
 
 def test_threads_that_part_at_a_barrier_are_noticed() -> None:
@@ -323,7 +324,7 @@ def test_threads_that_part_at_a_barrier_are_noticed() -> None:
 
 
 def test_a_launch_that_does_not_fit_its_kernel_is_refused() -> None:
-    xp, source = emulation.cupy, curves.SOURCE
+    xp, source = emulation.cupy, elementwise_kernels.ERROR_FUNCTIONS
     x = np.ones(3, np.float32)
     with pytest.raises(AssertionError, match="4 arguments for"):
         source.over(xp, "erf_of", x.dtype, 3, x, x, 3, 1.0)
@@ -335,7 +336,7 @@ def test_a_launch_that_does_not_fit_its_kernel_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["erf", "erfc", "erfinv"])
 def test_error_functions(name: str) -> None:
-    x, op = draw(3, 4, low=-0.9, high=0.9), getattr(transcendental, name)
+    x, op = draw(3, 4, low=-0.9, high=0.9), getattr(special, name)
     np.testing.assert_allclose(op.forward(emulation.cupy, x)[0], op.forward(np, x)[0], rtol=1e-12)
 
 

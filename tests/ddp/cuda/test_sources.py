@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp.ops.cuda import SOURCES
+from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from tests.ddp.cuda import nvrtc
 
 needs_nvrtc = pytest.mark.skipif(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from ddp.ops.cuda import SOURCES
+from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from tests.ddp.cuda import emulation
 
 

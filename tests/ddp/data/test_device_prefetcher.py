@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp._cuda import stream_order
 from ddp._device import device
-from ddp._gpu import streams
 from ddp._tensor.base import wrap
 from ddp.data import DataLoader, device_prefetcher
 from ddp.data.device_prefetcher import DevicePrefetcher
@@ -158,7 +158,7 @@ def test_nothing_is_held_for_ever(gpu: Any) -> None:
     for batch, _ in DataLoader(Squares(8), batch_size=2, pin_memory=True, pin_memory_device="cuda:1"):
         assert batch.device == device("cuda:1")
     ddp.cuda.synchronize(1)
-    assert streams.held() == 0
+    assert stream_order.held() == 0
 
 
 def test_without_a_gpu_it_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:

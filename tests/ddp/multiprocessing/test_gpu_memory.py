@@ -11,8 +11,8 @@ import pytest
 
 import ddp
 import ddp.multiprocessing as mp
-from ddp._gpu import claims, sharing
-from ddp._gpu import memory as sources
+from ddp._cuda import ipc
+from ddp._cuda import memory_pool as sources
 from ddp.errors import SharingError
 from tests.ddp.multiprocessing import gpu_children
 from tests.ddp.multiprocessing.counting import all_descriptors
@@ -28,7 +28,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def nobody_looks() -> bool:
-    return claims.sent.sweep() == 0
+    return ipc.exported.sweep() == 0
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def between(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
     yield found
     until(nobody_looks)
     sources._source.clear()
-    sharing._uuid.cache_clear()
+    ipc._uuid.cache_clear()
 
 
 class TestProcesses:
@@ -129,9 +129,9 @@ class TestOrder:
             array = xp.arange(1000, dtype="f4")
             array += 1
             gpu.reset()
-            given = sharing.offer(array, ddp.device("cuda:0"))
+            given = ipc.export_array(array, ddp.device("cuda:0"))
         with between.elsewhere(), other:
-            got = sharing.accept(*given)
+            got = ipc.import_array(*given)
             assert not gpu.synchronizations, "the host waits for nobody"
             assert (got * 2).get().tolist() == [2.0 * (i + 1) for i in range(1000)]
             assert got.data.ptr != array.data.ptr
@@ -143,9 +143,9 @@ class TestOrder:
         with xp.cuda.Stream(non_blocking=True):
             array = xp.arange(1000, dtype="f4")
             array += 1
-            given = sharing.offer(array, ddp.device("cuda:0"))
+            given = ipc.export_array(array, ddp.device("cuda:0"))
         with xp.cuda.Stream(non_blocking=True):
-            got = sharing.accept(*given)
+            got = ipc.import_array(*given)
             assert got is array
             assert (got * 2).get().tolist() == [2.0 * (i + 1) for i in range(1000)]
         assert "open" not in between.calls, "CUDA refuses to open a handle where it was made"
@@ -156,10 +156,10 @@ class TestOrder:
         xp = gpu.cupy
         other = xp.cuda.Stream(non_blocking=True)
         x = ddp.arange(1000.0, device="cuda")
-        given = sharing.offer(x.array, x.device)
+        given = ipc.export_array(x.array, x.device)
         del x
         with between.elsewhere(), other:
-            got = sharing.accept(*given)
+            got = ipc.import_array(*given)
             del given
             doubled = got * 2
             gpu.reset()
@@ -173,11 +173,11 @@ class TestOrder:
 
     def test_the_mapping_goes_before_the_claim(self, between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
         order: list[str] = []
-        monkeypatch.setattr(claims.Claim, "__del__", lambda self: (order.append("claim"), os.close(self._fd)))
+        monkeypatch.setattr(ipc.IpcReference, "__del__", lambda self: (order.append("claim"), os.close(self._fd)))
         x = ddp.ones(300, device="cuda")
-        one, two = (sharing.offer(x.array[at:], x.device) for at in (0, 100))
+        one, two = (ipc.export_array(x.array[at:], x.device) for at in (0, 100))
         with between.elsewhere():
-            arrays = [sharing.accept(*one), sharing.accept(*two)]
+            arrays = [ipc.import_array(*one), ipc.import_array(*two)]
             assert between.calls.count("open") == 1, "an allocation is mapped once"
             del one, two
             arrays.pop()
@@ -192,7 +192,7 @@ class TestOrder:
 
 class TestCalls:
     def offer(self, x: Any) -> Any:
-        return sharing.offer(x.array, x.device)
+        return ipc.export_array(x.array, x.device)
 
     def test_the_handle_is_of_the_allocation_and_the_array_lies_in_it(self, between: Between) -> None:
         x = ddp.zeros(100, 3, device="cuda")
@@ -201,7 +201,7 @@ class TestCalls:
         assert (memory.offset, memory.nbytes) == (24, 1200)
         assert (dtype, shape, strides) == (ddp.float32, (98, 3), (12, 4))
         assert len(memory.uuid) == 16
-        backwards = sharing.offer(x.array[::-1], x.device)
+        backwards = ipc.export_array(x.array[::-1], x.device)
         assert (backwards[2].offset, backwards[2].nbytes) == (1188, 1200)
         del claim, backwards
 
@@ -209,7 +209,7 @@ class TestCalls:
         given = self.offer(ddp.zeros(0, 3, device="cuda"))
         assert given[2].handle == b""
         with between.elsewhere():
-            assert sharing.accept(*given).shape == (0, 3)
+            assert ipc.import_array(*given).shape == (0, 3)
         assert "open" not in between.calls
         del given
 
@@ -217,37 +217,37 @@ class TestCalls:
         reader, writer = mp.Pipe(duplex=False)
         for n in (1, 2):
             writer.send(ddp.zeros(n, device="cuda"))
-        assert claims.sent.sweep() == 2
+        assert ipc.exported.sweep() == 2
         first = reader.recv()
         writer.close()
         reader.close()
-        assert claims.sent.sweep() == 0, "the second was never read, and the first is at home"
+        assert ipc.exported.sweep() == 0, "the second was never read, and the first is at home"
         assert first.numel() == 1
 
     def test_a_device_by_another_number(self, between: Between, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         given = self.offer(ddp.zeros(3, device="cuda:1"))
         properties = gpu.cupy.cuda.runtime.getDeviceProperties
         with between.elsewhere():
-            sharing._uuid.cache_clear()
+            ipc._uuid.cache_clear()
             monkeypatch.setattr(gpu.cupy.cuda.runtime, "getDeviceProperties", lambda n: properties(1 - n))
-            got = sharing.accept(*given)
+            got = ipc.import_array(*given)
             assert got.device.id == 0, "CUDA_VISIBLE_DEVICES has another order there"
             del got
-            sharing._uuid.cache_clear()
+            ipc._uuid.cache_clear()
             monkeypatch.setattr(gpu.cupy.cuda.runtime, "getDeviceProperties", lambda n: {"uuid": b"?" * 16})
             with pytest.raises(SharingError, match=r"a tensor on cuda:1 of process \d+ cannot come here"):
-                sharing.accept(*given)
+                ipc.import_array(*given)
         del given
 
     def test_more_than_cuda_has_events_for(self, between: Between, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sharing, "_MOST", 0)
+        monkeypatch.setattr(ipc, "_MOST", 0)
         x = ddp.ones(3, device="cuda")
         gpu.reset()
         given = self.offer(x)
         assert given[2].event == b""
         assert sum(gpu.synchronizations.values()) == 1
         with between.elsewhere():
-            assert sharing.accept(*given).get().tolist() == [1.0] * 3
+            assert ipc.import_array(*given).get().tolist() == [1.0] * 3
         del given
 
     def test_a_system_without_such_events(self, between: Between, gpu: Any) -> None:
@@ -269,18 +269,18 @@ class TestCalls:
         given = self.offer(ddp.ones(3, device="cuda"))
         between.fails, pid = "open", os.getpid()
         with between.elsewhere(), pytest.raises(SharingError, match=f"process {pid} cannot be opened here"):
-            sharing.accept(*given)
+            ipc.import_array(*given)
         del given
 
     def test_not_while_a_graph_is_captured(self, between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
         x = ddp.ones(3, device="cuda")
-        monkeypatch.setattr(sharing.streams.Lane, "capturing", True)
+        monkeypatch.setattr(ipc.streams.Lane, "capturing", True)
         with pytest.raises(SharingError, match="while a graph is captured"):
             self.offer(x)
 
     def test_unknown(self) -> None:
         with pytest.raises(SharingError, match="let go of it"):
-            claims.sent.find("unknown")
+            ipc.exported.find("unknown")
 
     def test_a_full_device_lets_go_of_what_nobody_claims(self, between: Between, gpu: Any) -> None:
         x = ddp.ones(1 << 18, device="cuda")
@@ -293,16 +293,16 @@ class TestCalls:
         given = self.offer(ddp.ones(3, device="cuda"))
         pid = os.fork()
         if pid == 0:
-            os._exit(claims.sent.sweep())
+            os._exit(ipc.exported.sweep())
         assert os.waitpid(pid, 0)[1] == 0
-        assert claims.sent.sweep() == 1
+        assert ipc.exported.sweep() == 1
         del given
 
     def test_no_descriptor_is_left(self, between: Between) -> None:
         before = all_descriptors()
         given = self.offer(x := ddp.ones(3, device="cuda"))
         with between.elsewhere():
-            sharing.accept(*given)
+            ipc.import_array(*given)
         del given, x
         until(nobody_looks)
         ddp.cuda.empty_cache()
@@ -317,8 +317,8 @@ def test_the_driver_is_asked_where_the_allocation_begins(monkeypatch: pytest.Mon
             base._obj.value, size._obj.value = address.value - address.value % 4096, 4096
             return self.code
 
-    monkeypatch.setattr(sharing, "_driver", Driver)
-    assert sharing.address_range(0x7000_0000 + 1234) == 0x7000_0000
+    monkeypatch.setattr(ipc, "_driver", Driver)
+    assert ipc.address_range(0x7000_0000 + 1234) == 0x7000_0000
     monkeypatch.setattr(Driver, "code", 1)
     with pytest.raises(SharingError, match="answered 1"):
-        sharing.address_range(0x7000_0000)
+        ipc.address_range(0x7000_0000)

@@ -11,7 +11,7 @@ import pytest
 import ddp
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.functional import scaled_dot_product_attention as attend
-from ddp.ops import heads
+from ddp.ops import attention
 
 
 def numbers(*shape: int, seed: int = 0, dtype: Any = np.float64) -> np.ndarray[Any, Any]:
@@ -23,18 +23,18 @@ def leaves(*shapes: tuple[int, ...], dtype: Any = np.float64) -> list[ddp.Tensor
 
 
 def test_grid() -> None:
-    assert heads.grid((2, 3), 100, 50, False, 4, tile=50 * 4 * 30)[4:] == (30, 1)
-    assert heads.grid((2, 3), 20, 50, False, 4, tile=50 * 4 * 40)[4:] == (20, 2)
-    assert heads.grid((2, 64), 128, 128, True, 4, tile=512 << 10)[4:] == (64, 16)
-    assert heads.grid((1,), 5, 0, False, 4, tile=100)[4:] == (16, 1)
-    cut = heads.grid((2, 3), 70, 50, True, 4, tile=50 * 4 * 2 * 32)
+    assert attention.grid((2, 3), 100, 50, False, 4, tile=50 * 4 * 30)[4:] == (30, 1)
+    assert attention.grid((2, 3), 20, 50, False, 4, tile=50 * 4 * 40)[4:] == (20, 2)
+    assert attention.grid((2, 64), 128, 128, True, 4, tile=512 << 10)[4:] == (64, 16)
+    assert attention.grid((1,), 5, 0, False, 4, tile=100)[4:] == (16, 1)
+    cut = attention.grid((2, 3), 70, 50, True, 4, tile=50 * 4 * 2 * 32)
     assert list(cut.groups()) == [(0, slice(0, 1)), (0, slice(1, 2)), (0, slice(2, 3))] + [
         (1, slice(0, 1)),
         (1, slice(1, 2)),
         (1, slice(2, 3)),
     ]
     assert list(cut.blocks()) == [(64, 70, 50), (0, 64, 50)]
-    assert list(heads.grid((1,), 130, 200, True, 4, tile=1 << 20).blocks()) == [
+    assert list(attention.grid((1,), 130, 200, True, 4, tile=1 << 20).blocks()) == [
         (128, 130, 130),
         (64, 128, 128),
         (0, 64, 64),
@@ -47,8 +47,8 @@ def test_grid() -> None:
 )
 def test_many_tiles_are_as_one(how: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    monkeypatch.setitem(heads.TILE, "numpy", tile)
-    monkeypatch.setattr(heads, "FEWEST", 8)
+    monkeypatch.setattr(attention, "score_bytes", lambda xp: tile)
+    monkeypatch.setattr(attention, "FEWEST", 8)
     shared = 2 if how == "grouped" else 4
     ours = leaves((3, 4, 40, 8), (3, shared, 50, 8), (3, shared, 50, 6))
     options: dict[str, Any] = {"is_causal": how == "causal", "enable_gqa": how == "grouped"}
@@ -100,7 +100,7 @@ def test_not_finite() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"enable_gqa": True}])
 def test_dropout(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(heads.TILE, "numpy", 16 * 6 * 8 * 2)
+    monkeypatch.setattr(attention, "score_bytes", lambda xp: 16 * 6 * 8 * 2)
 
     def fn(*inputs: ddp.Tensor) -> ddp.Tensor:
         ddp.manual_seed(3)

@@ -13,7 +13,7 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional
-from ddp.ops import windows
+from ddp.ops import convolution
 from tests.ddp.nn.against_torch import compare
 
 
@@ -94,7 +94,7 @@ def test_same_with_what_cannot_be_halved() -> None:
 @pytest.mark.parametrize("tile", [1, 700, 3000, 1 << 20])
 def test_tiles_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, tile: int, channels: int) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    monkeypatch.setitem(windows.TILES, "numpy", tile)
+    monkeypatch.setattr(convolution, "tile_bytes", lambda xp: tile)
     for groups, transposed in itertools.product((1, 2), (False, True)):
         name = "ConvTranspose2d" if transposed else "Conv2d"
         options = {"groups": groups, "stride": (2, 1), "padding": 1}

@@ -10,9 +10,10 @@ import pytest
 
 import ddp
 from ddp import nn
+from ddp._cuda import array_forms
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import functional as F
-from ddp.ops import lines, norm_rows
+from ddp.ops import cpu_blocking, normalization
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -143,11 +144,11 @@ def test_half_types_are_normalised_in_float32(name: str, weights: str, dtype: st
         np.testing.assert_allclose(ours, theirs, rtol=2 * step, atol=8 * step)
 
 
-@pytest.mark.parametrize("n", [lines.LONG - 1, lines.LONG])
+@pytest.mark.parametrize("n", [cpu_blocking.LONG - 1, cpu_blocking.LONG])
 @pytest.mark.parametrize("tile", [1, 1 << 12, 1 << 30])
 def test_tiles_and_ways_give_the_same(n: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, b = numbers(7, n), numbers(n, seed=1), numbers(n, seed=2)
-    monkeypatch.setitem(norm_rows.TILES, "numpy", tile)
+    monkeypatch.setattr(normalization, "row_block_bytes", lambda xp: tile)
     y = F.layer_norm(*(ddp.tensor(v) for v in (x,)), (n,), ddp.tensor(w), ddp.tensor(b)).numpy()
     expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * w + b
     np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-10)
@@ -162,8 +163,10 @@ def test_the_ways_of_a_gpu_give_the_same(name: str, monkeypatch: pytest.MonkeyPa
         return [x.grad.numpy(), *(p.grad.numpy() for p in layer.parameters())]
 
     before = run()
-    for table in (norm_rows.TILES, norm_rows.DOTS, norm_rows.IS_FAR, lines._SHORT, lines._COPIES):
-        monkeypatch.setitem(table, "numpy", table["cupy"])
+    monkeypatch.setattr(normalization, "row_block_bytes", lambda xp: array_forms.WHOLE)
+    monkeypatch.setattr(normalization, "dots", array_forms.dots)
+    monkeypatch.setattr(normalization, "is_far", lambda xp, mean, var: True)
+    monkeypatch.setattr(normalization, "lines", array_forms.lines)
     for a, b in zip(run(), before, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
@@ -187,7 +190,7 @@ def test_far_from_zero_keeps_its_digits() -> None:
 
 def test_the_buffer_size_of_numpy_is_restored() -> None:
     before = np.getbufsize()
-    with pytest.raises(ValueError, match="inside"), lines.long_rows(np, 1024):  # noqa: PT012
+    with pytest.raises(ValueError, match="inside"), cpu_blocking.long_rows(np, 1024):  # noqa: PT012
         assert np.getbufsize() < 1024
         raise ValueError("inside")
     assert np.getbufsize() == before

@@ -12,7 +12,7 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.utils import rnn
-from ddp.ops import strips
+from ddp.ops import cpu_blocking
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -160,11 +160,11 @@ def test_a_result_may_be_written_to(name: str) -> None:
 
 
 def test_strips() -> None:
-    assert strips.strips(32, 128, 512, most=1_000_000) == 4
-    assert strips.strips(16, 256, 1024, most=1_000_000) == 8
-    assert strips.strips(8, 64, 256, most=1_000_000) == 1  # small enough
-    assert strips.strips(64, 512, 2048, most=1_000_000) == 1  # no strip would be
-    assert strips.strips(0, 3, 4, most=1_000_000) == 1
+    assert cpu_blocking.strips(32, 128, 512, most=1_000_000) == 4
+    assert cpu_blocking.strips(16, 256, 1024, most=1_000_000) == 8
+    assert cpu_blocking.strips(8, 64, 256, most=1_000_000) == 1  # small enough
+    assert cpu_blocking.strips(64, 512, 2048, most=1_000_000) == 1  # no strip would be
+    assert cpu_blocking.strips(0, 3, 4, most=1_000_000) == 1
 
 
 @pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
@@ -174,8 +174,8 @@ def test_products_by_strips_are_the_same(name: str, monkeypatch: pytest.MonkeyPa
     layer(x)[0].sum().backward()
     expected = [p.grad.clone() for p in layer.parameters()]
     layer.zero_grad()
-    monkeypatch.setattr(strips, "NARROWEST", 1)
-    monkeypatch.setitem(strips.UNPACKED, "numpy", 24)
+    monkeypatch.setattr(cpu_blocking, "NARROWEST", 1)
+    monkeypatch.setattr(cpu_blocking, "largest_unpacked", lambda xp: 24)
     layer(x)[0].sum().backward()
     for p, g in zip(layer.parameters(), expected, strict=True):
         np.testing.assert_allclose(p.grad.numpy(), g.numpy(), **CLOSE)

@@ -1,0 +1,225 @@
+"""Copies between the CPU and GPUs, and between GPUs: who waits for whom, and what lives until they are done.
+
+From pageable memory CuPy stages: the bytes are in pinned memory of its own when the call returns, and the rest runs in
+the order of the current stream, so that the source may be written to at once. From pinned memory, whoever pinned it,
+nothing is staged: every copy of CuPy's, `set` and `asarray` too, returns before the bytes are read.
+Into pageable memory the current stream, and nothing else, is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import numpy as np
+
+from ddp import _device
+from ddp._block import Block
+from ddp._cuda import device_checks, stream_order
+from ddp._cuda.cuda_errors import translate
+from ddp._device import capturing
+from ddp.errors import CaptureError
+
+Array = Any
+
+# Above this CuPy would pin as much memory again, and keep it: the driver stages large copies as well, in pieces.
+_STAGED = 64 << 20  # bytes
+
+
+def empty_pinned(xp: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """An array in page-locked memory, from CuPy's pool."""
+    dtype = np.dtype(dtype)
+    count = math.prod(shape)
+    if not count:
+        return np.empty(shape, dtype)
+    memory = xp.cuda.alloc_pinned_memory(count * dtype.itemsize)
+    # As bytes first: the buffer protocol knows no bfloat16.
+    return np.frombuffer(memory, np.uint8, count * dtype.itemsize).view(dtype).reshape(shape)
+
+
+def is_pinned(xp: Any, array: np.ndarray[Any, Any], ours: bool = False) -> bool:
+    """Whether the memory of `array` is page-locked; with `ours`, by CuPy: CUDA is not asked about what others did."""
+    if not array.size:
+        return False
+    root: Any = array
+    while isinstance(root, np.ndarray):
+        root = root.base
+    if isinstance(root, memoryview):
+        root = root.obj
+    if type(root).__name__ == "PinnedMemoryPointer":
+        return True
+    if ours:
+        return False
+    try:
+        found = xp.cuda.runtime.pointerGetAttributes(array.__array_interface__["data"][0])
+    except Exception:  # old drivers refuse to speak of memory that they do not know
+        return False
+    return bool(found.type == xp.cuda.runtime.memoryTypeHost)
+
+
+def up(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: bool = False) -> Array:
+    """A new array on a GPU, filled in the order of its current stream.
+
+    The source may be written to when this returns, unless it is pinned and `non_blocking`: then when the stream is past
+    the copy, until which it is kept alive. Raises: CaptureError for pageable memory within a capture.
+    """
+    with xp.cuda.Device(device):
+        pinned = is_pinned(xp, array)
+        if pinned and array.flags.c_contiguous:
+            lane = stream_order.current(xp)
+            made = xp.empty(array.shape, array.dtype)
+            made.set(array, stream=lane.stream)
+            if non_blocking:
+                stream_order.hold(lane, array)
+            else:
+                lane.stream.synchronize()
+            return made
+        if capturing.now is not None:
+            # Every replay would read where the bytes were staged once, and somebody else's are by then.
+            raise CaptureError(f"a copy of {array.dtype} {array.shape} from the CPU: make it an argument of the step")
+        if array.nbytes > _STAGED and array.flags.c_contiguous:
+            made = xp.empty(array.shape, array.dtype)
+            made.set(array, stream=xp.cuda.get_current_stream())
+            return made
+        # In Fortran's order pinned memory is read where it is, too; CuPy keeps it alive.
+        return xp.asarray(array, blocking=pinned and not non_blocking)
+
+
+def down(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
+    """A new array on the CPU. It is there when this returns; with `non_blocking`, when the current stream is past it.
+
+    Raises: CudaError for what this or earlier work met.
+    """
+    xp = _module(array)
+    with xp.cuda.Device(array.device.id):
+        try:
+            if not (non_blocking and array.size):
+                # CuPy copies what does not lie in one piece under a context of its own, which may leave another stream.
+                found = (array if array.flags.c_contiguous else xp.ascontiguousarray(array)).get()
+                device_checks.raise_pending()
+                return found
+            lane = stream_order.current(xp)
+            made = empty_pinned(xp, array.shape, array.dtype)
+            source = xp.ascontiguousarray(array).reshape(array.shape)
+            source.get(stream=lane.stream, out=made, blocking=False)
+            stream_order.hold(lane, source, made)
+            return made
+        except Exception as error:
+            raise translate(error, "copy to the CPU") from error
+
+
+def across(array: Array, device: int) -> Array:
+    """A new array on another GPU, in the order of the current streams of both."""
+    xp = _module(array)
+    here = stream_order.current(xp, array.device.id)
+    with xp.cuda.Device(here.device):
+        source = xp.ascontiguousarray(array).reshape(array.shape)
+    with xp.cuda.Device(device):
+        there = stream_order.current(xp)
+        made = xp.empty(array.shape, array.dtype)
+        if array.size:
+            there.after(here)
+            made.data.copy_from_device_async(source.data, array.nbytes, there.stream)
+            here.after(there)  # whoever writes to the source next waits
+            stream_order.hold(there, source)
+    return made
+
+
+def into(target: Array, source: np.ndarray[Any, Any]) -> None:
+    """Copies pinned memory into an array of the same shape and dtype on a GPU, on its current stream; never waits.
+
+    The source is kept alive until then, and must not be written to before.
+    """
+    xp = _module(target)
+    with xp.cuda.Device(target.device.id):
+        lane = stream_order.current(xp)
+        target.set(source, stream=lane.stream)
+        stream_order.hold(lane, source)
+
+
+def straight(target: Array, source: Array, non_blocking: bool) -> bool:
+    """Copies between the CPU's memory and a GPU's without memory in between; False where that cannot be.
+
+    Both are contiguous, of one shape and dtype, and what is on the CPU is pinned: then nobody waits if `non_blocking`.
+    """
+    up_there = isinstance(source, np.ndarray)
+    here, there = (source, target) if up_there else (target, source)
+    if here.shape != there.shape or here.dtype != there.dtype or not here.size:
+        return False
+    xp = _module(there)
+    if not (here.flags.c_contiguous and there.flags.c_contiguous and is_pinned(xp, here)):
+        return False
+    with xp.cuda.Device(there.device.id):
+        lane = stream_order.current(xp)
+        if up_there:
+            there.set(here, stream=lane.stream)
+        else:
+            there.get(stream=lane.stream, out=here, blocking=False)
+        if non_blocking:
+            stream_order.hold(lane, here, there)
+        else:
+            lane.stream.synchronize()
+    return True
+
+
+def _module(array: Array) -> Any:
+    from ddp._device import device  # it imports this module
+
+    return device("cuda").xp
+
+
+# Blocks of other processes as pinned memory: what workers write is copied to a GPU from where they wrote it.
+#
+# To register memory takes as long as several copies of it, so it is done once, for a block that comes again and again:
+# one that is seen for the first time may have come alone. It ends with the block: when its owner drops it, or has been
+# closed or killed, and no copy holds its memory any more; the mapping is there until then.
+
+_PORTABLE = 1  # cudaHostRegisterPortable, which CuPy has no name for: pinned for every GPU
+
+_known: weakref.WeakKeyDictionary[Block, bool] = weakref.WeakKeyDictionary()  # whether it is registered
+_refused = False
+_looking = threading.Lock()
+
+
+def register_block(xp: Any, block: Block) -> bool:
+    """Whether copies to a GPU may read the block where it is: from the second time on, if CUDA can pin it."""
+    global _refused
+    with _looking:
+        found = _known.get(block)
+        if found is None:
+            _known[block] = False
+            return False
+        if found or _refused or _device.capturing.now is not None:
+            return found
+        start = block._bytes.__array_interface__["data"][0]
+        runtime = xp.cuda.runtime
+        try:
+            runtime.hostRegister(start, block.nbytes, _PORTABLE)
+        except Exception as error:  # a limit on locked memory, an old kernel, a driver that cannot
+            _refused = True
+            warnings.warn(
+                f"pin_memory=True: CUDA cannot pin the memory of workers ({error}), so that batches are copied once "
+                "more on their way",
+                stacklevel=2,
+            )
+            return False
+        # The weak reference dies before the mapping does. The end of the process undoes all by itself.
+        weakref.finalize(block, _unregister, runtime, start, os.getpid()).atexit = False
+        _known[block] = True
+        return True
+
+
+def _unregister(runtime: Any, start: int, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has the memory, and not what CUDA knows of it
+        with contextlib.suppress(Exception):  # after an error of the GPU nothing works any more
+            runtime.hostUnregister(start)
+
+
+def registered_count() -> int:
+    """How many blocks are registered."""
+    return sum(list(_known.values()))

@@ -1,0 +1,249 @@
+"""cuBLASLt by ctypes: every matrix product on a GPU goes through this library, and CuPy has no binding of it.
+
+CuPy's own products refuse to run while a CUDA graph is captured, widen stacks of float16, refuse those of bfloat16,
+and copy what is transposed. cuBLASLt does none of this, and adds a bias and an activation while it is at it.
+
+The library is the one beside CuPy's own libcublas, so that there is one in the process; the functions come from the
+table here alone. Pointers go in as plain integers, so that a stand-in written in Python takes the same calls.
+
+Source: cublasLt.h and cublas_api.h of CUDA 12.9; what is used here is the same from CUDA 12.0 to 13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator
+from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from ddp.errors import DeviceError
+
+Pointer = c_void_p
+
+#: Every function that is called here: its arguments, and what it returns.
+FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "cublasLtCreate": ((Pointer,), c_int),
+    "cublasLtDestroy": ((Pointer,), c_int),
+    "cublasLtGetVersion": ((), c_size_t),
+    "cublasLtGetStatusString": ((c_int,), c_char_p),
+    "cublasLtMatmulDescCreate": ((Pointer, c_int, c_int), c_int),
+    "cublasLtMatmulDescDestroy": ((Pointer,), c_int),
+    "cublasLtMatmulDescSetAttribute": ((Pointer, c_int, Pointer, c_size_t), c_int),
+    "cublasLtMatrixLayoutCreate": ((Pointer, c_int, c_uint64, c_uint64, c_int64), c_int),
+    "cublasLtMatrixLayoutDestroy": ((Pointer,), c_int),
+    "cublasLtMatrixLayoutSetAttribute": ((Pointer, c_int, Pointer, c_size_t), c_int),
+    "cublasLtMatmulPreferenceCreate": ((Pointer,), c_int),
+    "cublasLtMatmulPreferenceDestroy": ((Pointer,), c_int),
+    "cublasLtMatmulPreferenceSetAttribute": ((Pointer, c_int, Pointer, c_size_t), c_int),
+    # handle, description, A, B, C, D, preference, how many are asked for, the results, how many there are
+    "cublasLtMatmulAlgoGetHeuristic": ((*(Pointer,) * 7, c_int, Pointer, Pointer), c_int),
+    # handle, description, alpha, A, layout, B, layout, beta, C, layout, D, layout, algorithm, workspace, size, stream
+    "cublasLtMatmul": ((*(Pointer,) * 14, c_size_t, Pointer), c_int),
+}
+
+# cublasStatus_t
+SUCCESS = 0
+STATUSES = {
+    1: "CUBLAS_STATUS_NOT_INITIALIZED",
+    3: "CUBLAS_STATUS_ALLOC_FAILED",
+    7: "CUBLAS_STATUS_INVALID_VALUE",
+    8: "CUBLAS_STATUS_ARCH_MISMATCH",
+    11: "CUBLAS_STATUS_MAPPING_ERROR",
+    13: "CUBLAS_STATUS_EXECUTION_FAILED",
+    14: "CUBLAS_STATUS_INTERNAL_ERROR",
+    15: "CUBLAS_STATUS_NOT_SUPPORTED",
+    16: "CUBLAS_STATUS_LICENSE_ERROR",
+}
+INVALID_VALUE, ARCH_MISMATCH, NOT_SUPPORTED = 7, 8, 15
+
+# cudaDataType: CUDA_R_...
+TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+
+# cublasComputeType_t: CUBLAS_COMPUTE_...
+COMPUTE_32F, COMPUTE_64F, COMPUTE_32F_FAST_TF32 = 68, 70, 77
+
+OP_N, OP_T = 0, 1  # cublasOperation_t
+
+# cublasLtMatmulDescAttributes_t: CUBLASLT_MATMUL_DESC_..., and the type of each value
+DESC = {
+    "TRANSA": (3, c_int32),
+    "TRANSB": (4, c_int32),
+    "EPILOGUE": (7, c_uint32),
+    "BIAS_POINTER": (8, c_uint64),
+    "EPILOGUE_AUX_POINTER": (11, c_uint64),
+    "EPILOGUE_AUX_LD": (12, c_int64),
+}
+# cublasLtMatrixLayoutAttribute_t: CUBLASLT_MATRIX_LAYOUT_...
+LAYOUT = {"BATCH_COUNT": (5, c_int32), "STRIDED_BATCH_OFFSET": (6, c_int64)}
+# cublasLtMatmulPreferenceAttributes_t: CUBLASLT_MATMUL_PREF_...
+PREFERENCE = {
+    "MAX_WORKSPACE_BYTES": (1, c_uint64),
+    "REDUCTION_SCHEME_MASK": (3, c_uint32),
+    "MIN_ALIGNMENT_A_BYTES": (5, c_uint32),
+    "MIN_ALIGNMENT_B_BYTES": (6, c_uint32),
+    "MIN_ALIGNMENT_C_BYTES": (7, c_uint32),
+    "MIN_ALIGNMENT_D_BYTES": (8, c_uint32),
+}
+# cublasLtReductionScheme_t: CUBLASLT_REDUCTION_SCHEME_...
+REDUCTION_COMPUTE_TYPE, REDUCTION_MASK = 2, 7
+
+# cublasLtEpilogue_t: CUBLASLT_EPILOGUE_...
+EPILOGUES = {
+    "DEFAULT": 1,
+    "RELU": 2,
+    "RELU_AUX": 130,
+    "BIAS": 4,
+    "RELU_BIAS": 6,
+    "RELU_AUX_BIAS": 134,
+    "DRELU": 136,
+    "DRELU_BGRAD": 152,
+    "GELU": 32,
+    "GELU_AUX": 160,
+    "GELU_BIAS": 36,
+    "GELU_AUX_BIAS": 164,
+    "DGELU": 192,
+    "DGELU_BGRAD": 208,
+    "BGRADA": 256,
+    "BGRADB": 512,
+}
+
+
+class Algorithm(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t: an algorithm, which is its first member, and what it needs."""
+
+    _fields_ = [  # ctypes reads it so
+        ("algo", c_uint64 * 8),
+        ("workspace", c_size_t),
+        ("state", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    ]
+
+
+class LtLibrary:
+    """A loaded libcublasLt under the table. path: the file it was loaded from; version: 120903 is 12.9.3.
+
+    Raises: DeviceError if the library lacks a function of the table.
+    """
+
+    def __init__(self, dll: Any, path: str = "libcublasLt") -> None:
+        self.path = path
+        self._functions: dict[str, Callable[..., Any]] = {}
+        for name, (arguments, result) in FUNCTIONS.items():
+            try:
+                function = dll[name]  # a new object: whoever loaded the library keeps his declarations
+            except AttributeError:
+                raise DeviceError(f"{path} is not the cuBLASLt of CUDA 12 or newer: it has no {name}") from None
+            function.argtypes, function.restype = arguments, result
+            self._functions[name] = function
+        self.version = int(self._functions["cublasLtGetVersion"]())
+        self.matmul = self._functions["cublasLtMatmul"]
+        self._handles: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<cuBLASLt {self.version} of {self.path}>"
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """The function's status, unchecked."""
+        return int(self._functions[name](*arguments))
+
+    def check(self, name: str, *arguments: Any) -> None:
+        """Calls a function. Raises: DeviceError if it fails."""
+        status = self.call(name, *arguments)
+        if status != SUCCESS:
+            raise DeviceError(f"{name}: {self.explain(status)}")
+
+    def explain(self, status: int) -> str:
+        """A status in words."""
+        name = STATUSES.get(status)
+        if name is None:
+            told = self._functions["cublasLtGetStatusString"](status)
+            name = told.decode(errors="replace") if told else "which this version does not explain"
+        return f"{name} ({status}) of {self!r}"
+
+    def create(self, name: str, *arguments: Any) -> int:
+        """A new object of the library, by the function of this name, as its address. Raises: DeviceError."""
+        made = c_void_p()
+        self.check(name, ctypes.addressof(made), *arguments)
+        assert made.value is not None, name
+        return made.value
+
+    def set(self, name: str, target: int, attribute: tuple[int, Any], value: int) -> None:
+        """Sets an attribute of the tables above. name: of the function. Raises: DeviceError."""
+        number, kind = attribute
+        held = kind(value)
+        self.check(name, target, number, ctypes.addressof(held), ctypes.sizeof(held))
+
+    def handle(self, device: int) -> int:
+        """The handle of a device, which is the current one; made on first use, and kept as long as the process."""
+        found = self._handles.get(device)
+        if found is None:
+            with self._lock:
+                found = self._handles.get(device)
+                if found is None:
+                    found = self._handles[device] = self.create("cublasLtCreate")
+        return found
+
+
+def wheels() -> list[Path]:
+    """The library's files in the packages nvidia-cublas-cu12, nvidia-cublas-cu13 and nvidia-cublas."""
+    try:
+        spec = importlib.util.find_spec("nvidia")
+    except (ModuleNotFoundError, ValueError):
+        return []
+    homes = (spec.submodule_search_locations or ()) if spec else ()
+    return [found for home in homes for found in sorted(Path(home).glob("*/lib/libcublasLt.so.*"))]
+
+
+def _loaded() -> list[str]:
+    """What this process has mapped already: CuPy loads libcublas when it is imported, and that needs libcublasLt."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:  # no /proc: none is known to be loaded
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "libcublasLt.so" in line}
+        return sorted(path for path in paths if path.startswith("/"))
+    return []
+
+
+def candidates(xp: Any) -> Iterator[str]:
+    """Where the library may be, the best place first: loaded already, a wheel, CUDA's own directory, the system."""
+    major = xp.cuda.runtime.runtimeGetVersion() // 1000
+    yield from [path for path in _loaded() if f".so.{major}" in path]  # another library may have loaded another CUDA's
+    yield from [str(path) for path in wheels() if path.name == f"libcublasLt.so.{major}"]
+    home = xp.cuda.get_cuda_path()
+    if home is not None:
+        yield from [str(path) for path in sorted(Path(home).glob(f"lib*/libcublasLt.so.{major}"))]
+    yield f"libcublasLt.so.{major}"
+
+
+def load(xp: Any) -> LtLibrary:
+    """The library under the table, for this CuPy. Raises: DeviceError, with everything that was tried."""
+    tried = []
+    for path in dict.fromkeys(candidates(xp)):
+        try:
+            return LtLibrary(ctypes.CDLL(path), path)
+        except (OSError, DeviceError) as error:
+            tried.append(f"{path}: {error}")
+    major = xp.cuda.runtime.runtimeGetVersion() // 1000
+    raise DeviceError(
+        f"matrix products need cuBLASLt: pip install 'ddp-runtime[cuda{major}]'. Tried " + "; ".join(tried)
+    )
+
+
+_found: list[LtLibrary | None] = []
+_lock = threading.Lock()
+
+
+def library(xp: Any) -> LtLibrary | None:
+    """The library of this process, loaded when it is first asked for. None: the kernels of ours multiply instead.
+
+    Raises: DeviceError if it is not to be found.
+    """
+    if not _found:
+        with _lock:
+            if not _found:
+                _found.append(load(xp))
+    return _found[0]

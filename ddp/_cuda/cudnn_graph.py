@@ -1,0 +1,312 @@
+"""cuDNN: graphs of its operations, each built once for its shapes, and run on CuPy's current stream.
+
+`nvidia-cudnn-frontend` (the module `cudnn`) describes a graph to the library, which answers with plans for it; a plan
+runs on addresses. What the library does not support is remembered as well, and its caller has kernels of its own: the
+reason is logged once. Where there is no cuDNN at all, a warning says so. Nothing here is imported before an op on a
+GPU asks for it.
+
+A first use builds a plan, which takes milliseconds to seconds and may not happen while a graph is captured; running one
+allocates from CuPy's pool alone, and can be captured.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ddp._cuda.capture import now, relaxed
+from ddp._cuda.stream_order import current
+
+Array = Any
+log = logging.getLogger("ddp.backends.cudnn")
+
+
+class Settings:
+    """What the user says about cuDNN; `ddp.backends.cudnn` shows it.
+
+    enabled: off: our own kernels; benchmark: plans are timed when they are built, and the fastest one is kept;
+    deterministic: only plans that give the same bits every time; allow_tf32: float32 is rounded to 10 bits of mantissa
+    before it is multiplied, as PyTorch does it in convolutions
+    """
+
+    __slots__ = ("allow_tf32", "benchmark", "deterministic", "enabled")
+
+    def __init__(self) -> None:
+        self.enabled, self.benchmark, self.deterministic, self.allow_tf32 = True, False, False, True
+
+
+settings = Settings()
+
+
+class TensorSpec(NamedTuple):
+    """What a graph knows of an array. strides: in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+def tensor_spec(x: Array, strides: tuple[int, ...] | None = None) -> TensorSpec:
+    """The description of an array, or of it with other `strides` where an axis of one element could have any."""
+    item = x.itemsize
+    return TensorSpec(
+        tuple(x.shape), tuple([n // item for n in x.strides]) if strides is None else strides, x.dtype.name
+    )
+
+
+_TYPES = {
+    "float16": "HALF",
+    "bfloat16": "BFLOAT16",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "int32": "INT32",
+    "int64": "INT64",
+}
+
+
+class GraphBuilder:
+    """A graph under construction: tensors by number, so that a plan knows which address is whose."""
+
+    def __init__(self, cudnn: Any, io: str, handle: Any, **more: Any) -> None:
+        self.cudnn = cudnn
+        kind = cudnn.data_type
+        self.real = kind.DOUBLE if io == "float64" else kind.FLOAT
+        self.raw = cudnn.pygraph(
+            io_data_type=self.type(io),
+            intermediate_data_type=self.real,
+            compute_data_type=self.real,
+            handle=handle,
+            **more,
+        )
+
+    def type(self, name: str) -> Any:
+        """cuDNN's name of a dtype."""
+        return getattr(self.cudnn.data_type, _TYPES[name])
+
+    def input(self, uid: int, like: TensorSpec) -> Any:
+        """A tensor that is read."""
+        shape, strides, dtype = like
+        return self.raw.tensor(dim=list(shape), stride=list(strides), data_type=self.type(dtype), uid=uid)
+
+    def output(self, uid: int, tensor: Any, like: TensorSpec) -> None:
+        """Makes `tensor` one that is written."""
+        tensor.set_output(True).set_data_type(self.type(like.dtype)).set_uid(uid)
+        tensor.set_dim(list(like.shape)).set_stride(list(like.strides))
+
+
+Build = Callable[[GraphBuilder], None]
+# What the frontend raises for a graph that it does not take, by its version and ours; its own error is a RuntimeError.
+REFUSALS = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+class ExecutionPlan:
+    """A built graph. index: of the plan that was the fastest; None: the library's own choice."""
+
+    __slots__ = ("graph", "index", "workspace")
+
+    def __init__(self, graph: Any, workspace: int, index: int | None) -> None:
+        self.graph, self.workspace, self.index = graph, workspace, index
+
+    def run(self, xp: Any, handle: Any, arrays: Mapping[int, Array]) -> None:
+        """Runs it on the handle's stream."""
+        addresses = {uid: x if type(x) is int else x.data.ptr for uid, x in arrays.items()}
+        room = xp.empty(self.workspace, "uint8") if self.workspace else None
+        place = 0 if room is None else room.data.ptr
+        if self.index is None:
+            self.graph.execute(addresses, place, handle=handle)
+        else:
+            self.graph.execute_plan_at_index(addresses, place, self.index, handle=handle)
+        # The pool gives `room` away again in the order of the stream that it was taken on: this one.
+
+
+class CudnnLibrary:
+    """cuDNN for one thread on one device: a handle, and the plans that were built with it.
+
+    Of one thread, because a handle has a stream, which belongs to whoever launches.
+    """
+
+    def __init__(self, cudnn: Any, xp: Any) -> None:
+        self.cudnn, self.xp = cudnn, xp
+        self.handle = cudnn.create_handle()
+        self._stream: int | None = None
+        self._plans: dict[Any, ExecutionPlan | None] = {}
+
+    def plan(self, key: Any, io: str, build: Build, arrays: Mapping[int, Array]) -> ExecutionPlan | None:
+        """The plan of a graph, built when its key first comes; None where the library has none."""
+        key = key, settings.deterministic, settings.benchmark, io == "float32" and settings.allow_tf32
+        if key in self._plans:
+            return self._plans[key]
+        try:
+            with relaxed():  # loading a kernel is no part of a graph that is being captured
+                plan: ExecutionPlan | None = self._built(io, build, arrays)
+        except REFUSALS as error:
+            plan = None
+            log_once(f"no plan for {key[0]}: {_first_line(error)}")
+        self._plans[key] = plan
+        return plan
+
+    def _built(self, io: str, build: Build, arrays: Mapping[int, Array]) -> ExecutionPlan:
+        cudnn = self.cudnn
+        graph = GraphBuilder(cudnn, io, self.handle)
+        build(graph)
+        raw = graph.raw
+        raw.validate()
+        raw.build_operation_graph()
+        raw.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        for note in unwanted(io):
+            raw.deselect_numeric_notes([getattr(cudnn.numerical_note, note)])
+        raw.check_support()
+        if settings.benchmark and arrays and not current(self.xp).capturing:
+            self.bind()
+            return self._fastest(raw, arrays)
+        raw.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)
+        return ExecutionPlan(raw, raw.get_workspace_size(), None)
+
+    def _fastest(self, raw: Any, arrays: Mapping[int, Array]) -> ExecutionPlan:
+        """Times each plan on `arrays`, and keeps the fastest. The host waits, as PyTorch's does."""
+        xp, best, least = self.xp, None, float("inf")
+        for index in range(raw.get_execution_plan_count()):
+            try:
+                raw.build_plan_at_index(index)
+                plan = ExecutionPlan(raw, raw.get_workspace_size_plan_at_index(index), index)
+                taken = min(self._timed(xp, plan, arrays) for _ in range(3))
+            except REFUSALS:  # a plan that cannot be built, or not in this memory
+                continue
+            if taken < least:
+                best, least = plan, taken
+        if best is None:
+            raise RuntimeError("none of the plans could be built")
+        return best
+
+    def _timed(self, xp: Any, plan: ExecutionPlan, arrays: Mapping[int, Array]) -> float:
+        start, end = xp.cuda.Event(), xp.cuda.Event()
+        start.record()
+        plan.run(xp, self.handle, arrays)
+        end.record()
+        end.synchronize()
+        return float(xp.cuda.get_elapsed_time(start, end))
+
+    def bind(self) -> None:
+        """Has the handle launch on the current stream; telling it costs microseconds, so it is told of changes only."""
+        stream = self.xp.cuda.get_current_stream().ptr
+        if stream != self._stream:
+            self.cudnn.set_stream(handle=self.handle, stream=stream)
+            self._stream = stream
+
+    def run(self, plan: ExecutionPlan, arrays: Mapping[int, Array]) -> None:
+        """Runs a plan on the current stream."""
+        self.bind()
+        plan.run(self.xp, self.handle, arrays)
+
+
+def unwanted(io: str) -> list[str]:
+    """The numerical notes of plans that are not taken."""
+    notes = ["DOWN_CONVERT_INPUTS"]
+    if settings.deterministic:
+        notes.append("NONDETERMINISTIC")
+    if io == "float32" and not settings.allow_tf32:
+        notes.append("TENSOR_CORE")
+    return notes
+
+
+class _Mine(threading.local):
+    """This thread's libraries by device, and the array modules that they allocate with."""
+
+    def __init__(self) -> None:
+        self.libraries: dict[tuple[Any, int], CudnnLibrary | None] = {}
+
+
+_mine = _Mine()
+_said: set[str] = set()
+
+
+def log_once(reason: str) -> None:
+    """Logs why cuDNN is not used for a graph, once for each reason."""
+    if reason not in _said:
+        _said.add(reason)
+        log.info("cuDNN is not used: %s", reason)
+
+
+def warn_once(reason: str) -> None:
+    """Warns that cuDNN is not used at all, once for each reason."""
+    if reason not in _said:
+        _said.add(reason)
+        warnings.warn(
+            f"cuDNN is not used: {reason}. Convolution and attention on a GPU take much slower ways; the extras cuda12 "
+            "and cuda13 bring cuDNN: pip install 'ddp-runtime[cuda12]', or [cuda13]",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__
+
+
+_loaded: list[Any] = []  # the module, or why there is none; empty before it was looked for
+
+
+def module() -> Any:
+    """The module `cudnn` with its library, or None."""
+    if not _loaded:
+        try:
+            import cudnn
+
+            cudnn.backend_version()  # raises where the library itself is missing
+            _loaded.append(cudnn)
+        except Exception as error:
+            # ImportError without the package; the package raises other kinds where it finds no library.
+            _loaded.append(_first_line(error))
+    return None if isinstance(_loaded[0], str) else _loaded[0]
+
+
+def library(xp: Any, begun: bool = False) -> CudnnLibrary | None:
+    """This thread's cuDNN on the current device; None where there is none, or it is off.
+
+    begun: it is asked for what only it can end, as a backward whose forward it dropped elements in
+    """
+    if not settings.enabled and not begun:
+        return None
+    cudnn = module()
+    if getattr(xp, "cuda", None) is None:  # NumPy, in tests that emulate kernels
+        return None
+    if cudnn is None:
+        warn_once(_loaded[0])
+        return None
+    key = xp, xp.cuda.runtime.getDevice()
+    if key not in _mine.libraries:
+        try:
+            _mine.libraries[key] = CudnnLibrary(cudnn, xp)
+        except Exception as error:
+            warn_once(f"device {key[1]}: {_first_line(error)}")
+            _mine.libraries[key] = None
+    return _mine.libraries[key]
+
+
+def _switches() -> tuple[bool, ...]:
+    return settings.enabled, settings.benchmark, settings.deterministic, settings.allow_tf32
+
+
+def run_graph(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Array], begun: bool = False) -> bool:
+    """Runs the graph that `build` describes on `arrays`, by the numbers of its tensors; False: cuDNN cannot.
+
+    key: what makes this graph another one than others; io: the dtype of what it reads and writes; begun: as `library`
+    """
+    mine = library(xp, begun)
+    if (capture := now()) is not None and all(look is not _switches for look, _ in capture.fixed):
+        capture.fix(_switches)
+    plan = None if mine is None else mine.plan(key, io, build, arrays)
+    if mine is None or plan is None:
+        return False
+    mine.run(plan, arrays)
+    return True
+
+
+def has_plan(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Array]) -> bool:
+    """Whether cuDNN can run this graph; it is built now, for `ran` to find. arrays: {} where nothing is timed."""
+    mine = library(xp)
+    return mine is not None and mine.plan(key, io, build, arrays) is not None

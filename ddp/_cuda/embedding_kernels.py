@@ -1,0 +1,226 @@
+"""The gradient of a table: lookups added up in float32, in their order, with the same digits in every run.
+
+The table's rows are dealt out to blocks, and its columns. A block looks through all the indices for those of its rows,
+sorts these by row and place in shared memory, and adds up what belongs to each row: nobody else writes there. So the
+table is written once, and where no index points, zeros: there is nothing to clear before. An index is read once for
+every block, from a cache that holds all of them; few are worth a sort of them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddp._cuda.raw_kernel import PACKS, REAL, KernelSource
+from ddp._engine.leaves import AccumulateInto
+from ddp.ops import indexing
+from ddp.ops.op import Array, Gradients, Needs, Saved
+
+# Blocks have the rows whose last bits are theirs. room: how many lookups a block sorts at once; a sum of more than
+# these is rounded in between, and goes on from there.
+EMBEDDING = KernelSource(
+    "looking",
+    PACKS
+    + """
+extern "C" __global__ void count_rows(const Index* where, int* counts, Index n) {
+    FOR_EACH(i, n) atomicAdd(counts + where[i], 1);
+}
+
+typedef unsigned long long Key;  // a row, of those of a block, and the place where it was looked up
+#define ROOM 2048
+
+// The first `count` keys in their order; behind them there is room up to a power of two.
+__device__ inline void sort(Key* keys, unsigned count) {
+    unsigned size = 1;
+    while (size < count) size *= 2;
+    for (unsigned i = count + threadIdx.x; i < size; i += blockDim.x) keys[i] = ~0ull;
+    __syncthreads();
+    for (unsigned k = 2; k <= size; k *= 2) {
+        for (unsigned j = k / 2; j; j /= 2) {
+            for (unsigned i = threadIdx.x; i < size; i += blockDim.x) {
+                if ((i ^ j) < i) continue;
+                Key one = keys[i], two = keys[i ^ j];
+                if ((one > two) == ((i & k) == 0)) {
+                    keys[i] = two;
+                    keys[i ^ j] = one;
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
+template <int V> __device__ void add(
+    const T* g, const Index* where, const int* counts, T* out, Index n, Index length, Index width, Index lanes,
+    Index tiles, Index shift, Index room, Index skipped, Index onto, Key* keys, unsigned& count
+) {
+    if (lanes > blockDim.x) lanes = blockDim.x;
+    int lines = blockDim.x / lanes, lane = threadIdx.x % lanes, line = threadIdx.x / lanes;
+    Index buckets = 1ll << shift, packs = width / V, span = blockDim.x * (room < 8 * blockDim.x ? 1 : 4);
+    for (Index block = blockIdx.x; block < buckets * tiles; block += gridDim.x) {
+        Index bucket = block & (buckets - 1), begin = (block >> shift) * lanes + lane;
+        if (!onto && line < lines) {
+            Pack<T, V> zeros;
+            for (int v = 0; v < V; v++) zeros.at[v] = T(A(0));
+            for (Index row = bucket + line * buckets; row < length; row += lines * buckets) {
+                for (Index k = begin; k < packs; k += tiles * lanes) *(Pack<T, V>*)(out + row * width + k * V) = zeros;
+            }
+        }
+        if (threadIdx.x == 0) count = 0;
+        __syncthreads();
+        for (Index from = 0; from < n; from += span) {
+            for (Index i = from + threadIdx.x; i < from + span && i < n; i += blockDim.x) {
+                Index row = where[i];
+                if ((row & (buckets - 1)) == bucket && row != skipped) {
+                    keys[atomicAdd(&count, 1u)] = (Key)(row >> shift) << 32 | (Key)i;
+                }
+            }
+            __syncthreads();
+            unsigned found = count;
+            __syncthreads();
+            if (found == 0 || (found + span <= room && from + span < n)) continue;
+            sort(keys, found);  // so that it does not matter who came first
+            for (unsigned e = line; e < found && line < lines; e += lines) {
+                unsigned which = (unsigned)(keys[e] >> 32), stop = e + 1;
+                if (e && (unsigned)(keys[e - 1] >> 32) == which) continue;
+                while (stop < found && (unsigned)(keys[stop] >> 32) == which) stop++;
+                Index row = ((Index)which << shift) + bucket;
+                A part = counts ? 1 / A(counts[row]) : A(1);
+                for (Index k = begin; k < packs; k += tiles * lanes) {
+                    A sums[V];
+                    for (int v = 0; v < V; v++) sums[v] = 0;
+#pragma unroll 4
+                    for (unsigned i = e; i < stop; i++) {
+                        Pack<T, V> u = *(const Pack<T, V>*)(g + (Index)(unsigned)keys[i] * width + k * V);
+                        for (int v = 0; v < V; v++) sums[v] += A(u.at[v]);
+                    }
+                    Pack<T, V>* to = (Pack<T, V>*)(out + row * width + k * V);
+                    Pack<T, V> held = *to;
+                    for (int v = 0; v < V; v++) held.at[v] = T(A(held.at[v]) + sums[v] * part);
+                    *to = held;
+                }
+            }
+            __syncthreads();
+            if (threadIdx.x == 0) count = 0;
+            __syncthreads();
+        }
+    }
+}
+
+extern "C" __global__ void add_in_order(
+    const T* g, const Index* where, const int* counts, T* out, Index n, Index length, Index width, Index lanes,
+    Index tiles, Index shift, Index room, Index skipped, Index onto
+) {
+    constexpr int V = WIDEST;
+    __shared__ Key keys[ROOM];
+    __shared__ unsigned count;
+    if (width % V == 0 && fits<T, V>(g) && fits<T, V>(out)) {
+        add<V>(g, where, counts, out, n, length, width, lanes, tiles, shift, room, skipped, onto, keys, count);
+    } else {
+        add<1>(g, where, counts, out, n, length, width, lanes, tiles, shift, room, skipped, onto, keys, count);
+    }
+}
+""",
+)
+
+ROOM = 2048  # as in the source
+_BLOCKS = 1024  # at most: they look through all indices
+_LANES = 64  # threads at most that add up a row together
+
+
+def _lanes(x: Array, width: int) -> tuple[int, int]:
+    """How many threads share a row, a power of two, and how many times they go through it."""
+    pack = 16 // x.itemsize
+    packs = width // pack if width % pack == 0 else width
+    lanes = min(_LANES, 1 << max(0, packs - 1).bit_length())
+    return lanes, max(1, -(-packs // lanes))
+
+
+def takes(g: Array, size: int) -> bool:
+    """Whether `add_rows` takes so many rows of g."""
+    return EMBEDDING.takes(g.dtype) and size < 1 << 31
+
+
+def add_rows_in_order(
+    xp: Any, where: Array, g: Array, out: Array, onto: bool, skipped: int | None = None, by_frequency: bool = False
+) -> None:
+    """Writes to `out` (V, D) what rows of `g` (N, D) there are for each of its rows; adds it, with `onto`.
+
+    out: in one piece; skipped: a row that gets nothing; by_frequency: a sum is divided by how many it is of
+    """
+    (n, width), length, where = g.shape, len(out), xp.ascontiguousarray(where, "int64")
+    counts = None
+    if by_frequency:
+        counts = xp.zeros(length, "int32")
+        EMBEDDING.over(xp, "count_rows", g.dtype, n, where, counts, n)
+    lanes, tiles = _lanes(g, width)
+    shift = max(1, min(max(1, _BLOCKS // tiles), length)).bit_length() - 1
+    numbers = n, length, width, lanes, tiles, shift, ROOM, -1 if skipped is None else skipped, onto
+    blocks = (1 << shift) * tiles if out.size else 0
+    EMBEDDING.rows(xp, "add_in_order", g.dtype, blocks, xp.ascontiguousarray(g), where, counts, out, *numbers)
+
+
+# Rows added up where an index says, by atomic additions: their order, and the last digits, vary by the run.
+
+SCATTER_ADD = KernelSource(
+    "adding",
+    """
+extern "C" __global__ void add_rows(const T* g, const Index* where, T* out, Index rows, Index width) {
+    FOR_EACH(k, rows * width) atomicAdd(out + where[k / width] * width + k % width, g[k]);
+}
+""",
+    (*REAL, "int64"),
+)
+
+
+def _held(dtype: Any) -> Any:
+    """The dtype to add up in."""
+    if dtype.kind in "biu":
+        return np.dtype("int64")
+    return dtype if SCATTER_ADD.takes(dtype) else np.dtype("float32")
+
+
+def add_into(xp: Any, out: Array, where: Array, g: Array) -> None:
+    """Adds each row of `g` (N, D) to out[where[i]]. out: (M, D) in one piece, of a dtype that can be added to."""
+    n, width = g.shape
+    arrays = xp.ascontiguousarray(g, out.dtype), xp.ascontiguousarray(where, "int64"), out
+    SCATTER_ADD.over(xp, "add_rows", out.dtype, n * width, *arrays, n, width)
+
+
+def add_rows(xp: Any, where: Array, g: Array, out: Array) -> None:
+    """Adds each row of `g` (N, D) to out[where[i]]. out: (M, D) in one piece."""
+    kind = _held(out.dtype)
+    if out.dtype == kind:
+        add_into(xp, out, where, g)
+    else:
+        sums = out.astype(kind)
+        add_into(xp, sums, where, g)
+        out[...] = sums
+
+
+def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
+    """`x`, a vector, with each of `g` added at where (of its shape): x itself if it could be added to in place."""
+    kind = _held(x.dtype)
+    sums = x if x.dtype == kind and x.flags.c_contiguous else xp.ascontiguousarray(x, kind)
+    add_into(xp, sums.reshape(-1, 1), where.reshape(-1), g.reshape(-1, 1))
+    return sums if sums is x else sums.astype(x.dtype, copy=False)
+
+
+def embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency: bool) -> tuple[Array, Any]:
+    return xp.take(w, index, axis=0), (w.shape, index, padding, by_frequency)
+
+
+def embedding_backward(
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None,)
+) -> Gradients:
+    shape, index, padding, by_frequency = residual
+    if not takes(g, index.size):
+        return indexing.embedding.backward(xp, g, needs, saved, residual)
+    dw, onto = outs[0], isinstance(outs[0], AccumulateInto)
+    if onto:
+        dw = dw.array
+    if dw is None or dw.dtype != g.dtype or not dw.flags.c_contiguous:
+        dw, onto = xp.empty(shape, g.dtype), False
+    add_rows_in_order(xp, index.reshape(-1), g.reshape(index.size, shape[1]), dw, onto, padding, by_frequency)
+    return (dw,)

@@ -1,0 +1,613 @@
+"""What to say when a GPU's memory is full: how much was asked for, who holds what, and what helps.
+
+Who holds what is found by asking Python for all objects, which takes milliseconds that nobody misses then. The classes
+are looked up among the modules that are loaded: this floor lies below all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ddp._cuda import capture, ipc, stream_order
+from ddp.errors import ArgumentError, DeviceError, OutOfMemoryError
+
+# In this order: memory that is several things counts as the first of them.
+ROLES = ("parameters", "gradients", "optimizer state", "saved for backward", "other tensors", "arrays beside tensors")
+_HELP = {
+    "parameters": "a model in bfloat16, or shards of it (ddp.parallel.ZeroOptimizer)",
+    "gradients": "zero_grad() frees no memory, as it is used again; a smaller model or bfloat16 parameters do",
+    "optimizer state": "ddp.parallel.ZeroOptimizer, which divides it among the ranks, or an optimizer with less of it",
+    "saved for backward": "a smaller batch, no_grad() where no gradient is wanted, autocast, or autograd.checkpoint",
+    "other tensors": "a smaller batch, and no references to what is not needed: losses kept for a log, old outputs",
+    "arrays beside tensors": "fewer streams, each of which has scratch memory for products, and fewer CuPy arrays of "
+    "your own",
+}
+_MOST = 5  # lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The state of a device in bytes. asked; held: by arrays; reserved: by our pool; free, total: as CUDA has it."""
+
+    asked: int
+    held: int
+    reserved: int
+    free: int
+    total: int
+    limit: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Pieces of memory that are alike. count: how many; nbytes: of all of them, as the pool gave them"""
+
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    count: int
+    nbytes: int
+
+
+def human(nbytes: int) -> str:
+    """Bytes as people read them: 1.50 GiB."""
+    size = float(nbytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{nbytes} bytes" if unit == "bytes" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def holders(cupy: Any, device: int) -> list[Group]:
+    """Who holds a device's memory, the most first: pieces of memory of one role, dtype and shape together."""
+    pieces: dict[int, tuple[int, int, Any]] = {}  # by address: role, bytes, the largest array in it
+    for role, array in _arrays(cupy):
+        pointer = getattr(array, "data", None)  # the one that memory is wanted for has none yet
+        if pointer is None or pointer.device_id != device:
+            continue
+        memory = pointer.mem
+        if not memory.size or isinstance(memory, cupy.cuda.UnownedMemory):
+            continue
+        known = pieces.get(memory.ptr)
+        if known is None or (role, -array.nbytes) < (known[0], -known[2].nbytes):
+            pieces[memory.ptr] = role, memory.size, array
+    groups: dict[tuple[str, str, tuple[int, ...]], tuple[int, int]] = {}
+    for role, nbytes, array in pieces.values():
+        key = ROLES[role], str(array.dtype), tuple(array.shape)
+        count, size = groups.get(key, (0, 0))
+        groups[key] = count + 1, size + nbytes
+    found = [
+        Group(role=role, dtype=dtype, shape=shape, count=count, nbytes=nbytes)
+        for (role, dtype, shape), (count, nbytes) in groups.items()
+    ]
+    return sorted(found, key=lambda group: (-group.nbytes, group.role, group.shape))
+
+
+def totals(groups: Iterable[Group]) -> dict[str, int]:
+    """Bytes by role, the most first."""
+    sums: dict[str, int] = {}
+    for group in groups:
+        sums[group.role] = sums.get(group.role, 0) + group.nbytes
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def _arrays(cupy: Any) -> Iterator[tuple[int, Any]]:
+    """Every array of CuPy that can be found, with the index of its role; some more than once."""
+    tensor, leaf, node, optimizer = (
+        getattr(sys.modules.get(module), name, ())
+        for module, name in (
+            ("ddp._tensor.base", "TensorBase"),
+            ("ddp._engine.leaves", "Leaf"),
+            ("ddp._engine.nodes", "Node"),
+            ("ddp.optim.optimizer", "Optimizer"),
+        )
+    )
+    for each in gc.get_objects():
+        kind = type(each)  # not isinstance: that asks objects for their __class__, and lazy ones do things when asked
+        found: list[Any] = []
+        if issubclass(kind, cupy.ndarray):
+            found, role = [each], 5
+        elif issubclass(kind, tensor):
+            array = getattr(each, "array", None)  # one that is just being made has none
+            found, role = [array], 0 if getattr(each, "maybe_leaf", None) is not None and each.requires_grad else 4
+        elif issubclass(kind, leaf):
+            found, role = [each.grad_buffer.array], 1
+        elif issubclass(kind, node):
+            found, role = [each.saved, each.residual], 3
+        elif issubclass(kind, optimizer):
+            found, role = [getattr(x, "array", x) for s in list(each.state.values()) for x in list(s.values())], 2
+        else:
+            continue
+        while found:
+            one = found.pop()
+            if isinstance(one, cupy.ndarray):
+                yield role, one
+            elif isinstance(one, tuple | list):
+                found.extend(one)
+
+
+def shortage(cupy: Any, device: int, figures: Figures) -> OutOfMemoryError:
+    """The error that says all this."""
+    try:
+        groups = holders(cupy, device)
+    except Exception:  # the message may lack this; that there is no memory has to be said
+        groups = []
+    error = OutOfMemoryError(explanation(device, figures, groups))
+    error.device = f"cuda:{device}"
+    error.requested, error.allocated, error.reserved = figures.asked, figures.held, figures.reserved
+    error.free, error.total, error.limit = figures.free, figures.total, figures.limit
+    return error
+
+
+def explanation(device: int, figures: Figures, groups: list[Group]) -> str:
+    """What the error says."""
+    cached = max(figures.reserved - figures.held, 0)
+    others = max(figures.total - figures.free - figures.reserved, 0)
+    told = (
+        f"cuda:{device} has no memory for another {human(figures.asked)}: of {human(figures.total)}, tensors of this "
+        f"process hold {human(figures.held)}, its pool keeps {human(cached)} that no tensor holds, "
+        f"{human(others)} are other processes' and CUDA's own, and {human(figures.free)} are free."
+    )
+    lines = [told]
+    if figures.limit is not None:
+        lines.append(f"This process is limited to {human(figures.limit)} (set_per_process_memory_fraction or _limit).")
+    lines += table(groups)
+    lines.append(f"What helps: {advice(figures, groups)}.")
+    return "\n".join(lines)
+
+
+def table(groups: list[Group]) -> list[str]:
+    """Who holds memory, in lines."""
+    if not groups:
+        return []
+    lines = [
+        "Held by " + ", ".join(f"{role} {human(nbytes)}" for role, nbytes in totals(groups).items()) + "; most by:"
+    ]
+    for group in groups[:_MOST]:
+        times = f"{group.count} x " if group.count > 1 else ""
+        lines.append(f"  {human(group.nbytes):>12}  {group.role}: {times}{group.dtype} {group.shape}")
+    return lines
+
+
+def advice(figures: Figures, groups: list[Group]) -> str:
+    """What to do, by who holds the most."""
+    cached = figures.reserved - figures.held
+    if figures.limit is not None and figures.free >= figures.asked:
+        return "a higher limit"
+    if figures.free + cached >= figures.asked:
+        return (
+            "enough is free, but in pieces: batches of one size, the largest allocations first, or "
+            "ddp.cuda.memory.use('async') at the start, by which CUDA puts pieces together"
+        )
+    if figures.total - figures.free - figures.reserved > figures.held:
+        return "ending the other processes on this GPU (nvidia-smi names them)"
+    role = next(iter(totals(groups)), "other tensors")
+    return _HELP[role]
+
+
+# What all sources of device memory have in common: a book for each device, and a second try before an error.
+
+NO_MEMORY = 2  # cudaErrorMemoryAllocation
+Malloc = Callable[[int], Any]
+
+
+class Book:
+    """What is known of one device: numbers of calls, bytes, and the limit.
+
+    reserved: bytes of cudaMalloc; sizes: of its blocks, by address; peak: of what arrays hold, as far as that was seen
+    """
+
+    # Written with += alone, which no other thread can come between.
+    def __init__(self) -> None:
+        self.mallocs = self.frees = self.retries = self.shortages = self.allocations = 0
+        self.reserved = self.reserved_peak = self.reserved_ever = self.peak = 0
+        self.limit: int | None = None
+        self.sizes: dict[int, int] = {}
+
+
+class Private:
+    """A pool whose free blocks are nobody else's, and never given back while it lives: a graph writes to them."""
+
+    def __init__(self, pool: Any) -> None:
+        self.malloc, self.used_bytes = pool.malloc, pool.used_bytes
+
+
+class Source:
+    """Where CuPy's arrays get their memory. `malloc` is what CuPy is given; subclasses say what lies behind it."""
+
+    name = ""
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+        self.books: dict[int, Book] = {}
+        self.malloc: Malloc = self._malloc
+        # Private pools, and CuPy's behind them: one that is dropped leaks its free blocks (its arenas are cycles that
+        # CuPy's garbage collection does not see), so it stays here until it has given them back.
+        self._pools: list[tuple[weakref.ref[Private], Any]] = []
+
+    def _malloc(self, size: int) -> Any:
+        raise NotImplementedError
+
+    def book(self, device: int) -> Book:
+        """The book of a device."""
+        found = self.books.get(device)
+        return self.books.setdefault(device, Book()) if found is None else found
+
+    def install(self) -> None:
+        """Has CuPy ask here from now on. Raises: DeviceError where CuPy lets nobody."""
+        try:
+            self.cupy.cuda.set_allocator(self.malloc)
+        except ValueError as error:
+            raise DeviceError(f"the allocator of GPU memory cannot be changed here: {error}") from error
+
+    def new_pool(self) -> Private:
+        """A pool of cudaMalloc apart from all others, as a graph needs; it is counted along while it lives."""
+        self._free_dropped()
+        pool = self._counted_pool()
+        found = Private(pool)
+        self._pools.append((weakref.ref(found), pool))
+        return found
+
+    def _free_dropped(self) -> None:
+        """Gives the memory of private pools that were dropped back to CUDA, once no array holds any of it."""
+        if capture.now() is not None:
+            return
+        for each in [each for each in self._pools if each[0]() is None]:
+            held = 0
+            for device in list(self.books):
+                with self.cupy.cuda.Device(device):
+                    each[1].free_all_blocks()
+                    held += each[1].used_bytes()
+            if not held:
+                with contextlib.suppress(ValueError):  # another thread came first
+                    self._pools.remove(each)
+
+    def figures(self, device: int) -> tuple[int, int]:
+        """What arrays hold on a device that was used, and what is held for them, in bytes."""
+        with self.cupy.cuda.Device(device):
+            apart = sum(pool.used_bytes() for _, pool in list(self._pools))
+        return self._held(device) + apart, self._reserved(device) + self.book(device).reserved
+
+    def _held(self, device: int) -> int:
+        """What arrays hold that are not in a private pool."""
+        raise NotImplementedError
+
+    def _reserved(self, device: int) -> int:
+        """What is held for arrays and did not come by our own cudaMalloc."""
+        return 0
+
+    def release(self, stream: Any = None) -> None:
+        """Gives what no array holds on the current device back to CUDA. stream: only what is kept for it"""
+        self._free_dropped()
+
+    def reset_peaks(self, device: int) -> None:
+        """From here on the peak of what arrays hold is exact; it begins at what they hold now."""
+
+    def peak(self, device: int) -> int:
+        """The most that arrays held."""
+        return max(self.book(device).peak, self.figures(device)[0])
+
+    def reserved_peak(self, device: int) -> int:
+        """The most that was held for arrays."""
+        return self.book(device).reserved_peak
+
+    def set_limit(self, device: int, nbytes: int | None) -> None:
+        """How much this process may have; None: no limit."""
+        self.book(device).limit = nbytes
+
+    def statistics(self, device: int) -> dict[str, int]:
+        """What is known, by PyTorch's names."""
+        book = self.book(device)
+        held, reserved = self.figures(device)
+        return {
+            "num_alloc_retries": book.retries,
+            "num_ooms": book.shortages,
+            "allocated_bytes.all.current": held,
+            "allocated_bytes.all.peak": self.peak(device),
+            "reserved_bytes.all.current": reserved,
+            "reserved_bytes.all.peak": self.reserved_peak(device),
+        }
+
+    def shortage(self, size: int, device: int) -> Exception:
+        """The error for `size` bytes that are not to be had on the current device."""
+        book = self.book(device)
+        book.shortages += 1
+        free, total = self.cupy.cuda.runtime.memGetInfo()
+        held, reserved = self.figures(device)
+        figures = Figures(asked=size, held=held, reserved=reserved, free=free, total=total, limit=book.limit)
+        return shortage(self.cupy, device, figures)
+
+    def again(self, size: int, device: int, attempt: Callable[[], Any]) -> Any:
+        """`attempt`, which found no memory, once more after the pool's free blocks are CUDA's again.
+
+        Raises: OutOfMemoryError.
+        """
+        if not capture.stream_is_capturing(self.cupy):  # CUDA frees nothing then, and would end the capture
+            for collect in (False, True):
+                if collect:
+                    self.cupy.cuda.Device(device).synchronize()
+                    stream_order.sweep()  # what other streams were using
+                    ipc.exported.sweep()  # and other processes
+                    gc.collect()
+                self.book(device).retries += 1
+                self.release()
+                with self.no_memory():
+                    return attempt()
+        raise self.shortage(size, device)
+
+    def _counted_pool(self) -> Any:
+        """A pool of CuPy's, whose calls of cudaMalloc and cudaFree are counted."""
+        return self.cupy.cuda.MemoryPool(self.cupy.cuda.PythonFunctionAllocator(self._more, self._less).malloc)
+
+    def _more(self, size: int, device: int) -> int:
+        """One cudaMalloc, on the current device. Raises: OutOfMemoryError."""
+        book = self.book(device)
+
+        def attempt() -> int:
+            if book.limit is not None and self.figures(device)[1] + size > book.limit:
+                raise Full
+            with capture.relaxed():
+                return int(self.cupy.cuda.runtime.malloc(size))
+
+        address = None
+        with self.no_memory():
+            address = attempt()
+        if address is None:
+            address = self.again(size, device, attempt)
+        book.sizes[address] = size
+        book.mallocs += 1
+        book.reserved += size
+        book.reserved_ever += size
+        book.reserved_peak = max(book.reserved_peak, book.reserved)
+        book.peak = max(book.peak, self.figures(device)[0] + size)
+        return int(address)
+
+    def _less(self, address: int, device: int, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ending():  # the process's memory goes with it, and so may have what this needs
+            return
+        book = self.books[device]
+        book.frees += 1
+        book.reserved -= book.sizes.pop(address, 0)
+        with capture.relaxed():  # whatever dies while a graph is captured, its memory is none of the graph's
+            self.cupy.cuda.runtime.free(address)
+
+    @contextlib.contextmanager
+    def no_memory(self) -> Iterator[None]:
+        """What finds no memory in the body ends it, without an error."""
+        try:
+            yield
+        except self.cupy.cuda.runtime.CUDARuntimeError as error:
+            if error.status != NO_MEMORY:
+                raise
+        except Full:  # the caller sees that it was given none
+            pass
+
+
+class Full(Exception):
+    """The limit leaves no room; never leaves this module."""
+
+
+# Sources of device memory besides CuPy's pool: CUDA's own pool, and an allocator that the user brings.
+
+_UNIT = 512  # bytes; what CuPy rounds sizes up to
+_EVER = 2**64 - 1  # as a release threshold: CUDA gives nothing back by itself
+
+
+class Async(Source):
+    """CUDA's own pool, by cudaMallocAsync: freed memory serves every stream, in the order that CUDA sees.
+
+    CUDA does the counting, and says nothing of how often it asks the driver. Raises: DeviceError if a device has none.
+    """
+
+    name = "async"
+
+    def __init__(self, cupy: Any) -> None:
+        super().__init__(cupy)
+        runtime = cupy.cuda.runtime
+        for device in range(runtime.getDeviceCount()):
+            if not runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, device):
+                raise DeviceError(f"memory.use('async'): cuda:{device} has no cudaMallocAsync; use('pool') has all")
+        self._handles: dict[int, int] = {}
+
+    def _malloc(self, size: int) -> Any:
+        device = self.cupy.cuda.runtime.getDevice()
+        book = self._opened(device)
+
+        def attempt() -> Any:
+            if book.limit is not None and self.figures(device)[0] + size > book.limit:
+                raise Full
+            return self.cupy.cuda.malloc_async(-(-size // _UNIT) * _UNIT)
+
+        pointer = None
+        with self.no_memory():
+            pointer = attempt()
+        if pointer is None:
+            pointer = self.again(size, device, attempt)
+        book.allocations += 1
+        return pointer
+
+    def _opened(self, device: int) -> Book:
+        if device not in self._handles:
+            runtime = self.cupy.cuda.runtime
+            self._handles[device] = handle = runtime.deviceGetMemPool(device)
+            runtime.memPoolSetAttribute(handle, runtime.cudaMemPoolAttrReleaseThreshold, _EVER)
+        return self.book(device)
+
+    def _ask(self, device: int, name: str) -> int:
+        runtime = self.cupy.cuda.runtime
+        return int(runtime.memPoolGetAttribute(self._handles[device], getattr(runtime, f"cudaMemPoolAttr{name}")))
+
+    def _held(self, device: int) -> int:
+        return self._ask(device, "UsedMemCurrent") if device in self._handles else 0
+
+    def _reserved(self, device: int) -> int:
+        return self._ask(device, "ReservedMemCurrent") if device in self._handles else 0
+
+    def release(self, stream: Any = None) -> None:
+        super().release(stream)
+        device = self.cupy.cuda.runtime.getDevice()
+        if device in self._handles and stream is None:  # what is free serves every stream
+            self.cupy.cuda.Device(device).synchronize()  # what was freed on a stream is free once the stream is there
+            self.cupy.cuda.runtime.memPoolTrimTo(self._handles[device], 0)
+
+    def reset_peaks(self, device: int) -> None:
+        runtime = self.cupy.cuda.runtime
+        self._opened(device)
+        for name in (runtime.cudaMemPoolAttrUsedMemHigh, runtime.cudaMemPoolAttrReservedMemHigh):
+            runtime.memPoolSetAttribute(self._handles[device], name, 0)  # which is all that CUDA lets it be set to
+
+    def peak(self, device: int) -> int:
+        return self._ask(device, "UsedMemHigh") if device in self._handles else 0
+
+    def reserved_peak(self, device: int) -> int:
+        return self._ask(device, "ReservedMemHigh") if device in self._handles else 0
+
+
+class Given(Source):
+    """An allocator of the user's own. It does its own counting; of its errors, CuPy's are told as ours."""
+
+    name = "given"
+
+    def __init__(self, cupy: Any, malloc: Malloc) -> None:
+        super().__init__(cupy)
+        self._given = malloc
+
+    def _malloc(self, size: int) -> Any:
+        try:
+            pointer = self._given(size)
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            raise self.shortage(size, self.cupy.cuda.runtime.getDevice()) from error
+        self.book(pointer.device_id).allocations += 1
+        return pointer
+
+    def _held(self, device: int) -> int:
+        return 0  # it is not ours to know
+
+    def set_limit(self, device: int, nbytes: int | None) -> None:
+        raise DeviceError("a limit of GPU memory is for the allocator to keep that gives it, which is the user's own")
+
+
+# Device memory: who gives it, what is counted, and a second try before there is none.
+#
+# CuPy's pool gets memory of CUDA through an allocator that it is handed, and ours counts. It is called for a real
+# cudaMalloc or cudaFree and for nothing else: an array out of the pool costs what it costs in CuPy, and that a training
+# step makes no cudaMalloc can be counted. Limits are held and errors made there, too, on the way that is slow anyway.
+#
+# What only an allocation out of the pool could tell, the peak of what arrays hold, is followed from the first
+# `reset_peaks` on; from then an allocation costs one more call in Python (0.2 us).
+
+
+class Pool(Source):
+    """CuPy's pool, with an arena for each stream, over cudaMalloc that is counted."""
+
+    name = "pool"
+
+    def __init__(self, cupy: Any) -> None:
+        super().__init__(cupy)
+        self.pool = self._counted_pool()
+        self._following = False
+        self.malloc = self.pool.malloc
+        if os.environ.get("CUPY_GPU_MEMORY_LIMIT"):  # then CuPy refuses, before we are asked
+            self.malloc = self._guarded
+
+    def _held(self, device: int) -> int:
+        with self.cupy.cuda.Device(device):
+            return int(self.pool.used_bytes())
+
+    def release(self, stream: Any = None) -> None:
+        super().release(stream)
+        self.pool.free_all_blocks(stream)
+        self.cupy.get_default_memory_pool().free_all_blocks(stream)  # of arrays that were made before ours came
+
+    def statistics(self, device: int) -> dict[str, int]:
+        book = self.book(device)
+        known = super().statistics(device)
+        return {
+            "num_device_alloc": book.mallocs,
+            "num_device_free": book.frees,
+            **known,
+            "reserved_bytes.all.allocated": book.reserved_ever,
+            "segment.all.current": len(book.sizes),
+            "segment.all.allocated": book.mallocs,
+            "segment.all.freed": book.frees,
+        }
+
+    def reset_peaks(self, device: int) -> None:
+        book = self.book(device)
+        book.peak, book.reserved_peak = self.figures(device)
+        if not self._following:
+            self._following, self.malloc = True, self._followed(self.malloc)
+            self.install()
+
+    def _followed(self, malloc: Malloc) -> Malloc:
+        used, books = self.pool.used_bytes, self.books
+
+        def followed(size: int) -> Any:
+            pointer = malloc(size)
+            book = books.get(pointer.device_id)
+            if book is not None:  # None: the first allocation of a device, of no bytes
+                book.allocations += 1
+                held = used()
+                if held > book.peak:
+                    book.peak = held
+            return pointer
+
+        return followed
+
+    def _guarded(self, size: int) -> Any:
+        try:
+            return self.pool.malloc(size)
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            raise self.shortage(size, self.cupy.cuda.runtime.getDevice()) from error
+
+
+_source: list[Source] = []
+_lock = threading.Lock()
+
+
+def source(cupy: Any) -> Source:
+    """Where this process's arrays get their memory: CuPy's pool, unless the user has set an allocator or chosen.
+
+    Inside of `cupy.cuda.using_allocator` CuPy lets nobody in: then it is what is used there, for as long.
+    """
+    if not _source or _source[0].cupy is not cupy:
+        with _lock:
+            if not _source or _source[0].cupy is not cupy:
+                before = cupy.cuda.get_allocator()
+                is_cupys = getattr(before, "__self__", None) is cupy.get_default_memory_pool()
+                found = Pool(cupy) if is_cupys else Given(cupy, before)
+                try:
+                    _hand(found)
+                except DeviceError:
+                    return found
+    return _source[0]
+
+
+def _hand(one: Source) -> None:
+    one.install()
+    _source[:] = [one]
+
+
+def use(cupy: Any, which: str | Malloc) -> None:
+    """Chooses: "pool", "async" or a function. Raises: ArgumentError; DeviceError after the first allocation."""
+    if not callable(which) and which not in ("pool", "async"):
+        raise ArgumentError(
+            f"memory.use({which!r}): expected 'pool', 'async' or an allocator as cupy.cuda.set_allocator takes it"
+        )
+    now = source(cupy)
+    if which == now.name and now.name != "given":
+        return
+    if any(book.mallocs or book.allocations for book in now.books.values()):
+        raise DeviceError(
+            f"memory.use({which!r}): this process has tensors on a GPU already, or has had some, by {now.name!r}; "
+            "choose before the first"
+        )
+    _hand(Given(cupy, which) if callable(which) else Pool(cupy) if which == "pool" else Async(cupy))

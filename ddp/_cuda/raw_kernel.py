@@ -1,0 +1,318 @@
+"""CUDA C++ as text: compiled when a GPU first needs it, and by a test that has none.
+
+Raw kernels, so that the very text can be given to NVRTC without CuPy, and to a C++ compiler that stands in for a GPU.
+A kernel is right for any number of blocks and threads. All numbers come as `long long` and `double`: so there is no
+doubt about what a Python number is passed as.
+
+A kernel is compiled before it is first launched, which takes NVRTC a few tenths of a second; CuPy keeps the binary in
+`~/.cupy/kernel_cache`, so that later processes load it in milliseconds.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ddp._cuda import capture
+from ddp._device import capturing
+from ddp._engine.leaves import AccumulateInto
+from ddp.ops.op import BFLOAT16, Array
+
+THREADS = 256  # of a block
+BLOCKS = 1 << 16  # at most; every kernel strides over what is beyond them
+
+# T is what memory holds, A what is computed in. The values of a block meet within each warp first, from register to
+# register, and what the warps have come to meets in shared memory; a block may have any number of threads.
+PRELUDE = """
+typedef long long Index;
+
+#define LOWEST log(A(0))  // -inf
+
+#define FOR_EACH(i, n) \\
+    for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (Index)gridDim.x * blockDim.x)
+#define FOR_ROWS(row, rows) for (Index row = blockIdx.x; row < (rows); row += gridDim.x)
+
+#ifndef WARP
+#define WARP 32
+#endif
+
+// What the thread holds that is `apart` away in the warp, word by word.
+template <class V> __device__ V across(V value, unsigned apart) {
+    static_assert(sizeof(V) % 4 == 0, "words");
+    union Words {
+        unsigned word[sizeof(V) / 4];
+        V whole;
+        __device__ Words() {}
+    } mine, theirs;
+    mine.whole = value;
+    for (unsigned k = 0; k < sizeof(V) / 4; k++) theirs.word[k] = __shfl_xor_sync(~0u, mine.word[k], apart);
+    return theirs.whole;
+}
+
+// A row belongs to a block, whose threads meet in each sum.
+struct Block {
+    template <class V, class Join> static __device__ V meet(V value, Join join) {
+        __shared__ V cells[32];
+        for (unsigned apart = WARP / 2; apart; apart /= 2) {
+            V other = across(value, apart);
+            if ((threadIdx.x ^ apart) < blockDim.x) value = join(value, other);  // the last warp may lack threads
+        }
+        if (threadIdx.x % WARP == 0) cells[threadIdx.x / WARP] = value;
+        __syncthreads();
+        // In the same order everywhere: all threads go on with the same bits.
+        V result = cells[0];
+        for (unsigned warp = 1; warp * WARP < blockDim.x; warp++) result = join(result, cells[warp]);
+        __syncthreads();  // before the cells are written to again
+        return result;
+    }
+    static __device__ A sum(A value) { return meet(value, [](A a, A b) { return a + b; }); }
+    // A nan stays, as it does in a sum.
+    static __device__ A max(A value) { return meet(value, [](A a, A b) { return a > b || a != a ? a : b; }); }
+    static __device__ Index first() { return blockIdx.x; }
+    static __device__ Index rows() { return gridDim.x; }
+    static __device__ Index start() { return threadIdx.x; }
+    static __device__ Index step() { return blockDim.x; }
+    static __device__ bool leads() { return threadIdx.x == 0; }
+};
+
+// A row belongs to a thread, which meets nobody: for rows that lie side by side in memory.
+struct Thread {
+    template <class V, class Join> static __device__ V meet(V value, Join) { return value; }
+    static __device__ A sum(A value) { return value; }
+    static __device__ A max(A value) { return value; }
+    static __device__ Index first() { return (Index)blockIdx.x * blockDim.x + threadIdx.x; }
+    static __device__ Index rows() { return (Index)gridDim.x * blockDim.x; }
+    static __device__ Index start() { return 0; }
+    static __device__ Index step() { return 1; }
+    static __device__ bool leads() { return true; }
+};
+"""
+
+REAL = ("float32", "float64")
+FLOATING = ("float16", "bfloat16", *REAL)
+_TYPES = {
+    "float16": "#include <cuda_fp16.h>\ntypedef __half T;\ntypedef float A;\n",
+    "bfloat16": "#include <cuda_bf16.h>\ntypedef __nv_bfloat16 T;\ntypedef float A;\n",
+    "float32": "typedef float T;\ntypedef float A;\n",
+    "float64": "typedef double T;\ntypedef double A;\n",
+    # Sums wrap alike, with a sign or without, and atomic ones are without.
+    "int64": "typedef unsigned long long T;\ntypedef unsigned long long A;\n",
+}
+
+KERNEL_SOURCES: dict[str, KernelSource] = {}  # every source by name: a test compiles them all
+
+
+class KernelSource:
+    """One family of kernels.
+
+    dtypes: of T; options: of the compiler
+    """
+
+    def __init__(self, name: str, code: str, dtypes: tuple[str, ...] = FLOATING, options: tuple[str, ...] = ()) -> None:
+        assert name not in KERNEL_SOURCES, name
+        self.name, self.code, self.dtypes = name, code, dtypes
+        self.options = ("-std=c++17", *options)
+        self._kernels: dict[Any, Any] = {}
+        KERNEL_SOURCES[name] = self
+
+    def text(self, dtype: Any) -> str:
+        """What is compiled for T of this dtype."""
+        return _TYPES[np.dtype(dtype).name] + PRELUDE + self.code
+
+    def takes(self, dtype: Any) -> bool:
+        """Whether there are kernels of this dtype."""
+        return np.dtype(dtype).name in self.dtypes
+
+    def over(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any) -> None:
+        """Runs a kernel whose threads share `count` elements."""
+        self._launch(xp, entry, dtype, -(-count // THREADS), arguments)
+
+    def rows(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any, threads: int = THREADS) -> None:
+        """Runs a kernel whose blocks, of `threads` each, share `count` rows."""
+        self._launch(xp, entry, dtype, count, arguments, threads)
+
+    def _launch(
+        self, xp: Any, entry: str, dtype: Any, blocks: int, arguments: tuple[Any, ...], threads: int = THREADS
+    ) -> None:
+        if not blocks:
+            return
+        key = xp, entry, dtype
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = loaded(xp, self.text(dtype), entry, self.options), passes(xp)
+        kernel, passing = found
+        # An array passes as it is: it lies in one piece, as the emulator of the tests makes sure.
+        wrap = passing.get
+        passed = [each if (wrapped := wrap(type(each))) is None else wrapped(each) for each in arguments]
+        if capturing.now is not None:
+            loaded_here(kernel)
+        kernel((min(blocks, BLOCKS),), (threads,), passed)
+
+
+def loaded(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> Any:
+    """A new kernel, compiled and loaded on the current device."""
+    kernel = xp.RawKernel(text, entry, options)
+    # The first launch would load it, which breaks a capture under drivers before CUDA 12.3: here it is no part of one.
+    with capture.relaxed():
+        kernel.compile()
+    return kernel
+
+
+def loaded_here(*kernels: Any) -> None:
+    """Before a launch in a capture: a kernel that was made on another device is loaded on the current one as well."""
+    with capture.relaxed():
+        for each in kernels:
+            _ = each.kernel  # CuPy's of this device
+
+
+Passing = dict[type, Callable[[Any], Any]]
+_PASSING: dict[Any, Passing] = {}
+_INTEGERS = [np.dtype(code).type for code in np.typecodes["AllInteger"] + "?"]
+_DOUBLE, _BITS = struct.Struct("d"), struct.Struct("Q")
+
+
+def passes(xp: Any) -> Passing:
+    """How Python's and NumPy's numbers and None are passed to kernels, by their type.
+
+    CuPy takes a NumPy scalar apart in half a microsecond, and its own cells as they are: those it wraps itself.
+    """
+    found = _PASSING.get(xp)
+    if found is None:
+        cells = getattr(getattr(xp, "cuda", None), "function", None)
+        whole, bits = getattr(cells, "CIntptr", np.int64), getattr(cells, "CUIntMax", None)
+
+        def double(x: float) -> Any:
+            return np.float64(x) if bits is None else bits(_BITS.unpack(_DOUBLE.pack(x))[0])
+
+        nowhere = whole(0)  # a null pointer
+        found = {int: whole, bool: whole, float: double, type(None): lambda x: nowhere}
+        # CuPy's CIntptr refuses NumPy's integers, and narrow numbers would be passed in fewer bytes than are read.
+        found |= dict.fromkeys(_INTEGERS, lambda x: whole(int(x)))
+        found |= dict.fromkeys((np.float16, np.float32, np.float64), double)
+        _PASSING[xp] = found
+    return found
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype of A: what float16 and bfloat16 are computed in is float32."""
+    return np.dtype("float32") if dtype == np.float16 or dtype == BFLOAT16 else dtype
+
+
+def flat(xp: Any, x: Array | None, dtype: Any = None) -> Array | None:
+    """`x` in one piece of memory, in `dtype`; None stays None."""
+    return None if x is None else xp.ascontiguousarray(x, dtype)
+
+
+# Neighbours in memory that are read and written at once, and parameters of either dtype.
+
+# A GPU moves 16 bytes a thread at best, if their address is a multiple of 16.
+PACKS = """
+#define WIDEST (16 / (int)sizeof(T))
+
+#ifdef __CUDACC__
+#define RESIDENT(threads, blocks) __launch_bounds__(threads, blocks)  // registers are to suffice for so many blocks
+#else
+#define RESIDENT(threads, blocks)
+#endif
+
+template <class E, int V> struct alignas(V * sizeof(E)) Pack { E at[V]; };
+
+template <class E, int V> __device__ bool fits(const void* x) { return (size_t)x % sizeof(Pack<E, V>) == 0; }
+
+// A parameter beside what is in T: of T or of A, or none. What is read in packs has to fit.
+struct Weights {
+    const T* narrow;
+    const A* wide;
+
+    __device__ bool given() const { return narrow || wide; }
+    template <int V> __device__ bool packed() const { return fits<T, V>(narrow) && (size_t)wide % 16 == 0; }
+    __device__ A at(Index i) const { return narrow ? A(narrow[i]) : wide[i]; }
+    template <int V> __device__ void load(Index i, A (&to)[V]) const {
+        constexpr int W = V * sizeof(A) > 16 ? 16 / (int)sizeof(A) : V;
+        if (narrow) {
+            Pack<T, V> found = *(const Pack<T, V>*)(narrow + i);
+            for (int v = 0; v < V; v++) to[v] = A(found.at[v]);
+        } else {
+            for (int from = 0; from < V; from += W) {
+                Pack<A, W> found = *(const Pack<A, W>*)(wide + i + from);
+                for (int v = 0; v < W; v++) to[from + v] = found.at[v];
+            }
+        }
+    }
+};
+
+// Where a gradient goes, in T or in A: to what is there already, if `adding`.
+struct Slope {
+    T* narrow;
+    A* wide;
+    Index adding;
+
+    __device__ bool wanted() const { return narrow || wide; }
+    __device__ void put(Index i, A value) const {
+        if (narrow) narrow[i] = T(adding ? A(narrow[i]) + value : value);
+        else if (wide) wide[i] = adding ? wide[i] + value : value;
+    }
+};
+"""
+
+
+def either(xp: Any, x: Array | None, dtype: Any, kind: Any) -> tuple[Array | None, Array | None]:
+    """x in one piece as the kernels take it: in `dtype`, or in `kind`, the dtype that they compute in."""
+    if x is None:
+        return None, None
+    return (xp.ascontiguousarray(x), None) if x.dtype == dtype else (None, xp.ascontiguousarray(x, kind))
+
+
+def slope(
+    xp: Any, want: bool, shape: tuple[int, ...], to: Any, out: Any, dtype: Any, kind: Any
+) -> tuple[Array | None, tuple[Array | None, Array | None, bool]]:
+    """Where a gradient in dtype `to` is written: the array, and the three arguments of a `Slope`.
+
+    out: as of an op that takes `into`: where it belongs, if that can be written to
+    """
+    if not want:
+        return None, (None, None, False)
+    adding = isinstance(out, AccumulateInto)
+    array = out.array if isinstance(out, AccumulateInto) else out
+    if array is None or array.dtype != to or not array.flags.c_contiguous:
+        adding, array = False, xp.ndarray(shape, to)
+    if to == dtype:
+        return array, (array, None, adding)
+    assert to == kind, f"a gradient of {to} beside {dtype}"
+    return array, (None, array, adding)
+
+
+# Random numbers that follow from a key and a counter: nothing of what was drawn needs to be kept for backward.
+
+# key: two words in device memory, so that a replayed graph draws anew. Salmon et al. 2011.
+PHILOX = """
+// Philox4x32-10: four numbers of 32 bits for each counter.
+struct Philox {
+    unsigned word[4];
+
+    __device__ Philox(const Index* key, Index counter) {
+        unsigned long long offset = (unsigned long long)key[1];
+        unsigned k0 = (unsigned)key[0], k1 = (unsigned)((unsigned long long)key[0] >> 32);
+        word[0] = (unsigned)counter;
+        word[1] = (unsigned)((unsigned long long)counter >> 32);
+        word[2] = (unsigned)offset;
+        word[3] = (unsigned)(offset >> 32);
+#pragma unroll
+        for (int round = 0; round < 10; round++) {
+            unsigned long long one = 0xD2511F53ull * word[0], two = 0xCD9E8D57ull * word[2];
+            unsigned next[4] = {
+                (unsigned)(two >> 32) ^ word[1] ^ k0, (unsigned)two, (unsigned)(one >> 32) ^ word[3] ^ k1, (unsigned)one
+            };
+            for (int i = 0; i < 4; i++) word[i] = next[i];
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+    }
+
+    // From [0, 1), of 24 bits.
+    __device__ A uniform(int i) const { return A(word[i] >> 8) * A(1.0 / 16777216); }
+};
+"""

@@ -1,0 +1,127 @@
+"""The device forms of ops and of array functions: the only place that attaches them.
+
+An op without an entry here runs by its reference formula, on CuPy's functions. `supports_bfloat16` says that a form
+takes bfloat16 as it is; every other op on bfloat16 is computed in float32 and rounded (`ddp.ops.op.Upcast`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from ddp._cuda import (
+    array_forms,
+    attention_kernels,
+    channels_last,
+    cross_entropy_kernels,
+    cudnn_convolution,
+    device_checks,
+    elementwise_kernels,
+    embedding_kernels,
+    gradient_kernels,
+    matmul_kernels,
+    norm_kernels,
+)
+from ddp.ops import (
+    activation,
+    attention,
+    convolution,
+    cpu_blocking,
+    elementwise,
+    gradients,
+    indexing,
+    losses,
+    normalization,
+    op,
+    pooling,
+    products,
+    reduction,
+    shape,
+    softmax_ops,
+    special,
+)
+
+# Ops with kernels or libraries of their own.
+products.matmul.attach_device_form(products.matmul.forward, products.matmul.backward)
+products.einsum.attach_device_form(products.einsum.forward, products.einsum.backward)
+products.linear.attach_device_form(matmul_kernels.linear, matmul_kernels.linear_backward, into="adding")
+products.linear_act.attach_device_form(matmul_kernels.linear_act, matmul_kernels.linear_act_backward, into="adding")
+products.feed_forward.attach_device_form(
+    matmul_kernels.feed_forward, matmul_kernels.feed_forward_backward, into="adding"
+)
+convolution.conv2d.attach_device_form(cudnn_convolution.conv2d, cudnn_convolution.conv2d_backward)
+convolution.conv_transpose2d.attach_device_form(
+    cudnn_convolution.conv_transpose2d, cudnn_convolution.conv_transpose2d_backward
+)
+attention.attention.attach_device_form(attention_kernels.attention, attention_kernels.attention_backward)
+activation.dropout.attach_device_form(elementwise_kernels.dropout, elementwise_kernels.dropout_backward)
+normalization.layer_norm.attach_device_form(norm_kernels.layer_norm, norm_kernels.layer_norm_backward, into="adding")
+normalization.rms_norm.attach_device_form(norm_kernels.rms_norm, norm_kernels.rms_norm_backward, into="adding")
+indexing.embedding.attach_device_form(embedding_kernels.embedding, embedding_kernels.embedding_backward, into="adding")
+losses.cross_entropy.attach_device_form(
+    cross_entropy_kernels.cross_entropy, cross_entropy_kernels.cross_entropy_backward
+)
+
+# Array formulas whose results lie in memory as the images that they are made of do.
+for each in (
+    *(pooling.pad, pooling.interpolate, pooling.max_pool2d, pooling.max_pool2d_with_indices, pooling.avg_pool2d),
+    *(pooling.adaptive_avg_pool2d, normalization.batch_norm, normalization.channel_affine, normalization.group_norm),
+):
+    each.attach_device_form(*channels_last.keep_image_format(each))
+for each in (
+    *(getattr(elementwise, name) for name in ("add", "sub", "mul", "div", "neg", "abs", "square")),
+    *(getattr(elementwise, name) for name in ("maximum", "minimum", "where", "clamp")),
+    *(getattr(activation, name) for name in ("relu", "leaky_relu", "hardtanh", "hardsigmoid", "hardswish")),
+    *(getattr(activation, name) for name in ("sigmoid", "tanh", "silu", "mish", "softplus", "gelu", "elu")),
+):
+    each.attach_device_form(*channels_last.keep_order(each))
+
+# What moves numbers computes nothing with them: bfloat16 need not be widened on the way back.
+for each in (
+    *(elementwise.cast, elementwise.clone, elementwise.transfer),
+    *(shape.reshape, shape.permute, shape.split, shape.unbind),
+    *(shape.cat, shape.stack, shape.flip, shape.roll, shape.tril, shape.triu),
+):
+    each.attach_device_form(each.forward, each.backward)
+
+# Array functions.
+op.where_or_zero.attach_device_form(array_forms.where_or_zero)
+op.sum_of_squares.attach_device_form(array_forms.sum_of_squares)
+cpu_blocking.run_tiles.attach_device_form(cpu_blocking.run_whole)
+cpu_blocking.blend.attach_device_form(array_forms.blend)
+cpu_blocking.keep.attach_device_form(array_forms.keep)
+cpu_blocking.largest_unpacked.attach_device_form(lambda xp: array_forms.WHOLE)
+cpu_blocking.matmul_into.attach_device_form(matmul_kernels.product)
+cpu_blocking.lines.attach_device_form(array_forms.lines)
+cpu_blocking.long_rows.attach_device_form(lambda xp, n: contextlib.nullcontext())
+products.product.attach_device_form(matmul_kernels.product)
+products.column_sums.attach_device_form(matmul_kernels.column_sums)
+products.ones.attach_device_form(lambda xp, n, dtype: xp.ones(n, dtype))
+products.merges_batches.attach_device_form(lambda xp: False)
+convolution.tile_bytes.attach_device_form(lambda xp: 1 << 28)
+convolution.im2col_layout.attach_device_form(array_forms.CapturedColumns)
+pooling.may_be_any.attach_device_form(lambda xp, mask: True)
+softmax_ops.block_elements.attach_device_form(lambda xp: array_forms.WHOLE)
+softmax_ops.row_sums.attach_device_form(array_forms.row_sums)
+softmax_ops.exponentials.attach_device_form(softmax_ops.exponentials_from_top)
+normalization.row_block_bytes.attach_device_form(lambda xp: array_forms.WHOLE)
+normalization.dots.attach_device_form(array_forms.dots)
+normalization.is_far.attach_device_form(lambda xp, mean, var: True)
+normalization.channel_sums.attach_device_form(array_forms.channel_sums)
+attention.score_bytes.attach_device_form(lambda xp: 256 << 20)
+attention.scores_are_bounded.attach_device_form(lambda xp, q, k, scale: False)
+attention.dropout_seed.attach_device_form(array_forms.dropout_seed)
+indexing.assign.attach_device_form(array_forms.assign)
+indexing.add_flat.attach_device_form(embedding_kernels.add_flat)
+indexing.add_rows_into.attach_device_form(embedding_kernels.add_rows)
+indexing.check_all.attach_device_form(device_checks.check_all)
+indexing.check_index.attach_device_form(device_checks.check_index)
+indexing.check_targets.attach_device_form(device_checks.check_targets)
+reduction.accumulate.attach_device_form(array_forms.accumulate)
+special.compute_erf.attach_device_form(elementwise_kernels.error_function("erf"))
+special.compute_erfc.attach_device_form(elementwise_kernels.error_function("erfc"))
+special.compute_erfinv.attach_device_form(elementwise_kernels.error_function("erfinv"))
+gradients.total_norm.attach_device_form(gradient_kernels.total_norm)
+gradients.scale_to_norm.attach_device_form(gradient_kernels.scale_to_norm)
+gradients.clamp_values.attach_device_form(gradient_kernels.clamp_values)
+gradients.unscale.attach_device_form(gradient_kernels.unscale)
+gradients.update_scale.attach_device_form(gradient_kernels.update_scale)

@@ -1,0 +1,391 @@
+"""Indexing, gather and scatter, embedding, and the checks of indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, fold, shape_of, where_or_zero
+
+# Indexing: what was read gets its gradient back where it was read, added up where it was read twice.
+
+Places = tuple[Any, ...]  # one entry per axis, a mask standing for several: an array, or slice(None)
+
+
+# z = x[index], a view: integers, slices, None and Ellipsis;  dx = g at index, 0 elsewhere
+def _getitem(xp: Any, x: Array, index: Any) -> tuple[Array, Any]:
+    return x[index], (x.shape, index)
+
+
+def _getitem_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, index = residual
+    dx = xp.zeros(shape, g.dtype)
+    dx[index] = g
+    return (dx,)
+
+
+getitem = Op("getitem", _getitem, _getitem_backward, inputs=("x",), view=True)
+
+
+# z = x, but v at x[step][step]..;  dx = g, but 0 there;  dv = g there, summed to the shape of v
+def _setitem(xp: Any, x: Array, v: Any, steps: tuple[Any, ...], within: bool = False) -> tuple[Array, Any]:
+    # within: x itself is written to and returned, which spares an in-place caller two passes over it.
+    out = x if within else x.copy()
+    assign(xp, _stepped(out, steps), steps[-1], v)
+    return out, (steps, shape_of(v))
+
+
+def _setitem_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    steps, shape = residual
+    dx = dv = None
+    if needs[0]:
+        dx = xp.array(g)  # a 0-d gradient may be a NumPy scalar, which cannot be written to
+        assign(xp, _stepped(dx, steps), steps[-1], 0)
+    if needs[1]:
+        dv = fold(_stepped(g, steps)[steps[-1]], shape)
+    return dx, dv
+
+
+@array_function
+def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
+    """x[step] = v."""
+    x[step] = v
+
+
+def _stepped(x: Array, steps: tuple[Any, ...]) -> Array:
+    """What the last step applies to: `x`, or a view of it."""
+    for step in steps[:-1]:
+        x = x[step]
+    return x
+
+
+setitem = Op("setitem", _setitem, _setitem_backward, inputs=("x", "v"), supports_bfloat16=True)
+
+
+# z = x[places];  dx = g added up at places
+def _index(xp: Any, x: Array, places: Places) -> tuple[Array, Any]:
+    axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
+    if len(axes) == 1 and places[axes[0]].dtype.kind != "b" and x.size:
+        # As x[places], and faster; of nothing, take() would not look at the index.
+        return x.take(places[axes[0]], axis=axes[0]), (x.shape, places)
+    return x[places], (x.shape, places)
+
+
+def _index_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    return (collected(xp, g, *residual),)
+
+
+index = Op("index", _index, _index_backward, inputs=("x",), supports_bfloat16=True)
+
+
+# z[..i..] = x[..index[..i..]..] along axis `dim`;  dx = g added up at index
+def _gather(xp: Any, x: Array, index: Array, dim: int, distinct: bool = False) -> tuple[Array, Any]:
+    # distinct: no element is named twice, as when index sorts x.
+    where = positions(xp, index, dim, x.shape)
+    return x.reshape(-1).take(where), (x.shape, where, distinct or index.shape[dim] == 1)
+
+
+def _gather_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, where, distinct = residual
+    dx = xp.zeros(math.prod(shape), g.dtype)
+    if distinct:
+        dx[where] = g
+    else:
+        dx = add_flat(xp, dx, where, g)
+    return (dx.reshape(shape),)
+
+
+gather = Op("gather", _gather, _gather_backward, inputs=("x",), supports_bfloat16=True)
+
+
+def positions(xp: Any, index: Array, dim: int, shape: tuple[int, ...]) -> Array:
+    """Where in a flattened array of `shape` lies what `index` names along `dim`, at its own place in the other axes.
+
+    A new array of int64 in the shape of `index`, which is not negative and no larger than shape, except along `dim`.
+    """
+    found = xp.multiply(index, math.prod(shape[dim + 1 :]), dtype="int64")
+    base: Any = None
+    for i, n in enumerate(index.shape):
+        if i != dim:
+            axis = (xp.arange(n) * math.prod(shape[i + 1 :])).reshape([-1 if i == j else 1 for j in range(index.ndim)])
+            base = axis if base is None else base + axis
+    if base is not None:
+        found += base
+    return found
+
+
+@array_function
+def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
+    """`x`, a vector, with each of `g` added at where (of its shape), 0 <= where < len(x). In place if it can be."""
+    if wide(x) is x:
+        xp.add.at(x, where.reshape(-1), g.reshape(-1))
+        return x
+    sums = wide(x)
+    xp.add.at(sums, where.reshape(-1), wide(g).reshape(-1))
+    return sums.astype(x.dtype)
+
+
+def flat(places: Places, shape: tuple[int, ...]) -> Array:
+    """The positions in a flattened array of `shape` that one array for each of its axes name; negative ones count."""
+    found: Any = 0
+    for i, (place, n) in enumerate(zip(places, shape, strict=True)):
+        step = place.astype("int64", copy=False)
+        found = found + (step + (step < 0) * n) * math.prod(shape[i + 1 :])
+    return found
+
+
+def collected(xp: Any, g: Array, shape: tuple[int, ...], places: Places) -> Array:
+    """Zeros of `shape` with each of `g` (the shape of x[places]) added where x[places] reads it."""
+    axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
+    if len(axes) == 1 and places[axes[0]].dtype.kind == "b":  # a mask names nothing twice
+        dx = xp.zeros(shape, g.dtype)
+        dx[places] = g
+        return dx
+    arrays = xp.broadcast_arrays(*[places[i] for i in axes])
+    many = arrays[0].ndim
+    # The dimensions of the arrays stand where the arrays stand, or first if a slice lies between them.
+    first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
+    rest = [i for i in range(len(shape)) if i not in axes]
+    order = [*range(first, first + many), *range(first), *range(first + many, g.ndim)]
+    sizes, others = tuple(shape[i] for i in axes), tuple(shape[i] for i in rest)
+    rows = g.transpose(order).reshape(arrays[0].size, math.prod(others))
+    sums = add_rows(xp, math.prod(sizes), flat(arrays, sizes).reshape(-1), rows).reshape(sizes + others)
+    back = [0] * len(shape)
+    for at, axis in enumerate((*axes, *rest)):
+        back[axis] = at
+    return sums.transpose(back)
+
+
+def wide(g: Array) -> Array:
+    """`g`, or for numbers of 16 bits its float32 form, in which many may be added up."""
+    return g.astype("float32") if g.dtype.itemsize == 2 and g.dtype.kind not in "iu" else g
+
+
+def add_rows(xp: Any, length: int, where: Array, g: Array, out: Array | None = None) -> Array:
+    """(length, D) zeros with each row of `g` (N, D) added at row where[i] (N,). 0 <= where < length.
+
+    out: memory for the result, if there is some (length, D) of g's dtype in one piece; it may not be used
+    """
+    rows = wide(g)
+    if out is None or out.dtype != rows.dtype or not out.flags.c_contiguous:
+        out = xp.empty((length, g.shape[1]), rows.dtype)
+    out[...] = 0
+    if g.size:
+        add_rows_into(xp, where, rows, out)
+    return out.astype(g.dtype, copy=False)
+
+
+def _by_element(xp: Any, where: Array, g: Array, out: Array) -> None:
+    width = g.shape[1]
+    if width > 1:
+        where = (where[:, None] * width + xp.arange(width)).reshape(-1)
+    xp.add.at(out.reshape(-1), where, g.reshape(-1))
+
+
+@array_function
+def add_rows_into(xp: Any, where: Array, g: Array, out: Array) -> None:
+    """Adds each row of `g` (N, D) to out[where[i]]. out: (M, D) in one piece."""
+    # add.at goes by elements: 0.47 ms for 2048 rows of 128 into 1000, against 0.30 ms for sorting the rows and adding
+    # each with an odd rank among its equals to the one before it, again and again. Narrow rows are not worth a sort.
+    n, width = g.shape
+    if width < 64 or n < 64:
+        _by_element(xp, where, g, out)
+        return
+    if len(out) <= 1 << 16:
+        where = where.astype(xp.uint16)  # sorted by radix
+    order = where.argsort(kind="stable")
+    where = where[order]
+    first = xp.empty(n, bool)
+    first[0] = True
+    xp.not_equal(where[1:], where[:-1], out=first[1:])
+    starts = xp.flatnonzero(first)
+    rank = xp.arange(n) - xp.repeat(starts, xp.diff(xp.append(starts, n)))
+    rows, sums = xp.arange(n), g[order]
+    while True:
+        odd = xp.flatnonzero(rank & 1)
+        if not odd.size:
+            break
+        sums[rows[odd - 1]] += sums[rows[odd]]
+        even = xp.flatnonzero((rank & 1) == 0)
+        rows, rank = rows[even], rank[even] >> 1
+    out[where[starts]] = sums[starts]
+
+
+# Rows of a table looked up by number; the table's gradient adds up the rows that were looked up.
+
+
+# z = w[index];  dw = g added up at index, divided by how often a row occurs if by_frequency, 0 at padding
+def _embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency: bool) -> tuple[Array, Any]:
+    """w: (V, D), index: any shape, 0 <= index < V."""
+    return xp.take(w, index, axis=0), (w.shape, index, padding, by_frequency)
+
+
+def _embedding_backward(
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None,)
+) -> Gradients:
+    shape, index, padding, by_frequency = residual
+    where, rows = index.reshape(-1), g.reshape(index.size, shape[1])
+    if by_frequency:
+        rows = rows / xp.bincount(where, minlength=shape[0])[where][:, None].astype(g.dtype)
+    dw = add_rows(xp, shape[0], where, rows, outs[0])
+    if padding is not None:
+        dw[padding] = 0
+    return (dw,)
+
+
+embedding = Op("embedding", _embedding, _embedding_backward, inputs=("w",), into=True)
+
+
+# Writing by index: x with values in some places. What is written over gets no gradient; the values do.
+#
+# `within`: x itself is written to and returned, which spares an in-place caller two passes over it.
+
+
+def _writing(write: Callable[..., Any]) -> Callable[..., tuple[Array, Any]]:
+    """A forward of `write(xp, out, v, ...) -> residual`, on a copy of x or on x itself."""
+
+    def forward(xp: Any, x: Array, v: Any, within: bool = False, **parameters: Any) -> tuple[Array, Any]:
+        out = x if within else x.copy()
+        return out, write(xp, out, v, **parameters)
+
+    return forward
+
+
+# z = x with v added at places;  dx = g;  dv = g at places, summed to the shape of v
+def _index_add(xp: Any, out: Array, v: Any, places: Places) -> Any:
+    shape = out[places].shape
+    out += collected(xp, xp.broadcast_to(xp.asarray(v, out.dtype), shape), out.shape, places)
+    return places, shape_of(v)
+
+
+def _index_add_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    places, shape = residual
+    return g if needs[0] else None, fold(g[places], shape) if needs[1] else None
+
+
+index_add = Op("index_add", _writing(_index_add), _index_add_backward, inputs=("x", "v"))
+
+
+# z = x, but v[..i..] at [..index[..i..]..] along axis `dim`;  dx = g, but 0 there;  dv = g there
+def _scatter(xp: Any, out: Array, v: Any, index: Array, dim: int) -> Any:
+    where = positions(xp, index, dim, out.shape)
+    flat = out.reshape(-1)
+    flat[where] = _corner(v, index)
+    _stored(out, flat)
+    return where, shape_of(v)
+
+
+def _scatter_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    where, shape = residual
+    dx = dv = None
+    if needs[0]:
+        dx = xp.array(g, order="C")
+        dx.reshape(-1)[where] = 0
+    if needs[1]:
+        dv = _uncornered(xp, g.reshape(-1).take(where), shape)
+    return dx, dv
+
+
+def _stored(out: Array, flat: Array) -> None:
+    """What was written to `flat`, which is `out` as a vector, in `out`; a copy where its memory asked for one."""
+    if not out.flags.c_contiguous:
+        out[...] = flat.reshape(out.shape)
+
+
+def _corner(v: Any, index: Array) -> Any:
+    """The part of `v` that `index` covers; a number as it is."""
+    return v[tuple(map(slice, index.shape))] if shape_of(v) else v
+
+
+def _uncornered(xp: Any, g: Array, shape: tuple[int, ...]) -> Array:
+    if g.shape == shape:
+        return g
+    out = xp.zeros(shape, g.dtype)
+    out[tuple(map(slice, g.shape))] = g
+    return out
+
+
+scatter = Op("scatter", _writing(_scatter), _scatter_backward, inputs=("x", "v"), supports_bfloat16=True)
+
+
+# z = x with v[..i..] added at [..index[..i..]..] along axis `dim`;  dx = g;  dv = g there
+def _scatter_add(xp: Any, out: Array, v: Array, index: Array, dim: int) -> Any:
+    where = positions(xp, index, dim, out.shape)
+    flat = out.reshape(-1)
+    sums = add_flat(xp, flat, where, _corner(v, index))
+    if sums is flat:
+        _stored(out, flat)
+    else:
+        out[...] = sums.reshape(out.shape)
+    return where, v.shape
+
+
+def _scatter_add_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    where, shape = residual
+    return g if needs[0] else None, _uncornered(xp, g.reshape(-1).take(where), shape) if needs[1] else None
+
+
+scatter_add = Op("scatter_add", _writing(_scatter_add), _scatter_add_backward, inputs=("x", "v"))
+
+
+# z = x, but v where `mask` (both broadcast to x);  dx = g, but 0 there;  dv = g there, summed to the shape of v
+def _masked_fill(xp: Any, out: Array, v: Any, mask: Array) -> Any:
+    xp.copyto(out, v, casting="unsafe", where=mask)
+    return mask, shape_of(v)
+
+
+def _masked_fill_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    mask, shape = residual
+    dx = where_or_zero(xp, ~mask, g) if needs[0] else None
+    return dx, fold(where_or_zero(xp, mask, g), shape) if needs[1] else None
+
+
+masked_fill = Op(
+    "masked_fill", _writing(_masked_fill), _masked_fill_backward, inputs=("x", "v"), supports_bfloat16=True
+)
+
+
+# What must be true of every number: said at once of NumPy's, and of a GPU's to whoever waits for it next.
+
+
+@array_function
+def check_all(xp: Any, fine: Array, error: type[Exception], message: str) -> None:
+    """Raises `error` if any of `fine` (bool) is not set; for a device, at the next call that waits for it."""
+    if not fine.all():
+        raise error(message)
+
+
+@array_function
+def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
+    """`index` (integers), all of them from `low` to high - 1, where high counts the elements.
+
+    On a device: a new int64 array, negative indices counted from the end; a wrong one raises at the next call that
+    waits. message: with {value}, {limit} and {last}. Raises: `error`.
+    """
+    # Read as unsigned, a negative number is larger than any size: one pass instead of two.
+    inside = index.size == 0 or (
+        index.view(f"u{index.itemsize}").max() < high if low == 0 else index.min() >= low and index.max() < high
+    )
+    if not inside:
+        wrong = index[(index < low) | (index >= high)].reshape(-1)[0]
+        raise error(message.format(value=int(wrong), limit=high, last=high - 1))
+    return index
+
+
+@array_function
+def check_targets(
+    xp: Any, target: Array, ignored: int, classes: int, error: type[Exception], message: str
+) -> tuple[Array, Array | None]:
+    """`target` (int64), class numbers from 0 on or `ignored`; and which are not ignored (bool), None for all.
+
+    message: with {value}, {limit} and {last}. Raises: `error`; for a device, at the next call that waits for it.
+    """
+    # A negative number is a huge one without its sign: one pass finds both kinds of wrong targets.
+    if not target.size or (target.view("uint64").max() < classes and not 0 <= ignored < classes):
+        return target, None
+    keep = target != ignored
+    wrong = keep & ((target < 0) | (target >= classes))
+    if wrong.any():
+        raise error(message.format(value=int(target[wrong][0]), limit=classes, last=classes - 1))
+    return target, None if keep.all() else keep

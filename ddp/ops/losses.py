@@ -1,0 +1,468 @@
+"""Losses: cross-entropy and its relatives, likelihoods, distances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, compute_dtype, sum_of_squares, total
+from ddp.ops.softmax_ops import added, blocks, columns, exponentials, scratch, shaped
+
+# Losses of classification. Cross entropy keeps no probabilities: backward makes them again from the logits, block by
+# block, which is faster than writing them to memory and reading them back, and halves what a large vocabulary takes.
+
+
+def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> tuple[Array, Any]:
+    """Where the targets are in x.ravel(), and the weight of each sample: an array, or None if all weigh 1.
+
+    x: (N, C) or (N, C, M); target: (N, M'), M' = 1 or M; keep: bool like target, None for all.
+    """
+    n, count = x.shape[:2]
+    inner = x.shape[2] if x.ndim > 2 else 1
+    if keep is not None:
+        target = target * keep  # class 0 stands in for what is ignored
+    where = target * inner if inner > 1 else target
+    where = where + xp.arange(0, n * count * inner, count * inner).reshape(n, 1)
+    if inner > 1:
+        where += xp.arange(inner)
+    weights = None if weight is None else weight.take(target).astype(compute_dtype(x), copy=False)
+    if keep is not None:
+        weights = keep.astype(compute_dtype(x)) if weights is None else weights * keep
+    return where, weights
+
+
+def spread(
+    xp: Any, g: Array, scale: Any, weights: Array | None, keep: Array | None, where: Array, reduction: str
+) -> Array:
+    """The gradient of each sample's unreduced loss, without its weight where it has none: (N, M') or ()."""
+    if reduction == "none":
+        g = g.reshape(where.shape)
+    elif reduction == "mean":
+        g = g * scale
+    if weights is not None:
+        g = g * weights
+    # Where nothing is kept the mean is nan, and its scale infinite; what was ignored gets 0 all the same.
+    return g if keep is None else xp.where(keep.reshape(where.shape), g, g.dtype.type(0))
+
+
+def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: str) -> tuple[Array, Any]:
+    """The sum or the weighted mean of the losses, and 1 / the sum of the weights."""
+    added_up = losses.sum()
+    if reduction == "sum":
+        return added_up, 1.0
+    if weights is None:
+        # The mean over no samples is nan, as in PyTorch.
+        return (added_up / losses.size, 1 / losses.size) if losses.size else (xp.full((), xp.nan), 0.0)
+    weight = weights.sum()
+    return added_up / weight, 1 / weight
+
+
+KEPT = 1 << 20  # elements up to which e^x is kept for backward: it is in the cache still, and fast to get
+
+
+# z_n = w_n*((1-s)*(l_n - x_n,t(n)) + s/C*sum_c w_c*(l_n - x_nc)), l_n = log sum_c e^x_nc, t(n) the target, reduced;
+# dx_nc = g_n*(w_n*(1-s)*(p_nc - [c = t(n)]) + s/C*(p_nc*sum_c w_c - w_c)), p_nc = e^(x_nc - l_n)
+def _cross_entropy(
+    xp: Any,
+    x: Array,
+    target: Array,
+    keep: Array | None,
+    weight: Array | None,
+    smoothing: float,
+    reduction: str,
+    single: bool = False,
+) -> tuple[Array, Any]:
+    """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,).
+
+    single: the loss is float32, whatever x is
+    """
+    rows, shape = columns(x, 1), target.shape
+    target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
+    keep = None if keep is None else keep.reshape(target.shape)
+    where, weights = classes(xp, rows, target, keep, weight)
+    wide = compute_dtype(x)
+    if weight is not None:
+        weight = weight.astype(wide, copy=False)
+    kept, top, sums = _exponentials(xp, rows, wide)
+    # In float64, of which there are few: a loss near 0 is the difference of large numbers.
+    losses = xp.log(sums, dtype="float64").reshape(where.shape)
+    if not isinstance(top, float):
+        losses += top.reshape(where.shape)
+    logs = losses
+    losses = losses - rows.reshape(-1).take(where)
+    if weights is not None:
+        losses *= weights
+    if keep is not None:
+        losses = xp.where(keep, losses, 0)  # whatever the logits there are
+    if smoothing:
+        mass = rows.shape[1] if weight is None else weight.sum()
+        even = logs * mass - added(xp, rows.astype(wide, copy=False), weight).reshape(where.shape)
+        if keep is not None:
+            even = xp.where(keep, even, 0)
+        losses = losses * (1 - smoothing) + even * (smoothing / rows.shape[1])
+    scale: Any = 1.0
+    if reduction == "none":
+        out = losses.reshape(shape)
+    else:
+        out, scale = reduce_weighted(xp, losses, weights, reduction)
+    kind = "float32" if single else x.dtype
+    return out.astype(kind), (kept, top, sums, where, keep, weight, weights, smoothing, scale, reduction)
+
+
+def _exponentials(xp: Any, rows: Array, wide: Any) -> tuple[Array | None, Array | float, Array]:
+    """e^(rows - top) if it is worth keeping, top, and the sums along axis 1. rows: (N, C) or (N, C, M)."""
+    if 0 < rows.size <= KEPT:
+        e = xp.empty(rows.shape, wide)
+        return e, *exponentials(xp, rows, e)
+    shape = (rows.shape[0], 1, *rows.shape[2:])
+    top, sums = xp.zeros(shape, wide), xp.empty(shape, wide)
+    if rows.size:
+        buffer = scratch(xp, rows, wide)
+        for at in blocks(xp, rows.shape):
+            part = rows[at]
+            top[at], sums[at] = exponentials(xp, part, shaped(buffer, part))
+    return None, top, sums
+
+
+def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x = saved[0]
+    kept, top, sums, where, keep, weight, weights, smoothing, scale, reduction = residual
+    rows = columns(x, 1)
+    dx = xp.empty(x.shape, x.dtype)
+    wide = sums.dtype
+    at_target = of_all = spread(xp, g.astype(wide, copy=False), scale, weights, keep, where, reduction)
+    even = None
+    if smoothing:
+        part = spread(xp, g.astype(wide, copy=False), scale, None, keep, where, reduction) * (smoothing / rows.shape[1])
+        mass = rows.shape[1] if weight is None else weight.sum()
+        at_target = at_target * (1 - smoothing)
+        of_all = at_target + part * mass
+        even = xp.broadcast_to(part, where.shape).reshape(sums.shape).astype(wide, copy=False)
+    factor = xp.divide(of_all.reshape(sums.shape) if of_all.ndim else of_all, sums, dtype=wide)
+    results = columns(dx, 1)
+    same = wide == x.dtype
+    for at in (...,) if kept is not None else blocks(xp, rows.shape):
+        d = results[at] if same else xp.empty(rows[at].shape, wide)
+        if kept is not None:
+            xp.multiply(kept, factor, out=d)
+        else:
+            xp.subtract(rows[at], top[at], out=d, dtype=wide)
+            xp.exp(d, out=d)
+            xp.multiply(d, factor[at], out=d)
+        if even is not None:
+            each = even[at]
+            d -= each if weight is None else each * weight.reshape(-1, *[1] * (d.ndim - 2))
+        if not same:
+            results[at] = d
+    flat = results.reshape(-1)
+    flat[where] -= at_target.astype(dx.dtype, copy=False)
+    return (dx,)
+
+
+cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inputs=("x",), saves=("x",))
+
+
+# z_n = sum_c t_nc*(l_n - x_nc), l_n = log sum_c e^x_nc, reduced;  dx_nc = g_n*(p_nc*sum_c t_nc - t_nc),
+# dt_nc = g_n*(l_n - x_nc)
+def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> tuple[Array, Any]:
+    """x, t: (N, C, ...); t holds the (weighted) probability of each class."""
+    rows, targets, wide = columns(x, 1), columns(t, 1), compute_dtype(x)
+    shape = (len(rows), 1, *rows.shape[2:])
+    top, sums, mass, mean = (xp.zeros(shape, wide) for _ in range(4))
+    if x.size:
+        buffer = scratch(xp, rows, wide)
+        for at in blocks(xp, rows.shape):
+            part, wanted = rows[at], targets[at].astype(wide, copy=False)
+            e = shaped(buffer, part)
+            top[at], sums[at] = exponentials(xp, part, e)
+            mass[at] = added(xp, wanted)
+            xp.subtract(part, top[at], out=e, dtype=wide)
+            mean[at] = added(xp, xp.multiply(e, wanted, out=e))
+        losses = xp.log(sums, dtype="float64") * mass - mean
+    else:
+        losses = mass
+    scale: Any = 1.0
+    if reduction == "none":
+        out = losses.reshape(x.shape[0], *x.shape[2:])
+    else:
+        out, scale = reduce_weighted(xp, losses, None, reduction)
+    return out.astype(x.dtype), (top, sums, mass, scale, reduction)
+
+
+def _soft_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, t = saved
+    top, sums, mass, scale, reduction = residual
+    rows, wide = columns(x, 1), sums.dtype
+    g = spread(xp, g.astype(wide, copy=False), scale, None, None, sums, reduction)
+    dx = dt = None
+    if needs[0]:
+        dx = xp.empty(x.shape, x.dtype)
+        targets, results = columns(t, 1), columns(dx, 1)
+        g = xp.broadcast_to(g, sums.shape)
+        factor = g * mass / sums
+        same = wide == x.dtype
+        for at in blocks(xp, rows.shape) if x.size else ():
+            part = rows[at]
+            d = results[at] if same else xp.empty(part.shape, wide)
+            xp.subtract(part, top[at], out=d, dtype=wide)
+            xp.exp(d, out=d)
+            xp.multiply(d, factor[at], out=d)
+            d -= targets[at] * g[at]
+            if not same:
+                results[at] = d
+    if needs[1]:
+        dt = ((top + xp.log(sums) - rows) * g).astype(x.dtype, copy=False).reshape(x.shape)
+    return dx, dt
+
+
+soft_cross_entropy = Op(
+    "soft_cross_entropy",
+    _soft_cross_entropy,
+    _soft_cross_entropy_backward,
+    inputs=("x", "t"),
+    saves={"x": ("x", "t"), "t": ("x",)},
+)
+
+
+# z_n = -w_n*x_n,t(n), t(n) the target, reduced;  dx_nc = -g_n*w_n*[c = t(n)]
+def _nll_loss(
+    xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None, reduction: str
+) -> tuple[Array, Any]:
+    """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,)."""
+    rows, shape = columns(x, 1), target.shape
+    target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
+    where, weights = classes(xp, rows, target, None if keep is None else keep.reshape(target.shape), weight)
+    losses = -rows.reshape(-1).take(where).astype(compute_dtype(x), copy=False)
+    if weights is not None:
+        losses *= weights
+    if keep is not None:
+        losses = xp.where(keep.reshape(where.shape), losses, 0)
+    scale: Any = 1.0
+    if reduction == "none":
+        out = losses.reshape(shape)
+    else:
+        out, scale = reduce_weighted(xp, losses, weights, reduction)
+    return out.astype(x.dtype, copy=False), (x.shape, where, keep, weights, scale, reduction)
+
+
+def _nll_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, where, keep, weights, scale, reduction = residual
+    dx = xp.zeros(shape, g.dtype)
+    dx.reshape(-1)[where] = -spread(xp, g, scale, weights, keep, where, reduction)
+    return (dx,)
+
+
+nll_loss = Op("nll_loss", _nll_loss, _nll_loss_backward, inputs=("x",))
+
+
+# Losses between probabilities: binary cross entropy, also from logits, and the Kullback-Leibler divergence.
+
+
+# z = -t*log x - (1 - t)*log(1 - x), the logarithms no less than -100;  dx = g*(x - t)/(x*(1 - x)),
+# dt = g*(log(1 - x) - log x)
+def _binary_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> tuple[Array, Any]:
+    yes = xp.maximum(xp.log(x), -100)
+    no = xp.maximum(xp.log1p(-x), -100)
+    losses = yes - no
+    losses *= -t
+    losses -= no
+    return reduce_losses(xp, losses, reduction), reduction
+
+
+def _binary_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, reduction: Any) -> Gradients:
+    x, t = saved
+    g = incoming(g, reduction, x.size)
+    dx = dt = None
+    if needs[0]:
+        dx = x - t
+        # The floor that PyTorch has: at 0 and 1 the slope is large, not infinite. float16 has a coarser one.
+        dx /= xp.maximum((1 - x) * x, 1e-12 if x.dtype.itemsize > 2 else 6e-8)
+        dx *= g
+    if needs[1]:
+        dt = (xp.log1p(-x) - xp.log(x)) * g
+    return dx, dt
+
+
+binary_cross_entropy = Op(
+    "binary_cross_entropy",
+    _binary_cross_entropy,
+    _binary_cross_entropy_backward,
+    inputs=("x", "t"),
+    saves={"x": ("x", "t"), "t": ("x",)},
+)
+
+
+# z = (1 - t)*x + c*log(1 + e^-x), c = 1 + (w - 1)*t;  dx = g*(1 - t - c/(1 + e^x)),
+# dt = g*((w - 1)*log(1 + e^-x) - x), w the weight of what is true
+def _with_logits(xp: Any, x: Array, t: Array, weight: Array | None, reduction: str) -> tuple[Array, Any]:
+    losses = _softplus(xp, x)
+    if weight is not None:
+        losses *= 1 + (weight - 1) * t
+    losses += x
+    losses -= t * x
+    return reduce_losses(xp, losses, reduction).reshape(x.shape if reduction == "none" else ()), (weight, reduction)
+
+
+def _softplus(xp: Any, x: Array) -> Array:
+    """log(1 + e^-x), without overflow."""
+    out = xp.empty(x.shape or (1,), x.dtype)
+    xp.abs(x, out=out)
+    xp.negative(out, out=out)
+    xp.exp(out, out=out)
+    xp.log1p(out, out=out)
+    out -= xp.minimum(x, 0)
+    return out
+
+
+def _with_logits_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, t = saved
+    weight, reduction = residual
+    g = incoming(g, reduction, x.size)
+    dx = dt = None
+    if needs[0]:
+        # 1/(1 + e^x) by the hyperbolic tangent, which does not overflow.
+        dx = xp.tanh(x * x.dtype.type(0.5))
+        dx *= 0.5
+        if weight is None:
+            dx += 0.5
+            dx -= t
+        else:
+            dx -= 0.5
+            dx *= 1 + (weight - 1) * t
+            dx += 1 - t
+        dx *= g
+    if needs[1]:
+        dt = -x if weight is None else (weight - 1) * _softplus(xp, x).reshape(x.shape) - x
+        dt *= g
+    return dx, dt
+
+
+binary_cross_entropy_with_logits = Op(
+    "binary_cross_entropy_with_logits",
+    _with_logits,
+    _with_logits_backward,
+    inputs=("x", "t"),
+    saves={"x": ("x", "t"), "t": ("x",)},
+)
+
+
+# z = t*(log t - x), 0 where t = 0;  dx = -g*t, dt = g*(log t + 1 - x).  With log_target, t stands for log t:
+# z = e^t*(t - x);  dx = -g*e^t, dt = g*e^t*(t - x + 1)
+def _kl_div(xp: Any, x: Array, t: Array, log_target: bool, reduction: str) -> tuple[Array, Any]:
+    if log_target:
+        losses = t - x
+        losses *= xp.exp(t)
+    else:
+        losses = xp.log(xp.where(t > 0, t, 1).astype(t.dtype, copy=False))
+        losses -= x
+        losses *= t
+        losses = xp.where(t < 0, xp.nan, losses).astype(t.dtype, copy=False)
+    return reduce_losses(xp, losses, reduction), (log_target, reduction)
+
+
+def _kl_div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    t, x = saved
+    log_target, reduction = residual
+    g = incoming(g, reduction, t.size)
+    p = xp.exp(t) if log_target else t
+    dx = p * -g if needs[0] else None
+    if not needs[1]:
+        return dx, None
+    slope = (t if log_target else xp.log(xp.where(t > 0, t, 1).astype(t.dtype, copy=False))) + 1 - x
+    return dx, slope * p * g if log_target else slope * g
+
+
+kl_div = Op("kl_div", _kl_div, _kl_div_backward, inputs=("x", "t"), saves={"x": ("t",), "t": ("t", "x")})
+
+
+# Losses of a difference d = x - y, which forward keeps: mean squared, absolute, and the two that change over.
+#
+# Each is a value and a slope; the reduction is folded into both, so that no array is made of it.
+
+
+def reduce_losses(xp: Any, losses: Array, reduction: str) -> Array:
+    """The losses, their sum or their mean; of none, the mean is nan, as in PyTorch."""
+    if reduction == "none":
+        return losses
+    out = total(losses)
+    if reduction == "sum":
+        return out
+    return out / losses.size if losses.size else xp.full((), xp.nan)
+
+
+def incoming(g: Array, reduction: str, size: int) -> Array:
+    """The gradient of each loss, as an array that broadcasts to it."""
+    return g / max(size, 1) if reduction == "mean" else g
+
+
+Value = Callable[[Any, Array, float, str], Array]  # the reduced loss of the differences
+Slope = Callable[[Any, Array, float, Array], Array]  # its derivative, times a gradient
+
+
+def _pair(name: str, value: Value, slope: Slope) -> Op:
+    def forward(xp: Any, x: Array, y: Array, reduction: str, bound: float = 1.0) -> tuple[Array, Any]:
+        d = xp.subtract(x, y, dtype="float32" if x.dtype.char == "e" else None)
+        return xp.asarray(value(xp, d, bound, reduction)).astype(x.dtype, copy=False), (d, bound, reduction)
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        d, bound, reduction = residual
+        wide = g.astype(d.dtype, copy=False)
+        dx = slope(xp, d, bound, incoming(wide, reduction, d.size)).astype(g.dtype, copy=False)
+        return dx if needs[0] else None, -dx if needs[1] else None
+
+    return Op(name, forward, backward, inputs=("x", "y"))
+
+
+# z = d^2;  dd = 2*g*d
+def _square(xp: Any, d: Array, bound: float, reduction: str) -> Array:
+    if reduction == "none" or not d.size:
+        return reduce_losses(xp, d * d, reduction)
+    out = sum_of_squares(xp, d.reshape(-1))
+    return out / d.size if reduction == "mean" else out
+
+
+def _square_slope(xp: Any, d: Array, bound: float, g: Array) -> Array:
+    return d * (2 * g)
+
+
+mse_loss = _pair("mse_loss", _square, _square_slope)
+
+
+# z = |d|;  dd = g*sign d
+def _absolute(xp: Any, d: Array, bound: float, reduction: str) -> Array:
+    return reduce_losses(xp, xp.abs(d), reduction)
+
+
+def _absolute_slope(xp: Any, d: Array, bound: float, g: Array) -> Array:
+    return xp.sign(d) * g
+
+
+l1_loss = _pair("l1_loss", _absolute, _absolute_slope)
+
+
+# z = a*(d - a/2), a = d held within [-bound, bound];  dd = g*a
+def _bounded(xp: Any, d: Array, bound: float, reduction: str) -> Array:
+    a = xp.clip(d, -bound, bound)
+    losses = a * -0.5
+    losses += d
+    losses *= a
+    return reduce_losses(xp, losses, reduction)
+
+
+def _bounded_slope(xp: Any, d: Array, bound: float, g: Array) -> Array:
+    return xp.clip(d, -bound, bound) * g
+
+
+huber_loss = _pair("huber_loss", _bounded, _bounded_slope)
+
+
+# z = a*(d - a/2)/bound, a = d held within [-bound, bound];  dd = g*a/bound
+def _smooth(xp: Any, d: Array, bound: float, reduction: str) -> Array:
+    return _bounded(xp, d, bound, reduction) / bound
+
+
+def _smooth_slope(xp: Any, d: Array, bound: float, g: Array) -> Array:
+    return _bounded_slope(xp, d, bound, g / bound)
+
+
+smooth_l1_loss = _pair("smooth_l1_loss", _smooth, _smooth_slope)

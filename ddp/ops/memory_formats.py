@@ -1,0 +1,84 @@
+"""Memory formats: in which order the elements of an image lie, whatever the order of its axes.
+
+Channels last puts the channels of a pixel side by side, (N, H, W, C) in memory under the shape (N, C, H, W). A GPU's
+matrix units want it so, and it costs nothing to keep: results take the order of what they are made of.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+from ddp.ops.op import Array
+
+
+class memory_format(enum.Enum):
+    """In which order elements lie in memory; PyTorch's names."""
+
+    contiguous_format = "contiguous_format"
+    channels_last = "channels_last"
+    preserve_format = "preserve_format"
+
+    def __repr__(self) -> str:
+        return f"ddp.{self.value}"
+
+    __str__ = __repr__
+
+
+contiguous_format = memory_format.contiguous_format
+channels_last = memory_format.channels_last
+preserve_format = memory_format.preserve_format
+
+
+def is_channels_last(x: Array) -> bool:
+    """Whether x (N, C, H, W) lies densely in the order N, H, W, C. An axis of one element may lie anyhow."""
+    if x.ndim != 4:
+        return False
+    step = x.itemsize
+    for axis in (1, 3, 2, 0):
+        if x.shape[axis] != 1 and x.strides[axis] != step and x.size:
+            return False
+        step *= x.shape[axis]
+    return True
+
+
+def prefers_channels_last(x: Array) -> bool:
+    """Whether results of x are to lie with channels last: it does, and not in the order of its axes as well."""
+    return x.ndim == 4 and not x.flags.c_contiguous and is_channels_last(x)
+
+
+def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of an array without gaps whose axes lie in `order`, the outermost first."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
+
+
+def empty_in_order(xp: Any, shape: tuple[int, ...], dtype: Any, order: tuple[int, ...]) -> Array:
+    """An array of `shape` whose axes lie in memory in `order`, the outermost first."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return xp.empty([shape[axis] for axis in order], dtype).transpose(back)
+
+
+def empty_image(xp: Any, shape: tuple[int, ...], dtype: Any, last: bool) -> Array:
+    """An array (N, C, H, W), with channels last in memory or not."""
+    return empty_in_order(xp, shape, dtype, (0, 2, 3, 1)) if last else xp.empty(shape, dtype)
+
+
+def as_format(xp: Any, x: Array, last: bool) -> Array:
+    """x (N, C, H, W) with channels last in memory, or in the order of its axes: itself where it lies so."""
+    if not last:
+        return xp.ascontiguousarray(x)
+    if is_channels_last(x):
+        return x
+    out = empty_image(xp, x.shape, x.dtype, True)
+    out[...] = x
+    return out
+
+
+def order_of(x: Array) -> tuple[int, ...]:
+    """The axes of x from the one whose elements lie farthest apart to the nearest; of equals the first comes first."""
+    return tuple(sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]) if x.shape[axis] != 1 else -math.inf))

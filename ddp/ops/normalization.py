@@ -1,0 +1,485 @@
+"""Normalization of rows (layer norm, RMS norm) and of channels (batch norm, group norm)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ddp.ops.cpu_blocking import LONG, lines, long_rows
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, as_float32, as_rows, upcast
+
+# Normalisation over rows: layer_norm, rms_norm, normalize. That over channels is in `norm_channels`.
+#
+# Rows go in tiles that stay in cache through all passes over them, with statistics in float32 for float16. Backward
+# reads the input and two numbers a row, not the normalised input: that would be one more array to write, and to keep.
+
+
+@array_function
+def row_block_bytes(xp: Any) -> int:
+    """Bytes of input at a time."""
+    return 1 << 19
+
+
+FAR = 4.0  # mean^2 above this many variances: what is computed from plain sums loses digits there
+
+
+def kind_of(x: Array, *parameters: Array | None) -> Any:
+    """The dtype of the gradients of weight and bias: theirs, which may be float32 beside a float16 x."""
+    return next((each.dtype for each in parameters if each is not None), x.dtype)
+
+
+def largest(xp: Any, length: int, nbytes: int) -> int:
+    """How many of `length` items of `nbytes` go in one of `tiles`."""
+    return min(length, max(1, row_block_bytes(xp) // max(nbytes, 1)))
+
+
+def row_blocks(xp: Any, length: int, nbytes: int) -> Iterator[slice]:
+    """Slices of 0 to `length`: as many items of `nbytes` as fit `row_block_bytes`, at least one."""
+    step = max(1, largest(xp, length, nbytes))
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+@array_function
+def dots(xp: Any, x: Array, y: Array) -> Array:
+    """The sums of x * y over the last axis."""
+    return xp.vecdot(x, y)
+
+
+@array_function
+def is_far(xp: Any, mean: Array, var: Array) -> bool:
+    """Whether sums over x should be taken of x - mean; a device says True, since the host would wait for the answer."""
+    return bool((mean * mean > FAR * var).any())
+
+
+# z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over rows of the last `axes` axes, which hold n elements;
+# with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over rows
+def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> tuple[Array, Any]:
+    """w, b: of the last `axes` axes of x."""
+    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
+    x, w, b = as_float32(x, w, b)
+    x = as_rows(x, axes)
+    rows, n = x.shape
+    out = xp.empty((rows, n), x.dtype)
+    mean, rstd = xp.empty(rows, x.dtype), xp.empty(rows, x.dtype)
+    averaging = xp.full(n, 1 / max(n, 1), x.dtype)
+    draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype, _flat(w), _flat(b))
+    with long_rows(xp, n):
+        for tile in row_blocks(xp, rows, n * x.itemsize):
+            t = x[tile]
+            m = t @ averaging
+            var = dots(xp, t, t) / n
+            var -= m * m
+            mean[tile] = m
+            if is_far(xp, m, var):
+                t = t - m[:, None]
+                var = dots(xp, t, t) / n
+                m = xp.zeros_like(m)
+            r = rstd[tile] = 1 / xp.sqrt(var + eps)
+            draw.line(t, r, -m * r, out[tile])
+    return out.reshape(shape).astype(dtype, copy=False), (axes, mean, rstd, kind)
+
+
+def _layer_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    w, x = saved
+    axes, mean, rstd, kind = residual
+    dtype, shape = g.dtype, g.shape
+    inner = shape[len(shape) - axes :]
+    g, x, w = as_float32(as_rows(g, axes), x, w)
+    rows, n = g.shape
+    sums = xp.zeros((2, n), g.dtype)  # of g*m*r, and of g
+    if x is None:
+        sums[1] = xp.ones(rows, g.dtype) @ g
+        return None, None, sums[1].reshape(inner).astype(kind, copy=False)
+    x, w = as_rows(x, axes), _flat(w)
+    dx = xp.empty((rows, n), g.dtype) if needs[0] else None
+    dw = xp.zeros(n, g.dtype)
+    weight = xp.ones(n, g.dtype) if w is None else w
+    draw = lines(xp, largest(xp, rows, n * g.itemsize), n, g.dtype, w)
+    with long_rows(xp, n):
+        for tile in row_blocks(xp, rows, n * g.itemsize):
+            u, t, m, r = g[tile], x[tile], mean[tile], rstd[tile]
+            if is_far(xp, m, 1 / (r * r)):
+                t = t - m[:, None]
+                m = xp.zeros_like(m)
+            product = xp.multiply(u, t, out=draw.room(len(t)))
+            dw += r @ product
+            sums += xp.stack((m * r, xp.ones_like(r))) @ u
+            if dx is not None:
+                along = u @ weight  # sum g*w
+                slope = (product @ weight - m * along) * (r * r * r / -n)
+                draw.plane(u, r, t, slope, along * (r / -n) - m * slope, dx[tile])
+    dw -= sums[0]
+    return (
+        dx.reshape(shape).astype(dtype, copy=False) if dx is not None else None,
+        dw.reshape(inner).astype(kind, copy=False) if needs[1] else None,
+        sums[1].reshape(inner).astype(kind, copy=False) if needs[2] else None,
+    )
+
+
+NEEDED = {"x": ("w", "x"), "w": ("x",), "b": ()}
+layer_norm = Op("layer_norm", _layer_norm, _layer_norm_backward, inputs=("x", "w", "b"), saves=NEEDED)
+
+
+# z = x*r*w, r = 1/sqrt(mean x^2 + eps), over rows of the last `axes` axes, which hold n elements;
+# with h = x*r:  dx = r*(g*w - h*mean(g*w*h)), dw = sum g*h over rows
+def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tuple[Array, Any]:
+    """w: of the last `axes` axes of x."""
+    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w)
+    x, w = as_float32(x, w)
+    x = as_rows(x, axes)
+    rows, n = x.shape
+    out, rstd = xp.empty((rows, n), x.dtype), xp.empty(rows, x.dtype)
+    draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype, _flat(w))
+    with long_rows(xp, n):
+        for tile in row_blocks(xp, rows, n * x.itemsize):
+            t = x[tile]
+            r = rstd[tile] = 1 / xp.sqrt(dots(xp, t, t) / n + eps)
+            draw.line(t, r, None, out[tile])
+    return out.reshape(shape).astype(dtype, copy=False), (axes, rstd, kind)
+
+
+def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    w, x = saved
+    axes, rstd, kind = residual
+    dtype, shape = g.dtype, g.shape
+    g, x, w = as_float32(as_rows(g, axes), as_rows(x, axes), w)
+    rows, n = g.shape
+    dx = xp.empty((rows, n), g.dtype) if needs[0] else None
+    dw = xp.zeros(n, g.dtype)
+    w = _flat(w)
+    weight = xp.ones(n, g.dtype) if w is None else w
+    draw = lines(xp, largest(xp, rows, n * g.itemsize), n, g.dtype, w)
+    with long_rows(xp, n):
+        for tile in row_blocks(xp, rows, n * g.itemsize):
+            u, t, r = g[tile], x[tile], rstd[tile]
+            product = xp.multiply(u, t, out=draw.room(len(t)))
+            dw += r @ product
+            if dx is not None:
+                draw.plane(u, r, t, (product @ weight) * (r * r * r / -n), None, dx[tile])
+    return (
+        dx.reshape(shape).astype(dtype, copy=False) if dx is not None else None,
+        dw.reshape(shape[len(shape) - axes :]).astype(kind, copy=False) if needs[1] else None,
+    )
+
+
+rms_norm = Op("rms_norm", _rms_norm, _rms_norm_backward, inputs=("x", "w"), saves={"x": ("w", "x"), "w": ("x",)})
+
+
+def _flat(x: Array | None) -> Array | None:
+    return None if x is None else x.reshape(-1)
+
+
+# z = x/d, d = max(|x|_p, eps) along dim;  dx = (g - [|x|_p > eps] * sum(g*z) * sign(x)*(|x|/|x|_p)^(p - 1)) / d
+def _normalize(xp: Any, x: Array, p: float, dim: int, eps: float) -> tuple[Array, Any]:
+    dtype = x.dtype
+    (x,) = as_float32(x)
+    if p == 2:
+        norm = xp.sqrt((x * x).sum(axis=dim, keepdims=True))
+    elif p == 1:
+        norm = xp.abs(x).sum(axis=dim, keepdims=True)
+    elif p == math.inf:
+        size = xp.abs(x)
+        norm = size.max(axis=dim, keepdims=True) if size.size else size.sum(axis=dim, keepdims=True)
+    else:
+        norm = (xp.abs(x) ** p).sum(axis=dim, keepdims=True) ** (1 / p)
+    return (x / xp.maximum(norm, eps)).astype(dtype, copy=False), (norm, p, dim, eps)
+
+
+def _normalize_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    norm, p, dim, eps = residual
+    dtype = g.dtype
+    g, x = as_float32(g, saved[0])
+    over = xp.where(norm > eps, norm, 1)
+    if p == 2:
+        slope = x / over
+    elif p == 1:
+        slope = xp.sign(x)
+    elif p == math.inf:
+        slope = xp.sign(x) * (xp.abs(x) == norm)
+        slope /= xp.maximum(xp.abs(slope).sum(axis=dim, keepdims=True), 1)  # maxima that are equal share
+    else:
+        slope = xp.sign(x) * (xp.abs(x) / over) ** (p - 1)
+    slope *= (g * x).sum(axis=dim, keepdims=True) / over * (norm > eps)
+    dx = (g - slope) / xp.maximum(norm, eps)
+    return (dx.astype(dtype, copy=False),)
+
+
+normalize = Op("normalize", _normalize, _normalize_backward, inputs=("x",), saves=("x",))
+
+
+# Normalisation over channels: batch_norm, group_norm. Rows are the positions of one channel of one sample.
+#
+# One pass takes the sums of every row, a few numbers a row become statistics, and a second pass draws a line over every
+# row. A layout says which rows are normalised together: that is all in which the two differ.
+
+
+Tell = Callable[[Array, Array, int], None]
+
+
+class Layout:
+    """Which rows are normalised together.
+
+    matrix: (N, C); positions: the length of a row; count: over how many elements a statistic is taken, at least 1
+    """
+
+    meets = False  # whether backward asks `collect` even where no gradient of x is wanted: others wait there
+    matrix: tuple[int, ...]
+    positions: int
+    count: int
+
+    def statistics(self, xp: Any, x: Array) -> tuple[Array, Array]:
+        """The means, and the biased variances. x: (N * C, positions)."""
+        first, second = self.moments(xp, x, None)
+        mean = first / self.count
+        var = second / self.count - mean * mean
+        if is_far(xp, mean, var):
+            var = self.moments(xp, x, mean)[1] / self.count
+        return mean, var
+
+    def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
+        """Statistics: the sums of x, and of the squares of x, or of x - shift. x: (N * C, positions)."""
+        raise NotImplementedError
+
+    def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
+        """The statistics of sums of rows, (N, C) each."""
+        raise NotImplementedError
+
+    def spread(self, xp: Any, statistic: Array) -> Array:
+        """A statistic as what broadcasts against (N, C)."""
+        raise NotImplementedError
+
+
+class Batch(Layout):
+    """A channel of all samples is normalised together: statistics are (C,)."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.matrix = shape[:2]
+        self.positions = math.prod(shape[2:])
+        self.count = max(shape[0] * self.positions, 1)
+
+    def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
+        first, second = channel_sums(xp, x, None, None if shift is None else _per_row(xp, self, shift))
+        return first.reshape(self.matrix).sum(axis=0), second.reshape(self.matrix).sum(axis=0)
+
+    def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
+        return [each.sum(axis=0) for each in sums]
+
+    def spread(self, xp: Any, statistic: Array) -> Array:
+        return statistic
+
+
+class _Groups(Layout):
+    """The channels of a group of one sample are normalised together: statistics are (N, groups)."""
+
+    def __init__(self, shape: tuple[int, ...], groups: int) -> None:
+        self.matrix = shape[:2]
+        self.positions = math.prod(shape[2:])
+        self.groups, self.members = int(groups), shape[1] // int(groups)  # CuPy repeats by no NumPy integer
+        self.count = max(self.members * self.positions, 1)
+
+    def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
+        sets = x.reshape(self.matrix[0] * self.groups, self.members * self.positions)
+        first, second = channel_sums(xp, sets, None, None if shift is None else shift.reshape(-1))
+        return first.reshape(-1, self.groups), second.reshape(-1, self.groups)
+
+    def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
+        return [each.reshape(-1, self.groups, self.members).sum(axis=2) for each in sums]
+
+    def spread(self, xp: Any, statistic: Array) -> Array:
+        return xp.repeat(statistic, self.members, axis=1)
+
+
+@array_function
+def channel_sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
+    """Of every row: the sums of x and of x*y, or where y is None of x*x; with `shift`, of what is left of y.
+
+    x, y: (rows, n); shift: (rows,). Returns two of (rows,).
+    """
+    rows, n = x.shape
+    if n == 1:
+        x, other = x[:, 0], x[:, 0] if y is None else y[:, 0]
+        other = other if shift is None else other - shift
+        return x, (other if y is None else x) * other
+    first, second = xp.empty(rows, x.dtype), xp.empty(rows, x.dtype)
+    ones = xp.ones(n, x.dtype)
+    for tile in row_blocks(xp, rows, n * x.itemsize):
+        t = x[tile]
+        other = t if y is None else y[tile]
+        if shift is not None:
+            other = other - shift[tile, None]
+        first[tile] = t @ ones
+        second[tile] = dots(xp, other if y is None else t, other)
+    return first, second
+
+
+def _per_row(xp: Any, layout: Layout, values: Array) -> Array:
+    """What broadcasts against (N, C), as one number a row."""
+    return xp.broadcast_to(values, layout.matrix).reshape(-1)
+
+
+def _matrix(xp: Any, layout: Layout, x: Array, *values: Array) -> Iterator[tuple[slice, list[Array]]] | None:
+    """Tiles of samples with the values of each element, where rows are short: all samples are a matrix of long rows.
+
+    None where rows are long, or where values differ from sample to sample. x: (N * C, positions); values broadcast
+    against (N, C).
+    """
+    n = x.shape[1]
+    if n >= LONG or (values[0].ndim > 1 and n != 1):
+        return None
+    samples, channels = layout.matrix
+    values = tuple(xp.repeat(each, n) if each.ndim == 1 and n != 1 else each for each in values)
+    return (
+        (tile, [each if each.ndim == 1 else each[tile] for each in values])
+        for tile in row_blocks(xp, samples, channels * n * x.itemsize)
+    )
+
+
+def _draw(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array) -> Array:
+    """x*scale + shift. x: (N * C, positions); scale, shift broadcast against (N, C)."""
+    rows, n = x.shape
+    out = xp.empty(x.shape, x.dtype)
+    short = _matrix(xp, layout, x, scale, shift)
+    if short is not None:
+        samples, channels = layout.matrix
+        x, z = x.reshape(samples, channels * n), out.reshape(samples, channels * n)
+        with long_rows(xp, channels * n):
+            for tile, (a, c) in short:
+                t = xp.multiply(x[tile], a, out=z[tile])
+                t += c
+        return out
+    scale, shift = _per_row(xp, layout, scale), _per_row(xp, layout, shift)
+    with long_rows(xp, n):
+        draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype)
+        for tile in row_blocks(xp, rows, n * x.itemsize):
+            draw.line(x[tile], scale[tile], shift[tile], out[tile])
+    return out
+
+
+def _draw_plane(xp: Any, layout: Layout, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
+    """x*a + y*s + c. x, y: (N * C, positions); a, s, c broadcast against (N, C)."""
+    rows, n = x.shape
+    out = xp.empty(x.shape, x.dtype)
+    short = _matrix(xp, layout, x, a, s, c)
+    if short is not None:
+        samples, channels = layout.matrix
+        x, y, z = (each.reshape(samples, channels * n) for each in (x, y, out))
+        with long_rows(xp, channels * n):
+            for tile, (a, s, c) in short:
+                t = xp.multiply(y[tile], s, out=z[tile])
+                t += c
+                t += x[tile] * a
+        return out
+    a, s, c = (_per_row(xp, layout, values) for values in (a, s, c))
+    with long_rows(xp, n):
+        draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype)
+        for tile in row_blocks(xp, rows, n * x.itemsize):
+            draw.plane(x[tile], a[tile], y[tile], s[tile], c[tile], out[tile])
+    return out
+
+
+# z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over the rows that the layout takes together;
+# with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over samples and positions;
+# where m and r are given, fixed:  dx = r*g*w
+def _forward(
+    xp: Any, x: Array, w: Array | None, b: Array | None, layout: Layout, eps: float, tell: Tell | None
+) -> tuple[Array, Any]:
+    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
+    x, w, b = as_float32(x, w, b)
+    x = x.reshape(math.prod(layout.matrix), layout.positions)
+    mean, var = layout.statistics(xp, x)
+    if tell is not None:
+        tell(mean, var, layout.count)
+    rstd = 1 / xp.sqrt(var + float(eps))
+    out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
+    return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, False)
+
+
+def _line(xp: Any, layout: Layout, mean: Array, rstd: Array, w: Array | None, b: Array | None) -> tuple[Array, Array]:
+    """The factor and the summand of (x - mean)*rstd*w + b."""
+    scale = layout.spread(xp, rstd) if w is None else layout.spread(xp, rstd) * w
+    shift = layout.spread(xp, mean) * scale
+    return scale, -shift if b is None else b - shift
+
+
+def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    w, x = saved
+    layout, mean, rstd, kind, fixed = residual
+    dtype, shape = g.dtype, g.shape
+    g, x, w = as_float32(g, x, w)
+    g = g.reshape(math.prod(layout.matrix), layout.positions)
+    if x is None:
+        return None, None, g.sum(axis=1).reshape(layout.matrix).sum(axis=0).astype(kind, copy=False)
+    x = x.reshape(g.shape)
+    m, r = layout.spread(xp, mean), layout.spread(xp, rstd)
+    far = is_far(xp, mean, 1 / (rstd * rstd))
+    sums = channel_sums(xp, g, x, _per_row(xp, layout, m) if far else None)
+    along, across = (each.reshape(layout.matrix) for each in sums)
+    if not far:
+        across -= m * along  # sum g*(x - m)
+    dw = (across * r).sum(axis=0).astype(kind, copy=False) if needs[1] else None
+    db = along.sum(axis=0).astype(kind, copy=False) if needs[2] else None
+    if not (needs[0] or layout.meets):
+        return None, dw, db
+    scale = r if w is None else r * w
+    if fixed:
+        dx = _draw(xp, layout, g, scale, xp.zeros_like(scale))
+    else:
+        if w is not None:
+            along, across = along * w, across * w
+        along, across = layout.collect(xp, along, across)
+        if not needs[0]:
+            return None, dw, db
+        slope = across * (rstd * rstd * rstd / -layout.count)
+        shift = along * (rstd / -layout.count) - mean * slope
+        dx = _draw_plane(xp, layout, g, scale, x, layout.spread(xp, slope), layout.spread(xp, shift))
+    return dx.reshape(shape).astype(dtype, copy=False), dw, db
+
+
+def _batch_norm(
+    xp: Any,
+    x: Array,
+    w: Array | None,
+    b: Array | None,
+    eps: float,
+    tell: Tell | None,
+    layout: Batch | None = None,
+) -> tuple[Array, Any]:
+    """x: (N, C, ...); w, b: (C,).
+
+    tell: called with the means and the biased variances, (C,), and the number of elements each was taken over.
+    layout: None: the samples of x are the whole batch
+    """
+    return _forward(xp, x, w, b, Batch(x.shape) if layout is None else layout, eps, tell)
+
+
+batch_norm = Op("batch_norm", _batch_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
+
+
+def _group_norm(
+    xp: Any, x: Array, w: Array | None, b: Array | None, groups: int, eps: float, tell: Tell | None = None
+) -> tuple[Array, Any]:
+    """x: (N, C, ...); w, b: (C,).
+
+    tell: called with the means and the biased variances, (N, groups), and the number of elements of each.
+    """
+    return _forward(xp, x, w, b, _Groups(x.shape, groups), eps, tell)
+
+
+group_norm = Op("group_norm", _group_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
+
+
+def _channel_affine(
+    xp: Any, x: Array, w: Array | None, b: Array | None, mean: Array, var: Array, eps: float
+) -> tuple[Array, Any]:
+    """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
+    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
+    x, w, b, mean, var = as_float32(x, w, b, upcast(mean), upcast(var))
+    layout = Batch(shape)
+    x = x.reshape(math.prod(layout.matrix), layout.positions)
+    mean, rstd = mean.astype(x.dtype), (1 / xp.sqrt(var + float(eps))).astype(x.dtype)
+    out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
+    return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, True)
+
+
+channel_affine = Op("channel_affine", _channel_affine, _backward, inputs=("x", "w", "b"), saves=NEEDED)

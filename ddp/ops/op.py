@@ -1,0 +1,274 @@
+"""An op: a forward and a backward on arrays, and a declaration of what the backward reads.
+
+    forward(xp, *inputs, **parameters) -> (out, residual)
+    backward(xp, g, needs, saved, residual) -> one gradient per input
+
+`out` is an array, or a tuple of them; then `g` is a list with a gradient or None for each.
+
+Inputs are arrays, or Python scalars where a number stands in for one. `needs` says which inputs want a gradient; the
+others get None. `saved` are the declared values in the order of `saves`, None where no wanted gradient reads them;
+`residual` is whatever else backward needs. A backward never writes into `g`, `saved` or `residual`: the first may
+belong to somebody else, and the graph may be run again. What it returns may be a view, broadcast or read-only.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import ml_dtypes
+import numpy as np
+
+Array = Any
+Needs = tuple[bool, ...]
+Saved = Sequence[Any]
+Gradients = Sequence[Array | None]
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FLOAT32 = np.dtype("float32")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Forms(dict[Any, Callable[..., Any]]):
+    """The forms of one function by array module: NumPy's, and for every other module the device form."""
+
+    device: Callable[..., Any]
+
+    def __missing__(self, xp: Any) -> Callable[..., Any]:
+        return self.device
+
+
+class ArrayFunction(Generic[P, R]):
+    """A function whose first argument is the array module, and which may be computed in another way on a device.
+
+    The form that runs is looked up by the array module. `ddp._cuda.register` attaches the device forms; without one,
+    the reference runs everywhere.
+    """
+
+    def __init__(self, reference: Callable[Concatenate[Any, P], R]) -> None:
+        self.__name__, self.__doc__, self.__wrapped__ = reference.__name__, reference.__doc__, reference
+        self._forms = _Forms({np: reference})
+        self._forms.device = reference
+
+    def __call__(self, xp: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._forms[xp](xp, *args, **kwargs)
+        return result
+
+    def attach_device_form(self, form: Callable[..., R]) -> None:
+        """Computes with `form` on devices from now on."""
+        self._forms.device = form
+
+
+array_function = ArrayFunction
+
+OPS: dict[str, Op] = {}  # every op by name: the gradient tests prove that they miss none
+
+
+class Op:
+    """One differentiable operation.
+
+    inputs: the names of the array inputs; a single "*xs" takes any number, and saves none of them.
+    saves: what backward reads, by name ("out" is the result): a tuple if every gradient reads all of it, or a mapping
+        from the input whose gradient is wanted to what that one reads, so that a frozen input costs no memory.
+    view: the result may share the first input's memory, and no number changes.
+    into: the backward takes one more argument, `outs`: for each input None, or an array of the input's shape and dtype
+        to write its gradient into, and to return: a parameter's gradient is computed where it is kept. It need not.
+        "adding": or an `AccumulateInto`, whose array holds a gradient to add it to; the array is returned then.
+    supports_bfloat16: the forward takes bfloat16; other ops compute it in float32 and round (`Upcast`).
+    backward_supports_bfloat16: the backward takes it, too.
+    device_form: the op as CuPy arrays take it; this one, unless `ddp._cuda.register` has attached another.
+    """
+
+    __slots__ = (
+        *("_plans", "_reads", "_upcast", "backward", "backward_supports_bfloat16", "device_form", "forward", "inputs"),
+        *("into", "name", "saves", "supports_bfloat16", "view"),
+    )
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., tuple[Array, Any]],
+        backward: Callable[..., Gradients],
+        *,
+        inputs: tuple[str, ...],
+        saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
+        view: bool = False,
+        into: bool | str = False,
+        supports_bfloat16: bool = False,
+    ) -> None:
+        assert name not in OPS, name
+        self.name = name
+        self.forward = forward
+        self.backward = backward
+        self.inputs = inputs
+        self._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(inputs, saves)
+        self.saves = tuple(dict.fromkeys(value for values in self._reads.values() for value in values))
+        self.view = view
+        self.into = into
+        self.supports_bfloat16 = supports_bfloat16 or view
+        self.backward_supports_bfloat16 = False
+        self._upcast: Upcast | None = None
+        self._plans: dict[Needs, tuple[int | None, ...]] = {}
+        self.device_form = self
+        OPS[name] = self
+
+    def attach_device_form(
+        self,
+        forward: Callable[..., tuple[Array, Any]],
+        backward: Callable[..., Gradients],
+        *,
+        saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] | None = None,
+        into: bool | str | None = None,
+    ) -> None:
+        """Gives CuPy arrays a pair of their own; called by `ddp._cuda.register` alone.
+
+        Both take bfloat16 as it is, in any mix with the other dtypes that the op is given, compute in float32 and round
+        once. A pair that cannot take some case hands it on to `op.upcast.forward`, and its residual to
+        `op.upcast.backward`.
+        saves: as for the op, where this backward reads something else; into: as for the op, where they differ.
+        """
+        form = self.device_form = copy.copy(self)
+        form.forward, form.backward = forward, backward
+        form.supports_bfloat16 = form.backward_supports_bfloat16 = True
+        form._upcast = None
+        if saves is not None:
+            form._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(self.inputs, saves)
+            form.saves = tuple(dict.fromkeys(value for values in form._reads.values() for value in values))
+            form._plans = {}
+        if into is not None:
+            form.into = into
+
+    @property
+    def upcast(self) -> Upcast:
+        """This op on bfloat16."""
+        if self._upcast is None:
+            self._upcast = Upcast(self)
+        return self._upcast
+
+    def plan(self, needs: Needs) -> tuple[int | None, ...]:
+        """For each of `saves`: its position among the inputs (len(inputs) is the result), None if nothing reads it."""
+        found = self._plans.get(needs)
+        if found is None:
+            names = (*self.inputs, "out")
+            if self.saves:
+                wanted = [name for name, need in zip(self.inputs, needs, strict=True) if need]
+                read = {value for name in wanted for value in self._reads[name]}
+                found = tuple(names.index(value) if value in read else None for value in self.saves)
+            else:
+                found = ()
+            self._plans[needs] = found
+        return found
+
+    def __repr__(self) -> str:
+        return f"Op({self.name!r}, inputs={self.inputs}, saves={self.saves})"
+
+
+class Upcast:
+    """An op on bfloat16: it computes in float32, and what comes out is rounded, forward and backward.
+
+    NumPy and CuPy know bfloat16 as storage: their loops over it are slow, and their products do not take it.
+    """
+
+    into = False
+
+    def __init__(self, op: Op) -> None:
+        self.name, self.saves = op.name, op.saves
+        self._forward = op.forward
+        self._backward = op.backward
+        self._outs = ((None,) * len(op.inputs),) if op.into else ()
+
+    def forward(self, xp: Any, *inputs: Any, **parameters: Any) -> tuple[Any, Any]:
+        out, residual = self._forward(xp, *[upcast(x) for x in inputs], **parameters)
+        narrow = [getattr(x, "dtype", None) is BFLOAT16 for x in inputs]
+        return (tuple([_round(each) for each in out]) if isinstance(out, tuple) else _round(out)), (residual, narrow)
+
+    def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        inner, narrow = residual
+        wide = [upcast(each) for each in g] if isinstance(g, list) else upcast(g)
+        results = self._backward(xp, wide, needs, [upcast(x) for x in saved], inner, *self._outs)
+        if narrow is None:  # the forward moved data, and did not come by here
+            return [_round(dx) for dx in results]
+        # A float32 weight beside a bfloat16 input keeps its float32 gradient.
+        return [_round(dx) if is_round else dx for dx, is_round in zip(results, narrow, strict=True)]
+
+
+def upcast(x: Any) -> Any:
+    """A bfloat16 array in float32; anything else as it is."""
+    return x.astype("float32") if getattr(x, "dtype", None) is BFLOAT16 else x
+
+
+def _round(x: Any) -> Any:
+    return x.astype(BFLOAT16) if getattr(x, "dtype", None) is _FLOAT32 else x
+
+
+def compute_dtype(x: Array) -> np.dtype[Any]:
+    """The dtype to compute in: float16 is too coarse to add up, see `total`."""
+    return _FLOAT32 if x.dtype.char == "e" else x.dtype
+
+
+def as_float32(*arrays: Array | None) -> list[Any]:
+    """The arrays with float16 as float32, so that each sum is rounded once; None stays None."""
+    return [x.astype(_FLOAT32) if x is not None and x.dtype.char == "e" else x for x in arrays]
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of an array, () for a Python scalar."""
+    return getattr(x, "shape", ())
+
+
+def as_rows(x: Array, axes: int) -> Array:
+    """x as (rows, n), its last `axes` axes taken together."""
+    if axes == 1 and x.ndim == 2:
+        return x
+    split = x.ndim - axes
+    return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
+
+
+def total(x: Array, axis: Any = None, keepdims: bool = False, *, wide: bool = False) -> Array:
+    """The sum of `x` over `axis`. float16 is added up in float32, and stays so with `wide`; integers in int64.
+
+    A running sum in float16 stands still at 2048: from there on, adding 1 changes nothing.
+    """
+    if x.dtype.char != "e":
+        return x.sum(axis=axis, keepdims=keepdims, dtype="int64" if x.dtype.kind in "bu" else None)
+    out = x.sum(axis=axis, keepdims=keepdims, dtype="float32")
+    return out if wide else out.astype(x.dtype)
+
+
+def fold(g: Array, shape: tuple[int, ...]) -> Array:
+    """`g` summed over the axes along which something of `shape` was broadcast."""
+    if g.shape == shape:
+        return g
+    extra = g.ndim - len(shape)
+    axes = (*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1))
+    return total(g, axes, keepdims=True).reshape(shape)
+
+
+BITS = {2: "int16", 4: "int32", 8: "int64"}
+
+
+@array_function
+def where_or_zero(xp: Any, mask: Array, g: Array) -> Array:
+    """`g` (floating) where `mask` (bool), else 0, also for infinite `g` and nan: a product would make nan of these."""
+    # The bits of g as integers, times 0 or 1: as fast as g * mask, where NumPy's where() is ten times slower because it
+    # branches at every element of a mask without a pattern.
+    return (g.view(BITS[g.dtype.itemsize]) * mask).view(g.dtype)
+
+
+@array_function
+def sum_of_squares(xp: Any, x: Array) -> Array:
+    """The sum of x*x of a vector."""
+    # The product makes no array of squares.
+    result: Array = x.dot(x)
+    return result
+
+
+def unreduce(g: Array, shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool) -> Array:
+    """`g`, the gradient of a reduction over `axes` of something of `shape`, with the reduced axes back as ones."""
+    if keepdim or not axes:
+        return g
+    return g.reshape([1 if i in axes else n for i, n in enumerate(shape)])

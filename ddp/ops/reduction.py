@@ -1,0 +1,420 @@
+"""Reductions over axes, moments, cumulative operations, and sorting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp.ops.op import (
+    Array,
+    Gradients,
+    Needs,
+    Op,
+    Saved,
+    array_function,
+    as_float32,
+    compute_dtype,
+    sum_of_squares,
+    total,
+    unreduce,
+    upcast,
+    where_or_zero,
+)
+from ddp.ops.shape import along
+
+# Reductions over axes: `dims` are non-negative axes, all of them for a full reduction.
+
+
+def count_of(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
+    """How many elements meet in each result."""
+    count = 1
+    for dim in dims:
+        count *= shape[dim]
+    return count
+
+
+# z = sum x;  dx = g, broadcast
+def _sum(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    return total(x, dims, keepdim), (x.shape, dims, keepdim)
+
+
+def _sum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    return (xp.broadcast_to(unreduce(g, *residual), residual[0]),)
+
+
+sum = Op("sum", _sum, _sum_backward, inputs=("x",))
+
+
+# z = sum of what is not nan;  dx = g where x is not nan
+def _nansum(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    there = x == x  # nan alone is unlike itself
+    return total(where_or_zero(xp, there, x), dims, keepdim), (there, (x.shape, dims, keepdim))
+
+
+def _nansum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    there, shapes = residual
+    return (where_or_zero(xp, there, xp.broadcast_to(unreduce(g, *shapes), there.shape)),)
+
+
+nansum = Op("nansum", _nansum, _nansum_backward, inputs=("x",))
+
+
+# z = mean of x over n elements;  dx = g/n, broadcast
+def _mean(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    count = count_of(x.shape, dims)
+    added = total(x, dims, keepdim, wide=True)
+    # The mean of nothing is nan, without a division by zero.
+    out = added / count if count else added + float("nan")
+    return out.astype(x.dtype, copy=False), ((x.shape, dims, keepdim), count)
+
+
+def _mean_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shapes, count = residual
+    return _sum_backward(xp, g / max(count, 1), needs, saved, shapes)
+
+
+mean = Op("mean", _mean, _mean_backward, inputs=("x",))
+
+
+# z = max x;  dx = g, shared equally by the elements that equal the maximum, or are nan where it is
+def _amax(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    return x.max(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
+
+
+def _extreme_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, out = saved
+    hit = x == unreduce(out, *residual)
+    hit |= x != x  # nan alone is unlike itself
+    count = hit.sum(axis=residual[1], keepdims=True).astype(x.dtype)
+    return (where_or_zero(xp, hit, unreduce(g, *residual) / count),)
+
+
+amax = Op("amax", _amax, _extreme_backward, inputs=("x",), saves=("x", "out"))
+
+
+# z = min x;  dx = g, shared equally by the elements that equal the minimum, or are nan where it is
+def _amin(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    return x.min(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
+
+
+amin = Op("amin", _amin, _extreme_backward, inputs=("x",), saves=("x", "out"))
+
+
+# z = the lower of the two in the middle of all, nan beside a nan;  dx = g, shared equally by the elements that equal it
+def _median(xp: Any, x: Array) -> tuple[Array, Any]:
+    flat = x.reshape(-1)
+    out = xp.partition(flat, (flat.size - 1) // 2)[(flat.size - 1) // 2]
+    if x.dtype.kind == "f":
+        out = xp.where((flat != flat).any(), flat.dtype.type(xp.nan), out)
+    return out, (x.shape, tuple(range(x.ndim)), False)
+
+
+median = Op("median", _median, _extreme_backward, inputs=("x",), saves=("x", "out"))
+
+
+# z = x at index along `dim`, where it keeps the dimension and names one element of each line;  dx = g there
+def _pick(xp: Any, x: Array, index: Array, dim: int, keepdim: bool) -> tuple[Array, Any]:
+    out = xp.take_along_axis(x, index, axis=dim)
+    return out if keepdim else out.squeeze(dim), (x.shape, index, dim)
+
+
+def _pick_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, index, dim = residual
+    dx = xp.zeros(shape, g.dtype)
+    xp.put_along_axis(dx, index, g.reshape(index.shape), axis=dim)
+    return (dx,)
+
+
+pick = Op("pick", _pick, _pick_backward, inputs=("x",))
+
+
+# z = product of x;  dx = g*(product of all others), which is right beside zeros too
+def _prod(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    wide = {"b": "int64", "u": "int64", "i": "int64"}.get(x.dtype.kind, "float32" if x.dtype.char == "e" else None)
+    out = x.prod(axis=dims, keepdims=keepdim, dtype=wide)
+    return out.astype(x.dtype, copy=False) if x.dtype.char == "e" else out, (dims, keepdim)
+
+
+def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, (dims, keepdim) = saved[0], residual
+    g = unreduce(g, x.shape, dims, keepdim)
+    if len(dims) == 1:
+        return (_others(xp, x, dims[0]) * g,)
+    return ((_others(xp, x.reshape(-1), 0) * g.reshape(-1)).reshape(x.shape),)  # all of them: that is what there is
+
+
+def _others(xp: Any, x: Array, dim: int) -> Array:
+    """The product of all other elements along `dim`: of those before it, times those after it."""
+    x = x.swapaxes(0, dim)
+    before, after = xp.ones_like(x), xp.ones_like(x)
+    before[1:] = xp.cumprod(x[:-1], axis=0)
+    after[:-1] = xp.cumprod(x[:0:-1], axis=0)[::-1]
+    before *= after
+    return before.swapaxes(0, dim)
+
+
+prod = Op("prod", _prod, _prod_backward, inputs=("x",), saves=("x",))
+
+
+# Variances and norms: how far elements are from their mean, or from zero.
+
+
+# z = sum (x - m)^2 / (n - c), m the mean of n elements, c the correction;  dx = 2*g*(x - m)/(n - c)
+def _var(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool, correction: float) -> tuple[Array, Any]:
+    count = count_of(x.shape, dims)
+    added = total(x, dims, keepdims=True, wide=True)
+    middle = added / count if count else added + float("nan")
+    d = x - middle
+    d *= d
+    freedom = max(count - correction, 0)
+    out = total(d, dims, keepdim, wide=True)
+    # No freedom is nan for one value and infinite for several, as in PyTorch.
+    out = out / freedom if freedom else xp.where(out > 0, xp.inf, xp.nan)
+    return out.astype(x.dtype, copy=False), (middle, freedom, (x.shape, dims, keepdim))
+
+
+def _var_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    middle, freedom, shapes = residual
+    dx = saved[0] - middle
+    dx *= unreduce(g, *shapes) * (2 / freedom if freedom else float("inf"))
+    return (dx.astype(g.dtype, copy=False),)
+
+
+var = Op("var", _var, _var_backward, inputs=("x",), saves=("x",))
+
+
+# z = sqrt x;  dx = g/(2*z), and 0 where z = 0: elements that are all alike have a deviation, and no direction
+def _root(xp: Any, x: Array) -> tuple[Array, Any]:
+    return xp.sqrt(x), None
+
+
+def _root_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    out = saved[0]
+    zero = out == 0
+    dx = g / (2 * out + zero)
+    return (xp.where(zero, 0, dx).astype(g.dtype, copy=False),)
+
+
+deviation = Op("deviation", _root, _root_backward, inputs=("x",), saves=("out",))
+
+
+# z = (sum |x|^p)^(1/p);  dx = g*sign x*(|x|/z)^(p - 1), 0 where z = 0; none for p = 0.
+# p = inf, -inf: z = max |x|, min |x|;  dx = g*sign x, shared equally by the elements of that size
+def _vector_norm(xp: Any, x: Array, p: float, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+    residual = (p, (x.shape, dims, keepdim))
+    if p == 2:
+        if x.ndim == len(dims) and x.dtype.char != "e" and x.flags.c_contiguous:
+            out = xp.sqrt(sum_of_squares(xp, x.reshape(-1)))
+            return (out.reshape((1,) * x.ndim) if keepdim else out), residual
+        (wide,) = as_float32(x)
+        return xp.sqrt(total(wide * wide, dims, keepdim)).astype(x.dtype, copy=False), residual
+    size = xp.abs(x)
+    if p == 0:
+        out = (x != 0).sum(axis=dims, keepdims=keepdim)
+    elif p == 1:
+        out = total(size, dims, keepdim)
+    elif p in (float("inf"), float("-inf")):
+        if size.size:
+            out = size.max(axis=dims, keepdims=keepdim) if p > 0 else size.min(axis=dims, keepdims=keepdim)
+        else:
+            out = total(size, dims, keepdim)
+    else:
+        (wide,) = as_float32(size)
+        out = total(wide**p, dims, keepdim) ** (1 / p)
+    return out.astype(x.dtype, copy=False), residual
+
+
+def _vector_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, out = saved
+    p, shapes = residual
+    g, out = unreduce(g, *shapes), unreduce(out, *shapes)
+    if p == 0:
+        return (None,)
+    if p == 1:
+        return (xp.sign(x) * g,)
+    size = xp.abs(x)
+    if p in (float("inf"), float("-inf")):
+        hit = size == out
+        hit |= size != size
+        return (xp.sign(x) * xp.where(hit, g / hit.sum(axis=shapes[1], keepdims=True).astype(x.dtype), 0),)
+    zero = out == 0
+    if p == 2:
+        return (x * xp.where(zero, 0, g / (out + zero)).astype(x.dtype, copy=False),)
+    if p < 2:
+        size = xp.where(size == 0, 1, size)  # whose sign is 0, so that a negative power of 0 is not asked for
+    scale = xp.where(zero, 0, g / (out + zero) ** (p - 1))
+    return ((xp.sign(x) * size ** (p - 1) * scale).astype(x.dtype, copy=False),)
+
+
+vector_norm = Op("vector_norm", _vector_norm, _vector_norm_backward, inputs=("x",), saves=("x", "out"))
+
+
+# Running sums, products and extremes along an axis.
+
+
+def _wide(x: Array) -> Any:
+    """The dtype to add up and multiply in: int64 for integers, float32 for float16."""
+    if x.dtype.kind in "bui":
+        return "int64"
+    return compute_dtype(x)
+
+
+def _narrow(out: Array, x: Array) -> Array:
+    return out.astype(x.dtype) if x.dtype.char == "e" else out
+
+
+def _from_the_end(xp: Any, x: Array, dim: int) -> Array:
+    """The sums of all elements from here to the end of `dim`."""
+    return xp.flip(xp.cumsum(xp.flip(x, dim), axis=dim, dtype=_wide(x)), dim)
+
+
+# z_i = sum of x_j, j <= i;  dx_i = sum of g_j, j >= i
+def _cumsum(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+    return _narrow(xp.cumsum(x, axis=dim, dtype=_wide(x)), x), dim
+
+
+def _cumsum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
+    return (_narrow(_from_the_end(xp, g, dim), g),)
+
+
+cumsum = Op("cumsum", _cumsum, _cumsum_backward, inputs=("x",))
+
+
+# z_i = product of x_j, j <= i;  dx_i = sum of g_j*z_j, j >= i, over x_i;
+# beside zeros dx_i = z_(i-1)*s_i, s_i = g_i + x_(i+1)*s_(i+1), which divides by nothing
+def _cumprod(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+    return _narrow(xp.cumprod(x, axis=dim, dtype=_wide(x)), x), dim
+
+
+def _cumprod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
+    x, out = saved
+    if (x != 0).all():
+        return ((_from_the_end(xp, g * out, dim) / x).astype(x.dtype, copy=False),)
+    x, out, g = (xp.moveaxis(each, dim, 0) for each in (x, out, g))
+    dx = xp.empty_like(x)
+    dx[-1] = g[-1]
+    for i in range(len(x) - 2, -1, -1):
+        dx[i] = g[i] + x[i + 1] * dx[i + 1]
+    dx[1:] *= out[:-1]
+    return (xp.moveaxis(dx, 0, dim),)
+
+
+cumprod = Op("cumprod", _cumprod, _cumprod_backward, inputs=("x",), saves=("x", "out"))
+
+
+@array_function
+def accumulate(xp: Any, name: str, x: Array) -> Array:
+    """The running result of the ufunc `name` along axis 0."""
+    return getattr(xp, name).accumulate(x, axis=0)
+
+
+def running(xp: Any, name: str, x: Array, dim: int) -> Array:
+    """The last place (int64) of the extreme of x_j, j <= i, along `dim`; a nan is larger and smaller than anything.
+
+    name: "maximum" or "minimum".
+    """
+    x = xp.moveaxis(x, dim, 0)
+    values = accumulate(xp, name, x)
+    hit = x == values
+    hit |= x != x  # nan alone is unlike itself
+    places = xp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
+    found = accumulate(xp, "maximum", xp.where(hit, places, 0))
+    return xp.ascontiguousarray(xp.moveaxis(found, 0, dim))
+
+
+# z_i = x at index_i along `dim`, where lines may name an element often;  dx = g, added up there
+def _choose(xp: Any, x: Array, index: Array, dim: int) -> tuple[Array, Any]:
+    return xp.take_along_axis(x, index, axis=dim), (x.shape, index, dim)
+
+
+def _choose_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, index, dim = residual
+    dx = xp.zeros(shape, g.dtype)
+    where = [xp.arange(n).reshape([-1 if i == axis else 1 for i in range(g.ndim)]) for axis, n in enumerate(g.shape)]
+    where[dim] = index
+    xp.add.at(dx, tuple(where), g)
+    return (dx,)
+
+
+running_extreme = Op("running_extreme", _choose, _choose_backward, inputs=("x",))
+
+
+# Order: where the sorted, the largest, the different elements are. Indices have no gradient, so nothing here is an op.
+#
+# nan counts as larger than every number, in sorting as in searching.
+
+
+def argsort(xp: Any, x: Array, dim: int, descending: bool) -> Array:
+    """The indices that sort `x` along `dim`; equal elements keep their order."""
+    x = upcast(x)
+    if not descending:
+        return xp.argsort(x, axis=dim, kind="stable")
+    # The last of equal elements comes first in the reverse of an order, so both are reversed.
+    order = xp.flip(xp.argsort(xp.flip(x, dim), axis=dim, kind="stable"), dim)
+    return x.shape[dim] - 1 - order
+
+
+def extremes(xp: Any, x: Array, k: int, dim: int, largest: bool, ordered: bool) -> Array:
+    """The indices of the k largest, or smallest, elements along `dim`; the most extreme first if `ordered`."""
+    x, n = upcast(x), x.shape[dim]
+    if not 0 < k < n:
+        order = argsort(xp, x, dim, largest)
+        return order[along(dim, slice(0, k))]
+    part = slice(n - k, n) if largest else slice(0, k)
+    found = xp.argpartition(x, n - k if largest else k - 1, axis=dim)[along(dim, part)]
+    if ordered:
+        order = argsort(xp, xp.take_along_axis(x, found, axis=dim), dim, largest)
+        found = xp.take_along_axis(found, order, axis=dim)
+    return found
+
+
+def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
+    """The index of the k-th smallest element (from 1) along `dim`, which stays with size 1."""
+    found = xp.argpartition(upcast(x), k - 1, axis=dim)
+    return found[along(dim, slice(k - 1, k))]
+
+
+def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> tuple[Array, Array | None, Array | None]:
+    """The different elements, or slices along `dim`, sorted; for each of `x` its number among them; how often each is.
+
+    The last two are None unless asked for. A nan is unlike every other.
+    """
+    found = xp.unique(upcast(x), return_inverse=inverse, return_counts=counts, axis=dim, equal_nan=False)
+    values, *rest = found if inverse or counts else (found,)
+    number = rest.pop(0).reshape(x.shape if dim is None else -1) if inverse else None
+    return values.astype(x.dtype, copy=False), number, rest.pop(0) if counts else None
+
+
+def runs(xp: Any, x: Array, dim: int | None) -> tuple[Array, Array, Array]:
+    """As `unique`, of neighbours alone: the first of every run, the number of the run of each, their lengths."""
+    rows = x.reshape(-1, 1) if dim is None else xp.moveaxis(x, dim, 0).reshape(x.shape[dim], -1)
+    n = rows.shape[0]
+    first = xp.ones(n, bool)
+    if n > 1:
+        first[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+    starts = xp.flatnonzero(first)
+    inverse = xp.cumsum(first) - 1
+    counts = xp.diff(xp.append(starts, n))
+    if dim is None:
+        return x.reshape(-1)[starts], inverse.reshape(x.shape), counts
+    return xp.take(x, starts, axis=dim), inverse, counts
+
+
+def searchsorted(xp: Any, rows: Array, x: Array, side: str) -> Array:
+    """Where each of `x` would be put into `rows`, sorted along their last axis: one row for all, or one for each."""
+    rows, x = upcast(rows), upcast(x)
+    if rows.ndim == 1:
+        return xp.asarray(xp.searchsorted(rows, x, side=side))
+    out = xp.zeros(x.shape, "int64")
+    if not rows.size or not x.size:
+        return out
+    flat, values, places = (each.reshape(-1, each.shape[-1]) for each in (rows, x, out))
+    for row, value, place in zip(flat, values, places, strict=True):
+        place[...] = xp.searchsorted(row, value, side=side)
+    return out
+
+
+def bincount(xp: Any, x: Array, weights: Array | None, minlength: int) -> Array:
+    """How often each integer from 0 on occurs, or the sum of its weights."""
+    if not x.size:
+        return xp.zeros(minlength, "int64" if weights is None else weights.dtype)
+    return xp.bincount(x, weights=weights, minlength=minlength)
