@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.arrays import as_array, as_bytes, is_device_array
-from collectives.backends.shm.setup import add_array, share, sharing
-from collectives.backends.transport import Transport
-from collectives.engine.call import CallArguments, CollectiveOp, Steps
-from collectives.engine.call_site import user_site
-from collectives.engine.registry import CommunicatorRegistry
-from collectives.engine.verify import Signature, signature_hash, spans
+from collectives.backends.shm.hierarchy import share
+from collectives.backends.transport import Signature, Steps, Transport
+from collectives.engine.call import CallArguments, CollectiveOp, user_site
+from collectives.engine.queue import CommunicatorRegistry
+from collectives.engine.verify import signature_hash, spans
 from collectives.errors import ArgumentError, DtypeError
 from collectives.exit_notice import ExitNotice
 from collectives.ops.base import whole
@@ -154,9 +153,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
         def steps(call: CollectiveOp[Array]) -> Steps[Array]:
             yield from self.verify(call, Signature(signature_hash("empty", "", kind, lengths)))
-            memory, near = None, sharing(self._transport)
-            if nbytes > 0 and near is not None:
-                memory = yield from add_array(near, nbytes)
+            memory = (yield from self._transport.empty(nbytes)) if nbytes else None
             if memory is None:
                 return np.zeros(lengths, kind)
             return memory.view(kind).reshape(lengths)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from collectives import cores, simulation, world
 from collectives.backends.detached import DetachedTransport, passed_on, place
 from collectives.backends.device.cuda import take_local_gpu
-from collectives.backends.shm.setup import share
+from collectives.backends.shm.hierarchy import share
 from collectives.backends.single import SingleTransport
 from collectives.communicator import Communicator
 from collectives.engine import shutdown as farewell
 from collectives.engine.progress import complete
-from collectives.engine.registry import CommunicatorRegistry
+from collectives.engine.queue import CommunicatorRegistry
 from collectives.errors import ArgumentError, BackendError
 from collectives.flight.recorder import process_recorder
 from collectives.flight.sampler import Sampler

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from collectives.backends.single import SingleTransport
-from collectives.backends.transport import Test
+from collectives.backends.transport import Signature, Test
 from collectives.communicator import Communicator
-from collectives.engine.verify import Signature
 from collectives.errors import no_rank
 from collectives.reduction import Array
 from collectives.world import APART, World, promised, started_by_torchrun, torchrun_job

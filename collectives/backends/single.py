@@ -6,17 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from collectives.backends.transport import Finish, Test, then
-from collectives.engine.verify import Signature, Signatures
+from collectives.backends.transport import Finish, Signature, Test, Transport, completed, then
 from collectives.exit_notice import ExitNotice
 from collectives.reduction import Array, ReduceOp
 
 
-def _done() -> bool:
-    return True
-
-
-class SingleTransport:
+class SingleTransport(Transport):
     """The transport of a rank that has no peers."""
 
     name = "single"
@@ -29,22 +24,13 @@ class SingleTransport:
     def exchange_signatures(
         self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        return _done
-
-    def signatures(self) -> Signatures | None:
-        return None
+        return completed
 
     def root_prefix(self, room: Array, root: int) -> Test:
-        return _done
+        return completed
 
     def all_prefixes(self, prefix: Array, room: Array) -> Test:
         return _copy(prefix, room[0])
-
-    def late(self) -> Sequence[int]:
-        return []
-
-    def pid(self, rank: int) -> int | None:
-        return None
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         return then(_copy(x, out), finish, out)
@@ -53,7 +39,7 @@ class SingleTransport:
         return then(_copy(x, out), finish, out)
 
     def broadcast(self, x: Array, root: int) -> Test:
-        return _done
+        return completed
 
     def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
         return _copy(x, out)
@@ -83,19 +69,16 @@ class SingleTransport:
         return None
 
     def barrier(self) -> Test:
-        return _done
+        return completed
 
     def duplicate(self, key: str) -> tuple[SingleTransport, Test]:
-        return SingleTransport(key), _done
+        return SingleTransport(key), completed
 
     def split(self, members: Sequence[int] | None, key: str) -> tuple[SingleTransport | None, Test]:
-        return None if members is None else SingleTransport(key), _done
+        return None if members is None else SingleTransport(key), completed
 
     def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[SingleTransport, Test]:
-        return SingleTransport(key), _done
-
-    def close(self) -> None:
-        return
+        return SingleTransport(key), completed
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
         return {}
@@ -105,4 +88,4 @@ def _copy(x: Array, out: Array | None) -> Test:
     assert out is not None
     if out is not x:
         np.copyto(out, x)
-    return _done
+    return completed

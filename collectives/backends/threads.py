@@ -14,8 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from collectives.backends.transport import EAGER_TAG, Finish, Test, offsets, then
-from collectives.engine.verify import HASH, WORDS, Signature, Signatures
+from collectives.backends.transport import (
+    EAGER_TAG,
+    HASH,
+    WORDS,
+    Finish,
+    Signature,
+    Signatures,
+    Test,
+    Transport,
+    completed,
+    offsets,
+    then,
+)
 from collectives.errors import MismatchError
 from collectives.exit_notice import ExitNotice, among
 from collectives.reduction import COMBINE, Array, ReduceOp
@@ -45,10 +56,6 @@ class _Message:
 
     x: Array
     taken: bool = False
-
-
-def _done() -> bool:
-    return True
 
 
 class ThreadGroup:
@@ -102,7 +109,7 @@ class ThreadGroup:
         """Posts array `number` of those that src sends to dst under that tag."""
         if tag == EAGER_TAG:
             self.mailboxes[dst].append((src, x.copy()))
-            return _done
+            return completed
         letter = _Message(x=x)
         with self.lock:
             self._messages[src, dst, tag, number] = letter
@@ -133,7 +140,7 @@ class ThreadGroup:
             return group
 
 
-class ThreadTransport:
+class ThreadTransport(Transport):
     """One thread's end of a `ThreadGroup`.
 
     left: rank of the world → departure, shared by all communicators; members: the ranks of the world that are in this
@@ -176,17 +183,11 @@ class ThreadTransport:
     def signatures(self) -> Signatures | None:
         return None if self._headers is None else self._headers.tolist()
 
-    def root_prefix(self, room: Array, root: int) -> Test:
-        return self.broadcast(room, root)
-
     def all_prefixes(self, prefix: Array, room: Array) -> Test:
         return self._gather(prefix, room)
 
     def late(self) -> Sequence[int]:
         return self._group.missing(self._number - 1)
-
-    def pid(self, rank: int) -> int | None:
-        return None  # all threads share one flight record
 
     def _gather(self, part: Array, room: Array) -> Test:
         return self.all_gather(part.view(np.uint8), room.reshape(-1).view(np.uint8), [part.nbytes] * self.size)
@@ -271,9 +272,6 @@ class ThreadTransport:
         group = self._group.part(key, len(members))
         everyones = [self._members[rank] for rank in members]
         return ThreadTransport(group, members.index(self.rank), self._left, key, everyones)
-
-    def close(self) -> None:
-        return  # the group goes with its last user
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
         return among(self._members, self._left)

@@ -2,36 +2,65 @@
 
 A transport knows nothing of dtypes' meaning, lengths, scales, queues or time limits: `Communicator` has those once for
 all backends. Each method starts one collective and returns its `Test`; the caller keeps the arrays alive and unchanged
-until that test answers True. All ranks call the same methods in the same order, but for `send` and `recv`.
+until that test answers True. All ranks call the same methods in the same order, except `send` and `recv`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from collectives.engine.verify import Signature, Signatures
 from collectives.exit_notice import ExitNotice
 from collectives.reduction import Array, ReduceOp
 
+T = TypeVar("T")
+
 #: Makes progress; True once the collective is complete on this rank; raises if it failed.
 Test = Callable[[], bool]
-
-#: Turns a reduction's total, or any part of it, into the answer, in place.
+#: A call's steps: yields the test of each operation, and returns the call's result.
+Steps = Generator[Test, None, T]
+#: Turns a reduction's total, or any part of it, into the result, in place.
 Finish = Callable[[Array], None]
 
-#: Bytes of the longest letter, which is on its way at once; longer messages may wait until they are received.
+#: Bytes of the longest eager message, which is sent at once; longer messages may wait until they are received.
 EAGER_LIMIT = 4096
-#: The tag of letters, which `arrived` hands out; the tag that a user gave stands in them.
+#: The tag of eager messages, which `arrived` returns; the user's tag is part of the message.
 EAGER_TAG = 0
-#: Tags of the arrays that follow a letter are from it up to twice it.
+#: Tags of the arrays that follow an eager message are from this one up to twice it.
 RENDEZVOUS_TAG = 2**14
 
+#: int64 words of a signature, as ranks exchange it.
+WORDS = 16
+#: What the words are. SEQUENCE is written last; IN and OUT are two words each: segment and offset of a shared array.
+SEQUENCE, HASH, ROWS, NBYTES, PREFIX, IN, OUT = 0, 1, 2, 3, 4, 5, 7
+#: The words of each rank's signature.
+Signatures = Sequence[Sequence[int]]
 
-class Transport(Protocol):
+
+class Signature(NamedTuple):
+    """What one rank calls. digest: of what must be equal; rows: length along axis 0; nbytes: of its contribution."""
+
+    digest: int
+    rows: int = 0
+    nbytes: int = 0
+
+
+class Placement(NamedTuple):
+    """A rank in a communicator, the same among the ranks of its node, and which node that is."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+
+
+class Transport(ABC):
     """One rank's end of a communicator. Arrays are one-dimensional and C-contiguous.
 
     name: the backend's name; key: the same text on all ranks and different for each communicator of a world
+    shares_memory: ranks of a node move arrays through shared memory
     """
 
     name: str
@@ -41,92 +70,196 @@ class Transport(Protocol):
     local_rank: int
     local_size: int
     node: int
+    shares_memory = False
+    shared_arrays: Any = None  # of `comm.empty`, which duplicates have in common; `None` without shared memory
 
+    @property
+    def placement(self) -> Placement:
+        return Placement(self.rank, self.size, self.local_rank, self.local_size, self.node)
+
+    @placement.setter
+    def placement(self, value: Placement) -> None:
+        self.rank, self.size, self.local_rank, self.local_size, self.node = value
+
+    # Verification ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     def exchange_signatures(
-        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+        self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        """Shows the others this rank's header of the collective that comes next; complete when all have shown theirs.
+        """Shows the others this rank's signature of the next collective; complete when all have shown theirs.
 
         payload, out: what the next operation of this transport reads and writes, if anything, as it will be given there
         prefix: (n,) uint8, n the same on all ranks that give one: what `root_prefix` and `all_prefixes` hand out
         """
 
     def signatures(self) -> Signatures | None:
-        """The headers of the ranks that have met; None if this call's were not exchanged."""
+        """The signatures of all ranks; None if this call's were not exchanged."""
+        return None
+
+    def verified_groups(self) -> Sequence[tuple[Transport, Sequence[int]]]:
+        """The transports whose ranks compare their signatures, each with those ranks as this transport counts them."""
+        return [(self, range(self.size))]
 
     def root_prefix(self, room: Array, root: int) -> Test:
         """room: (n,) uint8, written off the root with the root's prefix; on the root it is that prefix."""
+        return self.broadcast(room, root)
 
     def all_prefixes(self, prefix: Array, room: Array) -> Test:
         """prefix: this rank's; room: (size, n) uint8, written with all ranks' prefixes."""
+        return self.all_gather(prefix, room.reshape(-1), [prefix.nbytes] * self.size)
 
     def late(self) -> Sequence[int]:
         """The ranks for which this one waits, as far as that is known."""
+        return []
 
     def pid(self, rank: int) -> int | None:
-        """The process that a rank is, if that is one of this machine, with a flight record of its own."""
+        """The process of a rank, None if it is on another node or not known."""
+        return None
 
+    @abstractmethod
+    def exit_notices(self) -> Mapping[int, ExitNotice]:
+        """The ranks of this communicator that are known to have left."""
+
+    # Collectives -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         """x, out: (n,), same dtype; `x is out` reduces in place."""
 
+    @abstractmethod
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
         """x: (n,); out: (n,) on the root, None elsewhere."""
 
-    def broadcast(self, x: Array, root: int) -> Test:
-        """x: (n,) uint8, read on the root, written elsewhere."""
-
-    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
-        """x: (counts[rank],) uint8; out: (sum(counts),) uint8 on the root, None elsewhere."""
-
-    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
-        """x: (sum(counts),) uint8 on the root, None elsewhere; out: (counts[rank],) uint8."""
-
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
-        """x: (counts[rank],) uint8; out: (sum(counts),) uint8."""
-
+    @abstractmethod
     def reduce_scatter(
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
     ) -> Test:
         """x: (sum(counts),); out: (counts[rank],), same dtype, in other memory."""
 
+    @abstractmethod
+    def broadcast(self, x: Array, root: int) -> Test:
+        """x: (n,) uint8, read on the root, written elsewhere."""
+
+    @abstractmethod
+    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
+        """x: (counts[rank],) uint8; out: (sum(counts),) uint8 on the root, None elsewhere."""
+
+    @abstractmethod
+    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
+        """x: (sum(counts),) uint8 on the root, None elsewhere; out: (counts[rank],) uint8."""
+
+    @abstractmethod
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
+        """x: (counts[rank],) uint8; out: (sum(counts),) uint8."""
+
+    @abstractmethod
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
         """x: (sum(table[rank]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
 
+    @abstractmethod
+    def barrier(self) -> Test:
+        """Complete once every rank has started it."""
+
+    # Point to point --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     def send(self, x: Array, dst: int, tag: int) -> Test:
-        """x: (n,) uint8 to another rank; those of one tag arrive in order. tag: LETTERS, or TAGS <= tag < 2 * TAGS"""
+        """x: (n,) uint8 to another rank; those of one tag arrive in order.
 
+        tag: EAGER_TAG, or RENDEZVOUS_TAG <= tag < 2 * RENDEZVOUS_TAG
+        """
+
+    @abstractmethod
     def recv(self, out: Array, src: int, tag: int) -> Test:
-        """out: (n,) uint8, as long as what the other rank sends under that tag, which is not LETTERS."""
+        """out: (n,) uint8, as long as what the other rank sends under that tag, which is not EAGER_TAG."""
 
+    @abstractmethod
     def arrived(self) -> tuple[int, Array] | None:
-        """The next letter that has arrived from any rank, with that rank; None: there is none now.
+        """The next eager message that has arrived from any rank, with that rank; None: there is none now.
 
         Those of one rank come in the order in which it sent them. One thread at a time calls it.
         """
 
-    def barrier(self) -> Test:
-        """Complete once every rank has started it."""
+    # Life ------------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def duplicate(self, key: str) -> tuple[Transport, Test]:
         """A transport of the same ranks whose calls never mix with this one's; usable once the test is True."""
 
+    @abstractmethod
     def split(self, members: Sequence[int] | None, key: str) -> tuple[Transport | None, Test]:
         """A transport of some of these ranks, in the order of `members`; usable once the test is True.
 
         Every rank calls it at about the same time. members: one list for all ranks in it; None: this rank is in none
         """
 
+    @abstractmethod
     def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[Transport, Test]:
         """As `split`, but these ranks alone call it; usable once the test is True.
 
         missing: the other members; those that have come are taken out of it
         """
 
+    def empty(self, nbytes: int) -> Steps[Array | None]:
+        """(nbytes,) uint8 in memory that the ranks of this node share; None if they share none. Collective."""
+        yield from ()
+        return None
+
     def close(self) -> None:
         """Frees what the backend holds for it; nothing is in flight, and other ranks may still use theirs."""
+        return
+
+
+class LayeredTransport(Transport):
+    """A transport on top of an inner one of the same ranks, which does what is rare or needs no speed."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.name, self.key, self.placement = inner.name, inner.key, inner.placement
+
+    def pid(self, rank: int) -> int | None:
+        return self._inner.pid(rank)
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
-        """The ranks of this communicator that are known to have left."""
+        return self._inner.exit_notices()
+
+    def send(self, x: Array, dst: int, tag: int) -> Test:
+        return self._inner.send(x, dst, tag)
+
+    def recv(self, out: Array, src: int, tag: int) -> Test:
+        return self._inner.recv(out, src, tag)
+
+    def arrived(self) -> tuple[int, Array] | None:
+        return self._inner.arrived()
+
+    def duplicate(self, key: str) -> tuple[Transport, Test]:
+        return self._inner.duplicate(key)
+
+    def split(self, members: Sequence[int] | None, key: str) -> tuple[Transport | None, Test]:
+        return self._inner.split(members, key)
+
+    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[Transport, Test]:
+        return self._inner.group(members, key, missing)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def completed() -> bool:
+    """The test of an operation that is complete when it starts."""
+    return True
+
+
+def differ(signatures: Signatures) -> bool:
+    """True if the ranks' signatures are not of the same call."""
+    first = signatures[0][HASH]
+    return any(signature[HASH] != first for signature in signatures)
+
+
+def chunks(length: int, step: int) -> list[tuple[int, int]]:
+    """`chunks(5, 2) == [(0, 2), (2, 4), (4, 5)]`"""
+    return [(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 def then(test: Test, finish: Finish | None, total: Array | None) -> Test:

@@ -6,16 +6,16 @@ calling thread and the helper thread alike.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from collectives.backends.transport import Test
-from collectives.engine.call_site import CallSite
-from collectives.engine.verify import Signatures
+from collectives.backends.transport import Signatures, Steps, Test
 from collectives.errors import ArgumentError, CollectiveTimeout, WorldError
 from collectives.exit_notice import ExitNotice
 from collectives.flight.recorder import DONE, FAILED, Recorder
@@ -23,7 +23,6 @@ from collectives.reduction import Array
 from collectives.time_limit import TimeLimit
 
 T = TypeVar("T")
-Steps = Generator[Test, None, T]
 
 _log = logging.getLogger("collectives")
 _event_lock = threading.Lock()
@@ -81,9 +80,8 @@ class CollectiveOp(Generic[T]):
         self.what = what
         self.site = site
         self.steps: Steps[T]
-        self.look: Callable[[CollectiveOp[Any]], None] | None = (
-            None  # raises what has broken the communicator from elsewhere
-        )
+        # Raises what has broken the communicator from elsewhere.
+        self.look: Callable[[CollectiveOp[Any]], None] | None = None
         self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
         self.timeout = timeout
         self.number = -1
@@ -222,3 +220,29 @@ def copy_error(error: BaseException) -> BaseException:
     fresh = type(error)(*error.args)
     fresh.__cause__ = error.__cause__
     return fresh
+
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OURS = tuple(os.path.join(_ROOT, package) + os.sep for package in ("collectives", "ddp"))
+_PASSED = (*_OURS, contextlib.__file__)  # `with model.join():` calls from its end, through there
+
+
+class CallSite:
+    """A file and a line, put into words only when asked."""
+
+    __slots__ = ("file", "line")
+
+    def __init__(self, file: str, line: int) -> None:
+        self.file = file
+        self.line = line
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+def user_site() -> CallSite:
+    """The innermost caller outside our own packages, and not in a context manager of theirs."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
+        frame = frame.f_back
+    return CallSite(frame.f_code.co_filename, frame.f_lineno)

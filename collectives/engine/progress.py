@@ -11,9 +11,8 @@ import time
 from typing import Any, TypeVar
 
 from collectives import exit_notice as exit_notice
-from collectives.backends.transport import Test, Transport
-from collectives.engine.call import CallArguments, CollectiveOp, Steps
-from collectives.engine.call_site import user_site
+from collectives.backends.transport import Steps, Test, Transport
+from collectives.engine.call import CallArguments, CollectiveOp, user_site
 from collectives.engine.verify import spans
 from collectives.errors import (
     CollectiveTimeout,

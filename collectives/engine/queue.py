@@ -6,6 +6,14 @@ through one helper thread a communicator, one call after the other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from collectives.time_limit import TimeLimit
+
+if TYPE_CHECKING:
+    from collectives.backends.nccl.config import NcclConfig
+
 import os
 import threading
 import weakref
@@ -17,8 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collectives.backends.transport import Transport
-from collectives.engine.call import CallArguments, CollectiveOp, copy_error
-from collectives.engine.call_site import CallSite
+from collectives.engine.call import CallArguments, CallSite, CollectiveOp, copy_error
 from collectives.engine.progress import LONG_PAUSE, PAUSE, walk
 from collectives.errors import (
     ArgumentError,
@@ -30,7 +37,6 @@ from collectives.errors import (
     no_rank,
 )
 from collectives.flight.recorder import QUEUED, STARTED, process_recorder
-from collectives.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -337,3 +343,63 @@ def _interrupted(rank: int, what: str, error: BaseException) -> CollectiveInterr
     return CollectiveInterrupted(
         f"rank {rank}: {what} was interrupted ({type(error).__name__}); this communicator cannot go on"
     )
+
+
+class CommunicatorRegistry:
+    """The calls of all communicators of one world on one rank. A closed one is remembered by its number of calls.
+
+    wanted: the backend for arrays on GPUs that was asked for by name, if any; nccl: how its communicators are made
+    """
+
+    def __init__(self, wanted: str | None = None, nccl: NcclConfig | None = None) -> None:
+        self.wanted = wanted
+        self.nccl = nccl
+        self._open: dict[str, CallQueue] = {}
+        self._closed: dict[str, int] = {}  # calls, by communicator and by line
+        self._closed_with: dict[str, list[CallQueue]] = {}  # what was made of a communicator for its own use
+
+    def join(self, key: str, queue: CallQueue) -> None:
+        """A communicator has been made."""
+        self._open[key] = queue
+
+    def leave(self, key: str) -> None:
+        """A communicator has been closed, and its calls are finished."""
+        # Entered first: a rank that leaves at this moment must find it in one of the two.
+        self._closed.update(_told(key, self._open[key]))
+        del self._open[key]
+        self._close_followers(key)
+
+    def close_with(self, key: str, queue: CallQueue) -> None:
+        """Closes `queue` when the communicator of `key` is closed, or now if it is."""
+        self._closed_with.setdefault(key, []).append(queue)
+        if key not in self._open:
+            self._close_followers(key)
+
+    def calls(self) -> Mapping[str, int]:
+        """How many calls each communicator made, and how many sends and receives on each line; closed ones too."""
+        told: dict[str, int] = {}
+        for key, queue in self._open.copy().items():
+            told.update(_told(key, queue))
+        return {**told, **self._closed.copy()}
+
+    def drain(self, limit: TimeLimit) -> None:
+        """Waits until no call is queued or in flight, or the limit is over."""
+        for queue in self._open.copy().values():
+            queue.drain(limit)
+
+    def broken(self) -> bool:
+        """True if a call ended half-way on any of them."""
+        return any(queue.broken for queue in self._open.copy().values())
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for queue in self._open.copy().values():
+            queue.close()
+
+    def _close_followers(self, key: str) -> None:
+        for queue in self._closed_with.pop(key, []):
+            queue.close()
+
+
+def _told(key: str, queue: CallQueue) -> dict[str, int]:
+    return {key: queue.started, **queue.p2p_counts()}

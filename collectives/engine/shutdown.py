@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from collectives.engine.registry import CommunicatorRegistry
+from collectives.engine.queue import CommunicatorRegistry
 from collectives.exit_notice import LOST, ExitNotice, is_clean
 from collectives.time_limit import TimeLimit
 from collectives.world import STOPPED

@@ -11,29 +11,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-#: The words of each rank's header.
-Signatures = Sequence[Sequence[int]]
-
-#: int64 words of a header.
-WORDS = 16
-#: What the words are. SEQUENCE is written last; IN and OUT are two words each: segment and offset of a shared array.
-SEQUENCE, HASH, ROWS, NBYTES, PREFIX, IN, OUT = 0, 1, 2, 3, 4, 5, 7
-
 #: Bytes of a call in words.
 TEXT = 512
-
-
-class Signature(NamedTuple):
-    """What one rank shows. agreed: hash of what must be equal; rows: length along axis 0; nbytes: of what it brings."""
-
-    signature_hash: int
-    rows: int = 0
-    nbytes: int = 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -41,12 +25,6 @@ def signature_hash(name: str, more: str, dtype: np.dtype[Any] | None, shape: tup
     """A hash, the same in every process, of what ranks must agree on; 63 bits."""
     text = repr((name, more, None if dtype is None else (dtype.str, dtype.name), shape))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-
-
-def differ(signatures: Signatures) -> bool:
-    """True if the ranks' headers are not of the same call."""
-    first = signatures[0][HASH]
-    return any(header[HASH] != first for header in signatures)
 
 
 def to_text(name: str, more: str, array: str, site: str) -> Array:

@@ -8,13 +8,10 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from collectives.backends.shm.hierarchy import HierarchicalTransport
-from collectives.backends.transport import Transport
-from collectives.engine.call import CallArguments, CollectiveOp, Steps, Work
-from collectives.engine.call_site import user_site
-from collectives.engine.queue import CallQueue
-from collectives.engine.registry import CommunicatorRegistry
-from collectives.engine.verify import TEXT, Signature, Signatures, differ, table, to_text
+from collectives.backends.transport import Signature, Signatures, Steps, Transport, differ
+from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
+from collectives.engine.queue import CallQueue, CommunicatorRegistry
+from collectives.engine.verify import TEXT, table, to_text
 from collectives.errors import ArgumentError, MismatchError
 from collectives.reduction import Array
 
@@ -76,13 +73,12 @@ class CommunicatorBase:
         """
         yield self._transport.exchange_signatures(header, payload, out, prefix)
         call.signatures = signatures = self._transport.signatures()
-        if signatures is not None and differ(signatures):
-            raise (yield from self._told_apart(call, self._transport, range(self.size)))
-        if signatures is None and isinstance(self._transport, HierarchicalTransport):
-            near = self._transport.near.signatures()
-            if near is not None and differ(near):
-                error = yield from self._told_apart(call, self._transport.near, self._transport.neighbours)
-                self.queue.break_off(error, _unheard)  # other nodes know nothing of it, and go on
+        for transport, ranks in self._transport.verified_groups():
+            found = transport.signatures()
+            if found is not None and differ(found):
+                error = yield from self._told_apart(call, transport, ranks)
+                if signatures is None and transport is not self._transport:
+                    self.queue.break_off(error, _unheard)  # other nodes know nothing of it, and go on
                 raise error
         return signatures
 

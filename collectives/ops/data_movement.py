@@ -18,8 +18,9 @@ from collectives.arrays import (
     rows,
     writable,
 )
-from collectives.engine.call import CollectiveOp, Steps
-from collectives.engine.verify import ROWS, Signature, Signatures, signature_hash
+from collectives.backends.transport import ROWS, Signature, Signatures, Steps
+from collectives.engine.call import CollectiveOp
+from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, MismatchError
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
 from collectives.ops import array_header as header

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import as_bytes
-from collectives.engine.call import CollectiveOp, Steps
-from collectives.engine.verify import Signature, signature_hash
+from collectives.backends.transport import Signature, Steps
+from collectives.engine.call import CollectiveOp
+from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError
 from collectives.ops.base import CommunicatorBase
 from collectives.reduction import Array

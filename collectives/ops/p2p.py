@@ -13,11 +13,10 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 
 from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array
-from collectives.backends.transport import EAGER_TAG, RENDEZVOUS_TAG, Transport
-from collectives.engine.call import CallArguments, CollectiveOp, Steps, Work
-from collectives.engine.call_site import user_site
+from collectives.backends.transport import EAGER_TAG, RENDEZVOUS_TAG, Steps, Transport
+from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
 from collectives.engine.p2p_queue import P2PQueue
-from collectives.engine.registry import CommunicatorRegistry
+from collectives.engine.queue import CommunicatorRegistry
 from collectives.ops import array_header as header
 from collectives.ops.base import CommunicatorBase, whole
 from collectives.reduction import Array

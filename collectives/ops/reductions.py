@@ -16,9 +16,9 @@ from collectives.arrays import (
     is_plain,
     writable,
 )
-from collectives.backends.transport import Finish
-from collectives.engine.call import CollectiveOp, Steps
-from collectives.engine.verify import Signature, signature_hash
+from collectives.backends.transport import Finish, Signature, Steps
+from collectives.engine.call import CollectiveOp
+from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.lengths import split_rows
 from collectives.ops.base import CommunicatorBase, Scale

@@ -99,7 +99,7 @@ def by_messages(limit: int) -> Communicator:
 
     comm = collectives.init("mpi", timeout=20, check="always")
     twin: Any = comm.duplicate()._transport
-    below = getattr(twin, "_below", twin)
+    below = getattr(twin, "_inner", twin)
     messages = MPITransport(below._MPI, below._comm, below._membership, below._members, f"limit {limit}", limit)
     return Communicator(messages, 20, comm.registry)
 

@@ -17,7 +17,7 @@ from collectives import Communicator
 world = collectives.init(timeout=250)
 twin = world.duplicate()._transport
 # By messages, whatever ranks of one node do else.
-comm = Communicator(getattr(twin, "_below", twin), 250, world.family)
+comm = Communicator(getattr(twin, "_inner", twin), 250, world.registry)
 n = 2**31 + 24
 x = np.full(n, comm.rank + 1, np.int8)
 x[-1] = 10 * (comm.rank + 1)

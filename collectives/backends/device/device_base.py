@@ -16,10 +16,9 @@ from collectives.backends.device.device_transport import DeviceTransport
 from collectives.backends.device.negotiation import negotiate
 from collectives.backends.device.stream_handoff import StreamHandoff
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.backends.transport import Transport
-from collectives.engine.call import CallArguments, CollectiveOp, Steps, Work
-from collectives.engine.call_site import user_site
-from collectives.engine.verify import Signature, Signatures, signature_hash
+from collectives.backends.transport import Signature, Signatures, Steps, Transport
+from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
+from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.flight.recorder import FAILED
 from collectives.ops.base import CommunicatorBase

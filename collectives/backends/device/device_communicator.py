@@ -11,10 +11,9 @@ from collectives.backends.device.device_p2p import DeviceP2P
 from collectives.backends.device.device_reductions import DeviceReductions
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
-from collectives.backends.transport import Transport
-from collectives.engine.call import CallArguments, CollectiveOp, Steps
-from collectives.engine.call_site import user_site
-from collectives.engine.verify import Signature, signature_hash
+from collectives.backends.transport import Signature, Steps, Transport
+from collectives.engine.call import CallArguments, CollectiveOp, user_site
+from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, BackendError, CollectivesError
 from collectives.ops.base import CommunicatorBase
 

@@ -11,8 +11,7 @@ from collectives.arrays import as_bytes, row_bytes, rows
 from collectives.backends.device.device_base import DeviceBase, overlap
 from collectives.backends.device.device_transport import DeviceTransport
 from collectives.backends.device.stream_handoff import StreamHandoff
-from collectives.engine.call import Steps
-from collectives.engine.verify import ROWS, Signatures
+from collectives.backends.transport import ROWS, Signatures, Steps
 from collectives.errors import ArgumentError, MismatchError
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
 from collectives.ops import array_header

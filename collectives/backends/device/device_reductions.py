@@ -9,8 +9,7 @@ from collectives.arrays import flat
 from collectives.backends.device.device_base import DeviceBase, overlap
 from collectives.backends.device.device_transport import DeviceTransport, Remainder
 from collectives.backends.device.stream_handoff import StreamHandoff
-from collectives.engine.call import Steps
-from collectives.engine.verify import Signatures
+from collectives.backends.transport import Signatures, Steps
 from collectives.errors import ArgumentError
 from collectives.lengths import split_rows
 from collectives.ops.base import Scale

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from collectives.backends.device.cuda import Cuda
-from collectives.backends.transport import offsets
-from collectives.engine.call import Steps
+from collectives.backends.transport import Steps, offsets
 from collectives.reduction import ReduceOp
 
 

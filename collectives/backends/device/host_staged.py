@@ -20,8 +20,7 @@ import numpy as np
 
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import Remainder
-from collectives.backends.transport import Test, Transport, offsets
-from collectives.engine.call import Steps
+from collectives.backends.transport import Steps, Test, Transport, offsets
 from collectives.reduction import Array, ReduceOp, wire_op
 
 CHUNK = 4 << 20  # bytes; a copy of this size takes long enough to hide its launch, and short enough to overlap

@@ -24,8 +24,7 @@ from collectives.backends.device.registered_memory import NcclMemory, Registered
 from collectives.backends.nccl.issuer import Issuer
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.backends.transport import Transport, offsets
-from collectives.engine.call import Steps
+from collectives.backends.transport import Steps, Transport, offsets
 from collectives.errors import CollectivesError
 from collectives.reduction import ReduceOp, wire_op
 

@@ -25,8 +25,7 @@ from collectives.backends.nccl.limits import run_in_thread
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.table import UNIQUE_ID_BYTES, Nccl
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.backends.transport import Transport
-from collectives.engine.call import Steps
+from collectives.backends.transport import Steps, Transport
 from collectives.errors import BackendError, CollectivesError
 from collectives.reduction import Array
 

@@ -17,8 +17,7 @@ import numpy as np
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.nccl import nccl_communicator
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, Registered
-from collectives.backends.transport import Transport
-from collectives.engine.call import Steps
+from collectives.backends.transport import Steps, Transport
 from collectives.errors import NcclError
 
 _ALIGNMENT = 4096  # bytes: NCCL_WIN_REQUIRED_ALIGNMENT

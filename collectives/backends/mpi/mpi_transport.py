@@ -13,8 +13,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from collectives.backends.transport import EAGER_LIMIT, EAGER_TAG, RENDEZVOUS_TAG, Finish, Test, all_of, offsets, then
-from collectives.engine.verify import HASH, WORDS, Signature, Signatures
+from collectives.backends.transport import (
+    EAGER_LIMIT,
+    EAGER_TAG,
+    HASH,
+    RENDEZVOUS_TAG,
+    WORDS,
+    Finish,
+    Signature,
+    Signatures,
+    Test,
+    Transport,
+    all_of,
+    completed,
+    offsets,
+    then,
+)
 from collectives.errors import TooManyCommunicators
 from collectives.exit_notice import ExitNotice, among
 from collectives.lengths import even_lengths
@@ -38,7 +52,7 @@ _PIECES = 2 * RENDEZVOUS_TAG
 _unfinished: list[Any] = []
 
 
-class MPITransport:
+class MPITransport(Transport):
     """One MPI communicator of our own.
 
     members: the ranks of the world that are in it; limit: the largest count and displacement that this MPI takes
@@ -68,7 +82,7 @@ class MPITransport:
     ) -> Test:
         self._headers = None
         if self._checks == 0:
-            return _done
+            return completed
         if self._checks is not None:
             self._checks -= 1
         self._headers = np.zeros((self.size, WORDS), np.int64)
@@ -78,15 +92,6 @@ class MPITransport:
 
     def signatures(self) -> Signatures | None:
         return None if self._headers is None else self._headers.tolist()
-
-    def root_prefix(self, room: Array, root: int) -> Test:
-        return self.broadcast(room, root)
-
-    def all_prefixes(self, prefix: Array, room: Array) -> Test:
-        return self.all_gather(prefix, room.reshape(-1), [prefix.nbytes] * self.size)
-
-    def late(self) -> Sequence[int]:
-        return []
 
     def pid(self, rank: int) -> int | None:
         return self._membership.pid(self._members[rank])
@@ -344,7 +349,3 @@ def _in_a_thread(fn: Callable[[], T]) -> tuple[list[T], list[BaseException]]:
 
     threading.Thread(target=work, name="collectives-split", daemon=True).start()
     return results, errors
-
-
-def _done() -> bool:
-    return True

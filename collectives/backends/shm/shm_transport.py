@@ -5,22 +5,33 @@ What is rare, or has no need of speed (point to point, duplicates, departures), 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from collectives.backends.layered import LayeredTransport
 from collectives.backends.shm import algorithms as rounds
 from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
-from collectives.backends.shm.shared_arrays import NOWHERE, Place, SharedArrays
-from collectives.backends.transport import Finish, Test, Transport
+from collectives.backends.shm.segment import NOWHERE, Place, SharedArrays, segment_bytes, share_segment
+from collectives.backends.transport import (
+    IN,
+    NBYTES,
+    OUT,
+    PREFIX,
+    Finish,
+    LayeredTransport,
+    Signature,
+    Signatures,
+    Steps,
+    Test,
+    Transport,
+    completed,
+    differ,
+)
 from collectives.engine.progress import spin
-from collectives.engine.verify import IN, NBYTES, OUT, PREFIX, Signature, Signatures, differ
 from collectives.reduction import COMBINE, Array, ReduceOp
 
-
-def _done() -> bool:
-    return True
+_log = logging.getLogger("collectives")
 
 
 class StepTest:
@@ -34,7 +45,7 @@ class StepTest:
 
     def __init__(self, moves: rounds.Waits) -> None:
         self._moves = moves
-        self._wait: Callable[[], bool] = _done
+        self._wait: Callable[[], bool] = completed
 
     def __call__(self) -> bool:
         if not self._wait():
@@ -43,7 +54,7 @@ class StepTest:
             if not (wait() or spin(wait)):
                 self._wait = wait
                 return False
-        self._wait = _done
+        self._wait = completed
         return True
 
 
@@ -53,10 +64,12 @@ class ShmTransport(LayeredTransport):
     below: the transport of the same ranks that set this one up; board, shared: what the ranks of the node share
     """
 
-    def __init__(self, below: Transport, control: ControlBlock, shared: SharedArrays) -> None:
-        super().__init__(below)
+    shares_memory = True
+
+    def __init__(self, inner: Transport, control: ControlBlock, arrays: SharedArrays) -> None:
+        super().__init__(inner)
         self.control = control
-        self.shared = shared
+        self.shared_arrays = arrays
         self._headers: Signatures | None = None
         self._announced = False  # the headers say what the next operation moves
         self._direct = False  # and it is read straight from the others' arrays
@@ -77,10 +90,10 @@ class ShmTransport(LayeredTransport):
             if before + nbytes <= INLINE_BYTES:
                 inline_buffer[before : before + nbytes] = payload.view(np.uint8)
             else:
-                come = self.shared.find(payload)
+                come = self.shared_arrays.find(payload)
                 if out is not None and come is not NOWHERE:
-                    go = come if out is payload else self.shared.find(out)
-        control.publish([header.signature_hash, header.rows, nbytes, before, *come, *go])
+                    go = come if out is payload else self.shared_arrays.find(out)
+        control.publish([header.digest, header.rows, nbytes, before, *come, *go])
         return self._met
 
     def _met(self) -> bool:
@@ -99,15 +112,24 @@ class ShmTransport(LayeredTransport):
         parity = self.control.sequence & 1
         for rank, row in enumerate(room):
             row[:] = self.control.inline[parity][rank][: len(row)]
-        return _done
+        return completed
 
     def late(self) -> list[int]:
         return self.control.missing()
 
+    def empty(self, nbytes: int) -> Steps[Array | None]:
+        _, made, reason = yield from share_segment(self, segment_bytes(nbytes, self.size))
+        if made is None or reason:
+            if self.rank == 0:
+                _log.warning("comm.empty gives each rank memory of its own, and reducing it takes copies: %s", reason)
+            return None
+        array: Array = self.shared_arrays.add(made, nbytes)
+        return array
+
     def root_prefix(self, room: Array, root: int) -> Test:
         if self.rank != root:
             room[:] = self.control.inline[self.control.sequence & 1][root][: len(room)]
-        return _done
+        return completed
 
     # Reductions ------------------------------------------------------------------------------------------------------
 
@@ -119,7 +141,7 @@ class ShmTransport(LayeredTransport):
         typed = [source.view(x.dtype) for source in sources]
         if not self._direct:
             rounds.reduce_visible(typed, out, ufunc, finish)
-            return _done
+            return completed
         assert signatures is not None
         segments = [header[OUT] for header in signatures]
         if all(segments):
@@ -228,11 +250,11 @@ class ShmTransport(LayeredTransport):
         return signatures, sources
 
     def _there(self, rank: int, header: Sequence[int], word: int, nbytes: int) -> Array:
-        return self.shared.view(rank, Place(header[word], header[word + 1]), nbytes)
+        return self.shared_arrays.view(rank, Place(header[word], header[word + 1]), nbytes)
 
     def _leave(self) -> Test:
         """What was read straight from the others' arrays must not change before all have read it."""
         if not self._direct:
-            return _done
+            return completed
         self.control.advance()
         return self.control.advanced

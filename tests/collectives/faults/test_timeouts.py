@@ -19,8 +19,7 @@ from collectives import Communicator
 from collectives.backends.shm import segment
 from collectives.backends.shm.control_block import ControlBlock, control_bytes
 from collectives.backends.single import SingleTransport
-from collectives.engine.call import CallArguments, CollectiveOp
-from collectives.engine.call_site import user_site
+from collectives.engine.call import CallArguments, CollectiveOp, user_site
 from collectives.engine.progress import describe_late
 
 ORDER = "Every rank must make the same calls in the same order"

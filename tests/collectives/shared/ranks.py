@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import collectives
 from collectives import Communicator
 from collectives.backends.mpi.mpi_world import place_rank
-from collectives.backends.shm.setup import share
+from collectives.backends.shm.hierarchy import share
 from collectives.backends.threads import ThreadTransport
 from collectives.engine.progress import complete
 

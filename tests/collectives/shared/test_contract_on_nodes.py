@@ -16,8 +16,7 @@ import collectives
 from collectives import Communicator, world
 from collectives.backends.mpi.mpi_transport import MPITransport
 from collectives.backends.mpi.mpi_world import Placement, place_rank
-from collectives.backends.shm.hierarchy import HierarchicalTransport
-from collectives.backends.shm.setup import share
+from collectives.backends.shm.hierarchy import HierarchicalTransport, share
 from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.engine.progress import complete
 from tests.collectives.contract.run import Run
@@ -76,7 +75,7 @@ class SeatedElsewhere:
 def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     comm = collectives.init("mpi", timeout=20, check="always")
     twin: Any = comm.duplicate()._transport
-    below = getattr(twin, "_below", twin)
+    below = getattr(twin, "_inner", twin)
     elsewhere: Any = SeatedElsewhere(below._membership, nodes)
     seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._limit)
     return Communicator(complete("share", share(seated), seated, 20), 20, comm.registry)

@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 import collectives
 from collectives import Communicator
 from collectives.backends.shm.control_block import STAGING_BYTES
-from collectives.backends.shm.shared_arrays import NOWHERE, Place
+from collectives.backends.shm.segment import NOWHERE, Place
 from collectives.backends.shm.shm_transport import ShmTransport
 from tests.collectives.shared.ranks import run_sharing
 
@@ -21,7 +21,7 @@ N = STAGING_BYTES  # items: more than one tile of any dtype
 
 def shared(comm: Communicator) -> Any:
     assert isinstance(comm._transport, ShmTransport)
-    return comm._transport.shared
+    return comm._transport.shared_arrays
 
 
 @SIZES

@@ -13,7 +13,6 @@ import collectives
 from collectives import Communicator
 from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES
 from collectives.backends.shm.hierarchy import HierarchicalTransport
-from collectives.backends.shm.setup import sharing
 from collectives.backends.transport import Test
 from tests.collectives.shared.ranks import run_sharing
 
@@ -80,12 +79,12 @@ def test_one_rank_a_node_speaks_to_the_others(monkeypatch: pytest.MonkeyPatch) -
             return lambda *args: calls.append(name) or call(*args)  # type: ignore[func-returns-value]  # that is None
 
         for name in ("all_reduce", "reduce", "broadcast", "reduce_scatter", "barrier"):
-            for where, of in (("below", transport._below), ("leaders", transport.leaders)):
+            for where, of in (("below", transport._inner), ("leaders", transport.leaders)):
                 if of is not None:
                     setattr(of, name, counting(f"{where} {name}", getattr(of, name)))
         transport.exchange_signatures = lambda *args, **kwargs: lambda: True
         transport.signatures = lambda: None
-        transport.near.signatures = lambda: None
+        transport.verified_groups = list
         x = np.ones(8)
         assert_array_equal(comm.all_reduce(x), np.full(8, comm.size))
         comm.reduce(x, root=3)
@@ -103,10 +102,10 @@ def test_arrays_of_comm_empty_are_shared_within_each_node(nodes: list[int]) -> N
     def check(comm: Communicator) -> None:
         twin = comm.duplicate()
         x = comm.empty(STAGING_BYTES)
-        near = sharing(comm._transport)
-        assert (near is None) == (nodes.count(nodes[comm.rank]) == 1)
-        if near is not None:
-            assert near.shared.find(x).segment != 0
+        arrays = comm._transport.shared_arrays
+        assert (arrays is None) == (nodes.count(nodes[comm.rank]) == 1)
+        if arrays is not None:
+            assert arrays.find(x).segment != 0
         for each in (comm, twin):  # a duplicate knows the arrays of its communicator
             x[:] = np.arange(STAGING_BYTES) % 1000 + comm.rank
             assert each.all_reduce(x, out=x) is x
@@ -153,7 +152,7 @@ def test_every_rank_is_told_while_calls_are_compared_between_nodes() -> None:
 
 def test_what_only_a_node_finds_out_is_told_there_and_the_communicator_is_of_no_use_any_more() -> None:
     def check(comm: Communicator) -> str:
-        below: Any = comm._transport._below  # type: ignore[attr-defined]  # a hierarchy has one
+        below: Any = comm._transport._inner  # type: ignore[attr-defined]  # a hierarchy has one
         below.exchange_signatures = lambda header: lambda: True  # as after the calls that are compared between nodes
         below.signatures = lambda: None
         comm.barrier()

@@ -16,9 +16,6 @@ from numpy.testing import assert_array_equal
 
 from collectives import Communicator
 from collectives.backends.shm import segment
-from collectives.backends.shm.hierarchy import HierarchicalTransport
-from collectives.backends.shm.setup import sharing
-from collectives.backends.shm.shm_transport import ShmTransport
 from tests.collectives.shared.ranks import run_sharing
 
 on_one_node_and_on_two = pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0, 1]], ids=str)
@@ -83,7 +80,7 @@ def test_without_shared_memory_everything_still_works_and_the_log_says_so_once(
     reason = refuse(monkeypatch)
 
     def check(comm: Communicator) -> None:
-        assert not isinstance(comm._transport, ShmTransport | HierarchicalTransport)
+        assert not comm._transport.shares_memory
         use(comm)
         use(comm.duplicate())  # which says nothing again
 
@@ -109,9 +106,9 @@ def test_an_array_that_cannot_be_shared_is_the_ranks_own_and_numbers_stay_equal(
 
     def check(comm: Communicator) -> None:
         first, large, second = comm.empty(50_000), comm.empty(5 << 20), comm.empty(50_000)
-        near = sharing(comm._transport)
-        assert near is not None
-        numbers = [near.shared.find(x).segment for x in (first, large, second)]
+        arrays = comm._transport.shared_arrays
+        assert arrays is not None
+        numbers = [arrays.find(x).segment for x in (first, large, second)]
         assert numbers[1] == 0
         assert len(set(numbers)) == 3
         everyones = comm.all_gather_object(numbers)
