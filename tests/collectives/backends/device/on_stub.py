@@ -59,7 +59,7 @@ def moved_without_copies(comm: Any, cupy: Any, stub: Stub) -> None:
         assert set(x.get()) == {comm.size * (comm.size + 1) / 2}
     del kept[1], x
     gc.collect()
-    time.sleep(0.2)  # until nothing is in custody any more
+    time.sleep(0.2)  # until nothing is in flight any more
     comm.barrier()
     comm.empty(0, np.float32, like=cupy.empty(0))
     assert stub.memories() == (3, 3), "nothing is looked at where nothing is asked for"
@@ -95,9 +95,9 @@ def main() -> None:
         assert cupy.local.device == comm.local_rank, "every rank should stand at a GPU of its own"
     made = counted()
     contract(comm, cupy)
-    carrier = comm._device_communicator._device_transport
-    assert carrier is not None
-    assert carrier.name == "NCCL"
+    transport = comm._device_communicator._device_transport
+    assert transport is not None
+    assert transport.name == "NCCL"
     print(f"rank {comm.rank}: contract kept, {made['ncclCommSplit']} splits, {made['ncclGetUniqueId']} ids")
 
 

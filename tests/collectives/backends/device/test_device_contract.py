@@ -19,7 +19,7 @@ from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
 OLD = FakeLibrary((2, 8, 4), lacks=("mean", "ncclRedOpCreatePreMulSum"))
-CARRIERS = {"staged": None, "nccl": FakeLibrary(), "old nccl": OLD}
+TRANSPORTS = {"staged": None, "nccl": FakeLibrary(), "old nccl": OLD}
 DTYPES = (
     *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64, np.complex128, np.bool_),
     *(np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64),
@@ -37,12 +37,14 @@ class Ranks:
         self.made.run(fn)
 
 
-@pytest.fixture(params=[(carrier, size) for carrier in CARRIERS for size in (1, 2, 3)], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.fixture(
+    params=[(transport, size) for transport in TRANSPORTS for size in (1, 2, 3)], ids=lambda p: f"{p[0]}-{p[1]}"
+)
 def ranks(request: pytest.FixtureRequest, rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    carrier, size = request.param
+    transport, size = request.param
     monkeypatch.setattr(host_staged, "CHUNK", 64)  # bytes: several chunks, of different numbers of elements
     monkeypatch.setattr(host_staged, "_LEAST", 16)
-    return Ranks(rig(size, CARRIERS[carrier], seed=size), exact=not isinstance(CARRIERS[carrier], FakeLibrary))
+    return Ranks(rig(size, TRANSPORTS[transport], seed=size), exact=not isinstance(TRANSPORTS[transport], FakeLibrary))
 
 
 def same(on_device: Any, on_host: Any, close: bool = False) -> None:
@@ -69,12 +71,12 @@ FEW = (np.float32, np.float16, np.complex64, np.bool_, np.int16)
     ("ranks", "dtype"),
     [
         pytest.param(
-            (carrier, size),
+            (transport, size),
             dtype,
             marks=[] if size == 3 or dtype in FEW else [pytest.mark.long],
-            id=f"{carrier}-{size}-{dtype.__name__}",
+            id=f"{transport}-{size}-{dtype.__name__}",
         )
-        for carrier in CARRIERS
+        for transport in TRANSPORTS
         for size in (1, 2, 3)
         for dtype in DTYPES
     ],
@@ -254,7 +256,7 @@ def test_asynchronous_calls_complete_in_order_and_mix_with_host_arrays(ranks: Ra
     ranks(check)
 
 
-def test_letters_go_through_the_host(ranks: Ranks) -> None:
+def test_p2p_goes_through_the_host(ranks: Ranks) -> None:
     def check(comm: Any, cupy: Any) -> None:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         for count in (3, 3000):
@@ -273,7 +275,7 @@ def test_letters_go_through_the_host(ranks: Ranks) -> None:
     ranks(check)
 
 
-def test_duplicates_and_splits_have_carriers_of_their_own(ranks: Ranks) -> None:
+def test_duplicates_and_splits_have_transports_of_their_own(ranks: Ranks) -> None:
     def check(comm: Any, cupy: Any) -> None:
         x = cupy.asarray(np.full(5, comm.rank + 1.0))
         twin = comm.duplicate()

@@ -83,12 +83,12 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
         x = cupy.asarray(np.ones(4))
         first = comm.all_reduce(x, async_op=True)
         first.wait().get()
-        carrier = comm._device_communicator._device_transport
+        transport = comm._device_communicator._device_transport
         comm.barrier()
         end_of(made, comm.rank).timeout = 0.5
         if comm.rank == 0:
             # The headers met, and then rank 1 never launches its part.
-            monkeypatch.setattr(type(carrier), "_submit", lambda self, job: launch(self, job))
+            monkeypatch.setattr(type(transport), "_submit", lambda self, job: launch(self, job))
         comm.barrier()
         work = comm.all_reduce(x, async_op=True)
         while not work.done():
@@ -99,11 +99,11 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
         with pytest.raises(collectives.CollectiveTimeout, match=r"all_reduce #\d+ .* was not complete on the device"):
             work.wait()
 
-    def launch(carrier: Any, job: Callable[[], None]) -> Any:
-        if carrier._nccl.rank == 1:
+    def launch(transport: Any, job: Callable[[], None]) -> Any:
+        if transport._nccl.rank == 1:
             yield lambda: True
             return
-        issued = carrier.issuer.submit(job)
+        issued = transport.issuer.submit(job)
         yield issued.done
         issued.result()
 
@@ -208,7 +208,7 @@ def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: Callable[...,
     made.run(rank)
 
 
-def test_a_failure_on_the_device_ends_the_wait_for_a_letter(rig: Callable[..., Rig]) -> None:
+def test_a_failure_on_the_device_ends_the_wait_of_a_receive(rig: Callable[..., Rig]) -> None:
     made = rig(1, FakeLibrary())
 
     def rank(comm: Any, cupy: Any) -> None:

@@ -20,7 +20,7 @@ from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.collectives.backends.device.machine import Machine
 
-LENGTH = 300  # of an array; several chunks of the relay
+LENGTH = 300  # of an array; several chunks of the pipeline
 OPS = (
     "all_reduce",
     "float16",
@@ -110,11 +110,11 @@ def simulate(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, nccl: Any
     rig(2 + seed % 2, nccl, seed).run(lambda comm, cupy: program(comm, cupy, seed))
 
 
-CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 
 
 @pytest.mark.timeout(600)  # the full count takes minutes
-@CARRIERS
+@TRANSPORTS
 def test_every_order_that_cuda_allows_gives_the_right_numbers(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, nccl: Any, count: Callable[[int, int], int]
 ) -> None:
@@ -145,7 +145,7 @@ def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
             host_staged.StagingBuffer, edge, property(lambda self: None, lambda self, event: None), raising=False
         )
         monkeypatch.setattr(cuda.Cuda, "passed", lambda self, event: event is None or passed(self, event))
-    else:  # "stream", "_down", "_up": a stream of the relay waits for what stands before it
+    else:  # "stream", "_down", "_up": a stream of the pipeline waits for what stands before it
         begin = host_staged.HostStagedTransport.__init__
 
         def init(self: Any, *arguments: Any) -> None:

@@ -20,7 +20,7 @@ USER, COMM, DOWN, UP = "user 0.", "comm 0.", "comm 0.1", "comm 0.2"
 
 
 def log_of(made: Rig, fn: Callable[[Any, Any], Any], first: Callable[[Any, Any], Any] | None = None) -> list[Any]:
-    """What rank 0 put on its streams in `fn`, after a first call that chose the carrier."""
+    """What rank 0 put on its streams in `fn`, after a first call that chose the transport."""
     begin = 0
 
     def rank(comm: Any, cupy: Any) -> None:
@@ -99,7 +99,7 @@ def test_a_result_of_unknown_shape_is_allocated_in_the_callers_order(rig: Callab
     ]
 
 
-def test_the_relay_overlaps_its_copies_with_the_transfer(
+def test_the_pipeline_overlaps_its_copies_with_the_transfer(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_staged, "CHUNK", 16)

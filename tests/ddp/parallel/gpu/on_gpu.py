@@ -1,4 +1,4 @@
-"""One rank on a real GPU: `python on_gpu.py BACKEND CARRIER`, under an engine or alone. Ranks may share the GPU."""
+"""One rank on a real GPU: `python on_gpu.py BACKEND TRANSPORT`, under an engine or alone. Ranks may share the GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAYS: dict[str, Any] = {
 
 
 def main() -> None:
-    backend, carrier = sys.argv[1:]
+    backend, over = sys.argv[1:]
     comm = collectives.init(backend, timeout=60)
     for way, options in WAYS.items():
         for seed in range(SEEDS if way == "all-reduce" else 2):
@@ -37,11 +37,11 @@ def main() -> None:
     say(comm, "layers: the numbers of the CPU")
     if comm.size > 1:
         found = timed_backward(comm, cupy, DEVICE, layers=10, width=2048, rows=32768)
-        assert found.carrier == carrier, found.carrier
+        assert found.over == over, found.over
         say(comm, str(found))
         # The first bucket is there long before the last layer's gradient.
         assert found.reduced[0] < found.computed, str(found)
-        assert carrier != "NCCL" or found.ahead, "the host waited for the device inside backward"
+        assert over != "NCCL" or found.ahead, "the host waited for the device inside backward"
     print(f"rank {comm.rank}: gradients kept")
 
 
@@ -67,19 +67,17 @@ def same(comm: Any, program: Any, seed: int, **options: Any) -> None:
 class Timed:
     """A backward by the device's clock, in ms after it began.
 
-    carrier: its name; computed: when the last gradient was there; started, reduced: of each bucket, the communication
+    over: the transport's name; computed: when the last gradient was there; started, reduced: of each bucket, the communication
     stream's part; ahead: the host was through before the device was
     """
 
-    def __init__(self, carrier: str, computed: float, started: list[float], reduced: list[float], ahead: bool) -> None:
-        self.carrier, self.computed, self.started, self.reduced, self.ahead = carrier, computed, started, reduced, ahead
+    def __init__(self, over: str, computed: float, started: list[float], reduced: list[float], ahead: bool) -> None:
+        self.over, self.computed, self.started, self.reduced, self.ahead = over, computed, started, reduced, ahead
 
     def __str__(self) -> str:
         pairs = ", ".join(f"{a:.1f}-{b:.1f}" for a, b in zip(self.started, self.reduced, strict=True))
         host = "before" if self.ahead else "after"
-        return (
-            f"{self.carrier}: computed {self.computed:.1f} ms, reduced {pairs}; the host was through {host} the device"
-        )
+        return f"{self.over}: computed {self.computed:.1f} ms, reduced {pairs}; the host was through {host} the device"
 
 
 def timed_backward(comm: Any, xp: Any, device: str, layers: int, width: int, rows: int) -> Timed:

@@ -87,10 +87,10 @@ WAYS: dict[str, Callable[[], dict[str, Any]]] = {
     "top k": lambda: {"comm_hook": comm_hooks.TopK(0.2)},
     "zero": lambda: {"zero": True},
 }
-CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 
 
-@CARRIERS
+@TRANSPORTS
 @pytest.mark.parametrize(
     "way", ["", "low rank", "zero", *(pytest.param(way, marks=pytest.mark.long) for way in ("bf16", "top k"))]
 )
@@ -255,7 +255,7 @@ def test_ranks_hand_nccl_their_calls_in_one_order_over_all_communicators(
     assert len(one) > 8
 
 
-@CARRIERS
+@TRANSPORTS
 def test_what_a_rank_alone_has_wrong_is_named(rig: Callable[..., Rig], nccl: Any) -> None:
     def not_a_number(comm: Any, cupy: Any) -> None:
         trainer = Trainer(comm, made, check_finite=True)

@@ -45,7 +45,7 @@ def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, program: Any = train
 
 
 pytestmark = pytest.mark.timeout(600)  # the full counts take minutes
-CARRIERS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 
 
 def twice_around(bucket: Any) -> Any:
@@ -82,7 +82,7 @@ def seeded(run: Callable[[int], object], seeds: int) -> None:
             raise
 
 
-# Library hooks launch as `twice_around` does: each is tried over one carrier, and over both with --long.
+# Library hooks launch as `twice_around` does: each is tried over one transport, and over both with --long.
 SPARED = [("bf16", "staged"), ("fp16", "nccl"), ("low rank", "staged"), ("top k", "nccl")]
 
 
@@ -100,12 +100,12 @@ def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
     seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(1 if way else 2, 100))
 
 
-@CARRIERS
+@TRANSPORTS
 def test_uneven_numbers_of_steps(rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]) -> None:
     seeded(lambda seed: simulate(rig, nccl, seed, train_unevenly), count(2, 100))
 
 
-@CARRIERS
+@TRANSPORTS
 @pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 def test_layers_with_kernels_and_statistics_over_ranks(
     rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]
@@ -133,7 +133,7 @@ def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
         monkeypatch.setattr(lane.DeviceLane, edge, lambda self, *mark: None)
 
 
-@CARRIERS
+@TRANSPORTS
 @pytest.mark.parametrize(
     ("edge", "way"),
     [(edge, "") for edge in ("made", "finish")]
