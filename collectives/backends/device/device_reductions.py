@@ -15,8 +15,8 @@ from collectives.lengths import split_rows
 from collectives.ops.base import Scale
 from collectives.reduction import ReduceOp, check_scale, finish, wire_dtype
 
-#: Puts a reduction of (n,) on the transport's stream: transport, what is sent, where the total arrives, op and factor.
-Reduce = Callable[[DeviceTransport, Any, Any, ReduceOp, Any], Steps[Remainder]]
+#: Puts a reduction of (n,) on the transport's stream: transport, what is sent, where the total arrives, factor.
+Start = Callable[[DeviceTransport, Any, Any, Any], Steps[Remainder]]
 
 
 class DeviceReductions(DeviceBase):
@@ -27,21 +27,21 @@ class DeviceReductions(DeviceBase):
     ) -> Any:
         source, op = self._cuda.as_array(x), ReduceOp.parse(op)
 
-        def reduce(transport: DeviceTransport, sent: Any, total: Any, op: ReduceOp, factor: Any) -> Steps[Remainder]:
+        def start(transport: DeviceTransport, sent: Any, total: Any, factor: Any) -> Steps[Remainder]:
             return transport.all_reduce(sent, total, op, factor)
 
-        return self._reduce("all_reduce", x, source, source.shape, op, scale, out, async_op, op.value, reduce)
+        return self._reduce("all_reduce", x, source, source.shape, op, scale, out, async_op, op.value, start)
 
     def reduce(
         self, x: Any, op: ReduceOp | str, root: int, *, scale: Scale = None, out: Any = None, async_op: bool = False
     ) -> Any:
         source, op = self._cuda.as_array(x), ReduceOp.parse(op)
 
-        def reduce(transport: DeviceTransport, sent: Any, total: Any, op: ReduceOp, factor: Any) -> Steps[Remainder]:
+        def start(transport: DeviceTransport, sent: Any, total: Any, factor: Any) -> Steps[Remainder]:
             return transport.reduce(sent, total, op, factor, root)
 
         shape = source.shape if self.rank == root else None
-        return self._reduce("reduce", x, source, shape, op, scale, out, async_op, f"{op.value} root {root}", reduce)
+        return self._reduce("reduce", x, source, shape, op, scale, out, async_op, f"{op.value} root {root}", start)
 
     def reduce_scatter(
         self,
@@ -59,12 +59,12 @@ class DeviceReductions(DeviceBase):
         parts = split_rows(len(source), lengths, self.size)
         counts = [rows * (source.size // max(len(source), 1)) for rows in parts]
 
-        def reduce(transport: DeviceTransport, sent: Any, total: Any, op: ReduceOp, factor: Any) -> Steps[Remainder]:
+        def start(transport: DeviceTransport, sent: Any, total: Any, factor: Any) -> Steps[Remainder]:
             return transport.reduce_scatter(sent, total, counts, op, factor)
 
         shape = (parts[self.rank], *source.shape[1:])
         more = op.value if lengths is None else f"{op.value} lengths {parts}"
-        return self._reduce("reduce_scatter", None, source, shape, op, scale, out, async_op, more, reduce)
+        return self._reduce("reduce_scatter", None, source, shape, op, scale, out, async_op, more, start)
 
     def _reduce(
         self,
@@ -77,7 +77,7 @@ class DeviceReductions(DeviceBase):
         out: Any,
         async_op: bool,
         more: str,
-        reduce: Reduce,
+        start: Start,
     ) -> Any:
         """x: what may be `out` itself; shape: of this rank's result, None if it gets none."""
         check_scale(source.dtype, scale)
@@ -95,7 +95,7 @@ class DeviceReductions(DeviceBase):
             sent = self._contiguous(source, wire, transport, handoff)
             total = self._total(name, source, sent, result, transport, handoff)
             arrived = None if total is None else flat(total)
-            rest = yield from reduce(transport, flat(sent), arrived, op, factor)
+            rest = yield from start(transport, flat(sent), arrived, factor)
             if total is None:
                 return None
             handoff.keep(*rest.buffers)

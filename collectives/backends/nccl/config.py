@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_char_p, c_int, c_size_t, c_uint
 from dataclasses import dataclass, fields
+from typing import Any
 
 from collectives.errors import ArgumentError, BackendError
 
@@ -18,46 +19,43 @@ _MAGIC = 0xCAFEBEEF
 _FIRST = (2, 14)
 
 
+# Source: nccl.h of 2.14 to 2.32. Each field after the first three, its type, and the version that brought it.
+_FIELDS: tuple[tuple[str, Any, Version], ...] = (
+    ("blocking", c_int, _FIRST),
+    ("cgaClusterSize", c_int, (2, 17)),
+    ("minCTAs", c_int, (2, 17)),
+    ("maxCTAs", c_int, (2, 17)),
+    ("netName", c_char_p, (2, 17)),
+    ("splitShare", c_int, (2, 18)),
+    ("trafficClass", c_int, (2, 26)),
+    ("commName", c_char_p, (2, 27)),
+    ("collnetEnable", c_int, (2, 27)),
+    ("CTAPolicy", c_int, (2, 27)),
+    ("shrinkShare", c_int, (2, 27)),
+    ("nvlsCTAs", c_int, (2, 27)),
+)
+SINCE = {name: since for name, _, since in _FIELDS}
+_MOST = 2**31 - 1
+#: What may be set: NCCL's field, and the least and most that it takes; None for text.
+_OPTIONS: dict[str, tuple[str, int | None, int]] = {
+    "cga_cluster_size": ("cgaClusterSize", 0, 8),
+    "min_ctas": ("minCTAs", 1, _MOST),
+    "max_ctas": ("maxCTAs", 1, _MOST),
+    "net_name": ("netName", None, 0),
+    "traffic_class": ("trafficClass", 0, _MOST),
+    "collnet_enable": ("collnetEnable", 0, 1),
+    "cta_policy": ("CTAPolicy", 0, 2),
+    "nvls_ctas": ("nvlsCTAs", 1, _MOST),
+}
+
+
 class Config(ctypes.Structure):
     """`ncclConfig_t` as far as we know it."""
 
     _fields_ = [  # ctypes reads it so
-        ("size", c_size_t),
-        ("magic", c_uint),
-        ("version", c_uint),
-        ("blocking", c_int),
-        ("cgaClusterSize", c_int),
-        ("minCTAs", c_int),
-        ("maxCTAs", c_int),
-        ("netName", c_char_p),
-        ("splitShare", c_int),
-        ("trafficClass", c_int),
-        ("commName", c_char_p),
-        ("collnetEnable", c_int),
-        ("CTAPolicy", c_int),
-        ("shrinkShare", c_int),
-        ("nvlsCTAs", c_int),
+        *(("size", c_size_t), ("magic", c_uint), ("version", c_uint)),
+        *((name, kind) for name, kind, _ in _FIELDS),
     ]
-
-
-#: Of each field but the first: the version that brought it. Source: nccl.h of 2.14 to 2.32.
-SINCE: dict[str, Version] = {
-    "blocking": _FIRST,
-    **dict.fromkeys(("cgaClusterSize", "minCTAs", "maxCTAs", "netName"), (2, 17)),
-    "splitShare": (2, 18),
-    "trafficClass": (2, 26),
-    **dict.fromkeys(("commName", "collnetEnable", "CTAPolicy", "shrinkShare", "nvlsCTAs"), (2, 27)),
-}
-_NAMES = {
-    "cga_cluster_size": "cgaClusterSize",
-    "min_ctas": "minCTAs",
-    "max_ctas": "maxCTAs",
-    "net_name": "netName",
-    "traffic_class": "trafficClass",
-    "collnet_enable": "collnetEnable",
-    "cta_policy": "CTAPolicy",
-    "nvls_ctas": "nvlsCTAs",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,26 +82,25 @@ class NcclConfig:
     nvls_ctas: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"min_ctas": 1, "max_ctas": 1, "nvls_ctas": 1}
-        most = {"cga_cluster_size": 8, "collnet_enable": 1, "cta_policy": 2}
-        for name, value in self._set().items():
-            if name == "net_name":
+        for name, value in self.options().items():
+            _, least, most = _OPTIONS[name]
+            if least is None:
                 right = isinstance(value, str) and bool(value) and "\0" not in value
             else:
-                numbers = least.get(name, 0), most.get(name, 2**31 - 1)
-                right = type(value) is int and numbers[0] <= value <= numbers[1]
+                right = type(value) is int and least <= value <= most
             if not right:
                 raise ArgumentError(f"NcclConfig: {name}={value!r} is nothing that NCCL takes")
         if self.min_ctas is not None and self.max_ctas is not None and self.min_ctas > self.max_ctas:
             raise ArgumentError(f"NcclConfig: min_ctas={self.min_ctas} is above max_ctas={self.max_ctas}")
 
-    def _set(self) -> dict[str, int | str]:
+    def options(self) -> dict[str, int | str]:
+        """What is set, by name."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
 
     def __str__(self) -> str:
         """What is set, in the same words on every rank."""
-        return ", ".join(f"{name}={value!r}" for name, value in self._set().items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.options().items())
 
 
 def configuration(wanted: NcclConfig | None, library: Version) -> Config:
@@ -112,19 +109,18 @@ def configuration(wanted: NcclConfig | None, library: Version) -> Config:
     library: its version. Raises: BackendError if it is too old for what is wanted.
     """
     made = Config(magic=_MAGIC, blocking=0)
-    for field in SINCE:
-        if field != "blocking" and not field.endswith("Name"):  # names are undefined as null pointers
+    for field, kind, _ in _FIELDS[1:]:
+        if kind is c_int:  # texts are undefined as null pointers
             setattr(made, field, _UNDEFINED)
     needed: Version = _FIRST
-    for name, value in ({} if wanted is None else wanted._set()).items():
-        field = _NAMES[name]
+    for name, value in ({} if wanted is None else wanted.options()).items():
+        field = _OPTIONS[name][0]
         if library[:2] < SINCE[field]:
             asked, here = (".".join(map(str, each)) for each in (SINCE[field], library))
             raise BackendError(f"NcclConfig: {name} needs NCCL {asked} or newer, and this is {here}")
         setattr(made, field, value.encode() if isinstance(value, str) else value)
         needed = max(needed, SINCE[field])
-    known = [name for name, since in SINCE.items() if since <= needed]
-    last = getattr(Config, known[-1])
+    last = getattr(Config, [name for name, since in SINCE.items() if since <= needed][-1])
     made.size = -(-(last.offset + last.size) // 8) * 8
     made.version = needed[0] * 10000 + needed[1] * 100
     return made

@@ -76,6 +76,7 @@ class Watchdog:
         self._in_flight: list[_InFlight] = []
         self._leaked: list[Any] = []
         self._failure: Exception | None = None
+        self._ended = False  # the failure has been dealt with
         self._heard = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -144,11 +145,10 @@ class Watchdog:
 
     def _watch(self) -> None:
         next_look = 0.0
-        ended = False
         while True:
             with self._changed:
-                guarded = self._communicator is not None and not self._closed and not ended
-                if self._failure is None or ended:
+                guarded = self._communicator is not None and not self._closed and not self._ended
+                if self._failure is None or self._ended:
                     woken = self._changed.wait(_POLL if self._in_flight else _ASYNC_POLL if guarded else _IDLE)
                     if not (woken or self._in_flight or guarded):
                         self._thread = None
@@ -165,8 +165,8 @@ class Watchdog:
                     self._leak_all()
             if guarded and error is not None:
                 self.fail(error)
-            if self._failure is not None and not ended:
-                ended = True
+            if self._failure is not None and not self._ended:
+                self._ended = True
                 self._end(self._failure)
 
     def _sweep(self) -> Exception | None:
@@ -177,7 +177,8 @@ class Watchdog:
         with self._changed:
             self._in_flight = [each for each in self._in_flight if id(each) not in passed]
         for each in in_flight:
-            if each.limit is not None and id(each) not in passed and each.limit.passed():
+            late = each.limit is not None and id(each) not in passed and each.limit.passed()
+            if late and not self._passed(each.event):  # asked again: this process may have been stopped in between
                 return self._late(each)
         return None
 

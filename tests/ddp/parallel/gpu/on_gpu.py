@@ -67,8 +67,8 @@ def same(comm: Any, program: Any, seed: int, **options: Any) -> None:
 class Timed:
     """A backward by the device's clock, in ms after it began.
 
-    over: the transport's name; computed: when the last gradient was there; started, reduced: of each bucket, the communication
-    stream's part; ahead: the host was through before the device was
+    over: the transport's name; computed: when the last gradient was there; started, reduced: of each bucket, on the
+    communication stream; ahead: the host was through before the device was
     """
 
     def __init__(self, over: str, computed: float, started: list[float], reduced: list[float], ahead: bool) -> None:
