@@ -72,7 +72,7 @@ HEAVY = {
     "cudnn": ("ddp._cuda.cudnn_graph",),
     "pynccl": ("collectives.backends.nccl.library",),
     "torch": ("launcher.bench.implementations",),
-    "matplotlib": ("ddp.tracing.picture", "launcher.bench.plot"),
+    "matplotlib": ("ddp.tracing.step_picture", "launcher.bench.plot"),
 }
 
 

@@ -27,7 +27,7 @@ from ddp.checkpoint.store import Store
 from ddp.errors import ArgumentError, CheckpointError, DtypeError
 from ddp.nn import Module
 from ddp.optim import Optimizer
-from ddp.parallel.wishes import KINDS, SAVED, STOP, Wishes
+from ddp.parallel.control import REQUEST_KINDS, SAVED, STOP, PendingRequests
 
 _log = logging.getLogger("ddp.checkpoint")
 B = TypeVar("B")
@@ -80,9 +80,9 @@ class Checkpointer:
         self._async, self._wanted = bool(async_save), bool(resume)
         self._store = Store(folder, comm, keep)
         self._comm, self._beside = comm.duplicate(), comm.duplicate()
-        self._wishes = Wishes()
+        self._requests = PendingRequests()
         for each in self._training.parallel:
-            each._reducer.wishes = self._wishes
+            each.share_requests(self._requests)
         self._saving: BackgroundSave | None = None
         self._room: dict[str, Any] = {}
         self._saved_at: int | None = None  # the step of the last checkpoint, saved or loaded
@@ -134,15 +134,15 @@ class Checkpointer:
         without it they ask each other now: then this is collective.
         """
         self._hear()
-        return self._wishes.heard[STOP] > 0
+        return self._requests.received[STOP] > 0
 
     def request_stop(self) -> None:
         """Does what a signal does: asks all ranks, from this one, to save and stop after the next step."""
-        self._wishes.mine[STOP] = True
+        self._requests.mine[STOP] = True
 
     def signals(self) -> StopSignals:
         """A context in which signals ask for a stop, for loops of one's own; `resume` has it by itself."""
-        return StopSignals(self._wishes)
+        return StopSignals(self._requests)
 
     def stop(self) -> NoReturn:
         """Saves, unless this step is saved, and leaves with exit code 75: start the same command to go on."""
@@ -238,7 +238,7 @@ class Checkpointer:
         for handle in self._hooks:
             handle.remove()
         for each in self._training.parallel:
-            each._reducer.wishes = Wishes()
+            each.share_requests(PendingRequests())
         self._room.clear()
         self._store.close()
         self._comm.close()
@@ -270,10 +270,10 @@ class Checkpointer:
         )  # and nothing holds the sources: after a new plan of buckets, their memory may go
 
         def told() -> None:
-            self._wishes.mine[SAVED] = True
+            self._requests.mine[SAVED] = True
 
         self._saved_at = self._reached
-        self._wishes.heard[SAVED] = 0
+        self._requests.received[SAVED] = 0
         self._saving = BackgroundSave(
             self._beside, snapshot, write, functools.partial(self._store.refuse, self._reached), told
         )
@@ -289,7 +289,7 @@ class Checkpointer:
             self._saved_at = None
             raise
         finally:
-            self._wishes.mine[SAVED] = False
+            self._requests.mine[SAVED] = False
         if path is None:
             self._saved_at = None
             if self._comm.rank == 0:
@@ -312,17 +312,17 @@ class Checkpointer:
     def _hear(self) -> None:
         """Where no DataParallel carries what ranks wish, they tell each other here. Collective then."""
         if self._comm.size == 1:
-            self._wishes.hear([int(each) for each in self._wishes.mine])
+            self._requests.receive([int(each) for each in self._requests.mine])
         elif not self._training.parallel:
             self._agree()
 
     def _agree(self) -> None:
-        """One small call, in which ranks tell each other their wishes."""
-        counts = np.array(self._wishes.mine, np.int64)
+        """One small call, in which ranks tell each other their requests."""
+        counts = np.array(self._requests.mine, np.int64)
         if self._comm.size > 1:
             counts = self._comm.all_reduce(counts, ReduceOp.SUM)
-        assert len(counts) == KINDS
-        self._wishes.hear(counts.tolist())
+        assert len(counts) == REQUEST_KINDS
+        self._requests.receive(counts.tolist())
 
     def _raise_if_closed(self) -> None:
         if self._closed:

@@ -27,7 +27,7 @@ from ddp.checkpoint.state import (
 from ddp.errors import DdpError, DtypeError, ParallelError, StateDictError
 from ddp.nn import Module
 from ddp.nn.state_dict import IncompatibleKeys
-from ddp.parallel.comm_hooks.handing import handed_on
+from ddp.parallel.comm_hooks.error_feedback import reshard_hook_state
 
 
 class SavedArrays:
@@ -187,7 +187,7 @@ class Restorer:
 
     def _load_hooks(self) -> None:
         for number, model in enumerate(self._training.parallel):
-            hook: Any = None if model._hooked is None else model._hooked.hook
+            hook: Any = model.comm_hook
             told = self._own["hooks"][number] if number < len(self._own["hooks"]) else None
             if told is None or hook is None:
                 continue
@@ -205,7 +205,7 @@ class Restorer:
         ]
         if not isinstance(everyones[0], dict) or "errors" not in everyones[0]:
             return everyones[self._origin]
-        return handed_on([_as_arrays(each) for each in everyones], self._rank, self._size)
+        return reshard_hook_state([_as_arrays(each) for each in everyones], self._rank, self._size)
 
 
 def check_model(model: Module, saved: JSON, checkpoint: Saved, strict: bool) -> None:

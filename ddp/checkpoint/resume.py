@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import collectives
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, ParallelError
-from ddp.parallel.wishes import SAVE, SAVED, STOP, Wishes
+from ddp.parallel.control import SAVE, SAVED, STOP, PendingRequests
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _TWICE = 0.5  # s; one Ctrl-C may come twice: from the terminal, and from the engine that passes it on
@@ -30,8 +30,8 @@ class StopSignals:
     The second Ctrl-C does what it did before, which by default is to raise KeyboardInterrupt.
     """
 
-    def __init__(self, wishes: Wishes) -> None:
-        self._wishes = wishes
+    def __init__(self, requests: PendingRequests) -> None:
+        self._requests = requests
         self._before: dict[int, Any] = {}
         self._listening = False
         self._interrupted: float | None = None  # when the first Ctrl-C came
@@ -63,7 +63,7 @@ class StopSignals:
                 _again(number, frame, before)
                 return
             self._interrupted = now if self._interrupted is None else self._interrupted
-        self._wishes.mine[STOP] = True
+        self._requests.mine[STOP] = True
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
 
@@ -138,13 +138,13 @@ class _Clock:
         """Sets rank 0's wish to save, which goes with the next synchronized backward."""
         seconds = self._ckpt._every_seconds
         if seconds is not None and self._ckpt._comm.rank == 0 and time.monotonic() - self._since >= seconds:
-            self._ckpt._wishes.mine[SAVE] = True
+            self._ckpt._requests.mine[SAVE] = True
 
     def start(self) -> None:
         """A save was made."""
         self._since = time.monotonic()
         self.due = False
-        self._ckpt._wishes.mine[SAVE], self._ckpt._wishes.heard[SAVE] = False, 0
+        self._ckpt._requests.mine[SAVE], self._ckpt._requests.received[SAVE] = False, 0
 
 
 def _begin(ckpt: Checkpointer, loader: Any) -> None:
@@ -176,24 +176,24 @@ def _begin(ckpt: Checkpointer, loader: Any) -> None:
 def _stop_if_asked(ckpt: Checkpointer) -> None:
     """A signal that came outside of the steps: before the first of them, or after the last."""
     ckpt._agree()
-    if ckpt._wishes.heard[STOP]:
+    if ckpt._requests.received[STOP]:
         ckpt.stop()
 
 
 def _between(ckpt: Checkpointer, clock: _Clock) -> None:
     """A step is done."""
     for model in ckpt._training.parallel:
-        if model._joining is not None:
+        if model.joining:
             raise ParallelError("resume inside join: ranks save together, after the same steps; use tail='exact'")
     clock.look()
     ckpt._hear()
-    wishes = ckpt._wishes
-    if ckpt._saving is not None and wishes.heard[SAVED] == ckpt._comm.size and not ckpt._end_saving():
+    requests = ckpt._requests
+    if ckpt._saving is not None and requests.received[SAVED] == ckpt._comm.size and not ckpt._end_saving():
         clock.due = True
-    clock.due |= wishes.heard[SAVE] > 0 or (ckpt._every is not None and ckpt.step % ckpt._every == 0)
+    clock.due |= requests.received[SAVE] > 0 or (ckpt._every is not None and ckpt.step % ckpt._every == 0)
     if _accumulating(ckpt):
         return  # what was heard is still known after the next step
-    if wishes.heard[STOP]:
+    if requests.received[STOP]:
         ckpt.stop()
     if clock.due and ckpt._saving is None:
         if ckpt._saved_at != ckpt.step:
@@ -203,7 +203,7 @@ def _between(ckpt: Checkpointer, clock: _Clock) -> None:
 
 def _accumulating(ckpt: Checkpointer) -> bool:
     """Whether there are gradients that belong to a step which is still to be made: they are in no checkpoint."""
-    if any(model._reducer.accumulating for model in ckpt._training.parallel):
+    if any(model.accumulating for model in ckpt._training.parallel):
         return True
     slots = (
         p.maybe_leaf.grad_buffer

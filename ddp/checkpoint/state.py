@@ -365,7 +365,7 @@ def _pending_buffers(model: DataParallel) -> Iterator[tuple[TensorBase, Array]]:
 
 
 def _hook(model: DataParallel, where: str, own: _ArrayTable) -> JSON:
-    hook = None if model._hooked is None else model._hooked.hook
+    hook = model.comm_hook
     if hook is None or not hasattr(hook, "state_dict"):
         return None
     return [type(hook).__name__, encode(hook.state_dict(), where, own)]

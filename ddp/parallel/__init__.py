@@ -22,11 +22,19 @@ The calls go over a duplicate of `comm` (None: `collectives.init()`), made at th
 """
 
 from ddp.parallel import comm_hooks
-from ddp.parallel.differentiable.movements import all_gather, all_to_all, broadcast, gather, scatter
-from ddp.parallel.differentiable.reductions import all_reduce, reduce, reduce_scatter
-from ddp.parallel.planning.plan import Plan, plan_buckets
+from ddp.parallel.bucket_plan import Plan, plan_buckets
+from ddp.parallel.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from ddp.parallel.data_parallel import DataParallel
 from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
-from ddp.parallel.wrapper import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
 
 __all__ = [

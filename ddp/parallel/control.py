@@ -1,8 +1,11 @@
 """The control message: what ranks must agree on, once for each synchronized backward.
 
 Nothing rides inside a gradient, because hooks may round, drop or shard one. The message is float64 and summed over the
-ranks; it is launched before the first bucket, so the total weight is known when the first sum is there. A sum can also
-carry what each rank has to say by itself: every rank writes into its own row, and zeros into the others'.
+ranks; it is launched before the first bucket, so the total weight is known when the first sum is there. Each rank can
+also say something of its own: it writes into its own row of a table, and zeros into the others'.
+
+Requests (to stop, to save) travel in it too. A signal reaches one rank at any moment, and ranks that do not act after
+the same step would wait for each other for ever; after a synchronized backward all ranks know the same requests.
 """
 
 from __future__ import annotations
@@ -13,20 +16,38 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, ReduceOp, Work
-from ddp.parallel import wishes
 
 Array = np.ndarray[Any, Any]
-_WEIGHT, _WEIGHTED, _ABSENT, _COMPANY, _WISHES = range(5)
-_USED = _WISHES + wishes.KINDS
+STOP, SAVE, SAVED = range(3)
+REQUEST_KINDS = 3
 NO_CHECKSUM = -1.0
+# The message begins with these numbers, the requests, and a used bit for each parameter.
+_WEIGHT, _WEIGHTED, _JOINED, _JOINED_WEIGHT, _REQUESTS = range(5)
+_USED = _REQUESTS + REQUEST_KINDS
+
+
+class PendingRequests:
+    """What this rank asks all ranks to do after this step, and what was received of all ranks' requests.
+
+    mine: may be set at any time, by a signal handler too; it goes with the next synchronized backward
+    received: how many ranks made each request in one message, at most, since it was set to 0
+    """
+
+    def __init__(self) -> None:
+        self.mine = [False] * REQUEST_KINDS
+        self.received = [0] * REQUEST_KINDS
+
+    def receive(self, counts: Sequence[int]) -> None:
+        """A message has arrived."""
+        self.received = [max(pair) for pair in zip(self.received, counts, strict=True)]
 
 
 class ControlMessage:
-    """The message of one model; one is under way at a time.
+    """The message of one model; one is in flight at a time.
 
-    array: (7 + parameters + size * (1 + width),) float64: the weight, whether one was given, whether this rank has run
-    out of data, what it weighs then, its wishes, a used bit for each parameter; then a row for each rank: a checksum,
-    and `width` marks of the timeline
+    array: (7 + parameters + size * (1 + width),) float64: the weight, whether one was given, whether this rank is out
+    of data (joined), its weight then, its requests, a used bit for each parameter; then a row for each rank: a
+    checksum, and `width` timestamps of the last step
     """
 
     def __init__(self, comm: Communicator, parameters: int, width: int) -> None:
@@ -35,45 +56,44 @@ class ControlMessage:
         self.array: Array = np.zeros(self._rows + comm.size * (1 + width))
         self._table = self.array[self._rows :].reshape(comm.size, 1 + width)
         self._work: Work[Any] | None = None
-        self.given = False  # this rank gave a weight
+        self.weight_given = False  # by this rank
 
     def send(
         self,
         weight: float | None,
         used: Sequence[bool],
         checksum: float = NO_CHECKSUM,
-        marks: Array | None = None,
-        absent: bool = False,
-        wished: Sequence[bool] = (False,) * wishes.KINDS,
+        timestamps: Array | None = None,
+        joined: bool = False,
+        requests: Sequence[bool] = (False,) * REQUEST_KINDS,
     ) -> None:
-        """Launches the message with what this rank has to say.
+        """Launches the message with this rank's part.
 
         weight: None: no weight was given, which counts as 1
-        checksum: of the parameters, a whole number below 2^53; marks: (width,) of the timeline
-        absent: this rank only keeps the others company; its weight counts if they give none
-        wished: what this rank wishes of all, see `wishes`
+        checksum: of the parameters, a whole number below 2^53; timestamps: (width,) of the last step
+        joined: this rank is out of data; its weight counts if the other ranks give none
         """
         array = self.array
         array[self._rows :] = 0
         counted = 1.0 if weight is None else weight
-        array[_WEIGHT], array[_COMPANY] = (0.0, counted) if absent else (counted, 0.0)
-        array[_WEIGHTED] = self.given = weight is not None and not absent
-        array[_ABSENT] = absent
-        array[_WISHES:_USED] = wished
+        array[_WEIGHT], array[_JOINED_WEIGHT] = (0.0, counted) if joined else (counted, 0.0)
+        array[_WEIGHTED] = self.weight_given = weight is not None and not joined
+        array[_JOINED] = joined
+        array[_REQUESTS:_USED] = requests
         array[_USED : self._rows] = used
         row = self._table[self._comm.rank]
         row[0] = checksum
-        if marks is not None:
-            row[1:] = marks
+        if timestamps is not None:
+            row[1:] = timestamps
         if self._comm.size > 1:
             self._work = self._comm.all_reduce(array, ReduceOp.SUM, out=array, async_op=True)
 
     def agreement(self) -> Array:
-        """(4 + parameters,) what must be alike for a captured step to be right: weights, absent ranks, used bits."""
-        return np.concatenate([self.array[:_WISHES], self.array[_USED : self._rows] > 0])
+        """(4 + parameters,) what must stay the same for a captured step to be right: weights and used bits."""
+        return np.concatenate([self.array[:_REQUESTS], self.array[_USED : self._rows] > 0])
 
-    def another(self) -> ControlMessage:
-        """A message of the same form, beside this one."""
+    def clone(self) -> ControlMessage:
+        """An empty message of the same form."""
         size = self._comm.size
         return ControlMessage(self._comm, self._rows - _USED, (len(self.array) - self._rows) // size - 1)
 
@@ -82,7 +102,7 @@ class ControlMessage:
         return self._work is None or self._work.done()
 
     def wait(self) -> None:
-        """Returns once it has arrived. Raises: what ended it."""
+        """Returns once it has arrived. Raises: the error of the collective."""
         if self._work is not None:
             self._work.wait()
 
@@ -92,23 +112,23 @@ class ControlMessage:
         return None if times is None else (times[0], times[2])
 
     def scale(self) -> float:
-        """What makes of the sum of gradients their mean. Where nobody had any weight there is no gradient: 0."""
+        """The factor that makes of the sum of gradients their mean; 0 where no rank had any weight."""
         total = float(self.array[_WEIGHT])
         if self.weighted_ranks() == 0:
-            total += float(self.array[_COMPANY])
+            total += float(self.array[_JOINED_WEIGHT])
         return 1.0 / total if total != 0.0 else 0.0
 
     def weighted_ranks(self) -> int:
         """How many ranks gave a weight."""
         return int(self.array[_WEIGHTED])
 
-    def absent_ranks(self) -> int:
-        """How many ranks have run out of data."""
-        return int(self.array[_ABSENT])
+    def joined_ranks(self) -> int:
+        """How many ranks are out of data."""
+        return int(self.array[_JOINED])
 
-    def wishes(self) -> list[int]:
-        """How many ranks had each wish."""
-        return [int(count) for count in self.array[_WISHES:_USED]]
+    def requests(self) -> list[int]:
+        """How many ranks made each request."""
+        return [int(count) for count in self.array[_REQUESTS:_USED]]
 
     def used(self) -> list[bool]:
         """Whether any rank used each parameter."""
@@ -119,6 +139,6 @@ class ControlMessage:
         """(size,) the ranks' checksums, NO_CHECKSUM where a rank took none."""
         return self._table[:, 0]
 
-    def marks(self) -> Array:
-        """(size, width) the ranks' marks."""
+    def timestamps(self) -> Array:
+        """(size, width) the ranks' timestamps."""
         return self._table[:, 1:]

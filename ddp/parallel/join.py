@@ -1,9 +1,9 @@
-"""Uneven numbers of steps: a rank that has run out of data keeps the others company until all have.
+"""Uneven numbers of steps: a rank that has run out of data takes part with zeros until all ranks have.
 
 Inside `model.join()` each thing that ranks do together (the buffers' call before a forward, a synchronized backward,
-the step of a sharded optimizer) is announced by one small call. A rank that has left its loop announces that it has
-nothing of its own, and takes part in whatever the others announced: with zeros in a backward. When all have left, the
-model is made that of the rank that came last, since the others have missed updates.
+the step of a sharded optimizer) is announced by one small call. A rank that has left its loop announces nothing of its
+own, and makes a no-op of whatever the others announced. When all have left, the model is made that of the rank that
+came last, since the others have missed updates.
 
 Outside of `join` nothing is announced, and nothing costs anything. Source of the interface: PyTorch's
 `DistributedDataParallel.join`.
@@ -21,7 +21,7 @@ import numpy as np
 from collectives import Communicator, ReduceOp
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, EarlyStop, ParallelError
-from ddp.parallel.naming import naming
+from ddp.parallel.error_context import error_context
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "step"
 _KINDS = (FORWARD, BACKWARD, STEP)
@@ -35,10 +35,10 @@ _inside = _Inside()
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def single_join() -> Iterator[None]:
     """Raises: ParallelError inside another join of this thread, be it of another model."""
     if _inside.join:
-        raise ParallelError("join inside join: a rank that is through can keep company in one of them alone")
+        raise ParallelError("join inside join: a rank that is out of data can take part in one of them only")
     _inside.join = True
     try:
         yield
@@ -46,7 +46,7 @@ def alone() -> Iterator[None]:
         _inside.join = False
 
 
-class Joining:
+class JoinContext:
     """One `with model.join()` on this rank.
 
     actions: what a rank without data does in each kind of thing that others announce; it is given the lowest rank that
@@ -65,20 +65,20 @@ class Joining:
 
         Raises: EarlyStop on every rank if one has run out and that was asked for; ParallelError if others do another.
         """
-        self._meet(kind)
+        self._agree(kind)
 
-    def keep_company(self) -> None:
-        """Takes part in what the others do until all have run out of data. Raises: as `announce`."""
-        while (kind := self._meet(None)) is not None:
+    def join_until_done(self) -> None:
+        """Makes a no-op of what the other ranks do, until all have run out of data. Raises: as `announce`."""
+        while (kind := self._agree(None)) is not None:
             self._actions[kind](self.source)
 
-    def _meet(self, mine: str | None) -> str | None:
+    def _agree(self, mine: str | None) -> str | None:
         """What is done next; None if all ranks have run out."""
         size, rank = self._comm.size, self._comm.rank
         message = np.zeros(len(_KINDS) + size)
         if mine is not None:
             message[_KINDS.index(mine)] = message[len(_KINDS) + rank] = 1
-        with naming(f"join: waiting for what the others do next{'' if mine is None else f' (here: {mine})'}"):
+        with error_context(f"join: waiting for what the others do next{'' if mine is None else f' (here: {mine})'}"):
             self._comm.all_reduce(message, ReduceOp.SUM, out=message)
         done, active = message[: len(_KINDS)], np.flatnonzero(message[len(_KINDS) :]).tolist()
         if not active:
@@ -104,9 +104,9 @@ def checked(optimizers: Iterable[Any]) -> list[Any]:
     return given
 
 
-def adopt(comm: Communicator, source: int, tensors: Sequence[Tensor], optimizers: Sequence[Any]) -> None:
+def take_over(comm: Communicator, source: int, tensors: Sequence[Tensor], optimizers: Sequence[Any]) -> None:
     """Makes parameters, buffers and optimizers those of the rank `source`. Collective."""
-    with naming("join: the model of the last rank"):
+    with error_context("join: the model of the last rank"):
         for tensor in tensors:
             comm.broadcast(tensor.array, source)
             tensor.version.count += 1

@@ -23,7 +23,7 @@ from ddp.nn import Module
 from ddp.nn.normalization import BatchNorm, affine_dtype, check_channels, moving
 from ddp.ops.normalization import Batch, batch_norm
 from ddp.ops.op import BFLOAT16
-from ddp.parallel.differentiable.meeting import Array, Together
+from ddp.parallel.collectives import Array, CollectiveCall
 
 _NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # what a rank tells: its grad mode, and whether its input requires grad
 
@@ -77,7 +77,7 @@ class SyncBatchNorm(BatchNorm):
         comm = collectives.init() if self.comm is None else self.comm
         if comm.size == 1:
             return super().forward(input)
-        call = Together("SyncBatchNorm", input, comm)
+        call = CollectiveCall("SyncBatchNorm", input, comm)
         self._check(input)
         inputs = (input, self.weight, self.bias)
         _check_together(inputs)
@@ -153,7 +153,7 @@ def _synchronized(layer: BatchNorm, comm: Communicator | None) -> SyncBatchNorm:
 class WholeBatch(Batch):
     """The layout of a batch that lies on all ranks: a channel of all samples of all of them is normalised together."""
 
-    def __init__(self, call: Together, mode: int) -> None:
+    def __init__(self, call: CollectiveCall, mode: int) -> None:
         super().__init__(call.array.shape)
         self._comm = call.comm
         self._mode = mode

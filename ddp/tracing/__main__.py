@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ddp.errors import ArgumentError
-from ddp.tracing.merging import merge
+from ddp.tracing import merge
 
 
 def main(args: list[str]) -> int:

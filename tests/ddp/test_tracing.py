@@ -18,16 +18,16 @@ import ddp
 import ddp.tracing
 from ddp import nn
 from ddp.errors import ArgumentError
-from ddp.parallel.timeline import Contents, Step, Timeline, recorder
-from ddp.tracing.arrivals import Arrival, arrivals
-from ddp.tracing.events import chrome_events
-from ddp.tracing.merging import complete, merge
-from ddp.tracing.parts import Part, newest, read_parts
-from ddp.tracing.picture import shown_ranks, size_text, title
-from ddp.tracing.typical import TypicalStep, typical_step
+from ddp.parallel import trace as recorder
+from ddp.parallel.stats import Timeline
+from ddp.parallel.trace import BucketContents, Step
+from ddp.tracing import merge
+from ddp.tracing.chrome_trace import chrome_events
+from ddp.tracing.step_picture import shown_ranks, size_text, title
+from ddp.tracing.trace_parts import Arrival, TracePart, TypicalStep, arrivals, complete, read_parts, typical_step
 
 MS = 1_000_000
-CONTENTS = Contents(names=(("out",), ("first", "second")), nbytes=(1 << 20, 2 << 20))
+CONTENTS = BucketContents(names=(("out",), ("first", "second")), nbytes=(1 << 20, 2 << 20))
 
 
 def make_step(number: int, late: int = 0, clock: int = 0, **changes: Any) -> Step:
@@ -49,9 +49,11 @@ def make_step(number: int, late: int = 0, clock: int = 0, **changes: Any) -> Ste
     return step
 
 
-def make_part(rank: int, *models: list[Step], size: int = 2, started: float = 0.0, written: float = 10.0) -> Part:
+def make_part(rank: int, *models: list[Step], size: int = 2, started: float = 0.0, written: float = 10.0) -> TracePart:
     models = models or ([make_step(number, late=5 * rank) for number in range(5)],)
-    return Part(rank=rank, size=size, host="here", started=started, written=written, models=tuple(map(tuple, models)))
+    return TracePart(
+        rank=rank, size=size, host="here", started=started, written=written, models=tuple(map(tuple, models))
+    )
 
 
 def assert_valid(events: list[dict[str, Any]]) -> None:
@@ -204,7 +206,7 @@ def _nothing_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Buckets:
-    """What `Timeline.follow` reads."""
+    """What `Timeline.set_buckets` reads."""
 
     def __init__(self) -> None:
         self.names, self.members = ("out", "first", "second"), ((0,), (1, 2))
@@ -217,11 +219,11 @@ def record(folder: Path, size: int = 2, steps: int = 80, ahead: int = 0) -> None
     started = recorder.start(str(folder))
     timelines = [Timeline(rank, size, range(size)) for rank in range(size)]
     for timeline in timelines:
-        timeline.follow(Buckets())  # type: ignore[arg-type]  # all that it reads
+        timeline.set_buckets(Buckets())  # type: ignore[arg-type]  # all that it reads
     for number in range(steps):
-        rows = [timeline.marks() for timeline in timelines]
+        rows = [timeline.timestamps() for timeline in timelines]
         for timeline in timelines:
-            timeline.hear(np.array(rows))
+            timeline.receive(np.array(rows))
             step = make_step(number, late=4 * timeline.rank, clock=ahead * timeline.rank)
             assert step.control is not None
             step.control = (step.control[0], (100 * number + 70) * MS + ahead * timeline.rank)
@@ -235,8 +237,12 @@ def test_parts_of_shifted_clocks_are_merged_on_one(tmp_path: Path) -> None:
     parts = read_parts(tmp_path)
     assert [(part.rank, part.size) for part in parts] == [(0, 2), (1, 2)]
     for part in parts:
-        assert list(part.models[0]) == [make_step(number, late=4 * part.rank, control=step.control)
-                                        for number, step in enumerate(part.models[0])]  # fmt: skip
+        for number, step in enumerate(part.models[0]):
+            made = make_step(number, late=4 * part.rank, control=step.control)
+            assert (step.begun, step.ended, step.forward, step.contents) == (
+                *(made.begun, made.ended, made.forward, made.contents),
+            )
+            assert (list(step.ready), list(step.times)) == (made.ready, made.times)
     assert complete(tmp_path)
     merged = merge(tmp_path)
     assert (merged.ranks, merged.steps, merged.missing, merged.no_picture) == (2, 80, (), "")
@@ -284,14 +290,15 @@ def test_without_matplotlib_there_is_a_trace_and_no_picture(tmp_path: Path, monk
     ]
 
 
-def test_parts_of_an_older_job_are_not_taken() -> None:
-    def part(rank: int, started: float, written: float, size: int = 2) -> Part:
-        return make_part(rank, [], size=size, started=started, written=written)
-
-    now = [part(0, 100, 120), part(1, 103, 119)]
-    assert newest(now) == now
-    assert newest([part(1, 50, 90), now[0]]) == [now[0]]
-    assert newest([*now, part(2, 101, 119, size=3)]) == now
+@pytest.mark.usefixtures("_nothing_asked")
+def test_parts_of_an_older_job_are_not_taken(tmp_path: Path) -> None:
+    record(tmp_path, size=3, steps=2)
+    record(tmp_path, size=2, steps=2)
+    assert [(part.rank, part.size) for part in read_parts(tmp_path)] == [(0, 2), (1, 2)]
+    path = tmp_path / "rank-1.steps.json"
+    old = json.loads(path.read_text())
+    path.write_text(json.dumps({**old, "started": old["started"] - 9, "written": old["started"] - 5}))
+    assert [part.rank for part in read_parts(tmp_path)] == [0]
 
 
 @pytest.mark.usefixtures("_nothing_asked")

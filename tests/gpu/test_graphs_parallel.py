@@ -12,8 +12,8 @@ import ddp
 from ddp import nn
 from ddp.errors import CaptureError, ParallelError
 from ddp.parallel import DataParallel, comm_hooks
-from ddp.parallel.wishes import STOP
-from ddp.parallel.zero.optimizer import ZeroOptimizer
+from ddp.parallel.control import STOP
+from ddp.parallel.zero.zero_optimizer import ZeroOptimizer
 from tests.collectives.backends.device import conftest as below
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.gpu.installing import Gpu
@@ -82,7 +82,7 @@ def run(comm: Any, graphed: bool, **options: Any) -> list[Any]:
     if graphed:
         step = ddp.cuda.graphed_step(step)
     losses = [step(*batch).item() for batch in data_of(comm.rank)]
-    assert model._reducer.steps == STEPS
+    assert model.reducer.steps == STEPS
     if graphed:
         assert step.replays == STEPS - 3
     return [losses, *held(model)]
@@ -138,16 +138,16 @@ def test_what_is_not_captured_yet_says_so(rig: Callable[..., Rig], named: str) -
         assert "test_graphs_parallel.py" in said
 
 
-def test_wishes_are_heard_a_step_later(rig: Callable[..., Rig]) -> None:
+def test_requests_arrive_a_step_later(rig: Callable[..., Rig]) -> None:
     def rank(comm: Any, cupy: Any) -> int:
         model, step = made(comm)
         graphed = ddp.cuda.graphed_step(step)
         heard = -1
         for number, batch in enumerate(data_of(comm.rank)):
             if number == 5 and comm.rank == 1:
-                model._reducer.wishes.mine[STOP] = True
+                model.reducer.requests.mine[STOP] = True
             graphed(*batch)
-            if heard < 0 and model._reducer.wishes.heard[STOP]:
+            if heard < 0 and model.reducer.requests.received[STOP]:
                 heard = number
         return heard
 

@@ -45,9 +45,8 @@ An error in a hook is raised by backward, with the bucket's parameters in its me
 """
 
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket
-from ddp.parallel.comm_hooks.low_rank import PowerSGD
-from ddp.parallel.comm_hooks.plain import allreduce
-from ddp.parallel.comm_hooks.rounding import bf16, fp16
-from ddp.parallel.comm_hooks.sparse import TopK
+from ddp.parallel.comm_hooks.half_precision import allreduce, bf16, fp16
+from ddp.parallel.comm_hooks.power_sgd import PowerSGD
+from ddp.parallel.comm_hooks.top_k import TopK
 
 __all__ = ["GradBucket", "PowerSGD", "TopK", "allreduce", "bf16", "fp16"]

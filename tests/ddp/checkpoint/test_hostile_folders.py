@@ -71,7 +71,7 @@ def _closed_folder(path: Path, outside: Path) -> None:
 
 
 # What stands there. Only the last two are unreadable, and to root they are not.
-KINDS: dict[str, Callable[[Path, Path], None]] = {
+REQUEST_KINDS: dict[str, Callable[[Path, Path], None]] = {
     "link to a file": _link("{}/file"),
     "link to a folder": _link("{}/folder"),
     "link to a checkpoint": _link("{}/step-0000000002"),
@@ -135,7 +135,7 @@ def put(runs: Path, outside: Path, place: str, kind: str) -> None:
     else:
         path.chmod(0o700)
         shutil.rmtree(path)
-    KINDS[kind](path, outside)
+    REQUEST_KINDS[kind](path, outside)
 
 
 def prepared(folder: Path, outside: Path) -> Path:
@@ -181,7 +181,7 @@ def test_anything_anywhere(folder: Path, outside: Path, count: Callable[[int, in
     for seed in range(count(200, 20_000)):
         rng = np.random.default_rng(seed)
         runs = prepared(folder, outside)
-        done = [(str(rng.choice(PLACES)), str(rng.choice(list(KINDS)))) for _ in range(rng.integers(1, 5))]
+        done = [(str(rng.choice(PLACES)), str(rng.choice(list(REQUEST_KINDS)))) for _ in range(rng.integers(1, 5))]
         for place, kind in done:
             put(runs, outside, place, kind)
         readable = not any(kind in UNREADABLE for _, kind in done)

@@ -20,7 +20,7 @@ from collectives.world import STOPPED
 from ddp.checkpoint import Checkpointer, open_checkpoint, resume
 from ddp.checkpoint.resume import StopSignals
 from ddp.optim import SGD
-from ddp.parallel.wishes import STOP, Wishes
+from ddp.parallel.control import STOP, PendingRequests
 from tests.ddp.checkpoint.training import Loader, net
 
 INPUTS = 6
@@ -174,15 +174,15 @@ def test_seconds_are_rank_0s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("number", resume.SIGNALS)
 def test_a_signal_is_a_wish(number: int) -> None:
-    wishes = Wishes()
-    with StopSignals(wishes):
+    requests = PendingRequests()
+    with StopSignals(requests):
         signal.raise_signal(number)
-    assert wishes.mine[STOP]
+    assert requests.mine[STOP]
 
 
 def test_the_second_ctrl_c_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "_TWICE", 0.02)
-    with StopSignals(Wishes()):
+    with StopSignals(PendingRequests()):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, by another way
         time.sleep(0.03)
@@ -195,12 +195,12 @@ def test_handlers_that_were_there_are_called_and_ignored_signals_stay_ignored() 
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     ignored = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        wishes = Wishes()
-        with StopSignals(wishes):
+        requests = PendingRequests()
+        with StopSignals(requests):
             signal.raise_signal(signal.SIGUSR1)
-            assert not wishes.mine[STOP]
+            assert not requests.mine[STOP]
             signal.raise_signal(signal.SIGTERM)
-            assert wishes.mine[STOP]
+            assert requests.mine[STOP]
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -211,11 +211,11 @@ def test_handlers_are_put_back_whatever_happens() -> None:
     def mine(number: int, frame: Any) -> None:
         pass
 
-    with pytest.raises(ZeroDivisionError), StopSignals(Wishes()):
+    with pytest.raises(ZeroDivisionError), StopSignals(PendingRequests()):
         raise ZeroDivisionError
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with StopSignals(Wishes()):
+        with StopSignals(PendingRequests()):
             signal.signal(signal.SIGTERM, mine)
         assert signal.getsignal(signal.SIGTERM) is mine  # somebody else's, put there since
     finally:
@@ -227,8 +227,8 @@ def test_two_loops_at_once_may_end_in_any_order() -> None:
     before = {number: signal.getsignal(number) for number in resume.SIGNALS}
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
-        wishes = Wishes(), Wishes()
-        outer, inner = map(StopSignals, wishes)
+        requests = PendingRequests(), PendingRequests()
+        outer, inner = map(StopSignals, requests)
         outer.__enter__()
         inner.__enter__()
         outer.__exit__(None, None, None)
@@ -236,7 +236,7 @@ def test_two_loops_at_once_may_end_in_any_order() -> None:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert heard == [signal.SIGTERM] * 2  # nobody listens any more, and nothing is swallowed
-        assert not any(each.mine[STOP] for each in wishes)
+        assert not any(each.mine[STOP] for each in requests)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -246,7 +246,7 @@ def test_another_thread_installs_nothing() -> None:
     found: list[Any] = []
 
     def run() -> None:
-        with StopSignals(Wishes()):
+        with StopSignals(PendingRequests()):
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=run)

@@ -18,8 +18,8 @@ from ddp import nn
 from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, ZeroOptimizer, comm_hooks
+from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.comm_hooks import GradBucket
-from ddp.parallel.planning.plan import Plan
 
 FEATURES, CLASSES = 6, 3
 
@@ -76,7 +76,7 @@ class Recorder:
 def note_ready(model: DataParallel, events: list[Any]) -> None:
     """Notes every leaf that becomes ready, before the reducer hears of it, and the end of backward."""
     names = {p.leaf: name for name, p in model.module.named_parameters()}
-    ready, end = model._reducer.ready, model._reducer.end
+    ready, end = model.reducer.ready, model.reducer.end
 
     def noted_ready(leaf: Any) -> None:
         events.append(("ready", names[leaf]))
@@ -86,7 +86,7 @@ def note_ready(model: DataParallel, events: list[Any]) -> None:
         events.append(("end",))
         end()
 
-    model._reducer.ready, model._reducer.end = noted_ready, noted_end
+    model.reducer.ready, model.reducer.end = noted_ready, noted_end
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -161,7 +161,7 @@ def test_no_sync_ends_with_an_exception_too() -> None:
         model = DataParallel(make_net(), comm)
         with pytest.raises(ZeroDivisionError), model.no_sync():
             raise ZeroDivisionError
-        assert model._reducer.sync
+        assert model.reducer.sync
 
     collectives.run_threads(rank, 2)
 
@@ -303,7 +303,7 @@ def test_buckets_launch_in_plan_order_though_ranks_become_ready_in_different_ord
         model(ddp.from_numpy(x), order).sum().backward()
         ready = [event[1] for event in events if event[0] == "ready"]
         sizes = [event[1] for event in events if event[0] == "all_reduce"][1:]
-        return ready, sizes, [buffer.size for buffer in model._reducer.buckets.memory.buffers]
+        return ready, sizes, [buffer.size for buffer in model.reducer.buckets.memory.buffers]
 
     (ready0, launched0, planned), (ready1, launched1, _) = collectives.run_threads(rank, 2)
     assert ready0 != ready1
@@ -318,10 +318,10 @@ def test_gradients_are_views_of_the_buckets() -> None:
         model = DataParallel(make_net(), comm)
         F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
         for p in model.parameters():
-            assert any(np.shares_memory(p.grad.numpy(), buffer) for buffer in model._reducer.buckets.memory.buffers)
+            assert any(np.shares_memory(p.grad.numpy(), buffer) for buffer in model.reducer.buckets.memory.buffers)
         kept = next(iter(model.parameters()))
         kept.grad = ddp.ones_like(kept)  # an assigned array is copied in
-        assert any(np.shares_memory(kept.grad.numpy(), buffer) for buffer in model._reducer.buckets.memory.buffers)
+        assert any(np.shares_memory(kept.grad.numpy(), buffer) for buffer in model.reducer.buckets.memory.buffers)
         assert_array_equal(kept.grad.numpy(), np.ones(kept.shape))
 
     collectives.run_threads(rank, 2)
@@ -588,7 +588,7 @@ def test_pytorchs_switch_for_accumulation() -> None:
             model.require_backward_grad_sync = step == 1
             mine = slice(step * 2 + comm.rank, step * 2 + comm.rank + 1)
             model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
-            assert model._reducer.steps == step
+            assert model.reducer.steps == step
         with pytest.raises(ArgumentError, match="require_backward_grad_sync is True or False, got 1"):
             model.require_backward_grad_sync = 1  # type: ignore[assignment]  # what is refused
         return grads(model.module)
@@ -740,15 +740,15 @@ def test_after_a_backward_that_failed_half_way_nothing_runs_on() -> None:
     x, t = data(4)
 
     def check(model: DataParallel, comm: Communicator) -> None:
-        ready = model._reducer.ready
+        ready = model.reducer.ready
 
         def fails(leaf: Any) -> None:
             raise ZeroDivisionError("in a hook")
 
-        model._reducer.ready = fails
+        model.reducer.ready = fails
         with pytest.raises(ZeroDivisionError):
             loss_sum(model, x, t).backward()
-        model._reducer.ready = ready
+        model.reducer.ready = ready
         with pytest.raises(ParallelError, match="ZeroDivisionError: in a hook"):
             loss_sum(model, x, t).backward()
 
@@ -822,7 +822,7 @@ def test_buckets_of_an_old_plan_are_freed_at_once(sharded: bool) -> None:
         model = DataParallel(make_net(), comm, bucket_cap_mb=1e-4)
         if sharded:
             ZeroOptimizer(model, ddp.optim.SGD, lr=0.1)
-        reducer = model._reducer
+        reducer = model.reducer
         x, t = data(4)
         for _ in range(2):
             model.zero_grad()
@@ -831,7 +831,7 @@ def test_buckets_of_an_old_plan_are_freed_at_once(sharded: bool) -> None:
         if sharded:
             old += [weakref.ref(shard.grad) for shard in reducer.exchange._shards]
         whole = Plan(buckets=(sum(model.plan.buckets, ()),), nbytes=(sum(model.plan.nbytes),), origin="one")
-        reducer._move(whole)
+        reducer._set_plan(whole)
         assert len(old) > 1
         assert not any(buffer() is not None for buffer in old)
 

@@ -151,17 +151,17 @@ def test_one_rank_goes_on_after_a_backward_that_failed_as_it_would_without_the_w
         assert_allclose(gradients(model.module)[name], g / 2, atol=1e-13)
 
 
-@pytest.mark.parametrize("part", ["_note", "_reduce_unplaced", "_move"])
+@pytest.mark.parametrize("part", ["_record_step", "_finish_gradients", "_set_plan"])
 def test_a_backward_interrupted_after_its_buckets_came_has_failed_half_way_too(part: str) -> None:
     def rank(comm: Communicator) -> None:
         model = DataParallel(make_net(), comm, bucket_cap_mb=1.0)
         loss_of(model, comm.rank).backward()
-        reducer = model._reducer
+        reducer = model.reducer
 
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        reducer.planner.after = lambda *_: reducer.planner.plan
+        reducer.planner.after_backward = lambda *_: reducer.planner.plan
         if comm.rank == 0:
             setattr(reducer, part, interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -169,7 +169,7 @@ def test_a_backward_interrupted_after_its_buckets_came_has_failed_half_way_too(p
             with pytest.raises(ParallelError, match=r"failed half-way on this rank \(KeyboardInterrupt"):
                 loss_of(model, comm.rank).backward()
         else:
-            reducer._move = lambda plan: None
+            reducer._set_plan = lambda plan: None
             loss_of(model, comm.rank).backward()
 
     on_ranks(rank)
@@ -178,16 +178,16 @@ def test_a_backward_interrupted_after_its_buckets_came_has_failed_half_way_too(p
 def test_a_backward_that_was_interrupted_before_it_told_anybody_may_be_tried_again() -> None:
     def rank(comm: Communicator) -> list[float]:
         model = DataParallel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(), comm)
-        start = model._reducer._start
+        start = model.reducer._start
 
         def interrupted(*_: Any) -> None:
-            model._reducer._start = start
+            model.reducer._start = start
             raise KeyboardInterrupt
 
         for step in range(2):
             loss = loss_of(model, comm.rank)
             if comm.rank == step == 0:
-                model._reducer._start = interrupted
+                model.reducer._start = interrupted
                 with pytest.raises(KeyboardInterrupt):
                     loss.backward()
             loss.backward()

@@ -16,7 +16,7 @@ from collectives.flight import layout
 from collectives.flight.recorder import process_recorder
 from ddp import nn
 from ddp.parallel import DataParallel
-from ddp.parallel.wishes import KINDS
+from ddp.parallel.control import REQUEST_KINDS
 
 Calls = list[tuple[str, int]]  # what was called, and the bytes that went in
 COLLECTIVES = {
@@ -108,7 +108,7 @@ def planned_calls(model: DataParallel, size: int) -> Calls:
     if size == 1:
         return []
     parameters = len(list(model.module.parameters()))
-    control = 8 * (4 + KINDS + parameters + size * (1 + model._reducer.timeline.width))
+    control = 8 * (4 + REQUEST_KINDS + parameters + size * (1 + model.reducer.timeline.width))
     shapes = {name: (p.shape, p.dtype.itemsize) for name, p in model.module.named_parameters()}
     found = [control]
     for bucket in model.plan.buckets:

@@ -98,8 +98,8 @@ def test_backward_into_chosen_parameters_would_not_be_reduced() -> None:
 def test_gradients_are_computed_inside_the_buckets() -> None:
     layer = nn.Linear(6, 5)
     ddp.DataParallel(layer)
-    slot = layer.weight.leaf.grad_buffer
-    bucket = slot.array.base
+    grad_buffer = layer.weight.leaf.grad_buffer
+    bucket = grad_buffer.array.base
     layer(ddp.from_numpy(X.astype(np.float32))).sum().backward()
-    assert slot.array.base is bucket
-    np.testing.assert_allclose(slot.array, np.tile(X.sum(0), (5, 1)), rtol=1e-5)
+    assert grad_buffer.array.base is bucket
+    np.testing.assert_allclose(grad_buffer.array, np.tile(X.sum(0), (5, 1)), rtol=1e-5)

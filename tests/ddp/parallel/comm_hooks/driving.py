@@ -10,8 +10,8 @@ import numpy as np
 import collectives
 from collectives import Communicator
 from ddp._layout import FlatBuckets, lay_out
-from ddp.parallel.comm_hooks.hooking import Hooked
-from ddp.parallel.exchange import Buckets
+from ddp.parallel.buckets import Buckets
+from ddp.parallel.comm_hooks.hook_exchange import HookExchange
 
 Array = np.ndarray[Any, Any]
 Gradients = Mapping[str, Array]
@@ -76,7 +76,7 @@ def buckets_of(gradients: Gradients, plan: Sequence[Sequence[str]]) -> Buckets:
 
 
 def step(
-    exchange: Hooked, buckets: Buckets, gradients: Gradients, scale: float, unused: Collection[str] = ()
+    exchange: HookExchange, buckets: Buckets, gradients: Gradients, scale: float, unused: Collection[str] = ()
 ) -> dict[str, Array]:
     """One backward: these gradients become ready bucket by bucket. Returns what the hook made of them."""
     exchange.begin(Control(scale, [name not in unused for name in buckets.names]))
@@ -107,8 +107,8 @@ def drive(
         first = steps[0][comm.rank]
         buckets = buckets_of(first, plan or [list(reversed(first))])
         hook, counting = make_hook(), Counting(comm)
-        exchange = Hooked(hook, counting, list(first))
-        exchange.follow(buckets)
+        exchange = HookExchange(hook, counting, list(first))
+        exchange.set_buckets(buckets)
         became = [
             step(exchange, buckets, everyones[comm.rank], scale, (unused or {}).get(number, ()))
             for number, (everyones, scale) in enumerate(zip(steps, scales, strict=True))

@@ -1,4 +1,4 @@
-"""Hooked: one order of calls on every rank, nothing waited for before the end, and errors that name the bucket."""
+"""HookExchange: one order of calls on every rank, no waits before the end, and errors that name the bucket."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import collectives
 from collectives import Communicator, Work
 from collectives.errors import CollectiveTimeout, CommunicatorClosed, MismatchError
 from ddp.errors import ArgumentError, DtypeError, ParallelError
-from ddp.parallel.comm_hooks import hooking
+from ddp.parallel.buckets import Buckets
+from ddp.parallel.comm_hooks import hook_exchange as hooking
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket
-from ddp.parallel.comm_hooks.hooking import Hooked
-from ddp.parallel.comm_hooks.lane import DeviceLane, HostLane, lane_of
-from ddp.parallel.exchange import Buckets
+from ddp.parallel.comm_hooks.hook_exchange import DeviceHookStream, HookExchange, HostHookStream, hook_stream
 from tests.ddp.parallel.comm_hooks.driving import Control, buckets_of, step
 
 NAMES = [f"layer{index}" for index in range(6)]
@@ -32,10 +31,10 @@ def gradients(value: float = 1.0) -> dict[str, np.ndarray]:
     return {name: np.full((2, index + 1), value) for index, name in enumerate(NAMES)}
 
 
-def begun(hook: Any, comm: Communicator, plan: Any = PLAN, scale: float = 1.0) -> tuple[Hooked, Buckets, Control]:
+def begun(hook: Any, comm: Communicator, plan: Any = PLAN, scale: float = 1.0) -> tuple[HookExchange, Buckets, Control]:
     """An exchange in the middle of a backward, with no bucket launched yet."""
-    exchange, buckets, control = Hooked(hook, comm, NAMES), buckets_of(gradients(), plan), Control(scale, USED)
-    exchange.follow(buckets)
+    exchange, buckets, control = HookExchange(hook, comm, NAMES), buckets_of(gradients(), plan), Control(scale, USED)
+    exchange.set_buckets(buckets)
     exchange.begin(control)
     return exchange, buckets, control
 
@@ -97,9 +96,9 @@ def test_calls_are_made_in_one_order_whatever_ends_first(size: int) -> None:
     def rank(comm: Communicator) -> tuple[list[Any], Any, Any]:
         chance = random.Random(comm.rank)
         delaying = Delaying(comm, lambda: chance.choice([0, 0, 0.003]), [])
-        exchange = Hooked(three_rounds, delaying, NAMES)
+        exchange = HookExchange(three_rounds, delaying, NAMES)
         buckets = buckets_of(gradients(), PLAN)
-        exchange.follow(buckets)
+        exchange.set_buckets(buckets)
         for _ in range(5):
             became = step(exchange, buckets, gradients(comm.rank + 1), 0.5)
         for name, g in gradients(sum(range(1, size + 1)) / 2).items():
@@ -212,9 +211,9 @@ def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
 
     def rank(comm: Communicator) -> None:
         for hook in (work, part, at_once, nothing_yielded, sometimes):
-            exchange = Hooked(hook, comm, NAMES)
+            exchange = HookExchange(hook, comm, NAMES)
             buckets = buckets_of(gradients(), PLAN)
-            exchange.follow(buckets)
+            exchange.set_buckets(buckets)
             for _ in range(2):
                 for g in step(exchange, buckets, gradients(), 1.0).values():
                     assert (g == 2).all(), hook
@@ -226,10 +225,10 @@ def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
 
 def test_another_plan_may_follow() -> None:
     def rank(comm: Communicator) -> None:
-        exchange = Hooked(three_rounds, comm, NAMES)
+        exchange = HookExchange(three_rounds, comm, NAMES)
         for plan in (PLAN, [NAMES[::-1]], [NAMES[2:], NAMES[:2]]):
             buckets = buckets_of(gradients(), plan)
-            exchange.follow(buckets)
+            exchange.set_buckets(buckets)
             for g in step(exchange, buckets, gradients(), 0.5).values():
                 assert (g == 1).all()
 
@@ -242,17 +241,17 @@ def test_one_lane_serves_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def lane_noted(xp: Any) -> Any:
         made.append(xp)
-        return lane_of(xp)
+        return hook_stream(xp)
 
-    monkeypatch.setattr(hooking, "lane_of", lane_noted)
+    monkeypatch.setattr(hooking, "hook_stream", lane_noted)
 
     def rank(comm: Communicator) -> None:
-        exchange = Hooked(three_rounds, comm, NAMES)
+        exchange = HookExchange(three_rounds, comm, NAMES)
         nothing = buckets_of({}, [])
-        exchange.follow(nothing)
+        exchange.set_buckets(nothing)
         assert step(exchange, nothing, {}, 1.0, NAMES) == {}
         for _ in range(3):
-            exchange.follow(buckets_of(gradients(), PLAN))
+            exchange.set_buckets(buckets_of(gradients(), PLAN))
 
     collectives.run_threads(rank, 1)
     assert made == [np]
@@ -388,7 +387,7 @@ def test_ranks_have_to_bring_the_same_hook() -> None:
     def rank(comm: Communicator) -> None:
         said = r"same comm_hook: rank 0 gives one with 1 phase, rank 1 gives three_rounds with 3 phases"
         with pytest.raises(ParallelError, match=said):
-            Hooked(three_rounds if comm.rank else one, comm, NAMES)
+            HookExchange(three_rounds if comm.rank else one, comm, NAMES)
 
     collectives.run_threads(rank, 2)
 
@@ -401,9 +400,9 @@ def test_phases_that_are_none(phases: Any) -> None:
 
     def rank(comm: Communicator) -> None:
         with pytest.raises(ArgumentError, match="phases should be how often it yields"):
-            Hooked(hook, comm, NAMES)
+            HookExchange(hook, comm, NAMES)
         with pytest.raises(ArgumentError, match="function of a GradBucket, is 'fp16'"):
-            Hooked("fp16", comm, NAMES)  # type: ignore[arg-type]
+            HookExchange("fp16", comm, NAMES)  # type: ignore[arg-type]
 
     collectives.run_threads(rank, 1)
 
@@ -429,7 +428,7 @@ def test_it_gives_its_communicators_back() -> None:
 
 
 class Streams:
-    """What of CuPy a lane uses, noting what waits for what and what runs where."""
+    """What of CuPy a stream uses, noting what waits for what and what runs where."""
 
     def __init__(self) -> None:
         self.cuda = self
@@ -437,8 +436,8 @@ class Streams:
         self.current = FakeStream(self, "backward")
 
     def Stream(self, non_blocking: bool) -> FakeStream:
-        assert non_blocking  # or the default stream's kernels would wait for the lane's
-        return FakeStream(self, "lane")
+        assert non_blocking  # or the default stream's kernels would wait for the stream's
+        return FakeStream(self, "stream")
 
     def Event(self, block: bool, disable_timing: bool) -> FakeEvent:
         assert not block
@@ -487,7 +486,7 @@ def test_on_a_gpu_a_hook_computes_beside_backward(monkeypatch: pytest.MonkeyPatc
 
     def rank(comm: Communicator) -> None:
         exchange, _, control = begun(hook, comm)
-        monkeypatch.setattr(exchange, "_lane", lane_of(streams))
+        monkeypatch.setattr(exchange, "_stream", hook_stream(streams))
         control.arrived = False
         streams.compute("bucket")
         exchange.launch(0)
@@ -499,14 +498,14 @@ def test_on_a_gpu_a_hook_computes_beside_backward(monkeypatch: pytest.MonkeyPatc
     assert streams.notes == [
         "bucket on backward",
         "older layers on backward",
-        "lane waits for bucket on backward",
-        "hook on lane",
-        "rest of it on lane",
-        "backward waits for rest of it on lane",
+        "stream waits for bucket on backward",
+        "hook on stream",
+        "rest of it on stream",
+        "backward waits for rest of it on stream",
         "optimizer on backward",
     ]
 
 
 def test_host_arrays_need_no_lane() -> None:
-    assert isinstance(lane_of(np), HostLane)
-    assert isinstance(lane_of(Streams()), DeviceLane)
+    assert isinstance(hook_stream(np), HostHookStream)
+    assert isinstance(hook_stream(Streams()), DeviceHookStream)

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import ddp
 from ddp.errors import ArgumentError, DtypeError, StateDictError
 from ddp.parallel.comm_hooks import TopK
-from ddp.parallel.comm_hooks.sparse import largest
+from ddp.parallel.comm_hooks.top_k import largest
 from tests.ddp.parallel.comm_hooks.driving import drive, mean, random_steps
 
 SHAPES = {"weight": (20, 15), "bias": (7,), "one": ()}

@@ -18,7 +18,7 @@ import collectives
 import ddp
 from collectives import Communicator, CommunicatorClosed
 from ddp import parallel
-from ddp.parallel.differentiable import twins
+from ddp.parallel import collectives as differentiable
 
 
 def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:
@@ -35,8 +35,8 @@ def test_each_communicator_has_one_twin_and_the_world_is_the_default() -> None:
         for _ in range(2):
             parallel.all_reduce(ddp.ones(1))
             parallel.all_reduce(ddp.ones(1), comm=other)
-        assert twins.twin_of(None) is twins.twin_of(comm)
-        assert twins.twin_of(None) is not twins.twin_of(other)
+        assert differentiable.private_duplicate(None) is differentiable.private_duplicate(comm)
+        assert differentiable.private_duplicate(None) is not differentiable.private_duplicate(other)
 
     on_ranks(rank)
 
@@ -60,7 +60,7 @@ def test_closing_a_communicator_closes_its_twin_and_leaves_nothing() -> None:
         for order in range(3):
             other = comm.duplicate()
             parallel.all_reduce(ddp.ones(1), comm=other)
-            twin = twins.twin_of(other)
+            twin = differentiable.private_duplicate(other)
             y = parallel.all_gather(weights(), other)
             if order == comm.rank:  # at any time, whatever the others do
                 comm.barrier()
@@ -81,7 +81,7 @@ def test_closing_a_communicator_closes_its_twin_and_leaves_nothing() -> None:
 
     on_ranks(rank, 3)
     gc.collect()
-    assert len(twins._places) <= 1  # the world's, which lives as long as this process
+    assert len(differentiable._duplicates) <= 1  # the world's, which lives as long as this process
     assert threading.active_count() <= before
 
 

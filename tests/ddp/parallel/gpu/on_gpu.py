@@ -96,7 +96,7 @@ def timed_backward(comm: Any, xp: Any, device: str, layers: int, width: int, row
     for _ in range(5):
         (model(x) * model(x).detach()).sum().backward()
         model.zero_grad()
-    device, watch = model.comm._device_communicator, model._reducer._watch
+    device, watch = model.comm._device_communicator, model.reducer._timer
     made, ended = device._handoff, watch.end
 
     def timed(*things: Any) -> Any:

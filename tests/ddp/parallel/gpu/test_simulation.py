@@ -13,7 +13,7 @@ import collectives
 from collectives.backends.device import device_base, stream_handoff
 from ddp.errors import ParallelError
 from ddp.parallel import comm_hooks
-from ddp.parallel.comm_hooks import lane
+from ddp.parallel.comm_hooks import hook_exchange
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
@@ -129,8 +129,8 @@ def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
 
         monkeypatch.setattr(device_base.DeviceWork, "wait", wait)
     else:  # "after", "join": a hook's own stream, between backward's kernels and those that read the bucket
-        assert hasattr(lane.DeviceLane, edge)
-        monkeypatch.setattr(lane.DeviceLane, edge, lambda self, *mark: None)
+        assert hasattr(hook_exchange.DeviceHookStream, edge)
+        monkeypatch.setattr(hook_exchange.DeviceHookStream, edge, lambda self, *mark: None)
 
 
 @TRANSPORTS

@@ -12,7 +12,7 @@ import ddp
 from ddp import nn
 from ddp.parallel import DataParallel
 from ddp.parallel.sync_batch_norm import convert_sync_batchnorm
-from ddp.parallel.zero.optimizer import ZeroOptimizer
+from ddp.parallel.zero.zero_optimizer import ZeroOptimizer
 
 WIDTH, ROWS = 5, 3
 Between = Callable[[], None]

@@ -115,7 +115,7 @@ def test_an_infinity_in_one_rank_s_part_is_found_on_all() -> None:
         zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
         backward(model, 0)
         if comm.rank == 2:  # only this rank holds that element
-            next(part for part in zero._sharding.gradients() if part.size)[0] = np.inf
+            next(part for part in zero._shards.gradients() if part.size)[0] = np.inf
         return zero.unscale_gradients(0.5)
 
     assert collectives.run_threads(rank, 3) == [True] * 3

@@ -116,7 +116,7 @@ def test_a_parameter_that_loses_its_place_keeps_its_state() -> None:
                 optimizer.zero_grad()
                 backward(model, step, sometimes=step in (0, 1, 15) or (step == 14 and comm.rank == 1))
                 optimizer.step()
-                placed.append("sometimes" in model._reducer.buckets.names)
+                placed.append("sometimes" in model.reducer.buckets.names)
                 if step == 12:
                     resting = optimizer.state_dict()["state"]
                     number = [name for name, _ in model.module.named_parameters()].index("sometimes")

@@ -15,7 +15,7 @@ from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.nn.utils import clip_grad_norm_
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
-from ddp.parallel.zero.partial import Partial
+from ddp.parallel.zero.sharded_state import ShardOptimizer
 from tests.ddp.parallel.zero.training import Net, backward, batch, train, values, wrapped
 
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_gather_object", "broadcast_object"]
@@ -64,7 +64,7 @@ def recorded(comm: Communicator) -> tuple[DataParallel, ZeroOptimizer, list[str]
 def test_a_step_is_one_control_message_and_two_collectives_a_bucket() -> None:
     def rank(comm: Communicator) -> None:
         model, zero, events = recorded(comm)
-        buckets = len(model._reducer.buckets.members)
+        buckets = len(model.reducer.buckets.members)
         assert buckets >= 3
         backward(model, 0, sometimes=True)
         assert events == ["all_reduce", *["reduce_scatter"] * buckets]
@@ -82,13 +82,13 @@ def test_buckets_leave_while_backward_computes_and_come_back_while_the_next_is_u
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     noted: dict[int, list[str]] = {}
-    update = Partial.update
+    update = ShardOptimizer.update
 
-    def noted_update(self: Partial, found: Any = None) -> None:
+    def noted_update(self: ShardOptimizer, found: Any = None) -> None:
         noted[id(self)].append("update")
         update(self)
 
-    monkeypatch.setattr(Partial, "update", noted_update)
+    monkeypatch.setattr(ShardOptimizer, "update", noted_update)
 
     def rank(comm: Communicator) -> None:
         events: list[str] = []
@@ -97,14 +97,14 @@ def test_buckets_leave_while_backward_computes_and_come_back_while_the_next_is_u
                 Net(), Recorder(comm, events), bucket_cap_mb=0.002, first_bucket_mb=0.001, broadcast_buffers=False
             )
             zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
-            zero._sharding.step = follow(zero, zero._sharding.step, events, noted)  # type: ignore[method-assign]
+            zero._shards.step = follow(zero, zero._shards.step, events, noted)  # type: ignore[method-assign]
             train(model, zero, range(2))
             zero.zero_grad()
             model.module.first.weight.register_post_accumulate_grad_hook(lambda p: events.append("last gradient"))
             events.clear()
             backward(model, 0)
             last = events.index("last gradient")
-            buckets = len(model._reducer.buckets.members)
+            buckets = len(model.reducer.buckets.members)
             assert 2 <= events[:last].count("reduce_scatter") < events.count("reduce_scatter") == buckets
             events.clear()
             zero.step()
@@ -121,7 +121,7 @@ def follow(
     """Has the updates of this rank noted among its other events."""
 
     def followed(*found: Any) -> None:
-        noted.update({id(part): events for part in zero._sharding._parts})
+        noted.update({id(part): events for part in zero._shards._parts})
         step(*found)
 
     return followed
@@ -153,8 +153,8 @@ def test_the_times_of_buckets_are_known() -> None:
         model = wrapped(comm)
         zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
         train(model, zero, range(2))
-        times = model._reducer.exchange.times()
-        assert len(times) == len(model._reducer.buckets.members)
+        times = model.reducer.exchange.times()
+        assert len(times) == len(model.reducer.buckets.members)
         for each in times:
             assert each is not None
             assert 0 < each[0] <= each[1]

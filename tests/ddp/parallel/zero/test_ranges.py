@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp._layout import Place
-from ddp.parallel.zero.ranges import Piece, cut_range, split_bucket
+from ddp.parallel.zero.shards import Piece, cut_range, split_bucket
 
 
 @pytest.mark.parametrize(

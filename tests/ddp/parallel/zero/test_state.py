@@ -16,7 +16,7 @@ from ddp.errors import StateDictError
 from ddp.optim import lr_scheduler
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
-from ddp.parallel.zero.moving import Told, agree
+from ddp.parallel.zero.sharded_state import StateKind, agree
 from tests.ddp.parallel.zero.training import (
     OPTIMIZERS,
     arrays,
@@ -170,7 +170,7 @@ def test_each_rank_holds_its_part_of_the_state() -> None:
             for name, value in entry.items()
             if name != "step"
         )
-        return held, whole, len(model._reducer.buckets.members)
+        return held, whole, len(model.reducer.buckets.members)
 
     for size in (1, 2, 4):
         results = collectives.run_threads(rank, size)
@@ -185,8 +185,8 @@ def test_each_rank_holds_its_part_of_the_state() -> None:
 def state_memory(zero: ZeroOptimizer) -> list[np.ndarray[Any, Any]]:
     """The arrays that own the memory of this rank's state, each once."""
     owners = {}
-    for part in zero._sharding._parts:
-        for entry in part.holding().entries:
+    for part in zero._shards._parts:
+        for entry in part.shard_state().entries:
             for name, value in entry.items():
                 if name != "step":
                     owner = value.array if value.array.base is None else value.array.base
@@ -231,8 +231,8 @@ def test_what_is_saved_does_not_change_with_training() -> None:
 
 def test_ranks_agree_on_what_is_cut() -> None:
     """A piece of one element cannot tell a state of one element from its part of one; the others can."""
-    constant = Told(value=np.ones(1), in_tensor=True)
-    part = Told(dtype=np.dtype(np.float32))
+    constant = StateKind(value=np.ones(1), in_tensor=True)
+    part = StateKind(dtype=np.dtype(np.float32))
     assert agree([{3: {"a": part, "b": part}}, {3: {"a": constant, "b": part}, 1: {"c": part}}]) == {
         1: {"c": part},
         3: {"a": constant, "b": part},

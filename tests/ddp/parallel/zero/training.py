@@ -12,7 +12,7 @@ from collectives import Communicator
 from ddp import nn, optim
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel
-from ddp.parallel.planning.plan import Plan
+from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.zero import ZeroOptimizer
 
 FEATURES, CLASSES, BATCH = 6, 3, 12
@@ -79,7 +79,7 @@ def backward(model: DataParallel, step: int, *, sometimes: bool = False) -> None
 
 def replan(model: DataParallel, rotate: int) -> None:
     """Lays all gradients out anew, the parameters of each dtype in another order and in other buckets."""
-    reducer = model._reducer
+    reducer = model.reducer
     placed = [name for bucket in reducer.buckets.members for name in (reducer.buckets.names[i] for i in bucket)]
     params = dict(model.module.named_parameters())
     buckets: list[tuple[str, ...]] = []
@@ -88,7 +88,7 @@ def replan(model: DataParallel, rotate: int) -> None:
         names = names[rotate % len(names) :] + names[: rotate % len(names)]
         buckets += [tuple(names[start : start + 2]) for start in range(0, len(names), 2)]
     nbytes = tuple(sum(params[name].nbytes for name in bucket) for bucket in buckets)
-    reducer._move(Plan(buckets=tuple(buckets), nbytes=nbytes, origin="by the test"))
+    reducer._set_plan(Plan(buckets=tuple(buckets), nbytes=nbytes, origin="by the test"))
 
 
 def values(model: DataParallel) -> Arrays:

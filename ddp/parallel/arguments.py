@@ -1,0 +1,136 @@
+"""What DataParallel is asked for, checked at the border."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from collectives import Communicator
+from ddp.errors import ArgumentError, DtypeError, ParallelError
+from ddp.nn import Module
+from ddp.parallel.bucket_plan import Plan
+
+_MIB = 1 << 20
+#: Arguments of PyTorch's DistributedDataParallel that change nothing here, and why.
+IGNORED = {
+    "device_ids": "parameters stay on the device that they are on",
+    "output_device": "results stay on the device that they are on",
+    "find_unused_parameters": "unused parameters are always found, at no cost",
+    "static_graph": "the graph may change at every step, at no cost",
+    "gradient_as_bucket_view": "gradients always are views of buckets",
+}
+#: Arguments of it that have another name here, or no counterpart that could be ignored, and what to do.
+ELSEWHERE = {
+    "process_group": "give comm=, a communicator",
+    "device_mesh": "give comm=, a communicator",
+    "forward_sync_buffers": "give broadcast_buffers=",
+    "mixed_precision": "run forward inside ddp.autocast",
+    "bucket_cap_mb_list": "give plan=, or one bucket_cap_mb=",
+    "init_sync": "leave it out: rank 0's values are always broadcast",
+    "skip_all_reduce_unused_params": "leave it out: what no rank uses gets no place in a bucket",
+}
+
+
+def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
+    """Bytes that a bucket holds, None for automatic, and the first one.
+
+    Raises: ArgumentError unless they are more than 0 MiB, or "auto".
+    """
+    sizes = [first_bucket_mb] if bucket_cap_mb == "auto" else [bucket_cap_mb, first_bucket_mb]
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, Real) or not 0 < size < float("inf"):
+            given = f"{bucket_cap_mb!r} and {first_bucket_mb!r}"
+            raise ArgumentError(f'buckets hold more than 0 MiB, or "auto" for the cap; got {given}')
+    if isinstance(bucket_cap_mb, str):
+        return None, int(first_bucket_mb * _MIB)
+    return int(bucket_cap_mb * _MIB), int(min(first_bucket_mb, bucket_cap_mb) * _MIB)
+
+
+def check_kinds(module: Any, comm: Any) -> None:
+    """Raises: DtypeError unless they are a module, and a communicator or None."""
+    if not isinstance(module, Module):
+        raise DtypeError(f"DataParallel: expected a Module to wrap, got {type(module).__name__}")
+    if comm is not None and not hasattr(comm, "duplicate"):
+        raise DtypeError(
+            f"DataParallel: comm is the ranks' communicator, or None for collectives.init(), got {comm!r:.60}"
+        )
+
+
+def check_same(comm: Communicator, mine: Mapping[str, Any]) -> None:
+    """Returns if all ranks bring the same settings. Collective.
+
+    Raises: ParallelError on every rank, error_context the first that differs.
+    """
+    everyones = comm.all_gather_object(dict(mine))
+    for name in mine:
+        values = [theirs.get(name) for theirs in everyones]
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise ParallelError(
+                    f"DataParallel: {name} is {_short(values[0])} on rank 0, but {_short(value)} on rank {rank}: all "
+                    "ranks have to give the same"
+                )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def given_plan(plan: Plan | Mapping[str, Any] | None) -> Plan | None:
+    """The plan to keep, also from its state. Raises: ParallelError."""
+    return plan if plan is None or isinstance(plan, Plan) else Plan.from_state(plan)
+
+
+def buffers_mode(broadcast_buffers: bool | str) -> str | None:
+    """ "broadcast", "mean", or None. Raises: ArgumentError."""
+    if broadcast_buffers is True or broadcast_buffers is False:
+        return "broadcast" if broadcast_buffers else None
+    if broadcast_buffers != "mean":
+        raise ArgumentError(f'broadcast_buffers is True, False or "mean", got {broadcast_buffers!r}')
+    return "mean"
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number of at least 0. Raises: ArgumentError."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ArgumentError(f"{name} is a whole number of at least 0, got {value!r}")
+    return number
+
+
+def switch(name: str, value: Any) -> bool:
+    """Raises: ArgumentError unless it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentError(f"{name} is True or False, got {value!r:.60}")
+    return bool(value)
+
+
+def weight_of(weight: Any) -> float:
+    """How many samples a backward counts. Raises: ParallelError unless it is a number of at least 0."""
+    try:
+        number = float("nan") if isinstance(weight, str) else float(weight)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0 <= number < float("inf"):
+        raise ParallelError(f"weight should be a number of samples, at least 0, is {weight!r:.60}")
+    return number
+
+
+def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
+    """One warning for all arguments that change nothing. Raises: TypeError for any other."""
+    unknown = [name for name in ignored if name not in IGNORED]
+    if unknown:
+        what_to_do = f": {ELSEWHERE[unknown[0]]}" if unknown[0] in ELSEWHERE else ""
+        raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}{what_to_do}")
+    asked = [f"{name} ({IGNORED[name]})" for name, value in ignored.items() if value is not None and value is not False]
+    if asked:
+        warnings.warn(f"DataParallel needs no {', '.join(asked)}", UserWarning, stacklevel=stacklevel)

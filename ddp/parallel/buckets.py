@@ -1,0 +1,92 @@
+"""Buckets: the flat arrays in which gradients lie, so that one all-reduce serves many of them.
+
+A plan says which parameters travel together. Here it becomes memory: one array a bucket, of which every `param.grad` in
+it is a view. So a full bucket is reduced where it lies, and nothing is copied before or after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from collectives import Communicator
+from ddp._engine import Leaf
+from ddp._layout import FlatBuckets, lay_out
+from ddp.parallel.bucket_plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets:
+    """The gradients of one plan, in memory.
+
+    names: of each gradient, numbered as in memory.layout.places
+    members: the gradients of each bucket, in launch order; memory.buffers and memory.views hold them
+    """
+
+    memory: FlatBuckets
+    names: tuple[str, ...]
+    members: tuple[tuple[int, ...], ...]
+
+    def describe(self, bucket: int) -> str:
+        """The bucket as an error message names it."""
+        names, members = self.names, self.members[bucket]
+        if len(members) <= 4:
+            listed = ", ".join(names[index] for index in members)
+        else:
+            listed = f"{names[members[0]]}, {names[members[1]]}, ..., {names[members[-1]]}"
+        return f"bucket {bucket} of {len(self.members)} ({listed})"
+
+
+class BucketAssignment:
+    """The buckets of one plan, with the gradients of a model's leaves moved into them. Making one is collective.
+
+    parameters: the parameter of each gradient in the buckets
+    bucket_of: each parameter's bucket, None if it has none (it is frozen, or no rank uses it)
+    """
+
+    def __init__(self, plan: Plan, names: Sequence[str], leaves: Sequence[Leaf], comm: Communicator) -> None:
+        self._leaves = leaves
+        numbers = {name: number for number, name in enumerate(names)}
+        self.parameters = sorted(numbers[name] for bucket in plan.buckets for name in bucket)
+        gradient_of = {index: gradient for gradient, index in enumerate(self.parameters)}
+        members = tuple(tuple(gradient_of[numbers[name]] for name in bucket) for bucket in plan.buckets)
+        assigned = [leaves[index] for index in self.parameters]
+        layout = lay_out(members, [leaf.shape for leaf in assigned], [leaf.dtype for leaf in assigned])
+        # The ranks of a node reduce their buckets where they lie; NCCL moves them without copies of its own.
+        xp = leaves[0].grad_buffer.xp
+        zeros = comm.empty if xp is np else xp.zeros if comm.size == 1 else partial(comm.empty, like=xp.empty(0))
+        memory = FlatBuckets(layout, zeros)
+        self.buckets = Buckets(memory=memory, names=tuple(names[index] for index in self.parameters), members=members)
+        self.bucket_of: list[int | None] = [None] * len(leaves)
+        for gradient, index in enumerate(self.parameters):
+            leaves[index].grad_buffer.bind(memory.views[gradient])
+            self.bucket_of[index] = layout.places[gradient].bucket
+        for index in self.unassigned():
+            leaves[index].grad_buffer.unbind()
+
+    def unassigned(self) -> Iterator[int]:
+        """The parameters that are in no bucket."""
+        return (index for index, bucket in enumerate(self.bucket_of) if bucket is None)
+
+    def missing(self, reached: Collection[int]) -> list[int]:
+        """For each bucket: how many gradients it still waits for, if backward reaches these parameters."""
+        return [sum(self.parameters[gradient] in reached for gradient in members) for members in self.buckets.members]
+
+    def exclude(self, excluded: Collection[int]) -> None:
+        """Moves these parameters' gradients out of the buckets into memory of their own, and all others back in."""
+        for gradient, index in enumerate(self.parameters):
+            grad_buffer = self._leaves[index].grad_buffer
+            if index in excluded:
+                grad_buffer.unbind()
+            elif not grad_buffer.bound:
+                grad_buffer.bind(self.buckets.memory.views[gradient])
+
+    def include(self, index: int) -> None:
+        """Other ranks used an excluded parameter: its gradient is what was reduced in its bucket."""
+        if self.bucket_of[index] is not None:
+            grad_buffer = self._leaves[index].grad_buffer
+            grad_buffer.clear()
+            grad_buffer.bind(self.buckets.memory.views[self.parameters.index(index)])

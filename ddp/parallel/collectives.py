@@ -1,0 +1,323 @@
+"""Collectives on tensors that autograd sees; see `ddp.parallel` for the convention of their gradients.
+
+Forward and backward are each one collective, so all ranks must run both. If a gradient is wanted on one rank only, the
+others must still take part in its backward. So ranks tell each other whether their tensor requires grad, in one small
+message before the collective, and if any does, all record a node: the result requires grad on every rank. The message
+carries the lengths along axis 0 besides, which backward has to know. Under `no_grad` nothing is told or recorded.
+
+The calls go over a private duplicate of the communicator. Their backward runs inside `loss.backward()`, while
+DataParallel reduces buckets and the user's own calls may be in flight: on one communicator the three would come in
+another order on each rank.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+import collectives
+from collectives import Communicator, ReduceOp
+from collectives.errors import ArgumentError
+from collectives.lengths import check_lengths, even_lengths
+from ddp._device import device
+from ddp._engine import CollectiveNode, modes
+from ddp._tensor.base import TensorBase, check_current, wrap
+from ddp._tensor.core import Tensor
+from ddp.errors import DtypeError, GraphError
+
+
+class _Duplicate:
+    """Where the duplicate of one communicator is kept: made by the first who asks, while others who ask wait."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.comm: Communicator | None = None
+
+
+_lock = threading.Lock()  # never held during a collective: simulated ranks share it
+_duplicates: WeakKeyDictionary[Communicator, _Duplicate] = WeakKeyDictionary()
+
+
+def private_duplicate(comm: Communicator | None) -> Communicator:
+    """The duplicate of `comm` (None: `collectives.init()`) for these collectives; it is closed with it.
+
+    Collective the first time that it is asked for.
+    """
+    comm = collectives.init() if comm is None else comm
+    with _lock:
+        place = _duplicates.setdefault(comm, _Duplicate())
+    with place.lock:
+        if place.comm is None:
+            place.comm = comm.duplicate()
+            comm.registry.close_with(comm.key, place.comm.queue)
+        return place.comm
+
+
+Array = Any
+Adjoint = Callable[[Array], Array | None]
+
+
+class CollectiveCall:
+    """One call of such a collective on this rank.
+
+    comm: what it goes over, forward and backward; array: the tensor's; xp: the array module; recorded: all ranks
+    record a node
+    """
+
+    def __init__(self, name: str, x: Tensor | None, comm: Communicator | None, *, optional: bool = False) -> None:
+        if not isinstance(x, TensorBase) and not (optional and x is None):
+            raise DtypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+        if x is not None:
+            check_current(name, x)
+        self._op = _Backward(name)
+        self._edge = None if x is None else x.edge
+        self._where = device("cpu") if x is None else x.device
+        self.recorded = False
+        self.comm = private_duplicate(comm)
+        self.array: Array = None if x is None else x.array
+        self.xp = self._where.xp
+
+    def agree(self, *told: int) -> list[list[int]] | None:
+        """Finds out whether any rank wants a gradient. Collective, but for ranks under `no_grad`.
+
+        Returns: what each rank told, in rank order; None under `no_grad`
+        """
+        if not modes.state.enabled:
+            return None
+        mine = np.array([self._edge is not None, *told], np.int64)
+        table = self.comm.all_gather(mine, lengths="equal").reshape(self.comm.size, -1)
+        self.recorded = bool(table[:, 0].any())
+        return [row[1:] for row in table.tolist()]
+
+    def hear(self, root: int, told: Sequence[int]) -> list[int] | None:
+        """As `agree`, where the root's tensor alone counts, and what the root tells: as many numbers as given here."""
+        if not modes.state.enabled:
+            return None
+        message = np.array([self._edge is not None, *told], np.int64)
+        self.comm.broadcast(message, root)
+        self.recorded = bool(message[0])
+        return message[1:].tolist()
+
+    def result(self, array: Array, adjoint: Adjoint) -> Tensor:
+        """The tensor around `array`, with its place in the graph.
+
+        adjoint: makes of the result's gradient, which it must not write to, that of the tensor, or None. Collective;
+        what it returns goes nowhere on ranks whose tensor does not require grad.
+        """
+        result = wrap(array, self._where)
+        if self.recorded:
+            residual = (adjoint, array.shape, array.dtype)
+            node = CollectiveNode(self._op, self.xp, (self._edge,), (self._edge is not None,), (), (), residual)
+            result.edge = node
+            for observer in modes.state.observers:
+                observer(node)
+        return result
+
+
+class _Backward:
+    """The op of one collective, as the engine sees it."""
+
+    saves: tuple[str, ...] = ()
+    into = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def backward(self, xp: Any, g: Array | None, needs: Sequence[bool], saved: Any, residual: Any) -> Sequence[Any]:
+        adjoint, shape, dtype = residual
+        # The ranks' gradients must be alike, whatever each rank's loss made of the result.
+        dx = adjoint(xp.zeros(shape, dtype) if g is None else xp.asarray(g, dtype))
+        return (dx if needs[0] else None,)
+
+
+_LINEAR = (ReduceOp.SUM, ReduceOp.MEAN)
+
+
+# y_r = sum over s of x_s;  dx_s = sum over r of g_r.  mean: both divided by the number of ranks
+def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None = None) -> Tensor:
+    """The reduction of all ranks' x, on every rank.
+
+    x: (...), the same shape and dtype on every rank; op: sum, mean, and where no rank's x requires grad max, min, prod
+    Returns: (...), a new tensor
+    Raises: GraphError, on every rank, if x requires grad on one and op has no gradient; what `Communicator.all_reduce`
+    raises.
+    """
+    call, op = CollectiveCall("all_reduce", x, comm), ReduceOp.parse(op)
+    _agree(call, op)
+    return call.result(call.comm.all_reduce(call.array, op), lambda g: call.comm.all_reduce(g, op))
+
+
+# y_root = sum over s of x_s, y_r = 0 elsewhere;  dx_s = g_root.  mean: both divided by the number of ranks
+def reduce(x: Tensor, op: ReduceOp | str = "sum", root: int = 0, comm: Communicator | None = None) -> Tensor:
+    """The reduction of all ranks' x, on the root; zeros on the others, so that each has something to go back from.
+
+    x, op, Raises: as in `all_reduce`; Returns: (...), a new tensor
+    """
+    call, op = CollectiveCall("reduce", x, comm), ReduceOp.parse(op)
+    _agree(call, op)
+    total = call.comm.reduce(call.array, op, root)
+
+    def adjoint(g: Array) -> Array:
+        return _divided(call.comm.broadcast(call.xp.array(g, order="C"), root), op, call)
+
+    return call.result(call.xp.zeros(call.array.shape, call.array.dtype) if total is None else total, adjoint)
+
+
+# y_r = rows r of the sum over s of x_s;  dx_s = [g_0 | g_1 | ...].  mean: both divided by the number of ranks
+def reduce_scatter(
+    x: Tensor,
+    op: ReduceOp | str = "sum",
+    comm: Communicator | None = None,
+    *,
+    lengths: Sequence[int] | None = None,
+) -> Tensor:
+    """The reduction of all ranks' x, split along axis 0, one part for each rank.
+
+    x: (n, ...), the same shape and dtype on every rank; op: as in `all_reduce`; lengths: the parts', the same list on
+    every rank; None: as even as possible, longer parts first
+    Returns: (n_r, ...), a new tensor
+    Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not fit.
+    """
+    call, op = CollectiveCall("reduce_scatter", x, comm), ReduceOp.parse(op)
+    counts = row_counts("reduce_scatter", call.array, lengths, call.comm.size)
+    _agree(call, op)
+    part = call.comm.reduce_scatter(call.array, op, lengths=counts)
+    return call.result(part, lambda g: _divided(call.comm.all_gather(g, lengths=counts), op, call))
+
+
+def row_counts(name: str, x: Array, lengths: Sequence[int] | None, size: int) -> list[int]:
+    """How many of x's rows go to each rank. Raises: ArgumentError if x is 0-d or lengths do not fit it."""
+    if x.ndim == 0:
+        raise ArgumentError(f"{name}: splits axis 0, and x is 0-d")
+    counts = even_lengths(len(x), size) if lengths is None else check_lengths(lengths, size)
+    if sum(counts) != len(x):
+        raise ArgumentError(f"{name}: lengths {counts} add up to {sum(counts)}, x has {len(x)} rows")
+    return counts
+
+
+def _agree(call: CollectiveCall, op: ReduceOp) -> None:
+    call.agree()
+    if call.recorded and op not in _LINEAR:
+        raise GraphError(
+            f"{op.value} over ranks has no gradient, and x requires grad on some rank: reduce x.detach(), or "
+            f"all_gather x, which has one, and take the {op.value} of the result"
+        )
+
+
+def _divided(mine: Array, op: ReduceOp, call: CollectiveCall) -> Array:
+    if op is ReduceOp.MEAN:
+        mine /= call.comm.size
+    return mine
+
+
+Lengths = Sequence[int] | Literal["equal"] | None
+
+
+# y_r = x_root;  dx_root = sum over r of g_r, dx_s = 0 elsewhere
+def broadcast(x: Tensor, root: int = 0, comm: Communicator | None = None) -> Tensor:
+    """The root's x, on every rank.
+
+    x: (...), the same shape and dtype on every rank; its values count on the root alone, and stay elsewhere
+    Returns: (...), a new tensor
+    Raises: what `Communicator.broadcast` raises.
+    """
+    call = CollectiveCall("broadcast", x, comm)
+    call.agree()
+    on_root = call.comm.rank == root
+    room = call.xp.array(call.array, order="C") if on_root else call.xp.empty(call.array.shape, call.array.dtype)
+
+    def adjoint(g: Array) -> Array:
+        total = call.comm.reduce(g, "sum", root)
+        return call.xp.zeros(g.shape, g.dtype) if total is None else total
+
+    return call.result(call.comm.broadcast(room, root), adjoint)
+
+
+# y_root = [x_0 | x_1 | ...], y_r has no rows elsewhere;  dx_s = rows s of g_root
+def gather(x: Tensor, root: int = 0, comm: Communicator | None = None, *, lengths: Lengths = None) -> Tensor:
+    """All ranks' x joined along axis 0 in rank order, on the root; a tensor without rows on the others.
+
+    x: (n_r, ...); the n_r may differ, the rest and the dtype may not; 0-d tensors count as (1,)
+    lengths: the n_r, if every rank knows them; "equal" if all are x's own; None: they are exchanged first
+    Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere; a backward must begin from each
+    Raises: what `Communicator.gather` raises.
+    """
+    call = CollectiveCall("gather", x, comm)
+    shape = call.array.shape
+    counts = _rows_of_all(call)
+    whole = call.comm.gather(call.array, root, lengths=counts if lengths is None else lengths)
+    if whole is None:
+        whole = call.xp.empty((0, *shape[1:]), call.array.dtype)
+    return call.result(whole, lambda g: call.comm.scatter(g, root, lengths=counts).reshape(shape))
+
+
+# y_r = [x_0 | x_1 | ...];  dx_s = rows s of the sum over r of g_r
+def all_gather(x: Tensor, comm: Communicator | None = None, *, lengths: Lengths = None) -> Tensor:
+    """All ranks' x joined along axis 0 in rank order, on every rank, with gradients back to each rank.
+
+    The result is as large as all ranks' x together: memory grows with the number of ranks, on every one of them.
+
+    x, lengths: as in `gather`
+    Returns: (n_0 + n_1 + ..., ...)
+    Raises: what `Communicator.all_gather` raises.
+    """
+    call = CollectiveCall("all_gather", x, comm)
+    shape = call.array.shape
+    counts = _rows_of_all(call)
+    whole = call.comm.all_gather(call.array, lengths=counts if lengths is None else lengths)
+    return call.result(whole, lambda g: call.comm.reduce_scatter(g, "sum", lengths=counts).reshape(shape))
+
+
+# y_r = rows r of x_root;  dx_root = [g_0 | g_1 | ...]
+def scatter(
+    x: Tensor | None,
+    root: int = 0,
+    comm: Communicator | None = None,
+    *,
+    lengths: Sequence[int] | None = None,
+) -> Tensor:
+    """The root's x split along axis 0, one part for each rank.
+
+    x: (n, ...) on the root; elsewhere a tensor on the device where the part shall be, its shape and values ignored,
+    or None for the CPU; lengths: the parts', read on the root only; None: as even as possible, longer parts first
+    Returns: (n_r, ...) of the root's dtype
+    Raises: what `Communicator.scatter` raises; DtypeError if the root's x is no tensor.
+    """
+    call = CollectiveCall("scatter", x, comm, optional=True)
+    rank, size = call.comm.rank, call.comm.size
+    if rank == root and x is None:
+        raise DtypeError("scatter: expected a tensor on the root, got None")
+    counts = call.hear(root, row_counts("scatter", call.array, lengths, size) if rank == root else [0] * size)
+    part = call.comm.scatter(call.array, root, lengths=lengths if counts is None else counts)
+    return call.result(part, lambda g: call.comm.gather(g, root, lengths=counts))
+
+
+# y_r = [x_0's rows for r | x_1's rows for r | ...];  dx_s = [g_0's rows from s | g_1's rows from s | ...]
+def all_to_all(x: Tensor, comm: Communicator | None = None, *, lengths: Sequence[int] | None = None) -> Tensor:
+    """Every rank's x split along axis 0, one part for each rank; what came here, joined in rank order.
+
+    x: (n_r, ...); the n_r may differ, the rest and the dtype may not; lengths: how many rows this rank sends to each;
+    None: as even as possible, longer parts first
+    Returns: (m_r, ...), a new tensor
+    Raises: ArgumentError if x is 0-d or lengths do not fit it; what `Communicator.all_to_all` raises.
+    """
+    call = CollectiveCall("all_to_all", x, comm)
+    sent = row_counts("all_to_all", call.array, lengths, call.comm.size)
+    table = call.agree(*sent)  # table[source][destination]
+    came = call.comm.all_to_all(call.array, lengths=sent if table is None else table)
+
+    def adjoint(g: Array) -> Array:
+        assert table is not None
+        return call.comm.all_to_all(g, lengths=[list(back) for back in zip(*table, strict=True)])
+
+    return call.result(came, adjoint)
+
+
+def _rows_of_all(call: CollectiveCall) -> list[int] | None:
+    """How many rows each rank brings, as far as backward may want to know."""
+    told = call.agree(len(call.array) if call.array.ndim else 1)
+    return None if told is None else [rows for (rows,) in told]

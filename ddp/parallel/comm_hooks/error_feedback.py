@@ -1,0 +1,112 @@
+"""Error feedback: what a compressor leaves out of one step's gradient is added to the next one's.
+
+Without it a compressor that always drops the same directions never trains them; with it everything arrives, some of it
+late. What is remembered must be in the unit of what is added to it later, and the buckets' unit changes: a bucket holds
+a SUM of gradients, over as many samples as this step had. So everything here is in units of the mean: rank r's share of
+the step's mean is m_r = scale * buffer, and
+
+    sent      M_r = m_r + e_r                       compressed, and summed over ranks: the step's gradient
+    left out  e_r = M_r - (what of M_r was sent)    this rank's alone
+
+    sum over steps of the gradients + sum over ranks of e_r = sum over steps of the true means
+
+whatever the scales were, to rounding. A parameter that no rank uses in a step takes no gradient then, so nothing of
+what is left of it counts as sent. Memory: one array as large as the gradients, in float32 for 16-bit ones.
+
+Source: Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, arXiv:1901.09847.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddp._device import CPU, device_of, place
+from ddp._tensor import base
+from ddp.errors import DtypeError, ParallelError
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+class Residuals:
+    """What was left out, by the parameters' names: plans change, names do not.
+
+    keep: False: nothing is remembered
+    """
+
+    def __init__(self, keep: bool) -> None:
+        self._keep = keep
+        self._left: dict[str, Array] = {}
+
+    def add(self, name: str, gradient: Array, scale: float) -> Array:
+        """M_r, in the gradient's shape and its `working_dtype`: what is sent has to be subtracted from it in place.
+
+        It is the memory itself, so what is in it when the step ends is e_r.
+
+        Raises: ParallelError if this name had another shape before: the hook serves two models.
+        """
+        dtype = working_dtype(gradient)
+        xp = device_of(gradient).xp
+        share = xp.empty(gradient.shape, dtype)  # a product without `out` is no array where the gradient is 0-d
+        xp.multiply(gradient, scale, out=share, dtype=dtype)
+        if not self._keep:
+            return share
+        left = self._left.get(name)
+        if left is None:
+            self._left[name] = share
+            return share
+        if left.shape != gradient.shape:
+            raise ParallelError(
+                f"the hook remembers {left.shape} for {name}, whose gradient has {gradient.shape}: give each model a "
+                "hook of its own"
+            )
+        left = self._left[name] = place(left, device_of(gradient)).astype(dtype, copy=False)
+        # After a step with infinities or NaN, which is not to be taken, what was left out is lost with it.
+        xp.nan_to_num(left, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        left += share
+        return left
+
+    def state(self) -> dict[str, Any]:
+        """Copies of the memory, as tensors by name."""
+        return tensors(self._left)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over a copy of a `state`."""
+        self._left = arrays(state)
+
+
+def working_dtype(gradient: Array) -> Any:
+    """In which dtype a gradient is compressed: its own, and float32 for 16 bits.
+
+    Raises: DtypeError if it is not real.
+    """
+    if gradient.dtype.kind == "c":
+        raise DtypeError(f"only real gradients are compressed, these are {gradient.dtype}")
+    return gradient.dtype if gradient.dtype.itemsize > 2 else np.dtype(np.float32)
+
+
+def tensors(state: Mapping[str, Array]) -> dict[str, Any]:
+    """Copies of arrays as tensors, as `ddp.save` takes them."""
+    return {name: base.wrap(array.copy(), device_of(array)) for name, array in state.items()}
+
+
+def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
+    """Copies of tensors, or of arrays, as arrays of the host: where a hook first uses them, they go to its device.
+
+    Copied on the device, they would be freed in the order of another stream than the hook's.
+    """
+    return {name: place(getattr(each, "array", each), CPU).copy() for name, each in state.items()}
+
+
+def reshard_hook_state(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
+    """The state of a hook's rank `rank` of `size`. states: the `state_dict` of each saved rank, its tensors as arrays
+
+    What is the same on all ranks is taken from the first; "errors" of saved rank r go to rank r % size.
+    """
+    errors: dict[str, Any] = {}
+    for theirs in states[rank::size]:
+        for name, left in theirs["errors"].items():
+            errors[name] = np.add(errors[name], left) if name in errors else left
+    return {**states[0], "errors": errors}

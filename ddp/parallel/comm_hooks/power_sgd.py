@@ -1,0 +1,190 @@
+"""PowerSGD: a matrix of gradients is nearly of low rank, and two thin factors say most of what is in it.
+
+For each matrix M (rows, columns), the sum of the ranks' M_r (see `feedback`), and the last step's Q (columns, rank):
+
+    P_r = M_r Q        P = sum of P_r over ranks, orthonormalised     phase 0
+    Q_r = M_r' P       Q = sum of Q_r over ranks                      phase 1
+    gradient = P Q'    left out on rank r: M_r - P Q_r'
+
+which is one step of subspace iteration, and steps follow each other through Q (warm start). Everything is linear in M_r
+until the orthonormalisation, so the result is that of the mean gradient, on one rank or on many.
+
+All matrices of a bucket share one call a phase; what is not worth compressing (biases, small matrices) goes along in
+the first, exactly. The random start is drawn by seed and name, so it need not be sent, nor does it depend on how
+buckets are cut.
+
+Each rank orthonormalises and multiplies the same numbers by itself: machines with other linear algebra may get other
+last bits. DataParallel's checksum of parameters finds that.
+
+Source: Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727, algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from ddp._device import device_of, place
+from ddp.errors import ArgumentError, StateDictError
+from ddp.ops.products import product
+from ddp.parallel.comm_hooks.error_feedback import Residuals, arrays, tensors, working_dtype
+from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+class PowerSGD:
+    """The hook. An object of it belongs to one model on one rank; all ranks give the same arguments.
+
+    matrix_approximation_rank: columns of P and Q; less where a matrix is smaller. 1 to 4 are usual.
+    start_iter: so many steps are reduced exactly first, while gradients are large and turn quickly
+    use_error_feedback: remember what was left out (as much memory as the gradients have), and send it later
+    warm_start: begin at the last step's Q; False: at a random one in every step
+    min_compression_rate: a matrix is compressed if rows * columns is more than this times (rows + columns) * rank
+    seed: of the random start
+
+    A gradient of more than two dimensions counts as a matrix of shape[0] rows. 16-bit gradients are compressed in
+    float32. After a step with infinities or NaN anywhere in a matrix, what was left out of it is forgotten.
+
+    Raises: ArgumentError for a rank below 1 and the like; DtypeError, in backward, for gradients that are not real.
+    """
+
+    phases = 2
+
+    def __init__(
+        self,
+        matrix_approximation_rank: int = 1,
+        start_iter: int = 10,
+        *,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        min_compression_rate: float = 2.0,
+        seed: int = 0,
+    ) -> None:
+        whole = _at_least(1, matrix_approximation_rank, Integral) and _at_least(0, start_iter, Integral)
+        if not (whole and _at_least(0, min_compression_rate, Real) and _at_least(0, seed, Integral)):
+            raise ArgumentError(
+                "PowerSGD: expected a whole rank of at least 1, whole start_iter and seed and a min_compression_rate "
+                f"of at least 0, got {matrix_approximation_rank!r:.60}, {start_iter!r:.60}, {seed!r:.60} and "
+                f"{min_compression_rate!r:.60}"
+            )
+        self.matrix_approximation_rank = matrix_approximation_rank
+        self.start_iter = start_iter
+        self.use_error_feedback = use_error_feedback
+        self.warm_start = warm_start
+        self.min_compression_rate = min_compression_rate
+        self.seed = seed
+        self.steps = 0  # that have begun
+        self._residuals = Residuals(use_error_feedback)
+        self._queries: dict[str, Array] = {}  # the last Q of each matrix
+
+    @property
+    def same_on_all_ranks(self) -> dict[str, Any]:
+        """What ranks have to agree on, by name: the arguments, and how far the hook has come."""
+        return {
+            "matrix_approximation_rank": int(self.matrix_approximation_rank),
+            "start_iter": int(self.start_iter),
+            "use_error_feedback": bool(self.use_error_feedback),
+            "warm_start": bool(self.warm_start),
+            "min_compression_rate": float(self.min_compression_rate),
+            "seed": int(self.seed),
+            "steps": self.steps,
+        }
+
+    def __call__(self, bucket: GradBucket) -> Steps:
+        if bucket.index == 0:
+            self.steps += 1
+        if self.steps <= self.start_iter:
+            yield bucket.comm.all_reduce(bucket.buffer, scale=bucket.scale, out=bucket.buffer, async_op=True)
+            return
+        xp = device_of(bucket.buffer).xp
+        pairs = list(zip(bucket.names, bucket.gradients, strict=True))
+        thin = [(name, g, rank) for name, g in pairs if (rank := self.rank_of(g.shape)) is not None]
+        taken = dict(zip(bucket.names, bucket.used, strict=True))  # by the optimizer
+        exact = [g for _, g in pairs if self.rank_of(g.shape) is None]
+        dtype = working_dtype(bucket.buffer)
+        mine = [self._residuals.add(name, g, bucket.scale).reshape(len(g), -1) for name, g, _ in thin]
+        queries = [self._query(name, m, rank) for m, (name, _, rank) in zip(mine, thin, strict=True)]
+
+        shapes = [(len(m), rank) for m, (_, _, rank) in zip(mine, thin, strict=True)]
+        message, parts = _joined(shapes + [g.shape for g in exact], dtype, xp.empty)
+        for m, query, part in zip(mine, queries, parts[: len(thin)], strict=True):
+            product(xp, m, query, part)
+        for gradient, part in zip(exact, parts[len(thin) :], strict=True):
+            xp.multiply(gradient, bucket.scale, out=part, dtype=dtype)
+        yield bucket.comm.all_reduce(message, out=message, async_op=True)
+        for gradient, part in zip(exact, parts[len(thin) :], strict=True):
+            gradient[...] = part
+        if not thin:
+            return
+
+        # Householder's QR is orthonormal even where P is zero, so a matrix that had no gradient once gets out of it.
+        bases = [xp.linalg.qr(part)[0].astype(dtype, copy=False) for part in parts[: len(thin)]]
+        message, parts = _joined([query.shape for query in queries], dtype, xp.empty)
+        for m, basis, part in zip(mine, bases, parts, strict=True):
+            product(xp, m.T, basis, part)
+        total = yield bucket.comm.all_reduce(message, async_op=True)
+
+        _, sums = _joined([query.shape for query in queries], dtype, lambda length, dtype: total)
+        for (name, gradient, _), m, basis, part, query in zip(thin, mine, bases, parts, sums, strict=True):
+            gradient[...] = product(xp, basis, query.T).reshape(gradient.shape)
+            if self.use_error_feedback and taken[name]:
+                m -= product(xp, basis, part.T)
+            if self.warm_start:
+                self._queries[name] = xp.nan_to_num(query, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def rank_of(self, shape: Sequence[int]) -> int | None:
+        """The rank to which a gradient of that shape is compressed; None if it is not."""
+        if len(shape) < 2 or 0 in shape:
+            return None
+        rows, columns = shape[0], math.prod(shape[1:])
+        rank = min(rows, columns, self.matrix_approximation_rank)
+        return rank if rows * columns > self.min_compression_rate * (rows + columns) * rank else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"steps", "queries": Q by name, "errors": what this rank left out, by name}. Errors differ on each rank."""
+        return {"steps": self.steps, "queries": tensors(self._queries), "errors": self._residuals.state()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over copies. Steps and queries have to be the same on all ranks; errors are this rank's own.
+
+        On another number of ranks nothing is lost if each saved file's errors are added to those of one rank.
+
+        Raises: StateDictError if it is not what `state_dict` returns.
+        """
+        if set(state_dict) != {"steps", "queries", "errors"}:
+            raise StateDictError(f"PowerSGD: expected steps, queries and errors, got {', '.join(map(str, state_dict))}")
+        self.steps = int(state_dict["steps"])
+        self._queries = arrays(state_dict["queries"])
+        self._residuals.load(state_dict["errors"])
+
+    def _query(self, name: str, matrix: Array, rank: int) -> Array:
+        """(columns, rank) where the step begins: the last Q, or random numbers, the same on all ranks."""
+        shape = (matrix.shape[1], rank)
+        known = self._queries.get(name)
+        if known is None or known.shape != shape:  # another rank was asked for when it was saved
+            step = 0 if self.warm_start else self.steps
+            known = np.random.default_rng([self.seed, zlib.crc32(name.encode()), step]).standard_normal(shape)
+        return place(known, device_of(matrix)).astype(matrix.dtype, copy=False)
+
+
+def _at_least(least: int, value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)  # type: ignore[operator]
+
+
+def _joined(
+    shapes: Sequence[tuple[int, ...]], dtype: Any, make: Callable[[int, Any], Array]
+) -> tuple[Array, list[Array]]:
+    """One array that holds arrays of these shapes one after the other, and its views of them."""
+    whole = make(sum(map(math.prod, shapes)), dtype)
+    views, start = [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        views.append(whole[start:stop].reshape(shape))
+        start = stop
+    return whole, views

@@ -1,0 +1,422 @@
+"""DataParallel: one model on every rank, its gradients averaged while backward is still running.
+
+Here is what a user calls. The work is done by the `Reducer` (backward), the `BufferSync` (forward) and, where ranks
+make different numbers of steps, the `JoinContext`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+import collectives
+from ddp._device import capturing
+from ddp._engine import modes
+from ddp._tensor.core import Tensor
+from ddp.errors import DdpError, DtypeError, ParallelError
+from ddp.nn import Module
+from ddp.parallel import arguments, join
+from ddp.parallel.bucket_plan import Plan
+from ddp.parallel.buffers import BufferSync
+from ddp.parallel.checks import (
+    ConsistencyCheck,
+    FiniteCheck,
+    FrozenParameterCheck,
+    ParameterCheck,
+    broadcast_values,
+    check_models,
+    describe,
+)
+from ddp.parallel.comm_hooks.grad_bucket import Hook
+from ddp.parallel.comm_hooks.hook_exchange import HookExchange, release_hook
+from ddp.parallel.control import PendingRequests
+from ddp.parallel.error_context import error_context
+from ddp.parallel.gradient_state import backward_weight
+from ddp.parallel.planner import Planner
+from ddp.parallel.reducer import Reducer
+from ddp.parallel.stats import Stats, Timeline
+
+_PREFIX = "module."
+
+
+class DataParallel(Module):
+    """Wraps a module so that every backward leaves the mean gradient over all ranks in `param.grad`.
+
+    module: the same on every rank: rank 0's parameters and buffers are broadcast to all
+    comm: the ranks; None: `collectives.init()`. Reductions go over a duplicate of it.
+    bucket_cap_mb: MiB of gradients that are reduced together; "auto": chosen from when gradients come and what the
+    wire costs. first_bucket_mb: MiB of the first bucket, small so that communication starts early
+    broadcast_buffers: before the first forward after a synchronized backward, buffers become rank 0's; "mean": the mean
+    of all ranks'; False: each rank keeps its own
+    comm_hook: how a bucket is reduced, see `ddp.parallel.comm_hooks`
+    plan: buckets to keep, `model.plan` of an earlier run, or its state(). On 3 ranks or more it decides the last bits
+    check_every: after so many steps ranks compare their parameters, 0: never; check_finite: infinity and NaN in a
+    gradient are an error that names the rank; it costs a pass over the gradients and a small call
+    ignored: PyTorch's device_ids, find_unused_parameters and static_graph, which change nothing
+
+    Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
+    of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. Parameters that
+    a backward does not reach need no flag: their grad is None where no rank used them. Parameters may be frozen and
+    unfrozen at any time. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's
+    cell runs twice, replaces the first wrapper: gradients move to the new one, and using the first raises.
+
+    Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, there is no parameter that
+    requires grad, or a parameter belongs to a wrapper of another module.
+    Source: Li et al. 2020, arXiv:2006.15704.
+    """
+
+    _unprefixed_child = "module"
+    module: Module
+    reducer: Reducer
+    _hooked: HookExchange | None
+
+    def __init__(
+        self,
+        module: Module,
+        comm: collectives.Communicator | None = None,
+        *,
+        bucket_cap_mb: float | str = "auto",
+        first_bucket_mb: float = 1.0,
+        broadcast_buffers: bool | str = True,
+        comm_hook: Hook | None = None,
+        plan: Plan | Mapping[str, Any] | None = None,
+        check_every: int = 100,
+        check_finite: bool = False,
+        **ignored: Any,
+    ) -> None:
+        super().__init__()
+        arguments.check_kinds(module, comm)
+        cap, first = arguments.caps(bucket_cap_mb, first_bucket_mb)
+        mode = arguments.buffers_mode(broadcast_buffers)
+        every = arguments.whole("check_every", check_every)
+        finite = arguments.switch("check_finite", check_finite)
+        pinned = arguments.given_plan(plan)
+        arguments.warn_of(ignored, stacklevel=3)
+        if isinstance(module, DataParallel):
+            module = module.module
+        self.module = module
+        comm = collectives.init() if comm is None else comm
+        tensors = list(itertools.chain(module.named_parameters(), module.named_buffers()))
+        replaced = self._wrapper_of(tensors)
+        check_models(comm, [describe(name, tensor) for name, tensor in tensors])
+        arguments.check_same(
+            comm,
+            {
+                "bucket_cap_mb": bucket_cap_mb,
+                "first_bucket_mb": first_bucket_mb,
+                "broadcast_buffers": broadcast_buffers,
+                "plan": None if pinned is None else pinned.buckets,
+                "check_every": check_every,
+                "check_finite": finite,
+                "comm_hook": comm_hook is not None,
+            },
+        )
+        trainable = [(name, p) for name, p in module.named_parameters() if p.is_floating_point()]
+        if not any(p.requires_grad for _, p in trainable):
+            raise ParallelError("no parameter of this module requires grad: there is nothing to reduce")
+        if len({p.device for _, p in trainable}) > 1:
+            raise ParallelError("the parameters of this module are on several devices: a rank has one")
+        self.comm = comm.duplicate()
+        broadcast_values(self.comm, [name for name, _ in tensors], [tensor for _, tensor in tensors])
+        names, params = [name for name, _ in trainable], [p for _, p in trainable]
+        planner = Planner(
+            self.comm,
+            names,
+            [p.array.nbytes for p in params],
+            [p.array.dtype for p in params],
+            cap=cap,
+            first=first,
+            pinned=pinned,
+            xp=params[0].device.xp,
+        )
+        nodes = self.comm.all_gather(np.array([self.comm.node]), lengths="equal").tolist()
+        try:
+            begun = planner.begin([p.requires_grad for p in params])
+            if replaced is not None and replaced._hooked is not None:
+                release_hook(replaced._hooked, replaced._hooked.hook)  # it may be this one's
+            self._hooked = None if comm_hook is None else HookExchange(comm_hook, self.comm, names)
+        except DdpError:  # a plan or a hook that does not fit
+            self.comm.close()
+            raise
+        if replaced is not None:
+            replaced.close()
+            replaced._closed = (
+                "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
+            )
+        self.reducer = Reducer(
+            self,
+            names,
+            params,
+            self.comm,
+            planner,
+            begun,
+            Timeline(self.comm.rank, self.comm.size, nodes),
+            ConsistencyCheck(self.comm, names, params, every),
+            FiniteCheck(self.comm, names) if finite else None,
+            None if replaced is None else replaced.reducer,
+        )
+        if self._hooked is not None:
+            self.reducer.set_exchange(self._hooked)
+        watched = {id(p) for p in params}
+        for name, tensor in tensors:
+            if id(tensor) not in watched:
+                tensor.leaf.ready_hook = FrozenParameterCheck(self, name)
+        self._parameters_check = ParameterCheck(module)
+        self._buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
+        self._buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
+        self.reducer.before.append(self._before_backward)
+        self._joining: join.JoinContext | None = None
+        self._closed: str | None = None  # why it cannot be used any more
+        self.no_op_steps: list[Callable[[int], None]] = []  # what else a rank without data takes part in: sharded steps
+        self.register_load_state_dict_pre_hook(_drop_prefix)
+
+    @property
+    def plan(self) -> Plan:
+        """Which gradients are reduced together, in which order, and what is expected of it; prints as a table."""
+        return self.reducer.planner.plan
+
+    def plan_state(self) -> dict[str, Any]:
+        """What `load_plan_state` takes: the plan, how far planning has come, and whether buffers are due. JSON values.
+
+        `plan.state()` alone pins a plan for a new run; this is for going on with one.
+        """
+        self.check_open()
+        return {**self.reducer.planner.state(), "buffers_due": self._buffers_due()}
+
+    def load_plan_state(self, state: Mapping[str, Any]) -> None:
+        """Reduces as the model that told this would have gone on to: the same sums, to the last bit. Collective.
+
+        Between steps: gradients that are there move along, as with every plan.
+
+        Raises: ParallelError, on every rank that was given it, if the plan is none of these parameters.
+        """
+        self.check_open()
+        try:
+            self.reducer.load_plan_state(state)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ParallelError("load_plan_state: expected what `model.plan_state()` gave") from None
+        self._buffers_at = -1 if state.get("buffers_due") else self.reducer.steps
+
+    def close(self) -> None:
+        """Gives the module back: its backward is its own again, and it may be wrapped anew. Gradients stay."""
+        self._closed = self._closed or "was closed: call its module, model.module, or wrap that anew"
+        self.reducer.release()
+        for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
+            if isinstance(tensor.leaf.ready_hook, FrozenParameterCheck):
+                tensor.leaf.ready_hook = None
+        if self._hooked is not None:
+            self._hooked.close()
+        self.comm.close()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns. In training it is preceded by the buffers' call, where they are due.
+
+        Raises: ParallelError if the module has other parameters than when it was wrapped, or was given back.
+        """
+        self.check_open()
+        self._parameters_check.check()
+        begun = monotonic_ns()
+        # A checkpointed region runs again inside backward: there the buffers are what they were.
+        if self._buffer_sync is not None and not self.reducer.running:
+            if capturing.now is not None:
+                at = self._buffers_at
+                capturing.now.fix(self._buffers_due)  # whether the graph has the buffers' call
+                capturing.now.undo(lambda: setattr(self, "_buffers_at", at))
+            if self._buffers_due() and self.training and modes.state.enabled:
+                self._sync_buffers()
+            self._buffer_sync.take()
+        result = self.module(*args, **kwargs)
+        self.reducer.forward = (begun, monotonic_ns())
+        return result
+
+    def backward(self, loss_sum: Tensor, weight: float) -> None:
+        """Backward of a sum over `weight` samples (or tokens); gradients become sum of gradients / sum of weights.
+
+        loss_sum: (), the sum of the losses on this rank, not their mean
+        weight: how many they are, 0 for an empty batch; weights add up over `no_sync()`
+
+        Raises: ParallelError if gradients of an earlier synchronized backward are still there, if other ranks call
+        `loss.backward()` instead, or if the weight is negative. A loss that reaches no parameter takes part with zeros.
+        """
+        self.check_open()
+        if not isinstance(loss_sum, Tensor):
+            raise DtypeError(f"model.backward: expected a loss, a Tensor, got {type(loss_sum).__name__}")
+        with backward_weight(arguments.weight_of(weight)), self.reducer.participating():
+            if loss_sum.requires_grad:
+                loss_sum.backward()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, gradients add up on this rank alone; the next backward outside reduces them with its own.
+
+        What counts is where `backward` is called; forward may be inside or outside.
+        """
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.reducer.sync = before
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether a backward reduces gradients: False has the effect of `no_sync()`, until it is True again."""
+        return self.reducer.sync
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, value: bool) -> None:
+        self.check_open()
+        self.reducer.sync = arguments.switch("require_backward_grad_sync", value)
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+        *,
+        optimizers: Iterable[Any] = (),
+    ) -> Iterator[None]:
+        """Inside, ranks may make different numbers of steps: those that are through keep the others company.
+
+        All ranks enter and leave together; afterwards all have the model of the rank that made most steps.
+        divide_by_initial_world_size: a rank that is through counts as one with gradient zero in the mean of
+        `loss.backward()`; off: it does not count. With `model.backward(loss, weight=n)` its weight is 0 either way.
+        enable: off: nothing happens here. throw_on_early_termination: raise on all ranks when the first is through
+        optimizers: whose state shall be that rank's too: momenta and step counts have missed updates like the model
+
+        Raises: ParallelError inside if ranks do different things; EarlyStop, one of them, if that was asked for.
+        """
+        self.check_open()
+        given = join.checked(optimizers)
+        if not enable or self.comm.size == 1:
+            yield
+            return
+        weight = 1.0 if divide_by_initial_world_size else 0.0
+        joining = join.JoinContext(
+            self.comm,
+            {
+                join.FORWARD: self._buffers_of,
+                join.BACKWARD: lambda source: self.reducer.join_no_op(weight),
+                join.STEP: self._join_no_op_step,
+            },
+            throw_on_early_termination,
+        )
+        with join.single_join():
+            self._joining = joining
+            try:
+                yield
+                joining.join_until_done()
+            finally:
+                self._joining = None
+        if self._buffer_sync is not None:
+            self._buffer_sync.take()
+        tensors = list(itertools.chain(self.module.parameters(), self.module.buffers()))
+        join.take_over(self.comm, joining.source, tensors, given)
+        self._buffers_at = self.reducer.steps
+
+    @property
+    def comm_hook(self) -> Hook | None:
+        """The communication hook that reduces this model's buckets."""
+        return None if self._hooked is None else self._hooked.hook
+
+    @property
+    def joining(self) -> bool:
+        """Whether this rank is inside `join`."""
+        return self._joining is not None
+
+    @property
+    def join_source(self) -> int:
+        """Inside `join`: the lowest rank that still has data."""
+        return 0 if self._joining is None else self._joining.source
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether there are gradients of `no_sync()` that a later backward is to reduce."""
+        return self.reducer.accumulating
+
+    def share_requests(self, requests: PendingRequests) -> None:
+        """Has the control messages carry these requests to stop or save; several models may share one object."""
+        self.reducer.requests = requests
+
+    def announce_step(self) -> None:
+        """Says that this rank begins a step that ranks make together; costs nothing outside of `join`. Collective."""
+        if self._joining is not None:
+            self._joining.announce(join.STEP)
+
+    def stats(self) -> Stats:
+        """What the steps since the last `summary` did: compute, communication, which of it was hidden, who was late."""
+        return self.reducer.timeline.stats()
+
+    def summary(self) -> str:
+        """One line about the steps since the last summary, for the end of an epoch."""
+        return self.reducer.timeline.summary()
+
+    def __getstate__(self) -> object:
+        raise ParallelError("a DataParallel cannot be copied or pickled: copy its module, model.module")
+
+    def check_open(self) -> None:
+        if self._closed is not None:
+            raise ParallelError(f"this DataParallel {self._closed}")
+
+    def _wrapper_of(self, tensors: Iterable[tuple[str, Tensor]]) -> DataParallel | None:
+        """The wrapper of this module that is to be replaced, None if there is none.
+
+        Raises: ParallelError if a tensor belongs to a wrapper of another module, or that wrapper is in use.
+        """
+        found: DataParallel | None = None
+        for name, tensor in tensors:
+            owner = getattr(tensor.leaf.ready_hook, "owner", None)
+            if owner is None or owner is found:
+                continue
+            if owner.module is not self.module:
+                raise ParallelError(
+                    f"{name} is already part of a DataParallel of another module, which goes on reducing its gradients "
+                    "also where no variable holds it: use that one, or call its close() first; where it is lost, wrap "
+                    "a copy, copy.deepcopy(module)"
+                )
+            if owner.reducer.running or owner._joining is not None:
+                raise ParallelError("a module cannot be wrapped again inside its backward or its wrapper's join()")
+            found = owner
+        return found
+
+    def _before_backward(self) -> None:
+        """Before a synchronized backward launches anything."""
+        if self._buffers_due():  # this rank made no forward, as with an empty batch; the others wait for it
+            self._sync_buffers()
+        if self._joining is not None:
+            self._joining.announce(join.BACKWARD)
+
+    def _buffers_due(self) -> bool:
+        return self._buffer_sync is not None and self._buffers_at != self.reducer.steps
+
+    def _sync_buffers(self) -> None:
+        source = 0
+        if self._joining is not None:
+            self._joining.announce(join.FORWARD)
+            source = self._joining.source
+        self._buffers_of(source)
+
+    def _buffers_of(self, source: int) -> None:
+        self._buffers_at = self.reducer.steps
+        if self._buffer_sync is not None:
+            with error_context("the buffers, before forward"):
+                self._buffer_sync.run(source)
+
+    def _join_no_op_step(self, source: int) -> None:
+        for step in self.no_op_steps:
+            step(source)
+
+
+def _drop_prefix(wrapper: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Drops the `module.` that PyTorch's wrapper writes if more names of a state dict fit with it than without."""
+    present = {name.removeprefix(prefix) for name in state if name.startswith(prefix)}
+    bare = set(wrapper.module.state_dict())
+    if len(present & {_PREFIX + name for name in bare}) > len(present & bare):
+        found = {name: state.pop(name) for name in list(state) if name.startswith(prefix)}
+        for name, value in found.items():
+            state[prefix + name.removeprefix(prefix).removeprefix(_PREFIX)] = value

@@ -1,0 +1,438 @@
+"""What a period of training spent its time on, and which rank was waited for: numbers, a table, a sentence.
+
+`Timeline` takes the steps of one model in, `Stats` are what it makes of the latest of them. All-reduces end at the same
+moment on every rank, however late one of them came; so who was waited for can only be told by when each rank *arrived*.
+These timestamps ride in the control message of the next step: a row of nanoseconds for each rank,
+
+    forward begun (0: there was none) | backward begun | control message done | last bucket complete
+
+All times are host times: on a GPU, when the host asked for the work, not when the device did it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ddp.parallel import trace
+from ddp.parallel.buckets import Buckets
+from ddp.parallel.trace import BucketContents, Step
+
+Array = np.ndarray[Any, Any]
+_FORWARD, _BEGUN, _DONE, _COMPLETE = range(4)
+_WIDTH = 4
+_KEPT = 1000  # steps
+_FLOATS = 1 << 20  # of all ranks' timestamps in them: 8 MiB
+_MESSAGES = 64  # that clocks are compared by
+_NOTICED = 0.01  # of a step: a rank that is less late than that was not waited for
+_MS = 1e-6  # milliseconds in a nanosecond
+_MIB = 1 << 20
+_LISTED = 8  # ranks
+# Where time is lost: between steps (data, optimizer, logging), in forward and loss, in backward.
+_PARTS = ("before", "forward", "backward")
+_MOMENTS = ("ready", "launched", "done", "exposed")
+_LABELS = {
+    "step": "step, from end to end",
+    "forward": "  forward",
+    "backward": "  backward, computing",
+    "exposed": "  waiting for communication (exposed)",
+    "behind": "    of that, for a rank that was late",
+    "other": "  other: data, loss, optimizer, logging",
+    "communication": "communication under way",
+    "hidden": "  hidden behind backward",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Milliseconds a step. mean: so that means of parts add up; median."""
+
+    mean: float
+    median: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketStats:
+    """One bucket. names: of its parameters; mib: its size in MiB.
+
+    ready, launched, done: milliseconds after backward began, mean over the steps; launched and done are None if the
+    exchange does not tell. exposed: milliseconds that backward, having computed everything, waited for it
+    """
+
+    names: tuple[str, ...]
+    mib: float
+    ready: float
+    launched: float | None
+    done: float | None
+    exposed: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lateness:
+    """How one rank was waited for: because its last gradient was complete after all others'.
+
+    steps: in how many steps, those left out in which it came less than 1 % of the step after the others
+    late: milliseconds, the mean over these steps, after the median of the other ranks; 0.0 if there were none
+    before, forward, backward: where it had lost them: before forward (data, optimizer, logging), in forward and loss,
+    in backward
+    """
+
+    steps: int
+    late: float
+    before: float
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """The steps of one period, on one rank. All times are host times in milliseconds.
+
+    rank, size: whose, and of how many; steps: synchronized backwards that are counted, the latest 1,000
+    at most
+    step: from the end of one backward to that of the next; None before there are two; so is other
+    forward: the last forward before each backward; None if the model was not called
+    backward: until its last node had run
+    communication: some bucket was launched and not done, be it on the wire or waiting for a rank; hidden: the part of
+    it in which backward computed; both None if the exchange does not tell
+    exposed: what backward, having computed everything, waited for the buckets; behind: the part of it in which another
+    rank had not yet come to the last bucket, so that no faster wire would help
+    other: what is left of a step: data, loss, optimizer, logging
+    buckets: of the plan in force, in launch order; None, not a number, where something is not known
+    compared: steps of which it is known when all ranks arrived; lateness: of each rank
+    """
+
+    rank: int
+    size: int
+    steps: int
+    step: Spread | None
+    forward: Spread | None
+    backward: Spread | None
+    communication: Spread | None
+    hidden: Spread | None
+    exposed: Spread | None
+    behind: Spread | None
+    other: Spread | None
+    buckets: tuple[BucketStats, ...]
+    compared: int
+    lateness: tuple[Lateness, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], rank: int, size: int, offsets: Array) -> Stats:
+        """The statistics of these steps. offsets: (size,) nanoseconds of all ranks' clocks from rank 0's"""
+        known = [step for step in steps if step.table is not None and size > 1]
+        tables = np.array([step.table for step in known]).reshape(len(known), size, _WIDTH)
+        tables = np.where(tables == 0, np.nan, tables - (offsets - offsets[rank])[None, :, None])
+        latest = {id(step): float(each) for step, each in zip(known, tables[:, :, _COMPLETE].max(axis=1), strict=True)}
+        columns = [_quantities(step, latest.get(id(step), np.nan)) for step in steps]
+        compared, lateness = _lateness(known, tables, size)
+        return cls(
+            rank=rank,
+            size=size,
+            steps=len(steps),
+            buckets=_buckets(steps),
+            compared=compared,
+            lateness=lateness,
+            **{name: _spread([column[name] for column in columns]) for name in _LABELS},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, numbers, strings and None, for `json.dumps`."""
+        found = asdict(self)
+        found["buckets"] = [{**bucket, "names": list(bucket["names"])} for bucket in found["buckets"]]
+        found["lateness"] = list(found["lateness"])
+        return found
+
+    @property
+    def hidden_share(self) -> float | None:
+        """The part of communication that was hidden behind backward, 0 to 1; None if there was none."""
+        if self.communication is None or self.hidden is None or not self.communication.mean > 0:
+            return None
+        return self.hidden.mean / self.communication.mean
+
+    def summary(self) -> str:
+        """`200 steps of 45.2 ms: forward 12.1, backward 24.0, exposed communication 3.1 (of 18.4, 83 % hidden), ...`"""
+        if self.steps == 0:
+            return "no step"
+        head = f"{self.steps} step{'' if self.steps == 1 else 's'}"
+        if self.step is not None:
+            head += f" of {self.step.mean:.1f} ms"
+        parts = []
+        for name in ("forward", "backward", "exposed", "other"):
+            spread: Spread | None = getattr(self, name)
+            if spread is None or (name == "exposed" and self.size == 1):
+                continue
+            parts.append(f"{'exposed communication' if name == 'exposed' else name} {spread.mean:.1f}")
+            if name == "exposed" and self.communication is not None and self.hidden_share is not None:
+                parts[-1] += f" (of {self.communication.mean:.1f}, {100 * self.hidden_share:.0f} % hidden)"
+        line = f"{head}: {', '.join(parts)} ms"
+        return line if self.size == 1 else f"{line}; {self.waited_for()}"
+
+    def waited_for(self) -> str:
+        """One sentence: which rank was waited for, and why."""
+        if self.size == 1:
+            return "there is one rank, which waits for nobody"
+        if self.compared == 0:
+            return "nothing is known yet of when the other ranks arrived"
+        lost = [each.steps * each.late for each in self.lateness]
+        mean = sum(lost) / self.compared
+        if not any(each.steps for each in self.lateness):
+            return "no rank was waited for: they arrived together"
+        worst = max(range(self.size), key=lost.__getitem__)
+        # One of two ranks is last in half of all steps by chance alone.
+        if lost[worst] >= (1 + 1 / self.size) / 2 * sum(lost) and self.lateness[worst].steps >= 0.1 * self.compared:
+            late = self.lateness[worst]
+            return (
+                f"rank {worst} was waited for in {_percent(late.steps / self.compared)} of steps, {late.late:.1f} ms "
+                f"on average: {_why(late)}"
+            )
+        order = sorted(range(self.size), key=lambda rank: -self.lateness[rank].steps)[:3]
+        shares = ", ".join(f"rank {rank} in {_percent(self.lateness[rank].steps / self.compared)}" for rank in order)
+        return f"no rank stands out: waited {mean:.1f} ms a step for one or another ({shares} of steps)"
+
+    def _late_ranks(self) -> list[int]:
+        """Those worth a line: all, or of many those that were waited for most."""
+        most = sorted(range(self.size), key=lambda rank: -self.lateness[rank].steps)[:_LISTED]
+        return sorted(rank for rank in most if self.size <= _LISTED or self.lateness[rank].steps)
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return f"rank {self.rank} of {self.size}, no step yet"
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        lines = [f"rank {self.rank} of {self.size}, {steps}; host times in ms", ""]
+        lines.append(f"{'':<40}{'mean':>9}{'median':>9}")
+        for name, label in _LABELS.items():
+            spread: Spread | None = getattr(self, name)
+            if spread is not None:
+                lines.append(f"{label:<40}{spread.mean:>9.2f}{spread.median:>9.2f}")
+        if self.hidden_share is not None:
+            lines[-1] += f"   {_percent(self.hidden_share)} of it"
+        elif self.size > 1:
+            lines.append("communication: not known, for this exchange does not tell when buckets were done")
+        if self.buckets:
+            heads = "".join(f"{head:>9}" for head in ("MiB", *_MOMENTS))
+            lines += ["", f"bucket{heads}  parameters; times after backward began"]
+            lines += [f"{number:>6}{_row(bucket)}" for number, bucket in enumerate(self.buckets)]
+        if self.compared:
+            heads = "".join(f"{head:>9}" for head in ("ms late", *_PARTS))
+            lines += ["", f"rank  waited for in{heads}  where it lost the time"]
+            for rank in self._late_ranks():
+                late = self.lateness[rank]
+                cells = "".join(f"{cell:>9.2f}" for cell in (late.late, late.before, late.forward, late.backward))
+                lines.append(f"{rank:>4}{_percent(late.steps / self.compared):>15}{cells if late.steps else ''}")
+        return "\n".join([*lines, "", self.waited_for()])
+
+
+class ClockOffsets:
+    """How far the clocks of all ranks are from rank 0's, as far as the control messages tell.
+
+    `time.monotonic_ns()` is one clock for all processes of a node. Those of other nodes began when these were started;
+    how far apart they are is read off the control messages: an all-reduce is done at nearly the same moment everywhere.
+    So the offset of a node is the median, over the last 64 messages, of (done on it - done on rank 0's node), a node
+    being done when the first of its ranks is. Accuracy: the difference in how quickly the end of a message is noticed,
+    a few tenths of a millisecond over TCP.
+
+    nodes: which node each rank is on, in rank order
+    """
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self._nodes = np.unique(np.asarray(nodes), return_inverse=True)[1].reshape(-1)
+        self._count = int(self._nodes.max()) + 1
+        self._messages: deque[Array] = deque(maxlen=_MESSAGES)
+
+    def receive(self, table: Array) -> None:
+        """A control message brought these timestamps. table: (size, _WIDTH)"""
+        if self._count > 1 and table[:, _DONE].all():
+            done = np.array([table[self._nodes == node, _DONE].min() for node in range(self._count)])
+            self._messages.append(done - done[self._nodes[0]])
+
+    def offsets(self) -> Array:
+        """(size,) nanoseconds that each rank's clock is ahead of rank 0's; 0 where nothing is known yet."""
+        if not self._messages:
+            return np.zeros(len(self._nodes))
+        medians: Array = np.median(np.array(self._messages), axis=0)
+        return medians[self._nodes]
+
+
+class Timeline:
+    """The steps of one model on this rank and, by the timestamps in control messages, on all ranks.
+
+    rank, size: this rank, and how many; nodes: which node each rank is on, in rank order
+    width: numbers that each rank tells in a control message; steps: the latest ones, since the last `summary`
+
+    In each backward: `timestamps` goes into the control message, `receive` takes what came back, `add` the step.
+    """
+
+    width = _WIDTH
+
+    def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
+        assert len(nodes) == size
+        self.rank = rank
+        self.size = size
+        self.steps: deque[Step] = deque(maxlen=min(_KEPT, max(16, _FLOATS // (size * _WIDTH))))
+        self._clocks = ClockOffsets(nodes)
+        self._contents = BucketContents()
+        self._latest: Step | None = None
+        self._told: Step | None = None  # what the control message in flight is about
+        self._ended = 0
+        trace.register(self)
+
+    def set_buckets(self, buckets: Buckets) -> None:
+        """The buckets are these from the next backward on."""
+        self._contents = BucketContents.of(buckets)
+
+    def timestamps(self) -> Array:
+        """(width,) what this rank tells of its last step in the next control message; 0 where there is nothing."""
+        step = self._told = self._latest
+        if step is None:
+            return np.zeros(_WIDTH)
+        forward = 0 if step.forward is None else step.forward[0]
+        done = 0 if step.control is None else step.control[1]
+        return np.array([forward, step.begun, done, max(step.ready, default=0)], float)
+
+    def receive(self, table: Array) -> None:
+        """The control message has arrived. table: (size, width) all ranks' timestamps"""
+        if self._told is not None:
+            self._told.table = table.copy()  # the message is used again for the next backward
+            self._clocks.receive(self._told.table)
+            self._told = None
+
+    def add(self, step: Step) -> None:
+        """A synchronized backward has ended."""
+        step.contents, step.since = self._contents, self._ended
+        self.steps.append(step)
+        self._latest, self._ended = step, step.ended
+        trace.record(self, step)
+
+    def offset(self) -> int:
+        """Nanoseconds that this rank's clock is ahead of rank 0's, as far as is known."""
+        return int(self._clocks.offsets()[self.rank])
+
+    def stats(self) -> Stats:
+        """Statistics of the steps since the last `summary`. Not collective."""
+        return Stats.of(self.steps, self.rank, self.size, self._clocks.offsets())
+
+    def summary(self) -> str:
+        """The same in one line; begins a new period, so that pauses between epochs count nowhere. Not collective."""
+        line = self.stats().summary()
+        self.steps.clear()
+        self._ended = 0
+        return line
+
+
+def covered(spans: Iterable[tuple[int, int]]) -> int:
+    """The time that these intervals cover, each instant counted once. `covered([(0, 2), (1, 4), (9, 10)]) == 5`"""
+    total, at = 0, 0
+    for begin, end in sorted(spans):
+        total += max(0, end - max(begin, at))
+        at = max(at, end)
+    return total
+
+
+def _quantities(step: Step, latest: float) -> dict[str, float]:
+    """Nanoseconds, nan where not known. latest: when the last rank had completed its gradients, on this rank's clock"""
+    spans = [span for span in step.times if span is not None]
+    forward = np.nan if step.forward is None else step.forward[1] - step.forward[0]
+    length = step.ended - step.since if step.since else np.nan
+    exposed = step.ended - step.computed
+    backward = step.computed - step.begun
+    return {
+        "step": length,
+        "forward": forward,
+        "backward": backward,
+        "exposed": exposed,
+        "behind": float(np.clip(latest - step.computed, 0.0, exposed)),
+        "other": length - float(np.nan_to_num(forward)) - backward - exposed,
+        "communication": covered(spans) if spans else np.nan,
+        "hidden": covered((begin, min(end, step.computed)) for begin, end in spans) if spans else np.nan,
+    }
+
+
+def _spread(column: Sequence[float]) -> Spread | None:
+    known = [each for each in column if not np.isnan(each)]
+    return Spread(mean=_ms(np.mean(known)), median=_ms(np.median(known))) if known else None
+
+
+def _buckets(steps: Sequence[Step]) -> tuple[BucketStats, ...]:
+    """Of the steps that had the latest plan."""
+    steps = [step for step in steps if step.contents is steps[-1].contents]
+    contents = steps[-1].contents if steps else BucketContents()
+    found = []
+    for bucket, (names, nbytes) in enumerate(zip(contents.names, contents.nbytes, strict=True)):
+        moments = np.array([_moments(step, bucket) for step in steps])
+        values = [None if np.isnan(column).all() else _ms(np.nanmean(column)) for column in moments.T]
+        named: dict[str, Any] = dict(zip(_MOMENTS, values, strict=True))
+        found.append(BucketStats(names=names, mib=nbytes / _MIB, **named))
+    return tuple(found)
+
+
+def _moments(step: Step, bucket: int) -> tuple[float, float, float, float]:
+    """As `_MOMENTS`, in nanoseconds after backward began, nan where not known."""
+    ready, times = step.ready[bucket] - step.begun, step.times[bucket]
+    if times is None:
+        return ready, np.nan, np.nan, np.nan
+    before = max([step.computed, *(span[1] for span in step.times[:bucket] if span is not None)])
+    return ready, times[0] - step.begun, times[1] - step.begun, max(0, times[1] - before)
+
+
+def _lateness(steps: Sequence[Step], tables: Array, size: int) -> tuple[int, tuple[Lateness, ...]]:
+    """In how many steps all ranks' timestamps are known, and how each rank was waited for in these.
+
+    How late the last rank was is counted from the median of the others, at three moments: when forward began, when
+    backward began, and when its last gradient was complete. The differences say where the time was lost.
+    tables: (n, size, _WIDTH), on one clock
+    """
+    known = [at for at, table in enumerate(tables) if np.isfinite(table[:, [_BEGUN, _COMPLETE]]).all()]
+    steps, tables = [steps[at] for at in known], tables[known]
+    last = tables[:, :, _COMPLETE].argmax(axis=1)
+    forward, begun, complete = (_behind(tables[:, :, at], last) for at in (_FORWARD, _BEGUN, _COMPLETE))
+    early = np.where(np.isnan(forward), begun, forward)  # a rank without a forward lost it before backward
+    lost = np.stack([early, begun - early, complete - begun], axis=1)
+    # Of a period's first step only the part from forward on is known.
+    starts = [min(filter(None, (step.since, step.begun, *(step.forward or ())))) for step in steps]
+    lengths = np.array([step.ended - start for step, start in zip(steps, starts, strict=True)])
+    noticed = complete > _NOTICED * lengths
+    found = []
+    for rank in range(size):
+        mine = lost[noticed & (last == rank)]
+        parts = [_ms(part) for part in mine.mean(axis=0)] if len(mine) else [0.0] * len(_PARTS)
+        found.append(Lateness(steps=len(mine), late=sum(parts), **dict(zip(_PARTS, parts, strict=True))))
+    return len(steps), tuple(found)
+
+
+def _behind(times: Array, rank: Array) -> Array:
+    """(n,) how much later than the median of the others each step's rank was. times: (n, size); rank: (n,)"""
+    steps, size = times.shape
+    others = np.arange(size)[None, :] != rank[:, None]
+    median = np.median(times[others].reshape(steps, size - 1), axis=1) if steps else np.zeros(0)
+    return np.take_along_axis(times, rank[:, None], axis=1)[:, 0] - median
+
+
+def _why(late: Lateness) -> str:
+    """Where it lost the time, the largest part first; what is less than a tenth of it is not worth a word."""
+    words = (
+        (late.before, "{:.1f} ms late already when forward began (data, optimizer or logging)"),
+        (late.forward, "{:.1f} ms lost in forward"),
+        (late.backward, "{:.1f} ms lost in backward"),
+    )
+    worth = [(lost, text) for lost, text in words if lost >= 0.1 * late.late]
+    return ", ".join(text.format(lost) for lost, text in sorted(worth, key=lambda each: -each[0]))
+
+
+def _row(bucket: BucketStats) -> str:
+    cells = [bucket.mib, bucket.ready, bucket.launched, bucket.done, bucket.exposed]
+    names = bucket.names
+    listed = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+    return "".join("        -" if cell is None else f"{cell:>9.2f}" for cell in cells) + f"  {listed}"
+
+
+def _ms(nanoseconds: Any) -> float:
+    return float(nanoseconds) * _MS
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

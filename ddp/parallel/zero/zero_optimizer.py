@@ -1,0 +1,359 @@
+"""`ZeroOptimizer`: every rank keeps the optimizer's state of its own part of the parameters, and updates that part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy import errstate
+
+from collectives import Communicator
+from ddp._device import capturing, on
+from ddp._engine import enable_grad
+from ddp._tensor.base import wrap
+from ddp._tensor.core import Tensor
+from ddp._tensor.interop import from_foreign
+from ddp.errors import ArgumentError, CaptureError, DtypeError, ParallelError
+from ddp.ops import gradients
+from ddp.optim import Optimizer
+from ddp.optim.optimizer import Closure, Group, Params, copy_state
+from ddp.parallel.data_parallel import DataParallel
+from ddp.parallel.exchange import AllReduce, SingleRank
+from ddp.parallel.zero.sharded_state import ShardSet
+from ddp.parallel.zero.shards import ReduceScatter
+
+
+class ZeroOptimizer(Optimizer):
+    """An optimizer whose state is sharded over the ranks of a DataParallel: ZeRO, stage 1.
+
+    model: its gradients are reduce-scattered from now on, each rank gets the mean of its own part
+    optimizer_class: any of `ddp.optim`, or one of your own whose update treats each element alone, and which keeps what
+    it remembers in `self.state[p]`: it is given flat pieces of parameters
+    params: the model's parameters, each that requires grad once, or groups of them; None: all
+    defaults: the settings of optimizer_class
+
+    Use it like that optimizer: schedulers, GradScaler, closures and `state_dict()` work. Where collectives add in the
+    same order its numbers are the same, bit for bit. All ranks make the same calls: `step`, `clip_grad_norm_` and
+    `state_dict` are collective. Gradients cannot be read, since no rank has whole ones: `param.grad` raises, and
+    clipping is `zero.clip_grad_norm_`. Parameters lie in flat memory, and move when the plan of buckets changes, as it
+    does in the first backwards: a view (`p.detach()`) that was made before is left behind.
+
+    Raises: DtypeError if the class is no optimizer; ArgumentError for parameters that are not the model's, or are
+    missing; ParallelError if the model has a communication hook or a ZeroOptimizer already.
+    Source: Rajbhandari et al. 2020, arXiv:1910.02054, §5.1.
+    """
+
+    in_parts = True  # for `join`: all ranks made all steps together, and none has the whole state
+    _sealed = False  # the groups are complete
+    found_inf: Any = None  # see `ddp.optim._tiled.Tiled`
+
+    def __init__(
+        self, model: DataParallel, optimizer_class: type[Optimizer], params: Params | None = None, **defaults: Any
+    ) -> None:
+        if not isinstance(model, DataParallel):
+            raise DtypeError(f"ZeroOptimizer: expected a DataParallel, got {type(model).__name__}")
+        if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
+            raise DtypeError(f"ZeroOptimizer: expected a class of optimizers, got {optimizer_class!r}")
+        reducer = model.reducer
+        if not isinstance(reducer.exchange, AllReduce | SingleRank):
+            has = "ZeroOptimizer" if isinstance(reducer.exchange, ReduceScatter) else "communication hook"
+            raise ParallelError(
+                f"ZeroOptimizer: this model has a {has}, and its gradients are reduced in one way: call model.close() "
+                "and wrap the module anew"
+            )
+        by_leaf = {p.leaf: p for p in model.module.parameters()}
+        named = dict(zip(reducer.names, [by_leaf[leaf] for leaf in reducer.leaves], strict=True))
+        whole = optimizer_class(list(named.values()) if params is None else params, **defaults)
+        super().__init__([_with_names(group) for group in whole.param_groups], whole.defaults)
+        self._sealed = True
+        self._model, self._comm, self._kind = model, reducer.comm, optimizer_class
+        self._names = {id(p): name for name, p in named.items()}
+        self._shards = ShardSet(optimizer_class, defaults, self.param_groups, named, self._comm)
+        self._check_params(named)
+        self._step_supports_amp_scaling = getattr(optimizer_class, "_step_supports_amp_scaling", False)
+        self._scaled = False  # gradients are no longer what the buckets add up to: they were clipped, or unscaled
+        reducer.before.insert(0, self._before_backward)
+        model.no_op_steps.append(self._join_no_op)
+        reducer.set_exchange(ReduceScatter(self._comm, reducer.leaves, self._shards.set_buckets))
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(" (", f" of {self._kind.__name__} (", 1)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Raises: ArgumentError once the optimizer is made."""
+        if self._sealed:
+            raise ArgumentError(
+                "ZeroOptimizer: groups are given when it is made; frozen parameters may be among them, and are trained "
+                "once they require grad"
+            )
+        super().add_param_group(param_group)
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Updates this rank's part of the parameters, and gathers the other ranks'. Collective.
+
+        While the parameters of a bucket are gathered the next bucket is updated. A parameter whose grad is None is not
+        touched; it must be None on all ranks, as backward leaves it.
+
+        closure: computes the loss and its gradients anew; step returns what it returns
+
+        Raises: ParallelError if a gradient was added up inside `no_sync()` alone, or assigned; CaptureError in a CUDA
+        graph.
+        """
+        if capturing.now is not None:
+            raise CaptureError("ZeroOptimizer gathers parameters that other ranks have updated, and no graph does yet")
+        loss = None
+        if closure is not None:
+            with enable_grad():
+                loss = closure()
+        self._check_reduced("step")
+        self._announce("step", self.found_inf is not None)
+        self._shards.step(self.found_inf)
+        return loss
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
+        """Scales the gradients so that their norm, taken together as one vector, is at most `max_norm`. Collective.
+
+        Returns the norm that they had, 0-d, the same on every rank. It takes one small call, and adds up in another
+        order than `nn.utils.clip_grad_norm_`, so that the last bits may differ.
+        norm_type: a number, or inf
+
+        Raises: ArgumentError for arguments that are not numbers, and for a norm that is infinite or nan, if asked to;
+        nothing has changed then. ParallelError for gradients that have not been reduced.
+        """
+        max_norm, norm_type = _number("max_norm", max_norm), _number("norm_type", norm_type)
+        self._check_reduced("clip_grad_norm_")
+        self._announce("clip", max_norm, norm_type, error_if_nonfinite)
+        return self._clip(max_norm, norm_type, error_if_nonfinite)
+
+    def unscale_gradients(self, factor: float) -> bool:
+        """Multiplies the gradients by `factor`, for GradScaler. Collective.
+
+        Returns whether one of them, on any rank, is infinite or nan.
+
+        Raises: ParallelError for gradients that have not been reduced.
+        """
+        self._check_reduced("unscale_")
+        self._announce("unscale", factor)
+        return self._unscale(factor)
+
+    def unscale_on_device(self, scale: Any, found: Any) -> None:
+        """Divides the gradients by `scale`, for GradScaler on a GPU, where nothing waits. Collective.
+
+        scale, found: (1,) float32 on the GPU; found becomes 1 where one of them, on any rank, is infinite or nan
+
+        Raises: ParallelError for gradients that have not been reduced.
+        """
+        self._check_reduced("unscale_")
+        if self._model.joining:
+            self._announce("unscale on device", float(scale.get()[0]))  # waits, as the ranks without data do
+        self._unscale_on_device(scale, found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `optimizer_class` over the same parameters would give, on every rank. Collective.
+
+        Each rank holds the whole state while it keeps the result.
+        """
+        return {**super().state_dict(), "state": self._shards.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over settings, and this rank's part of the state. All ranks load the same.
+
+        state_dict: of a ZeroOptimizer of any number of ranks, or of `optimizer_class`, or PyTorch's of that name, with
+        its tensors or NumPy arrays
+
+        Raises: StateDictError if groups or shapes are not those of this optimizer.
+        """
+        super().load_state_dict({**state_dict, "state": {}} if "state" in state_dict else state_dict)
+        saved = {
+            number: {name: from_foreign(value) for name, value in entry.items()}
+            for number, entry in state_dict["state"].items()
+        }
+        given = [number for group in state_dict["param_groups"] for number in group["params"]]
+        self._shards.put_state({own: saved[theirs] for own, theirs in enumerate(given) if theirs in saved}, copy_state)
+
+    def state_pieces(self) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
+        """(parameter's number, start, stop, its state there) of what this rank holds; parameters thought of as flat.
+
+        For a checkpoint that each rank writes its own part of: no rank ever holds the whole state, and nothing is
+        called. A state with an element for each of the piece's is the part of it that belongs to them; it shares the
+        optimizer's memory. Anything else is the same for all pieces of a parameter.
+        """
+        return self._shards.pieces()
+
+    def state_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """(parameter's number, start, stop) of everything that `load_state_pieces` will ask for on this rank."""
+        return self._shards.ranges()
+
+    def load_state_pieces(self, param_groups: list[Group], find: Callable[[int, int, int], Mapping[str, Any]]) -> None:
+        """Takes over settings, and this rank's part of the state, at any number of ranks.
+
+        param_groups: as `state_dict` has them; find: called with a parameter's number, start and stop, returns its
+        state there: flat tensors of stop - start elements and single values, or {}
+
+        Raises: StateDictError if groups are not those of this optimizer.
+        """
+        super().load_state_dict({"state": {}, "param_groups": param_groups})
+        self._shards.put_pieces(lambda *piece: dict(find(*piece)), copy_state)
+
+    @errstate(all="ignore")
+    def _clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
+        parts, params, p = self._shards.gradients(), self._shards.params, float(norm_type)
+        where = params[0].device
+        dtype = norm_dtype([each.array.dtype for each in params if each.leaf.grad_buffer.full])
+        total = where.xp.asarray(total_norm(parts, p, self._comm, where.xp), dtype)
+        if error_if_nonfinite and not where.xp.isfinite(total):
+            raise ArgumentError(
+                f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
+                "pass error_if_nonfinite=False to scale by it nevertheless"
+            )
+        if where.xp is not np:
+            with on(where):
+                gradients.scale_to_norm(where.xp, parts, total, max_norm)
+            self._scaled = True
+            return wrap(total, where)
+        scale = where.xp.minimum(float(max_norm) / (total + 1e-6), 1.0)
+        if not scale >= 1:
+            scale_parts(parts, scale, where.xp)
+            self._scaled = True
+        return wrap(total, where)
+
+    @errstate(all="ignore")
+    def _unscale(self, factor: float) -> bool:
+        parts, xp = self._shards.gradients(), self._shards.params[0].device.xp
+        found = any_infinite(parts, self._comm, xp)
+        scale_parts(parts, factor, xp)
+        self._scaled = True
+        return found
+
+    def _unscale_on_device(self, scale: Any, found: Any) -> None:
+        where = self._shards.params[0].device
+        with on(where):
+            gradients.unscale(where.xp, self._shards.gradients(), scale, found)
+            self._comm.all_reduce(found, op="max", out=found)
+        self._scaled = True
+
+    def _no_op_unscale_on_device(self, scale: float) -> None:
+        where = self._shards.params[0].device
+        with on(where):
+            self.found_inf = where.xp.zeros(1, np.float32)
+            self._unscale_on_device(where.xp.full(1, scale, np.float32), self.found_inf)
+
+    def _no_op_step(self, scaled: bool) -> None:
+        self._shards.step(self.found_inf if scaled else None)
+        self.found_inf = None
+
+    def _announce(self, *call: Any) -> None:
+        """Inside `join`, tells the ranks without data what follows, and with which settings."""
+        if self._model.joining:
+            self._model.announce_step()
+            settings = [{name: group[name] for name in group if name != "params"} for group in self.param_groups]
+            self._comm.broadcast_object((call, settings), self._model.join_source)
+
+    def _join_no_op(self, source: int) -> None:
+        """On a rank without data: does what the others do. source: one of them"""
+        (name, *arguments), settings = self._comm.broadcast_object(None, source)
+        for group, theirs in zip(self.param_groups, settings, strict=True):
+            group.update(theirs)
+        calls: dict[str, Callable[..., Any]] = {
+            "step": self._no_op_step,
+            "clip": self._clip,
+            "unscale": self._unscale,
+            "unscale on device": self._no_op_unscale_on_device,
+        }
+        calls[name](*arguments)
+
+    def _check_params(self, named: Mapping[str, Tensor]) -> None:
+        for p in self._shards.params:
+            if id(p) not in self._names:
+                raise ArgumentError(f"ZeroOptimizer: a tensor of shape {p.shape} is no parameter of the model")
+        given = {id(p) for p in self._shards.params}
+        missing = [name for name, p in named.items() if p.requires_grad and id(p) not in given]
+        if missing:
+            raise ArgumentError(
+                f"ZeroOptimizer: {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''} would not be trained: "
+                "give every parameter that requires grad, or freeze it"
+            )
+
+    def _check_reduced(self, call: str) -> None:
+        self._model.check_open()
+        for p in self._shards.params:
+            grad_buffer = p.leaf.grad_buffer
+            if grad_buffer.full and grad_buffer.withheld is None and not grad_buffer.zeroed:
+                raise ParallelError(
+                    f"ZeroOptimizer.{call}: the gradient of {self._names[id(p)]} has not been reduced: it was added up "
+                    "inside no_sync(), assigned, or is older than this optimizer. A synchronized backward comes first"
+                )
+
+    def _before_backward(self) -> None:
+        if self._scaled:
+            for p in self._shards.params:
+                if p.leaf.grad_buffer.full and p.leaf.grad_buffer.withheld is not None:
+                    raise ParallelError(
+                        f"backward would add to the gradient of {self._names[id(p)]}, of which ZeroOptimizer has "
+                        "scaled the mean alone: call zero_grad() after the step, or accumulate inside no_sync() first"
+                    )
+            self._scaled = False
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"clip_grad_norm_: {name} is a number, got {value!r:.60}") from None
+
+
+def _with_names(group: Group) -> Group:
+    """The group as it is given to an optimizer, its parameters with their names if they have any."""
+    names = group.get("param_names")
+    return {**group, "params": group["params"] if names is None else list(zip(names, group["params"], strict=True))}
+
+
+Array = Any
+
+
+def total_norm(parts: Sequence[Array], p: float, comm: Communicator, xp: Any) -> Array:
+    """The p-norm of all ranks' parts together, as one vector: 0-d float64, the same on every rank. Collective."""
+    if xp is np:
+        mine = xp.zeros(1, np.float64)
+        for part in parts:
+            found = _power_sum(xp, part, p)
+            mine[0] = xp.maximum(mine[0], found) if p == math.inf else mine[0] + found
+    else:
+        mine = gradients.total_norm(xp, parts, p, root=False).astype(np.float64).reshape(1)
+    # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
+    everyones = comm.all_gather(mine, lengths="equal")
+    return everyones.max() if p == math.inf else everyones.sum() ** (1 / p)
+
+
+def scale_parts(parts: Sequence[Array], factor: Any, xp: Any) -> None:
+    """Multiplies them in place. factor: a number, or a 0-d array"""
+    for part in parts:
+        part *= xp.asarray(factor, part.dtype)
+
+
+def any_infinite(parts: Sequence[Array], comm: Communicator, xp: Any) -> bool:
+    """Whether an element is infinite or nan on any rank. Collective."""
+    # The extremes are nan or infinite if anything is, and take no second array.
+    mine = any(not bool(xp.isfinite(part.max()) and xp.isfinite(part.min())) for part in parts)
+    return bool(comm.all_gather(np.array([mine]), lengths="equal").any())
+
+
+def norm_dtype(dtypes: Sequence[Any]) -> Any:
+    """The dtype of the norm of gradients of these: as wide as the widest, and float32 at least."""
+    wide = [np.dtype(np.float32) if dtype.itemsize == 2 else dtype for dtype in dtypes]
+    return np.result_type(*wide) if wide else np.dtype(np.float32)
+
+
+def _power_sum(xp: Any, x: Array, p: float) -> Any:
+    """The sum of |x|^p, or for inf the largest |x|; float64 of what was added up in float32 or wider."""
+    if x.dtype.itemsize == 2:
+        x = x.astype(np.float32)
+    if p == 2:
+        found = xp.dot(x, x)
+    elif p == math.inf:
+        found = xp.abs(x).max()
+    else:
+        found = (xp.abs(x) ** p).sum()
+    return found.astype(np.float64)

@@ -1,0 +1,193 @@
+"""A rank whose parameters drift, by one bit even, is named with the parameter and the step; it costs no call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import ParallelError
+from ddp.parallel import DataParallel
+from ddp.parallel.checks import bit_sum, describe_drift, mix
+
+
+def make_net() -> nn.Module:
+    ddp.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Linear(2, 1))
+
+
+def on_ranks(fn: Callable[[Communicator], Any], size: int) -> list[Any]:
+    return collectives.run_threads(fn, size, timeout=20)
+
+
+def backward(model: DataParallel, rank: int) -> None:
+    model.zero_grad()
+    x = ddp.from_numpy(np.random.default_rng(rank).normal(size=(2, 3)).astype(np.float32))
+    model(x).sum().backward()
+    with ddp.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p -= 0.1 * p.grad
+
+
+def flip_a_bit(p: ddp.Tensor) -> None:
+    bits = p.array.reshape(-1).view(np.uint32)
+    bits[-1] ^= 1 << 12  # some updates later it still is there
+
+
+def train(comm: Communicator, odd: int, at: int, every: int, name: str, steps: int = 8) -> tuple[int, str]:
+    """(backwards that ended, what was raised) where rank `odd` changes a bit of a parameter before step `at`"""
+    model = DataParallel(make_net(), comm, check_every=every)
+    for step in range(steps):
+        if comm.rank == odd and step == at:
+            flip_a_bit(model.module.get_parameter(name))
+        try:
+            backward(model, comm.rank)
+        except ParallelError as error:
+            return step, str(error)
+    return steps, ""
+
+
+@pytest.mark.parametrize(
+    ("every", "at", "taken", "agreed"),
+    [(1, 0, 0, 0), (1, 2, 2, 1), (2, 2, 2, 0), (2, 3, 4, 2), (3, 1, 3, 0)],
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_bit_is_found_and_named(size: int, every: int, at: int, taken: int, agreed: int) -> None:
+    for stopped, said in on_ranks(lambda comm: train(comm, 1, at, every, "2.weight"), size):
+        assert stopped == taken + 1  # the checksum rides in the next backward's message
+        who = "is not the same on ranks 0, 1" if size == 2 else "on rank 1 is not what the other ranks have"
+        assert said.startswith(f"2.weight {who} at step {taken} (all had the same at step {agreed})")
+        assert "check_every=0" in said
+
+
+@pytest.mark.parametrize("name", [name for name, _ in make_net().named_parameters()])
+def test_it_may_be_any_parameter(name: str) -> None:
+    for stopped, said in on_ranks(lambda comm: train(comm, 0, 1, 1, name), 3):
+        assert stopped == 2
+        assert said.startswith(f"{name} on rank 0 is not what the other ranks have at step 1")
+
+
+def test_it_is_said_how_many_more_parameters_differ() -> None:
+    def rank(comm: Communicator) -> str:
+        model = DataParallel(make_net(), comm, check_every=1)
+        backward(model, comm.rank)
+        if comm.rank == 2:
+            for p in model.parameters():
+                flip_a_bit(p)
+        backward(model, comm.rank)
+        with pytest.raises(ParallelError) as caught:
+            backward(model, comm.rank)
+        return str(caught.value)
+
+    for said in on_ranks(rank, 3):
+        assert said.startswith("0.weight (and 5 more) on rank 2 is not what the other ranks have at step 1")
+
+
+def test_off_and_between_checks_nothing_is_noticed() -> None:
+    assert on_ranks(lambda comm: train(comm, 1, 2, 0, "2.weight"), 2) == [(8, "")] * 2
+    assert on_ranks(lambda comm: train(comm, 1, 2, 100, "2.weight"), 2) == [(8, "")] * 2
+
+
+def test_ranks_that_agree_hear_nothing() -> None:
+    assert on_ranks(lambda comm: train(comm, 9, 0, 1, "0.bias", steps=30), 3) == [(30, "")] * 3
+
+
+def test_a_frozen_parameter_is_looked_at_too() -> None:
+    def rank(comm: Communicator) -> str:
+        net = make_net()
+        net[0].requires_grad_(False)
+        model = DataParallel(net, comm, check_every=1)
+        backward(model, comm.rank)
+        net[2].bias.requires_grad_(False)  # frozen only now
+        backward(model, comm.rank)
+        if comm.rank == 0:
+            flip_a_bit(net[0].weight)
+        backward(model, comm.rank)
+        with pytest.raises(ParallelError) as caught:
+            backward(model, comm.rank)
+        return str(caught.value)
+
+    for said in on_ranks(rank, 3):
+        assert said.startswith("0.weight on rank 0 is not what the other ranks have at step 2")
+
+
+def test_parameters_that_all_ranks_load_anew_are_no_drift() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm, check_every=1)
+        start = {name: value.clone() for name, value in model.state_dict().items()}
+        for _ in range(3):
+            backward(model, comm.rank)
+            model.load_state_dict(start)
+
+    on_ranks(rank, 2)
+
+
+def test_after_the_error_training_may_go_on_from_what_was_loaded() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm, check_every=1)
+        start = {name: value.clone() for name, value in model.state_dict().items()}
+        if comm.rank == 1:
+            flip_a_bit(model.module[0].weight)
+        backward(model, comm.rank)
+        with pytest.raises(ParallelError, match=r"0\.weight"):
+            backward(model, comm.rank)
+        model.load_state_dict(start)
+        model.zero_grad()
+        with pytest.raises(ParallelError, match=r"0\.weight"):  # what was taken before it was loaded
+            backward(model, comm.rank)
+        for _ in range(3):
+            backward(model, comm.rank)
+
+    on_ranks(rank, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (0, 2)])
+def test_every_bit_counts_in_an_arrays_sum(dtype: Any, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    before = int(bit_sum(array, np))
+    assert int(bit_sum(np.asfortranarray(array), np)) == before
+    octets = array.reshape(-1).view(np.uint8)
+    for bit in range(8 * octets.size):
+        octets[bit // 8] ^= 1 << bit % 8
+        assert int(bit_sum(array, np)) != before
+        octets[bit // 8] ^= 1 << bit % 8
+    assert int(bit_sum(array, np)) == before
+
+
+def test_sums_that_overflow_are_numbers_as_others() -> None:
+    assert int(bit_sum(np.full(5, 0xFFFFFFFF, np.uint32).view(np.float32), np)) == (2 * (2**64 - 1) + 4 * 255) % 2**64
+
+
+def test_the_mix_depends_on_every_sum_and_its_place() -> None:
+    sums = [1, 2, 3, 2**64 - 1]
+    found = {mix(sums), mix(sums[::-1]), mix([*sums[:3], 0]), mix([*sums, 0]), mix([2, 1, *sums[2:]])}
+    assert len(found) == 5
+    for place in range(4):
+        for bit in range(64):
+            assert mix([each ^ (1 << bit) if at == place else each for at, each in enumerate(sums)]) != mix(sums)
+    assert all(0 <= each < 2**52 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ([[1, 2], [1, 3]], "b is not the same on ranks 0, 4"),
+        ([[1, 2], [3, 4]], "a (and 1 more) is not the same on ranks 0, 4"),
+        ([[1, 2], [1, 2], [1, 3]], "b on rank 7 is not what the other ranks have"),
+        ([[5, 2], [1, 2], [1, 2]], "a on rank 0 is not what the other ranks have"),
+        ([[1, 2], [1, 3], [1, 4], [1, 2]], "b on ranks 4, 7 is not what the other ranks have"),
+        ([[1, 2], [1, 3], [1, 3], [1, 2]], "b is not the same on ranks 0, 4, 7, 9"),
+    ],
+)
+def test_who_drifted_in_words(table: list[list[int]], words: str) -> None:
+    ranks = [0, 4, 7, 9][: len(table)]
+    assert describe_drift(["a", "b"], np.array(table, np.uint64), ranks) == words

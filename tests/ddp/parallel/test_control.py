@@ -1,0 +1,126 @@
+"""The control message; requests in it are known to all ranks after the same backward, without a call of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP, ControlMessage, PendingRequests
+
+
+def test_the_control_message_sums_weights_and_uses_and_keeps_each_ranks_row_apart() -> None:
+    def rank(comm: Communicator) -> Any:
+        message = ControlMessage(comm, 3, 2)
+        weight, used = (5.0, [True, True, False]) if comm.rank == 0 else (0.0, [True, False, False])
+        message.send(weight, used, checksum=10.0 + comm.rank, timestamps=np.array([comm.rank, 7.0]))
+        message.wait()
+        assert message.done()
+        rows = message.checksums().tolist(), message.timestamps().tolist()
+        return message.scale(), message.weighted_ranks(), message.joined_ranks(), message.used(), rows
+
+    expected = 1 / 5, 2, 0, [True, True, False], ([10, 11], [[0, 7], [1, 7]])
+    assert collectives.run_threads(rank, 2) == [expected, expected]
+
+
+def test_without_weights_the_scale_is_one_over_the_ranks() -> None:
+    def rank(comm: Communicator) -> Any:
+        message = ControlMessage(comm, 1, 0)
+        message.send(None, [True])
+        message.wait()
+        first = message.scale(), message.weighted_ranks()
+        message.send(0.0, [False])
+        message.wait()
+        return *first, message.scale()
+
+    assert collectives.run_threads(rank, 4) == [(0.25, 0, 0.0)] * 4
+
+
+def test_a_rank_without_data_counts_with_the_weight_that_is_said_and_has_given_none() -> None:
+    def rank(comm: Communicator) -> Any:
+        message = ControlMessage(comm, 1, 0)
+        if comm.rank == 0:
+            message.send(8.0, [True])
+        else:
+            message.send(0.0, [False], joined=True)
+        message.wait()
+        return message.scale(), message.weighted_ranks(), message.joined_ranks()
+
+    assert collectives.run_threads(rank, 2) == [(1 / 8, 1, 1)] * 2
+
+
+def test_all_ranks_receive_requests_after_the_same_backward() -> None:
+    def run(comm: collectives.Communicator) -> list[Any]:
+        model = ddp.DataParallel(nn.Linear(2, 1), comm)
+        requests, found = model.reducer.requests, []
+        for step in range(4):
+            if step == 1 and comm.rank == 2:
+                requests.mine[STOP] = True
+            if step == 2:
+                requests.mine[SAVED] = True
+                requests.mine[SAVE] = comm.rank == 0
+            loss = model(ddp.ones(1, 2)).sum()
+            if step == 1:
+                with model.no_sync():  # what is not reduced tells nobody
+                    loss.backward()
+            else:
+                loss.backward()
+            found.append(list(requests.received))
+            requests.received = [0] * REQUEST_KINDS
+        return found
+
+    nothing = [0] * REQUEST_KINDS
+    found = collectives.run_threads(run, size=3)
+    assert found == [[nothing, nothing, [1, 1, 3], [1, 1, 3]]] * 3
+
+
+def test_requests_come_with_the_control_message_alone() -> None:
+    def run(comm: collectives.Communicator) -> list[int]:
+        model = ddp.DataParallel(
+            nn.Linear(2, 1), comm, plan={"buckets": [["weight", "bias"]], "nbytes": [12], "from": ""}
+        )
+        counts = []
+        for asked in (False, False, True):
+            model.reducer.requests.mine[STOP] = asked
+            before = model.comm.queue.started
+            model(ddp.ones(1, 2)).sum().backward()
+            counts.append(model.comm.queue.started - before)
+        return counts
+
+    for counts in collectives.run_threads(run, size=2):
+        assert len(set(counts)) == 1
+
+
+def test_several_models_share_one() -> None:
+    def run(comm: collectives.Communicator) -> list[int]:
+        first, second = (ddp.DataParallel(nn.Linear(2, 1), comm) for _ in range(2))
+        requests = PendingRequests()
+        for each in (first, second):
+            each.share_requests(requests)
+        first(ddp.ones(1, 2)).sum().backward()
+        if comm.rank == 0:
+            requests.mine[STOP] = True  # between the two
+        second(ddp.ones(1, 2)).sum().backward()
+        return requests.received
+
+    assert collectives.run_threads(run, size=2) == [[1, 0, 0]] * 2
+
+
+def test_a_rank_without_data_makes_requests_too() -> None:
+    def run(comm: collectives.Communicator) -> int:
+        model = ddp.DataParallel(nn.Linear(2, 1), comm)
+        with model.join():
+            if comm.rank == 1:
+                model.reducer.requests.mine[STOP] = True
+            for _ in range(2 - comm.rank):
+                model(ddp.ones(1, 2)).sum().backward()
+                model.reducer.requests.received = [0] * REQUEST_KINDS
+            if comm.rank == 0:
+                model(ddp.ones(1, 2)).sum().backward()
+        return model.reducer.requests.received[STOP]
+
+    assert collectives.run_threads(run, size=2) == [1, 1]

@@ -1,0 +1,543 @@
+"""When the plan of buckets changes, and to what: literal tables with a fake communicator, then plans of real models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.errors import ParallelError
+from ddp.optim import SGD, AdamW
+from ddp.parallel import DataParallel, ZeroOptimizer
+from ddp.parallel import planner as planner_module
+from ddp.parallel.bucket_plan import Link, Plan
+from ddp.parallel.planner import Planner, arrival_order, measure_link
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("ready", "order"),
+    [
+        ([], []),
+        ([1.0], [0]),
+        ([3.0, NAN, 1.0], [2, 1, 0]),
+        ([1.0, 2.0, 3.0], [0, 1, 2]),
+        # At once: as backward makes them, the last first.
+        ([1.0, 1.0, 1.0], [2, 1, 0]),
+        ([NAN, NAN, NAN], [2, 1, 0]),
+        # What never came stays behind its neighbour of the model.
+        ([NAN, 5.0, NAN, 1.0], [3, 2, 1, 0]),
+        ([2.0, NAN, 5.0, NAN], [3, 0, 2, 1]),
+    ],
+)
+def test_arrival_order(ready: list[float], order: list[int]) -> None:
+    assert arrival_order(np.array(ready)) == order
+
+
+class Fake:
+    """Rank 0 of several; the others say `others` in every all_reduce."""
+
+    def __init__(self, size: int = 2, others: Sequence[float] = ()) -> None:
+        self.size, self.rank = size, 0
+        self.others = others
+        self.calls: list[str] = []
+
+    def all_reduce(self, x: Any, op: Any) -> Any:
+        self.calls.append(f"all_reduce {op.value}")
+        return np.maximum(x, self.others) if len(self.others) else x.copy()
+
+    def broadcast_object(self, x: Any) -> Any:
+        self.calls.append("broadcast_object")
+        return x
+
+
+def planner(comm: Any, count: int = 4, **options: Any) -> Planner:
+    """Of parameters a, b, ... of 4 bytes each, two in a bucket."""
+    options = {"cap": 8, "first": 8, "kinds": [0] * count, **options}
+    return Planner(comm, "abcdefgh"[:count], [4] * count, options.pop("kinds"), **options)
+
+
+def letters(plan: Plan | None) -> str | None:
+    return None if plan is None else " ".join("".join(bucket) for bucket in plan.buckets)
+
+
+ALL = [True] * 4
+READY = np.array([3.0, 1.0, 4.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "second"),
+    [
+        ({}, "dc ba", "bd ac"),
+        ({"first": 4}, "d cb a", "b da c"),
+        ({"cap": 100, "first": 100}, "dcba", "bdac"),
+        ({"cap": 1, "first": 1}, "d c b a", "b d a c"),
+        # Kinds never meet, and a bucket's turn comes when its last gradient does.
+        ({"kinds": "xxyy"}, "dc ba", "ba dc"),
+        ({"kinds": "xyxy"}, "db ca", "bd ac"),
+    ],
+)
+def test_the_first_backward_shows_the_order_and_by_a_cap_it_stays(
+    options: dict[str, Any], first: str, second: str
+) -> None:
+    comm = Fake()
+    made = planner(comm, **options)
+    assert letters(made.begin(ALL)) == first
+    assert made.plan.origin == "in reversed model order"
+    assert letters(made.after_backward(READY, 5.0, ALL)) == second
+    assert made.plan.origin == "in the order in which gradients came"
+    assert comm.calls == ["all_reduce max", "broadcast_object"]
+    for _ in range(20):
+        assert made.after_backward(READY[::-1], 5.0, ALL) is None
+    assert len(comm.calls) == 2
+
+
+@pytest.mark.parametrize("empty", [0, 5, 9])
+def test_backwards_that_reach_nothing_count_for_nothing(empty: int) -> None:
+    made = planner(Fake(size=1), count=2)
+    made.begin([True, True])
+    for step in range(12):
+        if step == empty:
+            for _ in range(15):
+                assert made.after_backward(np.full(2, NAN), 5.0, [False, False]) is None
+        plan = made.after_backward(np.array([1.0, NAN]), 5.0, [True, False])
+        assert letters(plan) == ("a" if step == 9 else None)
+
+
+def test_one_rank_keeps_its_first_plan_and_calls_nothing() -> None:
+    comm = Fake(size=1)
+    made = planner(comm)
+    made.begin(ALL)
+    assert [made.after_backward(READY, 5.0, ALL) for _ in range(6)] == [None] * 6
+    assert comm.calls == []
+
+
+def test_the_order_is_rank_0s_and_what_it_did_not_use_comes_where_the_others_had_it() -> None:
+    # Rank 0 has a at 3, c at 4; b and d came to others, at 9 and 3.5 at the latest, as did a, at 8.
+    made = planner(Fake(others=[8.0, 9.0, 1.0, 3.5, 0.0]), cap=4, first=4)
+    made.begin(ALL)
+    assert letters(made.after_backward(np.array([3.0, NAN, 4.0, NAN]), 5.0, ALL)) == "a d c b"
+
+
+def used(*without: int) -> list[bool]:
+    return [index not in without for index in range(4)]
+
+
+def test_what_nobody_uses_ten_times_loses_its_place_and_keeps_it_once_it_came_back() -> None:
+    made = planner(Fake(), cap=4, first=4)
+    made.begin([False, True, True, True])
+    assert letters(made.plan) == "d c b"
+    found = {}
+    for step in range(1, 60):
+        idle = {0} if step < 5 else {1} if step < 20 or step > 30 else set()
+        plan = made.after_backward(np.array([1.0, 2.0, 3.0, 4.0]), 5.0, used(*idle))
+        if plan is not None:
+            found[step] = letters(plan)
+    assert found == {
+        1: "b c d",  # the order
+        5: "a b c d",  # a was frozen, and is used
+        14: "a c d",  # b was last used at step 4
+        20: "a b c d",  # and is back, for good
+    }
+
+
+def test_a_place_is_not_lost_in_backwards_that_reach_nothing() -> None:
+    made = planner(Fake(), cap=4, first=4)
+    made.begin(ALL)
+    for _ in range(25):
+        made.after_backward(np.full(4, NAN), 5.0, [False] * 4)
+    assert made.assigned == ALL
+
+
+def test_an_automatic_cap_is_chosen_once_from_the_times_of_a_warm_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def measure(comm: Any, most: int, xp: Any) -> Link:
+        measured.append(most)
+        return Link(alpha=1.0, beta=1e-6)
+
+    monkeypatch.setattr(planner_module, "measure_link", measure)
+    made = Planner(Fake(), "abcd", [1 << 20] * 4, "xxxx", cap=None, first=1 << 20)
+    assert letters(made.begin(ALL)) == "d cba"
+    assert letters(made.after_backward(READY, 5.0, ALL)) == "b dac"
+    for _ in range(2):
+        assert made.after_backward(READY, 5.0, ALL) is None
+    # The fastest of three: a at 30 s, c at 40 s, which leave the wire time for b and d before.
+    plan = made.after_backward(np.array([30.0, 1.0, 40.0, 2.0]) - 29.0, 42.0, ALL)
+    assert plan is None or plan.origin == "chosen from measured times"
+    assert measured == [4 << 20]
+    assert made.plan.link == Link(alpha=1.0, beta=1e-6)
+    assert made.plan.forecast is not None
+    assert [made.after_backward(READY[::-1], 60.0, ALL) for _ in range(9)] == [None] * 9
+
+
+GIVEN = Plan(buckets=(("c", "a"), ("d", "b")), nbytes=(8, 8), origin="by hand")
+
+
+def test_a_given_plan_stays_whatever_comes_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(planner_module, "measure_link")
+    comm = Fake()
+    made = planner(comm, pinned=GIVEN, cap=None)
+    assert letters(made.begin(ALL)) == "ca db"
+    assert made.plan.origin == "by hand"
+    for _ in range(15):
+        assert made.after_backward(READY, 5.0, used(1)) is None
+    assert comm.calls == []
+    # What is frozen at first has its place when it is used; what the plan does not know comes at its end.
+    made = planner(comm, count=5, kinds=[0] * 5, pinned=GIVEN, cap=None)
+    assert letters(made.begin([False, True, True, True, True])) == "c db e"
+    assert letters(made.after_backward(np.full(5, NAN), 5.0, [True] * 5)) == "ca db e"
+
+
+@pytest.mark.parametrize(
+    ("buckets", "message"),
+    [
+        ([["a", "x"], ["b"]], "no parameter is named x"),
+        ([["a", "b"], ["c", "a"]], "a is in it twice"),
+        ([["a", "b"]], "a shares a bucket with a parameter of another dtype"),
+    ],
+)
+def test_a_given_plan_that_does_not_fit_is_refused(buckets: list[list[str]], message: str) -> None:
+    given = Plan(buckets=tuple(map(tuple, buckets)), nbytes=(0,) * len(buckets), origin="by hand")
+    with pytest.raises(ParallelError, match=f"does not fit this model: {message}"):
+        planner(Fake(), kinds="xyzz", pinned=given).begin(ALL)
+
+
+class Net(nn.Module):
+    """Layers that run in another order than they were made, and on some ranks not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ddp.manual_seed(0)
+        for name in ("one", "two", "three", "four"):
+            setattr(self, name, nn.Linear(3, 3, bias=False).double())
+
+    def forward(self, x: ddp.Tensor, order: str) -> ddp.Tensor:
+        for name in order.split():
+            x = ddp.tanh(getattr(self, name)(x))
+        return x
+
+
+def rows(rank: int) -> ddp.Tensor:
+    return ddp.from_numpy(np.random.default_rng(rank).normal(size=(2, 3)))
+
+
+def on_ranks(fn: Callable[[Communicator], Any], size: int) -> list[Any]:
+    return collectives.run_threads(fn, size, timeout=20)
+
+
+def gradients(net: nn.Module) -> dict[str, np.ndarray]:
+    return {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def test_the_plan_follows_rank_0_also_where_ranks_differ_and_some_go_unused() -> None:
+    orders = ["two one four", "four one", "one two"]
+
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(Net(), comm, bucket_cap_mb=1e-6)
+        assert letters(model.plan) == "four.weight three.weight two.weight one.weight"
+        model(rows(comm.rank), orders[comm.rank]).sum().backward()
+        return letters(model.plan)
+
+    expected = "four.weight three.weight one.weight two.weight"  # `three` stays behind its neighbour
+    assert on_ranks(rank, 3) == [expected] * 3
+
+
+def test_live_gradients_survive_a_new_plan_and_what_a_user_kept_is_left_alone() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(Net(), comm, bucket_cap_mb=1e-6)
+        before = model.plan
+        with model.no_sync():
+            model(rows(comm.rank), "one two three").sum().backward()
+        kept = {name: p.grad for name, p in model.module.named_parameters() if p.grad is not None}
+        model(rows(comm.rank), "four two").sum().backward()
+        assert model.plan.buckets != before.buckets
+        alone = Net()
+        for other in range(2):
+            (alone(rows(other), "one two three").sum() / 2).backward()
+            (alone(rows(other), "four two").sum() / 2).backward()
+        first = gradients(model.module)
+        assert first.keys() == gradients(alone).keys()
+        for name, g in gradients(alone).items():
+            assert_allclose(first[name], g, atol=1e-14)
+        said = {name: g.numpy().copy() for name, g in kept.items()}
+        later = {name: p.grad for name, p in model.module.named_parameters()}
+        model.zero_grad()
+        model(rows(comm.rank), "four three two one").sum().backward()
+        for name, g in said.items():
+            assert_array_equal(kept[name].numpy(), g)
+        for name, p in model.module.named_parameters():  # the plan stayed, and so did the memory
+            assert p.grad is not None
+            assert np.shares_memory(p.grad.numpy(), later[name].numpy())
+
+    on_ranks(rank, 2)
+
+
+@pytest.mark.parametrize("optimizer", [ddp.optim.SGD, ddp.optim.AdamW])
+def test_an_optimizer_goes_on_over_new_plans(optimizer: Any) -> None:
+    orders = ["one two", "one two three", *["four three two one"] * 2, *["two one three"] * 13, "one two four", "four"]
+    options = {"lr": 0.1, "momentum": 0.9} if optimizer is ddp.optim.SGD else {"lr": 0.1}
+
+    def train(model: nn.Module, net: nn.Module, ranks: Sequence[int]) -> dict[str, np.ndarray]:
+        opt = optimizer(net.parameters(), **options)
+        for order in orders:
+            opt.zero_grad()
+            for number in ranks:
+                (model(rows(number), order).sum() / len(ranks)).backward()
+            opt.step()
+        return {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
+
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(Net(), comm)
+        return train(model, model.module, [comm.rank])
+
+    alone = Net()
+    expected = train(alone, alone, [0, 1])
+    for got in on_ranks(rank, 2):
+        for name, value in expected.items():
+            assert_allclose(got[name], value, rtol=0, atol=1e-8, err_msg=name)
+
+
+def test_automatic_plans_are_the_same_on_all_ranks_and_print_as_a_table() -> None:
+    def rank(comm: Communicator) -> Any:
+        ddp.manual_seed(0)
+        net = nn.Sequential(*[nn.Linear(100, 100) for _ in range(8)])
+        model = DataParallel(net, comm)
+        for _ in range(6):
+            model.zero_grad()
+            model(ddp.ones(20, 100)).sum().backward()
+        return model.plan.state(), str(model.plan)
+
+    (first, text), *others = on_ranks(rank, 3)
+    assert all(other == (first, text) for other in others)
+    assert first["from"] == "chosen from measured times"
+    assert sorted(name for bucket in first["buckets"] for name in bucket) == sorted(
+        f"{layer}.{part}" for layer in range(8) for part in ("weight", "bias")
+    )
+    assert sum(first["nbytes"]) == 8 * 4 * (100 * 100 + 100)
+    head, columns, *rest = text.splitlines()
+    assert head.endswith("0.31 MiB, chosen from measured times")
+    assert columns.split() == ["bucket", "MiB", "gradients", "launched", "done", "ms", "first", "...", "last"]
+    assert len(rest) == len(first["buckets"]) + 2
+    assert rest[-2].startswith("predicted: backward")
+    assert rest[-1].startswith("measured:")
+
+
+def test_a_plan_is_saved_beside_the_model_and_pinned(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+
+    def first(comm: Communicator) -> Any:
+        model = DataParallel(Net(), comm, bucket_cap_mb=1e-4)
+        for _ in range(6):
+            model.zero_grad()
+            model(rows(comm.rank), "three one two four").sum().backward()
+        if comm.rank == 0:
+            ddp.save({"model": model.state_dict(), "plan": model.plan.state()}, path)
+        return model.plan
+
+    def second(comm: Communicator) -> Any:
+        found = ddp.load(path)
+        model = DataParallel(Net(), comm, plan=found["plan"])
+        model.load_state_dict(found["model"])
+        for order in ["one four", "two four", *["four three two one"] * 4]:
+            model.zero_grad()
+            model(rows(comm.rank), order).sum().backward()
+        return model.plan
+
+    (plan, *_), pinned = on_ranks(first, 3), on_ranks(second, 3)
+    assert Plan.from_state(json.loads(json.dumps(plan.state()))).buckets == plan.buckets
+    assert all(each.buckets == plan.buckets for each in pinned)
+
+
+def test_a_plan_pinned_to_itself_gives_the_same_bits() -> None:
+    state = Plan(buckets=(("two.weight", "four.weight"), ("one.weight", "three.weight")), nbytes=(144, 144), origin="x")
+
+    def rank(comm: Communicator) -> Any:
+        found = []
+        for plan in (state, state.state(), DataParallel(Net(), comm, plan=state).plan):
+            model = DataParallel(Net(), comm, plan=plan)
+            for order in ("one two three four", "four three two one"):
+                model(rows(comm.rank), order).sum().backward()
+            found.append(gradients(model.module))
+        return found
+
+    for first, second, third in on_ranks(rank, 3):
+        for name in first:
+            assert_array_equal(first[name], second[name])
+            assert_array_equal(first[name], third[name])
+
+
+def test_ranks_with_different_plans_are_told_so() -> None:
+    def rank(comm: Communicator) -> None:
+        buckets = [["one.weight", "two.weight"], ["three.weight", "four.weight"]]
+        plan = {"buckets": buckets[:: 1 if comm.rank < 2 else -1], "nbytes": [144, 144], "from": "x"}
+        net = Net()
+        with pytest.raises(ParallelError, match=r"plan is .* on rank 0, but .* on rank 2"):
+            DataParallel(net, comm, plan=plan)
+        DataParallel(net, comm)
+
+    on_ranks(rank, 3)
+
+
+def test_parameters_of_every_dtype_and_shape_have_their_places() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scalar = nn.Parameter(ddp.ones((), dtype=ddp.float64))
+            self.none = nn.Parameter(ddp.ones(0, 3))
+            self.half = nn.Parameter(ddp.ones(3, dtype=ddp.float16))
+            self.brain = nn.Parameter(ddp.ones(5, dtype=ddp.bfloat16))
+            self.turned = nn.Parameter(ddp.ones(2, 3).T)
+            self.single = nn.Parameter(ddp.ones(1))
+
+        def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+            total = sum((p.float() * x).sum() for p in self.parameters())
+            assert isinstance(total, ddp.Tensor)
+            return total
+
+    def rank(comm: Communicator) -> None:
+        for cap in (1e-6, "auto"):
+            model = DataParallel(Odd(), comm, bucket_cap_mb=cap, check_finite=True, check_every=1)
+            for _ in range(5):
+                model.zero_grad()
+                model(ddp.tensor(1.0 + 2 * comm.rank)).backward()
+            for p in model.parameters():
+                assert p.grad is not None
+                assert p.grad.shape == p.shape
+                assert p.grad.dtype == p.dtype
+                assert_array_equal(p.grad.float().numpy(), np.full(p.shape, 2.0))
+
+    on_ranks(rank, 2)
+
+
+def pinned_planner() -> Planner:
+    made = collectives.run_threads(lambda comm: Planner(comm, "abcd", [4] * 4, "ffff", cap=8, first=4), size=1)[0]
+    made.begin(ALL)
+    return made
+
+
+def test_planning_goes_on_where_it_was() -> None:
+    """A parameter that was idle for nine backwards loses its place after one more, here and there."""
+    used = [True, True, False, True]
+    first, second = pinned_planner(), pinned_planner()
+    for _ in range(9):
+        assert first.after_backward(np.arange(4.0), 1.0, used) is None
+    second.restore(json.loads(json.dumps(first.state())))
+    assert second.plan == first.plan
+    plans = [each.after_backward(np.arange(4.0), 1.0, used) for each in (first, second)]
+    assert plans[0] is not None
+    assert plans[1] is not None
+    assert plans[0].buckets == plans[1].buckets
+    assert all("c" not in bucket for bucket in plans[1].buckets)
+    third = pinned_planner()
+    third.restore(first.state())
+    assert third.assigned == [True, True, False, True]
+
+
+def test_a_plan_of_something_else_changes_nothing() -> None:
+    mine = pinned_planner()
+    before = mine.state()
+    with pytest.raises(ParallelError, match="no parameter is named z"):
+        mine.restore({**before, "plan": {"buckets": [["z"]], "nbytes": [4], "from": ""}})
+    assert (mine.state(), mine.assigned) == (before, [True] * 4)
+
+
+def make(comm: collectives.Communicator, sharded: bool) -> tuple[Any, Any]:
+    ddp.manual_seed(4)
+    net = nn.Sequential(*(nn.Linear(9, 9) for _ in range(5)))
+    model = ddp.DataParallel(net, comm, first_bucket_mb=1e-4, bucket_cap_mb=5e-4)
+    return model, ZeroOptimizer(model, AdamW) if sharded else SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def step(model: Any, optimizer: Any, seed: int) -> None:
+    optimizer.zero_grad()
+    rng = np.random.default_rng([seed, model.comm.rank])
+    model(ddp.tensor(rng.standard_normal((3, 9)), dtype=ddp.float32)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_live_model_takes_it_over_and_sums_to_the_same_bits(sharded: bool) -> None:
+    """On three ranks the order in which a bucket's parts are added up depends on the plan."""
+
+    def run(comm: collectives.Communicator) -> bool:
+        model, optimizer = make(comm, sharded)
+        for seed in range(2):
+            step(model, optimizer, seed)
+        other, second = make(comm, sharded)
+        other.load_state_dict(model.state_dict())
+        other.load_plan_state(json.loads(json.dumps(model.plan_state())))
+        second.load_state_dict(optimizer.state_dict())
+        assert other.plan.buckets == model.plan.buckets
+        for seed in range(2, 5):
+            step(model, optimizer, seed)
+            step(other, second, seed)
+        theirs = other.state_dict()
+        return all(t.numpy().tobytes() == theirs[name].numpy().tobytes() for name, t in model.state_dict().items())
+
+    assert all(collectives.run_threads(run, size=3))
+
+
+def test_what_is_no_plan_is_told() -> None:
+    def run(comm: collectives.Communicator) -> None:
+        model, _ = make(comm, False)
+        for wrong in ({}, {"plan": 3}, {**model.plan_state(), "idle": 3}):
+            with pytest.raises(ParallelError, match="plan"):
+                model.load_plan_state(wrong)
+
+    collectives.run_threads(run, size=2)
+
+
+class Counting:
+    """A communicator that notes which collectives are called, and with how many bytes."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.size, self.rank = comm.size, comm.rank
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def all_reduce(self, array: Any, *args: Any, **options: Any) -> Any:
+        self.sizes.append(array.nbytes)
+        return self._comm.all_reduce(array, *args, **options)
+
+
+@pytest.mark.parametrize(("most", "largest"), [(0, 1 << 16), (1 << 17, 1 << 16), (1 << 30, 1 << 24)])
+def test_the_link_is_measured_alike_on_all_ranks(most: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(comm: Communicator) -> tuple[Link, int]:
+        counting: Any = Counting(comm)
+        return measure_link(counting, most), max(counting.sizes)
+
+    monkeypatch.setattr(planner_module, "_LONG", float("inf"))
+    (link, size), *others = on_ranks(run, 3)
+    assert all(other == (link, size) for other in others)
+    assert size == largest
+    assert link.alpha >= 0
+    assert link.beta >= 0
+
+
+def test_one_slow_rank_ends_the_measurement_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = planner_module._seconds
+
+    def seconds(comm: Any, array: Any) -> float:
+        real(comm, array)
+        return {4: 9.0, 1 << 12: 0.002, 1 << 14: 0.002}[array.nbytes] * (5 if comm.rank and array.nbytes > 4 else 1)
+
+    monkeypatch.setattr(planner_module, "_seconds", seconds)
+    monkeypatch.setattr(planner_module, "_LONG", 0.009)
+    links = on_ranks(lambda comm: measure_link(comm, 1 << 22), 2)
+    assert links[0] == links[1]
+    assert (links[0].alpha, links[0].beta) == pytest.approx((0.01, 0.0))
+    assert on_ranks(lambda comm: measure_link(comm, 1 << 22), 1) == [Link(alpha=0.0, beta=0.0)]
