@@ -37,7 +37,7 @@ from ddp.parallel.gradient_state import GradientState, WeightSum, current_weight
 from ddp.parallel.graph_replay import GraphReplays
 from ddp.parallel.planner import DeviceTimer, HostTimer, Planner
 from ddp.parallel.stats import Timeline
-from ddp.parallel.trace import Step
+from ddp.parallel.step_trace import Step
 
 # Ranks make their models in the same order. Where one backward passes through several of them they end in this order,
 # since each waits for other ranks then, and how the graph reaches them may differ from rank to rank.

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ddp.parallel import trace
+from ddp.parallel import step_trace
 from ddp.parallel.buckets import Buckets
-from ddp.parallel.trace import BucketContents, Step
+from ddp.parallel.step_trace import BucketContents, Step
 
 Array = np.ndarray[Any, Any]
 _FORWARD, _BEGUN, _DONE, _COMPLETE = range(4)
@@ -279,7 +279,7 @@ class Timeline:
         self._latest: Step | None = None
         self._told: Step | None = None  # what the control message in flight is about
         self._ended = 0
-        trace.register(self)
+        step_trace.register(self)
 
     def set_buckets(self, buckets: Buckets) -> None:
         """The buckets are these from the next backward on."""
@@ -306,7 +306,7 @@ class Timeline:
         step.contents, step.since = self._contents, self._ended
         self.steps.append(step)
         self._latest, self._ended = step, step.ended
-        trace.record(self, step)
+        step_trace.record(self, step)
 
     def offset(self) -> int:
         """Nanoseconds that this rank's clock is ahead of rank 0's, as far as is known."""

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp.errors import ArgumentError
-from ddp.parallel import trace
+from ddp.parallel import step_trace
 from ddp.tracing.chrome_trace import chrome_events
 from ddp.tracing.step_picture import draw
 from ddp.tracing.trace_parts import complete, read_parts, typical_step, write_json
 
 __all__ = ["merge", "recording", "start", "stop"]
 
-_running: list[trace.Recorder] = []
+_running: list[step_trace.Recorder] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def start(folder: str | os.PathLike[str]) -> None:
     """
     if _running:
         raise ArgumentError(f"a trace is being recorded to {_running[0].folder} already: call ddp.tracing.stop() first")
-    _running.append(trace.start(os.fspath(folder)))
+    _running.append(step_trace.start(os.fspath(folder)))
 
 
 def stop() -> None:
@@ -101,7 +101,7 @@ def stop() -> None:
     if not _running:
         raise ArgumentError("no trace is being recorded: call ddp.tracing.start(folder) first")
     running = _running.pop()
-    trace.stop(running)
+    step_trace.stop(running)
     if complete(running.folder):
         merge(running.folder)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ddp.parallel.trace import Step
+from ddp.parallel.step_trace import Step
 from ddp.tracing.trace_parts import Arrival, TracePart, arrivals
 
 Event = dict[str, Any]

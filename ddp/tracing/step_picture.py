@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp._files import atomic_write
 from ddp.parallel.stats import covered
-from ddp.parallel.trace import Step
+from ddp.parallel.step_trace import Step
 from ddp.tracing.trace_parts import Arrival, TypicalStep
 
 _RANKS = 6  # as many as are legible

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
-from ddp.parallel.trace import FORMAT, SUFFIX, BucketContents, Step
+from ddp.parallel.step_trace import FORMAT, SUFFIX, BucketContents, Step
 
 _WARMUP = 3  # steps that are not like the others: memory is new, and buckets are planned anew
 

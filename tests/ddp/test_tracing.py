@@ -18,9 +18,9 @@ import ddp
 import ddp.tracing
 from ddp import nn
 from ddp.errors import ArgumentError
-from ddp.parallel import trace as recorder
+from ddp.parallel import step_trace as recorder
 from ddp.parallel.stats import Timeline
-from ddp.parallel.trace import BucketContents, Step
+from ddp.parallel.step_trace import BucketContents, Step
 from ddp.tracing import merge
 from ddp.tracing.chrome_trace import chrome_events
 from ddp.tracing.step_picture import shown_ranks, size_text, title

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddp.parallel.stats import BucketStats, ClockOffsets, Lateness, Timeline, covered
-from ddp.parallel.trace import Step
+from ddp.parallel.step_trace import Step
 
 MS = 1_000_000
 
