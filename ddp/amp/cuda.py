@@ -9,14 +9,14 @@ from ddp.amp import autocast_mode, grad_scaler
 __all__ = ["GradScaler", "autocast"]
 
 
-class autocast(autocast_mode.autocast):
+class CudaAutocast(autocast_mode.autocast):
     """`ddp.autocast("cuda", dtype, enabled)`."""
 
     def __init__(self, enabled: bool = True, dtype: Any = None, cache_enabled: bool = True) -> None:
         super().__init__("cuda", dtype, enabled, cache_enabled)
 
 
-class GradScaler(grad_scaler.GradScaler):
+class CudaGradScaler(grad_scaler.GradScaler):
     """`ddp.amp.GradScaler("cuda", ...)`."""
 
     def __init__(
@@ -28,3 +28,7 @@ class GradScaler(grad_scaler.GradScaler):
         enabled: bool = True,
     ) -> None:
         super().__init__("cuda", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+
+
+autocast = CudaAutocast
+GradScaler = CudaGradScaler

@@ -221,9 +221,9 @@ class GradScaler:
 
     def _on(self, where: device) -> _DeviceScale | None:
         """The scale on a GPU: on the first one that it is asked for. None on the CPU, while it has been on none."""
-        if self._device_scale is None and where.xp is not np:
+        if self._device_scale is None and where.type == "cuda":
             self._device_scale = _DeviceScale(where, self._scale, self._good_steps)
-        return self._device_scale if where.xp is not np else None
+        return self._device_scale if where.type == "cuda" else None
 
 
 def _device_of(optimizer: ScalableOptimizer) -> device | None:

@@ -12,10 +12,10 @@ from ddp.errors import DtypeError, RangeError
 from ddp.nn.module import Module, note_registration
 from ddp.nn.parameter import Parameter
 
-L = TypeVar("L", bound="_Listed")
+L = TypeVar("L", bound="_ModuleSequence")
 
 
-class _Listed(Module):
+class _ModuleSequence(Module):
     """A list of modules, which are children named by their positions."""
 
     def _position(self, index: int, inserting: bool = False) -> int:
@@ -95,7 +95,7 @@ class _Listed(Module):
         return module
 
 
-class Sequential(_Listed):
+class Sequential(_ModuleSequence):
     """Modules applied one after another: Sequential(a, b), or Sequential({"first": a, "second": b})."""
 
     def __init__(self, *modules: Any) -> None:
@@ -125,7 +125,7 @@ class Sequential(_Listed):
     __rmul__ = __mul__
 
 
-class ModuleList(_Listed):
+class ModuleList(_ModuleSequence):
     """A list of modules, whose parameters are found; it is not callable, and its owner's forward says what they do."""
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
@@ -148,60 +148,77 @@ class ModuleList(_Listed):
         return lines
 
 
-class ModuleDict(Module):
+class _Dict(Module):
+    """What ModuleDict and ParameterDict share. `_entries`: the modules or parameters by name."""
+
+    @property
+    def _entries(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _update(self, entries: Any) -> None:
+        pairs = entries.items() if isinstance(entries, Mapping | _Dict) else entries
+        for key, value in pairs:
+            self[key] = value
+
+    def __getitem__(self, key: str) -> Any:
+        return self._entries[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise NotImplementedError
+
+    def __delitem__(self, key: str) -> None:
+        del self._entries[key]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def clear(self) -> None:
+        """Removes all entries."""
+        self._entries.clear()
+
+    def pop(self, key: str) -> Any:
+        """Removes an entry, and returns it. Raises: KeyError."""
+        return self._entries.pop(key)
+
+    def keys(self) -> KeysView[str]:
+        """The names."""
+        return self._entries.keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The names and entries."""
+        return self._entries.items()
+
+    def values(self) -> ValuesView[Any]:
+        """The entries."""
+        return self._entries.values()
+
+
+class ModuleDict(_Dict):
     """Modules by name, whose parameters are found, in the order of insertion."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
-        if modules is not None:
-            self.update(modules)
+        self.update(modules or ())
 
-    def __getitem__(self, key: str) -> Any:
-        return self._modules[key]
+    @property
+    def _entries(self) -> dict[str, Any]:
+        return self._modules
 
     def __setitem__(self, key: str, module: Module) -> None:
         self.add_module(key, module)
 
-    def __delitem__(self, key: str) -> None:
-        del self._modules[key]
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._modules
-
-    def clear(self) -> None:
-        """Takes all modules out."""
-        self._modules.clear()
-
-    def pop(self, key: str) -> Any:
-        """Takes a module out, and returns it. Raises: KeyError."""
-        return self._modules.pop(key)
-
-    def keys(self) -> KeysView[str]:
-        """The names."""
-        return self._modules.keys()
-
-    def items(self) -> ItemsView[str, Any]:
-        """The names and modules."""
-        return self._modules.items()
-
-    def values(self) -> ValuesView[Any]:
-        """The modules."""
-        return self._modules.values()
-
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
         """Adds modules, replacing those of the same names. Raises: DtypeError."""
-        pairs: Any = modules.items() if isinstance(modules, Mapping | ModuleDict) else modules
-        for key, module in pairs:
-            self[key] = module
+        self._update(modules)
 
 
-def _parameter(value: Any, name: str) -> Parameter:
+def _as_parameter(value: Any, name: str) -> Parameter:
     """A parameter, made of a tensor where it is not one. Raises: DtypeError."""
     if isinstance(value, Parameter):
         return value
@@ -210,19 +227,68 @@ def _parameter(value: Any, name: str) -> Parameter:
     return Parameter(value, requires_grad=value.is_floating_point())
 
 
-class _Held(Module):
+def _parameter_lines(module: Module) -> str:
+    return "\n".join(
+        f"  ({name}): Parameter containing: [ddp.{value.dtype.name} of size {'x'.join(map(str, value.shape))}]"
+        for name, value in module._parameters.items()
+        if value is not None
+    )
+
+
+class ParameterDict(_Dict):
+    """Parameters by name, which a module that holds it trains; tensors become parameters.
+
+    Raises: DtypeError for what is no tensor; KeyError for a name that is not there.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None) -> None:
+        super().__init__()
+        self.update(parameters or ())
+
+    @property
+    def _entries(self) -> dict[str, Any]:
+        return self._parameters
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.register_parameter(key, _as_parameter(value, "ParameterDict"))
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self._parameters)
+
+    def __or__(self, other: ParameterDict) -> ParameterDict:
+        return ParameterDict({**dict(self.items()), **dict(other.items())})
+
+    def __ior__(self, other: ParameterDict) -> ParameterDict:
+        self.update(other.items())
+        return self
+
+    def copy(self) -> ParameterDict:
+        """Another dict of the same parameters."""
+        return ParameterDict(self.items())
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The parameter of that name, or `default`."""
+        return self._parameters.get(key, default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The parameter of that name, put there if it is not there yet."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def popitem(self) -> tuple[str, Any]:
+        """Takes the last parameter out, and returns it with its name."""
+        return self._parameters.popitem()
+
+    def update(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
+        """Adds parameters, replacing those of the same names."""
+        self._update(parameters)
+
     def extra_repr(self) -> str:
-        return "\n".join(
-            f"  ({name}): Parameter containing: [ddp.{value.dtype.name} of size {'x'.join(map(str, value.shape))}]"
-            for name, value in self._parameters.items()
-            if value is not None
-        )
-
-    def __len__(self) -> int:
-        return len(self._parameters)
+        return _parameter_lines(self)
 
 
-class ParameterList(_Held):
+class ParameterList(Module):
     """A list of parameters, which a module that holds it trains; tensors become parameters.
 
     Raises: DtypeError for what is no tensor; RangeError for an index that is not there.
@@ -245,7 +311,10 @@ class ParameterList(_Held):
         return self._parameters[self._name(index)]
 
     def __setitem__(self, index: int, value: Any) -> None:
-        self.register_parameter(self._name(index), _parameter(value, "ParameterList"))
+        self.register_parameter(self._name(index), _as_parameter(value, "ParameterList"))
+
+    def __len__(self) -> int:
+        return len(self._parameters)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._parameters.values())
@@ -255,7 +324,7 @@ class ParameterList(_Held):
 
     def append(self, value: Any) -> ParameterList:
         """Adds a parameter at the end, and returns this list."""
-        self.register_parameter(str(len(self)), _parameter(value, "ParameterList"))
+        self.register_parameter(str(len(self)), _as_parameter(value, "ParameterList"))
         return self
 
     def extend(self, values: Iterable[Any]) -> ParameterList:
@@ -266,83 +335,5 @@ class ParameterList(_Held):
             self.append(value)
         return self
 
-
-class ParameterDict(_Held):
-    """Parameters by name, which a module that holds it trains; tensors become parameters.
-
-    Raises: DtypeError for what is no tensor; KeyError for a name that is not there.
-    """
-
-    def __init__(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None) -> None:
-        super().__init__()
-        if parameters is not None:
-            self.update(parameters)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._parameters[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.register_parameter(key, _parameter(value, "ParameterDict"))
-
-    def __delitem__(self, key: str) -> None:
-        del self._parameters[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def __reversed__(self) -> Iterator[str]:
-        return reversed(self._parameters)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._parameters
-
-    def __or__(self, other: ParameterDict) -> ParameterDict:
-        return ParameterDict({**dict(self.items()), **dict(other.items())})
-
-    def __ior__(self, other: ParameterDict) -> ParameterDict:
-        self.update(other.items())
-        return self
-
-    def copy(self) -> ParameterDict:
-        """Another dict of the same parameters."""
-        return ParameterDict(self.items())
-
-    def clear(self) -> None:
-        """Takes all parameters out."""
-        self._parameters.clear()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The parameter of that name, or `default`."""
-        return self._parameters.get(key, default)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """The parameter of that name, put there if it is not there yet."""
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def pop(self, key: str) -> Any:
-        """Takes a parameter out, and returns it."""
-        return self._parameters.pop(key)
-
-    def popitem(self) -> tuple[str, Any]:
-        """Takes the last parameter out, and returns it with its name."""
-        return self._parameters.popitem()
-
-    def keys(self) -> KeysView[str]:
-        """The names."""
-        return self._parameters.keys()
-
-    def items(self) -> ItemsView[str, Any]:
-        """The names and parameters."""
-        return self._parameters.items()
-
-    def values(self) -> ValuesView[Any]:
-        """The parameters."""
-        return self._parameters.values()
-
-    def update(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        """Adds parameters, replacing those of the same names."""
-        pairs: Any = parameters.items() if isinstance(parameters, Mapping | ParameterDict) else parameters
-        for key, value in pairs:
-            self[key] = value
+    def extra_repr(self) -> str:
+        return _parameter_lines(self)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
@@ -116,7 +114,7 @@ def _separate(x: Tensor, kind: str) -> Tensor:
 
 def _fuses(kind: str, weight: Tensor) -> bool:
     array = weight.array
-    return kind in products.ACTIVATIONS and weight.device.xp is not np and array.ndim == 2 and array.dtype.kind in "fV"
+    return kind in products.ACTIVATIONS and weight.device.type == "cuda" and array.ndim == 2 and array.dtype.kind in "fV"
 
 
 def _check(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:

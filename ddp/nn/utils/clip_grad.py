@@ -97,7 +97,7 @@ def _total(shares: dict[device, list[Any]], p: float, error_if_nonfinite: bool) 
 
 def _norm_on(where: device, arrays: list[Any], p: float) -> Any:
     xp = where.xp
-    if xp is not np:
+    if where.type == "cuda":
         with on(where):
             return gradients.total_norm(xp, arrays, p)
     norms = [xp.asarray(_norm(xp, x, p)) for x in arrays]
@@ -128,7 +128,7 @@ def clip_grads_with_norm_(
 
 def _scale(where: device, params: list[Tensor], max_norm: float, total_norm: Tensor) -> None:
     """Scales the gradients of parameters that are all on one device."""
-    if where.xp is not np:
+    if where.type == "cuda":
         total = place(total_norm.array, where)
         with on(where):
             gradients.scale_to_norm(where.xp, _slots(params), total, max_norm)
@@ -162,7 +162,7 @@ def clip_grad_norm_(
     each = _on_each(_listed(parameters))
     shares = {}
     for where, params in each.items():
-        found = [g.array for g in _grads(params)] if where.xp is np else _slots(params)
+        found = [g.array for g in _grads(params)] if where.type == "cpu" else _slots(params)
         if found:
             shares[where] = found
     if not shares:
@@ -181,7 +181,7 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
     """
     bound = float(clip_value)
     for where, params in _on_each(_listed(parameters)).items():
-        if where.xp is not np:
+        if where.type == "cuda":
             with on(where):
                 gradients.clamp_values(where.xp, _slots(params), bound)
             _note_change(params)
