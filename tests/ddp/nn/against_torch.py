@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp import nn
 
 
 def compare(
@@ -25,3 +26,17 @@ def compare(
     np.testing.assert_allclose(x.grad.numpy(), expected_x.grad.numpy(), rtol, atol)
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), rtol, atol)
+
+
+def check_layer(name: str, args: Any, options: Any, shape: tuple[int, ...]) -> None:
+    """The layer prints, remembers and computes as PyTorch's, in float64."""
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    ours, theirs = getattr(nn, name)(*args, **options).double(), getattr(torch.nn, name)(*args, **options).double()
+    assert repr(ours) == repr(theirs)
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+    ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
+    compare(ours, theirs, numbers(*shape))
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape)

@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional
 from ddp.ops import convolution
-
-
-def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).standard_normal(shape)
-
+from tests.ddp.nn.against_torch import check_layer, numbers
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("MaxPool1d", (2,), {}, (2, 3, 7)),
@@ -35,16 +30,7 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
 def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    ours, theirs = getattr(nn, name)(*args, **options), getattr(torch.nn, name)(*args, **options)
-    assert repr(ours) == repr(theirs)
-    x, reference = ddp.tensor(numbers(*shape), requires_grad=True), torch.tensor(numbers(*shape), requires_grad=True)
-    y, expected = ours(x), theirs(reference)
-    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=1e-10)
-    g = numbers(*y.shape, seed=1)
-    y.backward(ddp.tensor(g))
-    expected.backward(torch.tensor(g))
-    np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol=1e-10)
+    check_layer(name, args, options, shape)
 
 
 AWKWARD = {

@@ -14,12 +14,7 @@ from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional
 from ddp.ops import convolution
-from tests.ddp.nn.against_torch import compare
-
-
-def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).standard_normal(shape)
-
+from tests.ddp.nn.against_torch import check_layer, compare, numbers
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("Conv1d", (3, 4, 3), {}, (2, 3, 8)),
@@ -59,12 +54,7 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
 def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    ours, theirs = getattr(nn, name)(*args, **options).double(), getattr(torch.nn, name)(*args, **options).double()
-    ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
-    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
-    assert repr(ours) == repr(theirs)
-    compare(ours, theirs, numbers(*shape))
+    check_layer(name, args, options, shape)
 
 
 @pytest.mark.parametrize("size", [(9, 8), (2, 4, 10, 9)])

@@ -218,6 +218,7 @@ def test_softmax_without_dim() -> None:
         (lambda: F.gelu(ddp.ones(2), approximate="erf"), ArgumentError, "'none' or 'tanh', not 'erf'"),
         (lambda: F.gelu(ddp.tensor([1])), DtypeError, "^gelu: expected a floating tensor, got int64"),
         (lambda: ddp.tensor([True]).relu(), DtypeError, "bool"),
+        (lambda: F.gumbel_softmax(ddp.zeros(2, dtype=ddp.int64)), DtypeError, "gumbel_softmax: expected a floating"),
         (lambda: F.celu(ddp.ones(2), alpha=0), ArgumentError, "alpha"),
         (lambda: F.hardtanh(ddp.ones(2), 2, 1), ArgumentError, "min_val 2 is above max_val 1"),
         (lambda: nn.Hardtanh(1.0, 1.0), ArgumentError, "min_val < max_val"),
@@ -263,3 +264,24 @@ def test_forms_in_place(name: str, args: tuple[Any, ...]) -> None:
     y.sum().backward()
     assert leaf.grad is not None
     np.testing.assert_allclose(leaf.grad.numpy(), other.grad.numpy(), 1e-6)  # PyTorch keeps 1/alpha in float32
+
+
+def test_gumbel_samples_follow_the_probabilities() -> None:
+    ddp.manual_seed(0)
+    share = [0.5, 0.3, 0.2]
+    samples = F.gumbel_softmax(ddp.tensor(share).log().expand(20000, 3), tau=0.5, hard=True)
+    np.testing.assert_allclose(samples.numpy().max(1), 1, 1e-6)
+    np.testing.assert_allclose(samples.numpy().mean(0), share, atol=0.02)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_gumbel_gradients_are_those_of_a_softmax(hard: bool) -> None:
+    logits = ddp.tensor([[1.0, 2.0, 0.5]], requires_grad=True)
+    ddp.manual_seed(3)
+    y = F.gumbel_softmax(logits, 2.0, hard, dim=1)
+    (y * ddp.tensor([1.0, 2.0, 3.0])).sum().backward()
+    ddp.manual_seed(3)
+    soft = F.gumbel_softmax(logits.detach(), 2.0, dim=1).numpy()[0]
+    weights = np.array([1.0, 2.0, 3.0])
+    assert logits.grad is not None
+    np.testing.assert_allclose(logits.grad.numpy()[0], soft * (weights - (soft * weights).sum()) / 2, 1e-5)
