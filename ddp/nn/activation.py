@@ -251,6 +251,11 @@ class _InPlaceActivation(_Activation):
         self._init(inplace=inplace)
 
 
+class _AlphaActivation(_Activation):
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        self._init(alpha=alpha, inplace=inplace)
+
+
 class ReLU(_InPlaceActivation):
     """max(input, 0)."""
 
@@ -272,13 +277,10 @@ class LeakyReLU(_Activation):
         self._init(negative_slope=negative_slope, inplace=inplace)
 
 
-class ELU(_Activation):
+class ELU(_AlphaActivation):
     """input where it is positive, else alpha * (exp(input) - 1)."""
 
     _function = staticmethod(elu)
-
-    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        self._init(alpha=alpha, inplace=inplace)
 
 
 class SELU(_InPlaceActivation):
@@ -287,13 +289,10 @@ class SELU(_InPlaceActivation):
     _function = staticmethod(selu)
 
 
-class CELU(_Activation):
+class CELU(_AlphaActivation):
     """input where it is positive, else alpha * (exp(input / alpha) - 1)."""
 
     _function = staticmethod(celu)
-
-    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        self._init(alpha=alpha, inplace=inplace)
 
 
 class GELU(_Activation):

@@ -179,11 +179,7 @@ class HingeEmbeddingLoss(Loss):
         self._init_loss(size_average, reduce, reduction, margin=margin)
 
 
-class CosineEmbeddingLoss(Loss):
-    """1 - cos(input1, input2) where the target is 1, max(0, cos - margin) where it is -1."""
-
-    _function = staticmethod(cosine_embedding_loss)
-
+class _MarginLoss(Loss):
     def __init__(
         self,
         margin: float = 0.0,
@@ -192,25 +188,22 @@ class CosineEmbeddingLoss(Loss):
         reduction: str = "mean",
     ) -> None:
         self._init_loss(size_average, reduce, reduction, margin=margin)
+
+
+class CosineEmbeddingLoss(_MarginLoss):
+    """1 - cos(input1, input2) where the target is 1, max(0, cos - margin) where it is -1."""
+
+    _function = staticmethod(cosine_embedding_loss)
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
         """inputs: (N, d) or (d,); target: (N,) or ()."""
         return self._call(input1, input2, target)
 
 
-class MarginRankingLoss(Loss):
+class MarginRankingLoss(_MarginLoss):
     """max(0, -target * (input1 - input2) + margin), target 1 or -1."""
 
     _function = staticmethod(margin_ranking_loss)
-
-    def __init__(
-        self,
-        margin: float = 0.0,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-    ) -> None:
-        self._init_loss(size_average, reduce, reduction, margin=margin)
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
         """All of one shape."""

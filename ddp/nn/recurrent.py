@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 from ddp._engine import modes
 from ddp._tensor.base import apply
@@ -346,28 +346,31 @@ class RNNCell(RNNCellBase):
         return super().extra_repr() + ("" if usual else f", nonlinearity={self.nonlinearity}")
 
 
-class LSTMCell(RNNCellBase):
-    """One step of an LSTM, gates in the order i, f, g, o."""
+class _GatedCell(RNNCellBase):
+    _mode: ClassVar[str]
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, GATES["LSTM"], device, dtype)
+        super().__init__(input_size, hidden_size, bias, GATES[self._mode], device, dtype)
+
+
+class LSTMCell(_GatedCell):
+    """One step of an LSTM, gates in the order i, f, g, o."""
+
+    _mode = "LSTM"
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """input: (N, input_size) or (input_size,); hx: state and cell state, zeros if None; returns the next two."""
-        h, c = self._step("LSTM", input, [None, None] if hx is None else list(hx))
+        h, c = self._step(self._mode, input, [None, None] if hx is None else list(hx))
         return h, c
 
 
-class GRUCell(RNNCellBase):
+class GRUCell(_GatedCell):
     """One step of a GRU, gates in the order r, z, n."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, GATES["GRU"], device, dtype)
+    _mode = "GRU"
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """input: (N, input_size) or (input_size,); hx: (N, H) or (H,), zeros if None; returns the next hx."""
-        return self._step("GRU", input, [hx])[0]
+        return self._step(self._mode, input, [hx])[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import full, ones
@@ -43,23 +43,13 @@ def _fused(activation: Activation) -> dict[str, str] | None:
     return None
 
 
-def _fed(layer: Any, x: Tensor) -> Tensor:
-    """linear2(dropout(activation(linear1(x)))): on a GPU with fused products, unless the parts are not our own."""
-    first, second, dropout = layer.linear1, layer.linear2, layer.dropout
-    how = None if x.device.type == "cpu" else _fused(layer.activation)
-    if how is None or any(type(each) is not Linear or each._hooks_ is not None for each in (first, second)):
-        return second(dropout(layer.activation(first(x))))
-    if type(dropout) is Dropout and dropout._hooks_ is None and not (dropout.training and dropout.p):
-        return feed_forward(x, first.weight, first.bias, second.weight, second.bias, **how)
-    return second(dropout(linear_act(x, first.weight, first.bias, **how)))
+class _TransformerLayer(Module):
+    """Attention and a feed-forward net in a row; each with dropout, a residual sum and a LayerNorm.
 
-
-class TransformerEncoderLayer(Module):
-    """Self-attention, then linear1, activation, linear2; each with dropout, a residual sum and a LayerNorm.
-
-    d_model: the width; nhead: heads of attention; dim_feedforward: the width between the linear layers.
-    activation: "relu", "gelu" or a function. norm_first: normalise what enters each part, not the sum that leaves it.
+    The parts have PyTorch's names and order.
     """
+
+    _attentions: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
@@ -77,16 +67,47 @@ class TransformerEncoderLayer(Module):
     ) -> None:
         super().__init__()
         where = {"device": device, "dtype": dtype}
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
+        for name in self._attentions:
+            attention = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
+            self.add_module(name, attention)
         self.linear1 = Linear(d_model, dim_feedforward, bias, **where)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias, **where)
         self.norm_first = norm_first
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
-        self.dropout1 = Dropout(dropout)
-        self.dropout2 = Dropout(dropout)
+        numbers = range(1, len(self._attentions) + 2)
+        for i in numbers:
+            self.add_module(f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, **where))
+        for i in numbers:
+            self.add_module(f"dropout{i}", Dropout(dropout))
         self.activation = _activation(activation)
+
+    def _residual(self, number: int, x: Tensor, part: Activation) -> Tensor:
+        """x + part(x), normalized before the part or after the sum. number: of the norm and the dropout"""
+        norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
+        if self.norm_first:
+            return x + dropout(part(norm(x)))
+        result: Tensor = norm(x + dropout(part(x)))
+        return result
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        """linear2(dropout(activation(linear1(x)))): on a GPU with fused products, unless the parts are not our own."""
+        first, second, dropout = self.linear1, self.linear2, self.dropout
+        how = None if x.device.type == "cpu" else _fused(self.activation)
+        if how is None or any(type(each) is not Linear or each._hooks_ is not None for each in (first, second)):
+            return second(dropout(self.activation(first(x))))
+        if type(dropout) is Dropout and dropout._hooks_ is None and not (dropout.training and dropout.p):
+            return feed_forward(x, first.weight, first.bias, second.weight, second.bias, **how)
+        return second(dropout(linear_act(x, first.weight, first.bias, **how)))
+
+
+class TransformerEncoderLayer(_TransformerLayer):
+    """Self-attention, then linear1, activation, linear2; each with dropout, a residual sum and a LayerNorm.
+
+    d_model: the width; nhead: heads of attention; dim_feedforward: the width between the linear layers.
+    activation: "relu", "gelu" or a function. norm_first: normalise what enters each part, not the sum that leaves it.
+    """
+
+    _attentions = ("self_attn",)
 
     def forward(
         self,
@@ -96,55 +117,17 @@ class TransformerEncoderLayer(Module):
         is_causal: bool = False,
     ) -> Tensor:
         """src: (S, N, d_model), N first if batch_first, or no N; masks as MultiheadAttention has them; like src."""
-        masks = (src_mask, src_key_padding_mask, is_causal)
-        if self.norm_first:
-            src = src + self._attend(self.norm1(src), *masks)
-            return src + self._feed(self.norm2(src))
-        src = self.norm1(src + self._attend(src, *masks))
-        return self.norm2(src + self._feed(src))
 
-    def _attend(self, x: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor:
-        out, _ = self.self_attn(
-            x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=is_causal
-        )
-        return self.dropout1(out)
+        def attend(x: Tensor) -> Tensor:
+            return self.self_attn(x, x, x, src_key_padding_mask, False, src_mask, is_causal=is_causal)[0]
 
-    def _feed(self, x: Tensor) -> Tensor:
-        return self.dropout2(_fed(self, x))
+        return self._residual(2, self._residual(1, src, attend), self._feed_forward)
 
 
-class TransformerDecoderLayer(Module):
+class TransformerDecoderLayer(_TransformerLayer):
     """Self-attention, attention to an encoder's result, then linear1, activation, linear2; see the encoder layer."""
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Activation = relu,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__()
-        where = {"device": device, "dtype": dtype}
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
-        self.multihead_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
-        self.linear1 = Linear(d_model, dim_feedforward, bias, **where)
-        self.dropout = Dropout(dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, **where)
-        self.norm_first = norm_first
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
-        self.norm3 = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
-        self.dropout1 = Dropout(dropout)
-        self.dropout2 = Dropout(dropout)
-        self.dropout3 = Dropout(dropout)
-        self.activation = _activation(activation)
+    _attentions = ("self_attn", "multihead_attn")
 
     def forward(
         self,
@@ -160,25 +143,14 @@ class TransformerDecoderLayer(Module):
         """tgt: (T, N, d_model), memory: (S, N, d_model), N first if batch_first, or no N; like tgt."""
 
         def attend(x: Tensor) -> Tensor:
-            out, _ = self.self_attn(x, x, x, tgt_key_padding_mask, False, tgt_mask, is_causal=tgt_is_causal)
-            return self.dropout1(out)
+            return self.self_attn(x, x, x, tgt_key_padding_mask, False, tgt_mask, is_causal=tgt_is_causal)[0]
 
-        def look_up(x: Tensor) -> Tensor:
-            out, _ = self.multihead_attn(
-                x, memory, memory, memory_key_padding_mask, False, memory_mask, is_causal=memory_is_causal
-            )
-            return self.dropout2(out)
+        def attend_to_memory(x: Tensor) -> Tensor:
+            padding, mask = memory_key_padding_mask, memory_mask
+            return self.multihead_attn(x, memory, memory, padding, False, mask, is_causal=memory_is_causal)[0]
 
-        def feed(x: Tensor) -> Tensor:
-            return self.dropout3(_fed(self, x))
-
-        if self.norm_first:
-            tgt = tgt + attend(self.norm1(tgt))
-            tgt = tgt + look_up(self.norm2(tgt))
-            return tgt + feed(self.norm3(tgt))
-        tgt = self.norm1(tgt + attend(tgt))
-        tgt = self.norm2(tgt + look_up(tgt))
-        return self.norm3(tgt + feed(tgt))
+        tgt = self._residual(2, self._residual(1, tgt, attend), attend_to_memory)
+        return self._residual(3, tgt, self._feed_forward)
 
 
 class TransformerEncoder(Module):
