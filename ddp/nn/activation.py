@@ -25,7 +25,7 @@ from ddp.ops import activation
 
 
 def _apply_with_slope(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> Tensor:
-    """An op that computes its derivative beside its value, where a gradient will be wanted."""
+    """Applies an op that computes its derivative together with its value if a gradient will be needed."""
     slope = modes.state.enabled and input.requires_grad
     return _apply(op, input, inplace, slope=slope, **parameters)
 

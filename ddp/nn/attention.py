@@ -44,10 +44,10 @@ def scaled_dot_product_attention(
 
     Raises: ShapeError, DtypeError, ArgumentError. Source: Dao et al. 2022, arXiv:2205.14135.
     """
-    tensors, given = (query, key, value), [tuple(x.shape) for x in (query, key, value)]
-    if any(len(shape) < 2 for shape in given) or given[0][-1] != given[1][-1] or given[1][-2] != given[2][-2]:
+    tensors, shapes = (query, key, value), [tuple(x.shape) for x in (query, key, value)]
+    if any(len(shape) < 2 for shape in shapes) or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]:
         raise ShapeError(
-            f"{_NAME}: query {given[0]}, key {given[1]}, value {given[2]}: expected (..., L, E), (..., S, E), "
+            f"{_NAME}: query {shapes[0]}, key {shapes[1]}, value {shapes[2]}: expected (..., L, E), (..., S, E), "
             "(..., S, Ev)"
         )
     if not all(is_float(x.dtype) and (x.dtype == query.dtype or modes.state.autocast) for x in tensors):
@@ -59,23 +59,23 @@ def scaled_dot_product_attention(
     if is_causal and attn_mask is not None:
         raise ArgumentError(f"{_NAME}: is_causal and attn_mask exclude each other; put the triangle into the mask")
     if scale is None:
-        scale = 1 / math.sqrt(max(given[0][-1], 1))
-    wanted = max(*map(len, given), 3)
-    q, k, v = (x.reshape((1,) * (wanted - x.ndim) + tuple(x.shape)) if x.ndim < wanted else x for x in tensors)
+        scale = 1 / math.sqrt(max(shapes[0][-1], 1))
+    ndim = max(*map(len, shapes), 3)
+    q, k, v = (x.reshape((1,) * (ndim - x.ndim) + tuple(x.shape)) if x.ndim < ndim else x for x in tensors)
     grouped = 1
     if enable_gqa:
         heads, shared = _heads(q), _heads(k)
         if _heads(v) != shared or not shared or heads % shared:
             raise ShapeError(
-                f"{_NAME}: enable_gqa: {heads} heads of query are no multiple of those of key {given[1]} and value "
-                f"{given[2]}"
+                f"{_NAME}: enable_gqa: {heads} heads of query are no multiple of those of key {shapes[1]} and value "
+                f"{shapes[2]}"
             )
         grouped = heads // shared
-    lead = _lead(q, k, v, grouped, given)
-    mask = None if attn_mask is None else _mask(attn_mask, query, (*lead, q.shape[-2], k.shape[-2]))
+    leading = _broadcast_leading(q, k, v, grouped, shapes)
+    mask = None if attn_mask is None else _mask(attn_mask, query, (*leading, q.shape[-2], k.shape[-2]))
     if grouped > 1:
         # Neighbours of one key head get an axis of their own, along which key and value broadcast.
-        split = (lead[-1] // grouped, grouped)
+        split = (leading[-1] // grouped, grouped)
         q = q.reshape((*q.shape[:-3], *split, *q.shape[-2:]))
         k, v = k.unsqueeze(-3), v.unsqueeze(-3)
         if mask is not None:
@@ -89,15 +89,15 @@ def scaled_dot_product_attention(
         attention.attention, (q, k, v, mask), scale=float(scale), causal=is_causal, p=float(dropout_p), seed=seed
     )
     if grouped > 1:
-        out = out.reshape((*lead, *out.shape[-2:]))
-    return out if max(map(len, given)) == wanted else out.squeeze(0)
+        out = out.reshape((*leading, *out.shape[-2:]))
+    return out if max(map(len, shapes)) == ndim else out.squeeze(0)
 
 
 def _heads(x: Tensor) -> int:
     return int(x.shape[-3])
 
 
-def _lead(q: Tensor, k: Tensor, v: Tensor, grouped: int, given: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _broadcast_leading(q: Tensor, k: Tensor, v: Tensor, grouped: int, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The common leading sizes. Raises: ShapeError if they do not broadcast."""
     found = []
     for i, sizes in enumerate(zip(*(tuple(x.shape[:-2]) for x in (q, k, v)), strict=True)):
@@ -106,7 +106,7 @@ def _lead(q: Tensor, k: Tensor, v: Tensor, grouped: int, given: list[tuple[int, 
         distinct = set(sizes) - {1}
         if len(distinct) > 1:
             raise ShapeError(
-                f"{_NAME}: leading axes of query {given[0]}, key {given[1]}, value {given[2]} do not broadcast"
+                f"{_NAME}: leading axes of query {shapes[0]}, key {shapes[1]}, value {shapes[2]} do not broadcast"
             )
         found.append(distinct.pop() if distinct else 1)
     return tuple(found)
@@ -235,18 +235,18 @@ class MultiheadAttention(Module):
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         shapes = [tuple(x.shape) for x in (query, key, value)]
-        wanted = (self.embed_dim, self.kdim, self.vdim)
+        widths = (self.embed_dim, self.kdim, self.vdim)
         length, batch = (1, 0) if self.batch_first and query.ndim == 3 else (0, 1)
         if (
             query.ndim not in (2, 3)
-            or any(len(shape) != query.ndim or shape[-1] != n for shape, n in zip(shapes, wanted, strict=True))
+            or any(len(shape) != query.ndim or shape[-1] != n for shape, n in zip(shapes, widths, strict=True))
             or shapes[1][length] != shapes[2][length]
             or (query.ndim == 3 and len({shape[batch] for shape in shapes}) > 1)
         ):
             order = "(N, L, E), (N, S, Ek), (N, S, Ev)" if self.batch_first else "(L, N, E), (S, N, Ek), (S, N, Ev)"
             raise ShapeError(
                 f"MultiheadAttention: query {shapes[0]}, key {shapes[1]}, value {shapes[2]}: expected {order}, "
-                f"or no N, with E, Ek, Ev = {wanted}"
+                f"or no N, with E, Ek, Ev = {widths}"
             )
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
@@ -316,11 +316,11 @@ class MultiheadAttention(Module):
             return None
         if all(mask.dtype == bool_ for mask in masks):
             return ~(masks[0] if len(masks) == 1 else masks[0] | masks[1])
-        numbers = [additive(mask, q) for mask in masks]
+        numbers = [as_additive_mask(mask, q) for mask in masks]
         return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]
 
 
-def additive(mask: Tensor, like: Tensor) -> Tensor:
+def as_additive_mask(mask: Tensor, like: Tensor) -> Tensor:
     """A mask as numbers to add, in the dtype of `like`: -inf where a bool mask is True, which may not be seen."""
     if mask.dtype != bool_:
         return mask.to(dtype=like.dtype)

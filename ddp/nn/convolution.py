@@ -186,8 +186,8 @@ def _conv_transpose(
 
 def _as_pair(dims: int, value: Size, name: str, fill: int) -> tuple[int, int]:
     """The numbers of both dimensions of an image; those of lines after `fill`."""
-    given = numbers(value, dims, name)
-    return (given[0], given[1]) if dims == 2 else (fill, given[0])
+    values = numbers(value, dims, name)
+    return (values[0], values[1]) if dims == 2 else (fill, values[0])
 
 
 def _named_padding(

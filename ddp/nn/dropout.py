@@ -34,14 +34,14 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """As dropout, but whole channels fall. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
+    """As dropout, but zeros whole channels. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
     if input.ndim not in (2, 3):
         raise ShapeError(f"dropout1d: input {tuple(input.shape)}: expected (N, C, L) or (C, L)")
     return _dropped("dropout1d", input, p, training, inplace, (*input.shape[:-1], 1))
 
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """As dropout, but whole channels fall. input: (N, C, H, W); (N, C, L) too, as PyTorch has it.
+    """As dropout, but zeros whole channels. input: (N, C, H, W); (N, C, L) too, as PyTorch has it.
 
     Anything else of two dimensions and more works as there, with a warning: its first two are N and C.
     Raises: ArgumentError, ShapeError.
@@ -79,14 +79,14 @@ class Dropout(_Dropping):
 
 
 class Dropout1d(_Dropping):
-    """As Dropout, but whole channels fall. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
+    """As Dropout, but zeros whole channels. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
 
     def forward(self, input: Tensor) -> Tensor:
         return dropout1d(input, self.p, self.training, self.inplace)
 
 
 class Dropout2d(_Dropping):
-    """As Dropout, but whole channels fall. input: (N, C, H, W), (N, C, L) or (N, C).
+    """As Dropout, but zeros whole channels. input: (N, C, H, W), (N, C, L) or (N, C).
 
     Raises: ArgumentError, ShapeError.
     """

@@ -38,20 +38,20 @@ def embedding(
         raise ArgumentError("embedding: sparse gradients are not supported here; leave sparse=False")
     if input.device is not weight.device:  # the op runs where the table is
         with on(weight.device):
-            there = input.to(weight.device)
-            return embedding(there, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+            moved = input.to(weight.device)
+            return embedding(moved, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if input.dtype.kind not in "iu":
         raise DtypeError(f"embedding: input holds row numbers (int64), not {input.dtype}")
     if weight.ndim != 2:
         raise ShapeError(f"embedding: weight {tuple(weight.shape)}: expected (V, D)")
     rows, index = weight.shape[0], input.array
     if padding_idx is not None:
-        padding_idx = _padding("embedding", padding_idx, rows)
-    told = "embedding: input {value} is not one of the {limit} rows 0 to {last}"
-    index = indexing.check_index(weight.device.xp, index, 0, rows, RangeError, told)
+        padding_idx = _check_padding_idx("embedding", padding_idx, rows)
+    message = "embedding: input {value} is not one of the {limit} rows 0 to {last}"
+    index = indexing.check_index(weight.device.xp, index, 0, rows, RangeError, message)
     if max_norm is not None:
-        _shorten(weight, index, max_norm, norm_type)
-    if weight.device.type != "cuda":  # there it is a new array already
+        _renormalize(weight, index, max_norm, norm_type)
+    if weight.device.type != "cuda":  # on a GPU it is a new array already
         index = borrowed(index, weight)
     out: Tensor = apply(
         indexing.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq
@@ -59,14 +59,14 @@ def embedding(
     return out
 
 
-def _padding(name: str, padding_idx: int, rows: int) -> int:
+def _check_padding_idx(name: str, padding_idx: int, rows: int) -> int:
     """padding_idx counted from the front. Raises: RangeError."""
     if not -rows <= padding_idx < rows:
         raise RangeError(f"{name}: padding_idx {padding_idx} is not one of the {rows} rows")
     return padding_idx % rows
 
 
-def _shorten(weight: Tensor, index: Any, max_norm: float, norm_type: float) -> None:
+def _renormalize(weight: Tensor, index: Any, max_norm: float, norm_type: float) -> None:
     xp = weight.device.xp
     used = xp.unique(index)
     with no_grad():
@@ -84,7 +84,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
     num_classes: -1 takes the largest class + 1.
 
-    Raises: DtypeError; RangeError for a class that is not there; ArgumentError if the number cannot be inferred.
+    Raises: DtypeError; RangeError for a class that does not exist; ArgumentError if the number cannot be inferred.
     """
     array, xp = input.array, input.device.xp
     if array.dtype != "int64":
@@ -92,8 +92,8 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0 and (num_classes != -1 or not array.size):
         raise ArgumentError(f"one_hot: num_classes={num_classes} for shape {array.shape}: expected a number of classes")
     if num_classes >= 0 and input.device.type == "cuda":
-        told = "one_hot: class {value} is not one of the {limit} classes 0 to {last}"
-        array = indexing.check_index(xp, array, 0, num_classes, RangeError, told)
+        message = "one_hot: class {value} is not one of the {limit} classes 0 to {last}"
+        array = indexing.check_index(xp, array, 0, num_classes, RangeError, message)
         return wrap((array[..., None] == xp.arange(num_classes)).astype("int64"), input.device)
     if array.size and array.min() < 0:
         raise RangeError(f"one_hot: class {int(array.min())} is below 0")
@@ -135,7 +135,7 @@ class Embedding(Module):
             raise ArgumentError("Embedding: sparse gradients are not supported here; leave sparse=False")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self.padding_idx = None if padding_idx is None else _padding("Embedding", padding_idx, num_embeddings)
+        self.padding_idx = None if padding_idx is None else _check_padding_idx("Embedding", padding_idx, num_embeddings)
         self.max_norm = max_norm
         self.norm_type = norm_type
         self.scale_grad_by_freq = scale_grad_by_freq

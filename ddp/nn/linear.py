@@ -31,7 +31,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         one_dtype("linear", input, weight, bias)
     shape = w.shape
     if len(shape) != 2:
-        return _vector(input, weight, bias)
+        return _linear_vector(input, weight, bias)
     if not x.ndim or x.shape[-1] != shape[1]:
         raise ShapeError(f"linear: input {x.shape} and weight {shape}: expected (..., n) and (m, n)")
     if b is not None and b.shape != shape[:1]:
@@ -39,7 +39,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return apply(products.linear, (input, weight, bias))
 
 
-def _vector(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_vector(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.ndim != 1 or not input.ndim or input.shape[-1] != weight.shape[0] or (bias is not None and bias.ndim):
         raise ShapeError(
             f"linear: input {input.shape} and weight {weight.shape}: expected (..., n) and (m, n), or (n,) and bias ()"
@@ -60,11 +60,11 @@ def linear_act(
     activation: "relu" or "gelu"; approximate: gelu's. cuBLASLt has gelu by tanh only, so that the exact one stays a
     launch of its own. Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
-    kind = _activation("linear_act", activation, approximate)
-    if not _fuses(kind, weight):
-        return _separate(linear(input, weight, bias), kind)
+    kind = _parse_activation("linear_act", activation, approximate)
+    if not _is_fusable(kind, weight):
+        return _activate(linear(input, weight, bias), kind)
     _check("linear_act", input, weight, bias)
-    keep = _kept(input, weight, bias)
+    keep = _needs_grad(input, weight, bias)
     return apply(products.linear_act, (input, weight, bias), activation=kind, keep=keep)
 
 
@@ -83,9 +83,9 @@ def feed_forward(
     On a GPU the activation, its slope and the gradients of the biases ride along with the products. activation,
     approximate: as for `linear_act`. Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
-    kind = _activation("feed_forward", activation, approximate)
-    if not _fuses(kind, weight1) or weight2.ndim != 2:
-        return linear(_separate(linear(input, weight1, bias1), kind), weight2, bias2)
+    kind = _parse_activation("feed_forward", activation, approximate)
+    if not _is_fusable(kind, weight1) or weight2.ndim != 2:
+        return linear(_activate(linear(input, weight1, bias1), kind), weight2, bias2)
     _check("feed_forward", input, weight1, bias1)
     if weight2.shape[1] != weight1.shape[0] or (bias2 is not None and bias2.shape != weight2.shape[:1]):
         raise ShapeError(
@@ -95,10 +95,10 @@ def feed_forward(
     if modes.state.autocast is None:
         one_dtype("feed_forward", input, weight2, bias2)
     tensors = input, weight1, bias1, weight2, bias2
-    return apply(products.feed_forward, tensors, activation=kind, keep=_kept(*tensors))
+    return apply(products.feed_forward, tensors, activation=kind, keep=_needs_grad(*tensors))
 
 
-def _activation(name: str, activation: str, approximate: str) -> str:
+def _parse_activation(name: str, activation: str, approximate: str) -> str:
     """The activation in one word."""
     if activation not in ("relu", "gelu") or approximate not in ("none", "tanh"):
         raise ArgumentError(
@@ -108,13 +108,15 @@ def _activation(name: str, activation: str, approximate: str) -> str:
     return activation if activation == "relu" or approximate == "none" else "gelu_tanh"
 
 
-def _separate(x: Tensor, kind: str) -> Tensor:
+def _activate(x: Tensor, kind: str) -> Tensor:
     return relu(x) if kind == "relu" else gelu(x, "tanh" if kind == "gelu_tanh" else "none")
 
 
-def _fuses(kind: str, weight: Tensor) -> bool:
+def _is_fusable(kind: str, weight: Tensor) -> bool:
     array = weight.array
-    return kind in products.ACTIVATIONS and weight.device.type == "cuda" and array.ndim == 2 and array.dtype.kind in "fV"
+    return (
+        kind in products.ACTIVATIONS and weight.device.type == "cuda" and array.ndim == 2 and array.dtype.kind in "fV"
+    )
 
 
 def _check(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -127,7 +129,7 @@ def _check(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> Non
         )
 
 
-def _kept(*tensors: Any) -> bool:
+def _needs_grad(*tensors: Any) -> bool:
     """Whether a backward will come."""
     return modes.state.enabled and any(each is not None and each.edge is not None for each in tensors)
 

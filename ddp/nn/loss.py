@@ -43,7 +43,7 @@ def reduce_losses(losses: Any, reduction: str) -> Any:
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
 
-def match(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:
+def broadcast_pair(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:
     """Both in one shape and one floating dtype. warn: says so if the shapes were not the same.
 
     Raises: ShapeError if they do not broadcast.
@@ -90,13 +90,13 @@ def cross_entropy(
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
     if is_float(target.array.dtype):
-        return _soft(input, target, weight, ignore_index, reduction, label_smoothing)
+        return _soft_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
     if input.ndim == 1 and target.ndim == 0:
         kept = cross_entropy(
             input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction, label_smoothing
         )
         return kept.squeeze(0) if reduction == "none" else kept
-    classes, keep, weights = _classes("cross_entropy", input, target, weight, ignore_index)
+    classes, keep, weights = _check_classes("cross_entropy", input, target, weight, ignore_index)
     return apply(
         losses.cross_entropy,
         (floating(input),),
@@ -109,7 +109,7 @@ def cross_entropy(
     )
 
 
-def _soft(
+def _soft_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float
 ) -> Tensor:
     if input.shape != target.shape or not input.ndim:
@@ -117,9 +117,9 @@ def _soft(
     if ignore_index >= 0:
         raise ArgumentError("cross_entropy: ignore_index is for class numbers, not for probabilities")
     if input.ndim == 1:
-        kept = _soft(input.unsqueeze(0), target.unsqueeze(0), weight, ignore_index, reduction, smoothing)
+        kept = _soft_cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, ignore_index, reduction, smoothing)
         return kept.squeeze(0) if reduction == "none" else kept
-    x, wanted = match("cross_entropy", input, target)
+    x, wanted = broadcast_pair("cross_entropy", input, target)
     classes = input.shape[1]
     if smoothing:
         wanted = wanted * (1 - smoothing) + smoothing / classes
@@ -146,7 +146,7 @@ def nll_loss(
     if input.ndim == 1 and target.ndim == 0:
         kept = nll_loss(input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction)
         return kept.squeeze(0) if reduction == "none" else kept
-    classes, keep, weights = _classes("nll_loss", input, target, weight, ignore_index)
+    classes, keep, weights = _check_classes("nll_loss", input, target, weight, ignore_index)
     return apply(losses.nll_loss, (floating(input),), target=classes, keep=keep, weight=weights, reduction=reduction)
 
 
@@ -156,10 +156,12 @@ def _check_weight(name: str, weight: Tensor, classes: int) -> None:
 
 
 @guarded_function
-def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Any, ...]:
+def _check_classes(
+    name: str, input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+) -> tuple[Any, ...]:
     """The targets as int64, which of them to keep (None for all), and the weight of each class.
 
-    The op reads the targets in forward alone, so nobody's later write can reach backward.
+    The op reads the targets in forward only, so a later write to them cannot change backward.
     """
     x, array = input.array, target.array
     if array.dtype.kind not in "iu":
@@ -171,10 +173,10 @@ def _classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None, ig
         array = array.astype("int64")
     keep = None
     if input.device.type == "cuda":
-        told = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
+        message = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
         where = input.device
         there = array if target.device is where else place(array, where)
-        array, keep = indexing.check_targets(where.xp, there, ignore_index, classes, RangeError, told)
+        array, keep = indexing.check_targets(where.xp, there, ignore_index, classes, RangeError, message)
         return array, keep, _weights(name, input, weight, classes)
     # A negative number is a huge one without its sign: one pass finds both kinds of wrong targets.
     if array.size and (array.view("uint64").max() >= classes or 0 <= ignore_index < classes):
@@ -212,14 +214,14 @@ def binary_cross_entropy(
     Raises: ArgumentError for shapes that differ, or an input outside [0, 1].
     """
     reduction = parse_reduction("binary_cross_entropy", reduction, size_average, reduce)
-    _one_shape("binary_cross_entropy", input, target)
+    _check_one_shape("binary_cross_entropy", input, target)
     array = input.array
-    told = "binary_cross_entropy: input holds probabilities, all between 0 and 1"
+    message = "binary_cross_entropy: input holds probabilities, all between 0 and 1"
     if input.device.type == "cuda":
-        indexing.check_all(input.device.xp, (array >= 0) & (array <= 1), ArgumentError, told)
+        indexing.check_all(input.device.xp, (array >= 0) & (array <= 1), ArgumentError, message)
     elif array.size and not (array.min() >= 0 and array.max() <= 1):
-        raise ArgumentError(told)
-    x, t = match("binary_cross_entropy", input, target)
+        raise ArgumentError(message)
+    x, t = broadcast_pair("binary_cross_entropy", input, target)
     if weight is None:
         return apply(losses.binary_cross_entropy, (x, t), reduction=reduction)
     return reduce_losses(apply(losses.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
@@ -244,8 +246,8 @@ def binary_cross_entropy_with_logits(
     """
     name = "binary_cross_entropy_with_logits"
     reduction = parse_reduction(name, reduction, size_average, reduce)
-    _one_shape(name, input, target)
-    x, t = match(name, input, target)
+    _check_one_shape(name, input, target)
+    x, t = broadcast_pair(name, input, target)
     positive = None
     if pos_weight is not None:
         positive = together(name, (x, pos_weight))[1].array.astype(x.array.dtype)
@@ -263,7 +265,7 @@ def binary_cross_entropy_with_logits(
     return reduce_losses(each * weight, reduction)
 
 
-def _one_shape(name: str, input: Tensor, target: Tensor) -> None:
+def _check_one_shape(name: str, input: Tensor, target: Tensor) -> None:
     if input.shape != target.shape:
         raise ShapeError(f"{name}: the target's size {target.shape} is not the input's {input.shape}")
 
@@ -285,7 +287,7 @@ def kl_div(
     """
     per_sample = reduction == "batchmean" and size_average is None and reduce is None
     reduction = "sum" if per_sample else parse_reduction("kl_div", reduction, size_average, reduce)
-    x, t = match("kl_div", input, target)
+    x, t = broadcast_pair("kl_div", input, target)
     out = apply(losses.kl_div, (x, t), log_target=log_target, reduction=reduction)
     return out / input.shape[0] if per_sample and input.ndim else out
 

@@ -284,7 +284,7 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Empties the gradients of all parameters; not `set_to_none`: those that are there become zeros, and stay."""
+        """Empties the gradients of all parameters; not `set_to_none`: those that exist become zeros."""
         for param in self.parameters():
             clear_grad(param, set_to_none)
 

@@ -128,11 +128,12 @@ def batch_norm(
     for each in (running_mean, running_var):
         if each is not None and each.device is not input.device:
             together("batch_norm", (input, each))
-    tell = moving(running_mean, running_var, momentum) if input.numel() else None  # nothing has no statistics
+    # An empty input has no statistics.
+    tell = running_stats_update(running_mean, running_var, momentum) if input.numel() else None
     return apply(normalization.batch_norm, (input, weight, bias), eps=eps, tell=tell)
 
 
-def moving(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
+def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
     """What moves running statistics: called with means, biased variances, (C,) or (N, C), and what each was taken over.
 
     One number a sample is averaged over samples. None if there is nothing to move.
@@ -193,7 +194,7 @@ def instance_norm(
     affine_dtype("instance_norm", input, weight, bias)
     if math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"instance_norm: input {input.shape} has one position: its own statistics need more")
-    tell = moving(running_mean, running_var, momentum) if input.numel() else None
+    tell = running_stats_update(running_mean, running_var, momentum) if input.numel() else None
     return apply(normalization.group_norm, (input, weight, bias), groups=input.shape[1], eps=eps, tell=tell)
 
 
@@ -393,7 +394,7 @@ class BatchNorm(_ChannelNorm):
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, ...), normalised by its own statistics in training or where none are kept."""
         self._check(input)
-        momentum = self._moved() if self.training else 0.0
+        momentum = self._count_batch() if self.training else 0.0
         own = self.training or self.running_mean is None
         keep = not own or (self.training and self.track_running_stats)
         return batch_norm(
@@ -407,7 +408,7 @@ class BatchNorm(_ChannelNorm):
             self.eps,
         )
 
-    def _moved(self) -> float:
+    def _count_batch(self) -> float:
         """Counts one more batch; how far running statistics move towards its own."""
         momentum = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None:

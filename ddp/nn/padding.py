@@ -25,14 +25,14 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     """
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         raise ArgumentError(f"pad: {tuple(pad)} for shape {input.shape}: expected pairs, last dimension first")
-    given = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
-    widths = [(0, 0)] * (input.ndim - len(given)) + given[::-1]
+    pairs = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
+    widths = [(0, 0)] * (input.ndim - len(pairs)) + pairs[::-1]
     for n, (before, after) in zip(input.shape, widths, strict=True):
         if n + min(before, 0) + min(after, 0) < 0 or n + before + after < 0:
             raise ShapeError(f"pad: {tuple(pad)} crops shape {input.shape} below nothing")
     if mode == "constant":
         return apply(pooling.pad, (input,), widths=tuple(widths), value=0 if value is None else value)
-    return _pad_from_input(input, widths, len(given), mode, value)
+    return _pad_from_input(input, widths, len(pairs), mode, value)
 
 
 def _pad_from_input(input: Tensor, widths: list[tuple[int, int]], dims: int, mode: str, value: float | None) -> Tensor:

@@ -132,18 +132,18 @@ def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] |
 
     Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size.
     """
-    given = numbers(output_size, 2, "output_size")  # type: ignore[arg-type]  # None is a size here
-    return _adaptive_avg_pool(2, input, given)
+    sizes = numbers(output_size, 2, "output_size")  # type: ignore[arg-type]  # None is a size here
+    return _adaptive_avg_pool(2, input, sizes)
 
 
-def _adaptive_avg_pool(dims: int, input: Tensor, given: Sequence[int | None]) -> Tensor:
+def _adaptive_avg_pool(dims: int, input: Tensor, sizes: Sequence[int | None]) -> Tensor:
     name = f"adaptive_avg_pool{dims}d"
 
     def run(x: Tensor) -> Tensor:
         _check_floating(name, x)
-        size = tuple(n if want is None else want for want, n in zip(given, x.shape[2:], strict=True))
+        size = tuple(n if want is None else want for want, n in zip(sizes, x.shape[2:], strict=True))
         if min(size) < 0:
-            raise ArgumentError(f"{name}: output_size {tuple(given)} is negative")
+            raise ArgumentError(f"{name}: output_size {tuple(sizes)} is negative")
         if min(x.shape[1:]) < 1:
             raise ShapeError(f"{name}: input {tuple(x.shape)} has no elements in a sample")
         return apply(pooling.adaptive_avg_pool2d, (x,), size=size)
@@ -239,8 +239,8 @@ class AvgPool1d(FunctionModule):
         ceil_mode: bool = False,
         count_include_pad: bool = True,
     ) -> None:
-        given = kernel_size, kernel_size if stride is None else stride, padding
-        size, step, around = ((n,) if isinstance(n, int) else n for n in given)
+        sizes = kernel_size, kernel_size if stride is None else stride, padding
+        size, step, around = ((n,) if isinstance(n, int) else n for n in sizes)
         counting = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
         self._init(kernel_size=size, stride=step, padding=around, **counting)
 

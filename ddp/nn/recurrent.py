@@ -136,15 +136,15 @@ class RNNBase(Module):
             x = x.transpose(0, 1)
         if not x.shape[0]:
             raise ShapeError(f"{name}: input {tuple(input.shape)} has no time step")
-        given = self._initial(x, hx, batched)
+        initial = self._initial_states(x, hx, batched)
         lasts: list[tuple[Tensor, ...]] = []
         weights = self.all_weights
         for layer in range(self.num_layers):
             outs = []
             for direction in range(self._directions):
                 at = layer * self._directions + direction
-                state = tuple(each[at] for each in given)
-                out, *last = run_layer(self.mode, x, state, self._arranged(weights[at]), direction == 1)
+                state = tuple(each[at] for each in initial)
+                out, *last = run_layer(self.mode, x, state, self._op_weights(weights[at]), direction == 1)
                 outs.append(out)
                 lasts.append(tuple(last))
             x = outs[0] if len(outs) == 1 else cat(outs, dim=2)
@@ -157,12 +157,12 @@ class RNNBase(Module):
             x = x.transpose(0, 1)
         return x, (tuple(final) if self.mode == "LSTM" else final[0])
 
-    def _arranged(self, weights: list[Parameter]) -> list[Any]:
+    def _op_weights(self, weights: list[Parameter]) -> list[Any]:
         """As the ops take them: w_ih, w_hh, b_ih, b_hh, w_hr, None for those that are not there."""
         w_hr = weights[-1] if self.proj_size else None
         return [*weights[:2], *(weights[2:4] if self.bias else (None, None)), w_hr]
 
-    def _initial(self, x: Tensor, hx: Any, batched: bool) -> list[Tensor]:
+    def _initial_states(self, x: Tensor, hx: Any, batched: bool) -> list[Tensor]:
         """The first states, (layers*directions, N, H). Raises: ShapeError, DtypeError."""
         name, many = type(self).__name__, self.num_layers * self._directions
         sizes = [self.proj_size or self.hidden_size, self.hidden_size][: 2 if self.mode == "LSTM" else 1]
@@ -305,15 +305,15 @@ class RNNCellBase(Module):
             raise ShapeError(f"{name}: input {tuple(input.shape)}: expected {wanted}")
         shape = (*input.shape[:-1], self.hidden_size)
         rows = input.unsqueeze(0) if input.ndim == 2 else input.reshape((1, 1, self.input_size))
-        given = []
+        initial = []
         for state in states:
             if state is None:
                 state = zeros(shape, dtype=input.dtype, device=input.device)
             elif tuple(state.shape) != shape:
                 raise ShapeError(f"{name}: state {tuple(state.shape)} for input {tuple(input.shape)}: expected {shape}")
-            given.append(state if input.ndim == 2 else state.unsqueeze(0))
+            initial.append(state if input.ndim == 2 else state.unsqueeze(0))
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, None]
-        _, *found = run_layer(mode, rows, tuple(given), weights)
+        _, *found = run_layer(mode, rows, tuple(initial), weights)
         return found if input.ndim == 2 else [x.squeeze(0) for x in found]
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.device_guard import guarded_function
 from ddp.errors import ArgumentError, ShapeError
-from ddp.nn.loss import Loss, match, parse_reduction, reduce_losses
+from ddp.nn.loss import Loss, broadcast_pair, parse_reduction, reduce_losses
 from ddp.ops import losses
 from ddp.ops.indexing import check_all
 
@@ -18,7 +18,7 @@ def _difference_loss(
     op: Any, input: Tensor, target: Tensor, reduction: str, weight: Tensor | None = None, **parameters: Any
 ) -> Tensor:
     """The op on both, times `weight` if there is one. The op's name is the function's."""
-    pair = match(op.name, input, target, warn=True)
+    pair = broadcast_pair(op.name, input, target, warn=True)
     if weight is None:
         return apply(op, pair, reduction=reduction, **parameters)
     if weight.shape != input.shape:
@@ -110,7 +110,7 @@ def poisson_nll_loss(
     Raises: ShapeError, ArgumentError.
     """
     reduction = parse_reduction("poisson_nll_loss", reduction, size_average, reduce)
-    x, t = match("poisson_nll_loss", input, target)
+    x, t = broadcast_pair("poisson_nll_loss", input, target)
     losses = x.exp() - t * x if log_input else x - t * (x + eps).log()
     if full:
         large = t > 1
@@ -137,8 +137,8 @@ def gaussian_nll_loss(
     """
     reduction = parse_reduction("gaussian_nll_loss", reduction)
     spread: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
-    told = "gaussian_nll_loss: var has a negative entry"
-    check_all(spread.device.xp, ~(spread.array < 0), ArgumentError, told)
+    message = "gaussian_nll_loss: var has a negative entry"
+    check_all(spread.device.xp, ~(spread.array < 0), ArgumentError, message)
     if spread.shape != input.shape:
         other = [m for m, n in zip(input.shape, spread.shape, strict=False) if m != n]
         if input.shape[:-1] == spread.shape:

@@ -77,17 +77,17 @@ class HasStateDict:
         metadata = getattr(state_dict, "_metadata", None) or {}  # that PyTorch keeps beside its state dicts
         writes: list[Callable[[], None]] = []
 
-        def walk(part: Module, given: dict[str, Any], prefix: str) -> None:
+        def walk(part: Module, state: dict[str, Any], prefix: str) -> None:
             local_metadata = {**metadata.get(prefix[:-1], {}), "assign_to_params_buffers": assign}
             if _overrides(part, "_load_from_state_dict"):  # it may look at what it loaded: that cannot wait
-                part._load_from_state_dict(given, prefix, local_metadata, True, *keys, problems)
+                part._load_from_state_dict(state, prefix, local_metadata, True, *keys, problems)
             else:
-                writes.extend(_plan_writes(part, given, prefix, local_metadata, True, *keys, problems))
+                writes.extend(_plan_writes(part, state, prefix, local_metadata, True, *keys, problems))
             for name, child in part._modules.items():
                 if child is not None:
                     below = _child_prefix(part, prefix, name)
                     same = below == prefix
-                    inside = given if same else {path: x for path, x in given.items() if path.startswith(below)}
+                    inside = state if same else {path: x for path, x in state.items() if path.startswith(below)}
                     walk(child, inside, below)
 
         walk(module, dict(state_dict), "")
@@ -178,7 +178,7 @@ def _overrides(module: Module, method: str) -> bool:
 
 def _plan_writes(
     module: Module,
-    given: dict[str, Any],
+    state: dict[str, Any],
     prefix: str,
     metadata: dict[str, Any],
     strict: bool,
@@ -186,47 +186,47 @@ def _plan_writes(
     unexpected: list[str],
     problems: list[str],
 ) -> list[Callable[[], None]]:
-    """The calls that load the module's own part of `given`, children apart. Problems are added to the three lists.
+    """The calls that load the module's own part of `state`, children apart. Problems are added to the three lists.
 
     prefix: of the module's paths; strict: missing and unexpected paths are listed
     """
     for (hook,) in tuple(module._hooks_.load_state_dict_pre) if module._hooks_ else ():
-        hook(module, given, prefix, metadata, strict, missing, unexpected, problems)
+        hook(module, state, prefix, metadata, strict, missing, unexpected, problems)
     assign = bool(metadata.get("assign_to_params_buffers"))
     entries = dict(_entries(module, prefix))
-    problems += _mismatches(entries, given, assign)
-    loaded = [path for path in entries if path in given]
-    writes: list[Callable[[], None]] = [partial(entries[path].load, given[path], assign) for path in loaded]
+    problems += _mismatches(entries, state, assign)
+    loaded = [path for path in entries if path in state]
+    writes: list[Callable[[], None]] = [partial(entries[path].load, state[path], assign) for path in loaded]
     wanted = list(entries)
     extra = prefix + _EXTRA
-    if _overrides(module, "set_extra_state") and extra in given:
-        writes.append(partial(module.set_extra_state, given[extra]))
+    if _overrides(module, "set_extra_state") and extra in state:
+        writes.append(partial(module.set_extra_state, state[extra]))
     if _overrides(module, "get_extra_state"):
         wanted.append(extra)
     if strict:
-        missing.extend(path for path in wanted if path not in given)
+        missing.extend(path for path in wanted if path not in state)
         if module._unprefixed_child is None:  # else the child lists what is unexpected
             own = {path.removeprefix(prefix) for path in entries} | set(module._modules)
             if _overrides(module, "set_extra_state"):
                 own.add(_EXTRA)
-            for path in given:
+            for path in state:
                 name, dot, _ = path.removeprefix(prefix).partition(".")
                 if path.startswith(prefix) and (name not in own or bool(dot) != (name in module._modules)):
                     unexpected.append(path)
     return writes
 
 
-def _mismatches(entries: Mapping[str, _Entry], given: dict[str, Any], assign: bool) -> Iterator[str]:
-    """What does not fit, in words. Tensors of other libraries in `given` become ours."""
+def _mismatches(entries: Mapping[str, _Entry], state: dict[str, Any], assign: bool) -> Iterator[str]:
+    """What does not fit, in words. Tensors of other libraries in `state` become ours."""
     for path, entry in entries.items():
-        if path not in given:
+        if path not in state:
             continue
         try:
-            given[path] = from_foreign(given[path])
+            state[path] = from_foreign(state[path])
         except Exception as error:  # of the other library
-            yield f"no tensor: {path} is a {type(given[path]).__name__} in the state dict: {error}"
+            yield f"no tensor: {path} is a {type(state[path]).__name__} in the state dict: {error}"
             continue
-        value, shape = given[path], entry.tensor.shape
+        value, shape = state[path], entry.tensor.shape
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             yield f"no tensor: {path} is a {type(value).__name__} in the state dict"
         elif tuple(value.shape) != tuple(shape):

@@ -26,16 +26,16 @@ from ddp.nn.normalization import LayerNorm
 Activation = Callable[[Tensor], Tensor]
 
 
-def _activation(given: str | Activation) -> Activation:
-    if not isinstance(given, str):
-        return given
-    if given not in ("relu", "gelu"):
-        raise ArgumentError(f"activation {given!r}: expected 'relu', 'gelu' or a function")
-    return relu if given == "relu" else gelu
+def _parse_activation(activation: str | Activation) -> Activation:
+    if not isinstance(activation, str):
+        return activation
+    if activation not in ("relu", "gelu"):
+        raise ArgumentError(f"activation {activation!r}: expected 'relu', 'gelu' or a function")
+    return relu if activation == "relu" else gelu
 
 
-def _fused(activation: Activation) -> dict[str, str] | None:
-    """The activation as `feed_forward` takes it, None if it is another, or one that somebody looks on at."""
+def _fusable(activation: Activation) -> dict[str, str] | None:
+    """The activation as `feed_forward` takes it, None if it is another, or has hooks."""
     if activation is relu or (type(activation) is ReLU and activation._hooks_ is None):
         return {"activation": "relu"}
     if type(activation) is GELU and activation.approximate == "tanh" and activation._hooks_ is None:
@@ -79,7 +79,7 @@ class _TransformerLayer(Module):
             self.add_module(f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, **where))
         for i in numbers:
             self.add_module(f"dropout{i}", Dropout(dropout))
-        self.activation = _activation(activation)
+        self.activation = _parse_activation(activation)
 
     def _residual(self, number: int, x: Tensor, part: Activation) -> Tensor:
         """x + part(x), normalized before the part or after the sum. number: of the norm and the dropout"""
@@ -92,7 +92,7 @@ class _TransformerLayer(Module):
     def _feed_forward(self, x: Tensor) -> Tensor:
         """linear2(dropout(activation(linear1(x)))): on a GPU with fused products, unless the parts are not our own."""
         first, second, dropout = self.linear1, self.linear2, self.dropout
-        how = None if x.device.type == "cpu" else _fused(self.activation)
+        how = None if x.device.type == "cpu" else _fusable(self.activation)
         if how is None or any(type(each) is not Linear or each._hooks_ is not None for each in (first, second)):
             return second(dropout(self.activation(first(x))))
         if type(dropout) is Dropout and dropout._hooks_ is None and not (dropout.training and dropout.p):
@@ -180,7 +180,7 @@ class TransformerEncoder(Module):
         is_causal: bool | None = None,
     ) -> Tensor:
         """src and masks: as TransformerEncoderLayer has them. is_causal: None looks whether the mask is causal."""
-        causal = is_triangle(mask) if is_causal is None else is_causal
+        causal = is_causal_mask(mask) if is_causal is None else is_causal
         for layer in self.layers:
             src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
         return src if self.norm is None else self.norm(src)
@@ -207,7 +207,7 @@ class TransformerDecoder(Module):
         memory_is_causal: bool = False,
     ) -> Tensor:
         """As TransformerDecoderLayer has them. tgt_is_causal: None looks whether tgt_mask is causal."""
-        causal = is_triangle(tgt_mask) if tgt_is_causal is None else tgt_is_causal
+        causal = is_causal_mask(tgt_mask) if tgt_is_causal is None else tgt_is_causal
         masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, causal, memory_is_causal)
         for layer in self.layers:
             tgt = layer(tgt, memory, *masks)
@@ -291,7 +291,7 @@ class Transformer(Module):
         return full((sz, sz), -math.inf, device=device, dtype=dtype).triu(1)
 
 
-def is_triangle(mask: Tensor | None) -> bool:
+def is_causal_mask(mask: Tensor | None) -> bool:
     """Whether `mask` hides from each of L queries exactly the keys after it, so that it need not be read."""
     if mask is None or mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
         return False

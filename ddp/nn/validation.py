@@ -33,7 +33,7 @@ def numbers(value: Size, n: int, name: str) -> tuple[int, ...]:
 
 
 def one_dtype(name: str, *tensors: Tensor | None) -> None:
-    """Raises: DtypeError unless the tensors that are there have one dtype, or autocast is going to give them one."""
+    """Raises: DtypeError unless all given tensors have one dtype, or autocast is going to give them one."""
     dtypes = [x.dtype for x in tensors if x is not None]
     if any(dtype != dtypes[0] for dtype in dtypes) and not (modes.state.autocast and _CAST.issuperset(dtypes)):
         raise DtypeError(f"{name}: input, weight and bias need one dtype, got {', '.join(map(str, dtypes))}")

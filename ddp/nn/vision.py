@@ -77,10 +77,10 @@ def _sizes(
 ) -> tuple[list[int], list[float | None]]:
     if (size is None) == (scale_factor is None):
         raise ArgumentError(f"interpolate: give size or scale_factor, one of them, got {size=}, {scale_factor=}")
-    given: Any = scale_factor if size is None else size
-    each = list(given) if isinstance(given, Sequence) else [given] * len(old)
+    values: Any = scale_factor if size is None else size
+    each = list(values) if isinstance(values, Sequence) else [values] * len(old)
     if len(each) != len(old):
-        raise ArgumentError(f"interpolate: {given} for images of {old}: expected one number or {len(old)}")
+        raise ArgumentError(f"interpolate: {values} for images of {old}: expected one number or {len(old)}")
     if scale_factor is None:
         return each, [None] * len(old)
     return [math.floor(n * float(factor)) for n, factor in zip(old, each, strict=True)], [float(f) for f in each]

@@ -66,10 +66,10 @@ class Optimizer:
         kind = type(self).__name__
         if not isinstance(param_group, dict):
             raise DtypeError(f"{kind}: a parameter group is a dict, not {type(param_group).__name__}")
-        given = param_group["params"]
-        if isinstance(given, set | frozenset):
+        saved = param_group["params"]
+        if isinstance(saved, set | frozenset):
             raise DtypeError(f"{kind}: a set of parameters has no order, and state goes by order: use a list")
-        params = [given] if isinstance(given, Tensor) else list(given)
+        params = [saved] if isinstance(saved, Tensor) else list(saved)
         names = [p[0] for p in params if isinstance(p, tuple)]
         params = [p[1] if isinstance(p, tuple) else p for p in params]
         if names and len(names) != len(params):
@@ -93,7 +93,7 @@ class Optimizer:
         self.param_groups.append(group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Empties the gradients of all parameters; not `set_to_none`: those that are there become zeros, and stay."""
+        """Empties the gradients of all parameters; not `set_to_none`: those that exist become zeros."""
         for group in self.param_groups:
             for p in group["params"]:
                 clear_grad(p, set_to_none)
@@ -141,8 +141,8 @@ class Optimizer:
             raise StateDictError(f"{type(self).__name__}: state dict with groups of {sizes} parameters, expected {own}")
         numbered = {
             number: p
-            for group, given in zip(self.param_groups, groups, strict=True)
-            for p, number in zip(group["params"], given["params"], strict=True)
+            for group, saved in zip(self.param_groups, groups, strict=True)
+            for p, number in zip(group["params"], saved["params"], strict=True)
         }
         state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
         for number, saved in state_dict["state"].items():
@@ -150,8 +150,8 @@ class Optimizer:
             state[number if p is None else p] = (
                 saved if p is None else {name: copy_state(name, value, p) for name, value in saved.items()}
             )
-        for group, given in zip(self.param_groups, groups, strict=True):
-            group.update({name: _copy_setting(value) for name, value in given.items() if name != "params"})
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            group.update({name: _copy_setting(value) for name, value in saved.items() if name != "params"})
         self.state = state
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from ddp._tensor.base import check_current, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
-from ddp.nn.normalization import BatchNorm, affine_dtype, check_channels, moving
+from ddp.nn.normalization import BatchNorm, affine_dtype, check_channels, running_stats_update
 from ddp.ops.normalization import Batch, batch_norm
 from ddp.ops.op import BFLOAT16
 from ddp.parallel.collectives import Array, CollectiveCall
@@ -92,9 +92,9 @@ class SyncBatchNorm(BatchNorm):
 
     def _keep(self, mean: Array, var: Array, count: int) -> None:
         """Moves the running statistics."""
-        momentum = self._moved()
+        momentum = self._count_batch()
         if self.track_running_stats:
-            tell = moving(self.running_mean, self.running_var, momentum)
+            tell = running_stats_update(self.running_mean, self.running_var, momentum)
             if tell is not None:
                 tell(mean, var, count)
 

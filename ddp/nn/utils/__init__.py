@@ -1,4 +1,4 @@
-"""What is done to parameters and gradients beside training: clipping, and one vector of them all."""
+"""Utilities for parameters and gradients: clipping, conversion to one vector, padding of sequences."""
 
 from ddp.nn.utils import rnn
 from ddp.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm

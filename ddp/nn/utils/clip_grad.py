@@ -40,7 +40,7 @@ def _on_each(tensors: list[Tensor]) -> dict[device, list[Tensor]]:
 
 
 def _slots(parameters: list[Tensor]) -> list[Any]:
-    """The gradients that are there, as arrays that are not lent: their memory stays for the next step's."""
+    """The existing gradients, as arrays: their memory stays reserved for the next step."""
     full = [p for p in parameters if p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full]
     for p in full:
         if p.grad_view is not None or p.leaf.grad_buffer.withheld is not None:
@@ -49,7 +49,7 @@ def _slots(parameters: list[Tensor]) -> list[Any]:
 
 
 def _note_change(parameters: list[Tensor]) -> None:
-    """The gradients that somebody holds are other ones now."""
+    """Notes in the gradients that callers hold that these have changed."""
     for p in parameters:
         if p.grad_view is not None and p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full:
             p.grad_view.version.count += 1

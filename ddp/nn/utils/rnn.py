@@ -22,15 +22,15 @@ def pad_sequence(
     """
     if padding_side not in ("left", "right"):
         raise ArgumentError(f"pad_sequence: padding_side is 'left' or 'right', not {padding_side!r}")
-    given = list(sequences)
-    if not given:
+    tensors = list(sequences)
+    if not tensors:
         raise ArgumentError("pad_sequence: expected at least one sequence")
-    if any(x.ndim == 0 or tuple(x.shape[1:]) != tuple(given[0].shape[1:]) for x in given):
-        shapes = ", ".join(str(tuple(x.shape)) for x in given)
+    if any(x.ndim == 0 or tuple(x.shape[1:]) != tuple(tensors[0].shape[1:]) for x in tensors):
+        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
         raise ShapeError(f"pad_sequence: sequences of shapes {shapes}: expected (L_i, *) with one *")
-    longest = max(x.shape[0] for x in given)
+    longest = max(x.shape[0] for x in tensors)
     padded = []
-    for x in given:
+    for x in tensors:
         missing = longest - x.shape[0]
         if missing:
             ends = full((missing, *x.shape[1:]), padding_value, dtype=x.dtype, device=x.device)
