@@ -45,9 +45,9 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     at = axis(some[0], dim, "cat")
     first = some[0].array.shape
     for x in some:
-        shape = x.array.shape
-        if not shape or len(shape) != len(first) or (*shape[:at], *shape[at + 1 :]) != (*first[:at], *first[at + 1 :]):
-            raise ShapeError(f"cat along dimension {at}: shapes {first} and {shape} differ elsewhere, or are 0-d")
+        size = x.array.shape
+        if not size or len(size) != len(first) or (*size[:at], *size[at + 1 :]) != (*first[:at], *first[at + 1 :]):
+            raise ShapeError(f"cat along dimension {at}: shapes {first} and {size} differ elsewhere, or are 0-d")
     return apply(shape.cat, xs, dim=at)
 
 
