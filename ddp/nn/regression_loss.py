@@ -23,10 +23,10 @@ def _difference_loss(
         return apply(op, pair, reduction=reduction, **parameters)
     if weight.shape != input.shape:
         raise ShapeError(f"{op.name}: weight {weight.shape} and input {input.shape} need one size")
-    losses = apply(op, pair, reduction="none", **parameters) * weight
+    weighted = apply(op, pair, reduction="none", **parameters) * weight
     if reduction == "mean" and op is not losses.huber_loss:  # whose mean is over the elements, as in PyTorch
-        return losses.sum() / weight.sum()
-    return reduce_losses(losses, reduction)
+        return weighted.sum() / weight.sum()
+    return reduce_losses(weighted, reduction)
 
 
 def mse_loss(
