@@ -18,18 +18,18 @@ import numpy as np
 
 from collectives.arrays import as_array, as_bytes, is_device_array
 from collectives.backends.shm.hierarchy import share
-from collectives.backends.transport import Signature, Steps, Transport
 from collectives.engine.call import CallArguments, CollectiveOp, user_site
+from collectives.engine.communicator_base import whole
 from collectives.engine.queue import CommunicatorRegistry
 from collectives.engine.verify import signature_hash, spans
 from collectives.errors import ArgumentError, DtypeError
 from collectives.exit_notice import ExitNotice
-from collectives.ops.base import whole
 from collectives.ops.data_movement import DataMovement
 from collectives.ops.objects import Objects
 from collectives.ops.p2p import PointToPoint
 from collectives.ops.reductions import Reductions
 from collectives.reduction import Array
+from collectives.transport import Signature, Steps, Transport
 
 if TYPE_CHECKING:
     from collectives.backends.device.device_communicator import DeviceCommunicator
@@ -72,7 +72,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             # Here: host arrays need nothing of it.
             from collectives.backends.device.device_communicator import open_device
 
-            self._device_communicator = open_device(self, self._transport, x)
+            self._device_communicator = open_device(self, self.transport, x)
         return self._device_communicator
 
     def watch_device(self, name: str) -> None:
@@ -92,7 +92,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         if self.registry.wanted == "nccl":
             from collectives.backends.device.device_communicator import connect_nccl
 
-            self._device_communicator = connect_nccl(self, self._transport)
+            self._device_communicator = connect_nccl(self, self.transport)
 
     def _split_device(self, child: Communicator | None, color: int | None, key: int) -> Steps[None]:
         """Gives a communicator made of this one its part of the NCCL communicator that this one has. Collective.
@@ -105,7 +105,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
                 child._inherit_device(self._device_communicator, nccl)
 
     def _inherit_device(self, parent: DeviceCommunicator, nccl: NcclCommunicator) -> None:
-        self._device_communicator = parent.open_child(self, self._transport, nccl)
+        self._device_communicator = parent.open_child(self, self.transport, nccl)
 
     def _ended(self) -> None:
         if self._device_communicator is not None:
@@ -118,7 +118,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         def steps(call: CollectiveOp[None]) -> Steps[None]:
             signatures = yield from self.verify(call, Signature(signature_hash("barrier", "", None, None)))
             if signatures is None:  # else the ranks have met just now
-                yield self._transport.barrier()
+                yield self.transport.barrier()
 
         return self._run("barrier", None, steps, async_op)
 
@@ -153,7 +153,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
         def steps(call: CollectiveOp[Array]) -> Steps[Array]:
             yield from self.verify(call, Signature(signature_hash("empty", "", kind, lengths)))
-            memory = (yield from self._transport.empty(nbytes)) if nbytes else None
+            memory = (yield from self.transport.empty(nbytes)) if nbytes else None
             if memory is None:
                 return np.zeros(lengths, kind)
             return memory.view(kind).reshape(lengths)
@@ -166,9 +166,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
             yield from self.verify(call, Signature(signature_hash("duplicate", "", None, None)))
-            transport, test = self._transport.duplicate(self._descendant())
+            transport, test = self.transport.duplicate(self._descendant())
             yield test
-            transport = yield from share(transport, self._transport)
+            transport = yield from share(transport, self.transport)
             twin = Communicator(transport, self.timeout, self.registry)
             yield from self._split_device(twin, 0, self.rank)
             return twin
@@ -194,10 +194,10 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         def steps(call: CollectiveOp[Communicator | None]) -> Steps[Communicator | None]:
             yield from self.verify(call, Signature(signature_hash("split", "", None, None)))
             told = np.empty((self.size, 3), np.int64)
-            yield self._transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
+            yield self.transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
             members = None if color is None else plan_split(told.tolist(), int(color))
             stem = self._descendant()
-            transport, test = self._transport.split(members, stem if color is None else f"{stem}:{int(color)}")
+            transport, test = self.transport.split(members, stem if color is None else f"{stem}:{int(color)}")
             yield test
             part = None
             if transport is not None:
@@ -229,12 +229,12 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             self._groups[members] += 1
         # Members alone count the groups they make, so that theirs must be part of the key.
         digest = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()
-        key = f"{self._transport.key}.group {digest}.{number}"
+        key = f"{self.transport.key}.group {digest}.{number}"
 
         missing = [rank for rank in members if rank != self.rank]
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
-            transport, test = self._transport.group(members, key, missing)
+            transport, test = self.transport.group(members, key, missing)
             yield test
             transport = yield from share(transport)
             return Communicator(transport, limit, self.registry)
@@ -262,7 +262,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     def _descendant(self) -> str:
         """The key of the next one, counted when all ranks have met: a call that only some of them make has none."""
-        return f"{self._transport.key}.{next(self._descendants)}"
+        return f"{self.transport.key}.{next(self._descendants)}"
 
     def close(self) -> None:
         """Takes no further calls; those under way are finished. May be called at any time, in any order, repeatedly."""
@@ -271,7 +271,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     @property
     def key(self) -> str:
         """The same text on every rank, and another one for each communicator of a world."""
-        return self._transport.key
+        return self.transport.key
 
 
 def plan_split(told: Sequence[Sequence[int]], color: int) -> list[int]:

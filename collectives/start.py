@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from collectives import cores, simulation, world
-from collectives.backends.detached import DetachedTransport, passed_on, place
 from collectives.backends.device.cuda import take_local_gpu
 from collectives.backends.shm.hierarchy import share
-from collectives.backends.single import SingleTransport
+from collectives.backends.single import DetachedTransport, SingleTransport
 from collectives.communicator import Communicator
 from collectives.engine import shutdown as farewell
 from collectives.engine.progress import complete
@@ -20,6 +19,8 @@ from collectives.engine.queue import CommunicatorRegistry
 from collectives.errors import ArgumentError, BackendError
 from collectives.flight.recorder import process_recorder
 from collectives.flight.sampler import Sampler
+from collectives.transport import Placement
+from collectives.world import APART, World, promised, started_by_torchrun, torchrun_job
 
 if TYPE_CHECKING:
     from collectives.backends.mpi.mpi_world import MPIWorld
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _BACKENDS = ("auto", "single", "mpi", "nccl")
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes
+
+# How the names of the processes begin that start ranks.
+_ENGINES = ("hydra", "mpiexec", "mpirun", "orte", "prte", "slurmstepd", "srun")
 
 _lock = threading.Lock()
 _world: Communicator | None = None
@@ -67,14 +71,14 @@ def init(
     global _world
     with _lock:
         if _world is None:
-            where = place(os.environ)
+            where = inherited_placement(os.environ)
             if where is not None:
                 _world = Communicator(
                     DetachedTransport(where), timeout, CommunicatorRegistry(None if backend == "auto" else backend)
                 )
                 return _world
             wanted = "nccl" if backend == "nccl" else None
-            _world = _join(choose(backend, world.promised()), timeout, _CHECKS[check], wanted, nccl)
+            _world = _join(choose(backend, promised()), timeout, _CHECKS[check], wanted, nccl)
         elif backend not in ("auto", _world.backend):
             raise BackendError(f"backend {backend!r} was asked for, but this process already uses {_world.backend!r}")
         return _world
@@ -90,7 +94,7 @@ def asked_for(backend: str, environ: Mapping[str, str]) -> str:
     return backend
 
 
-def choose(backend: str, promised: world.World | None) -> str:
+def choose(backend: str, promised: World | None) -> str:
     """The backend that serves the promised world. Raises: BackendError if "single" is asked for in a larger one."""
     size = 1 if promised is None else promised.size
     if backend in ("auto", "nccl"):  # NCCL moves arrays on GPUs; all else goes the way of host arrays
@@ -115,16 +119,18 @@ def _join(
         comm = Communicator(SingleTransport(), timeout, CommunicatorRegistry(wanted, nccl))
         comm.connect_nccl()
         return comm
-    from collectives.backends.mpi.mpi_world import MPIWorld  # here, so that a world of one never loads MPI
+    # Here, so that a world of one never loads MPI.
+    from collectives.backends.mpi.mpi_transport import world_transport
+    from collectives.backends.mpi.mpi_world import MPIWorld
 
-    promised = world.promised()
-    membership = MPIWorld(promised, timeout, checks)
+    engines_world = promised()
+    membership = MPIWorld(engines_world, timeout, checks)
     recorder = process_recorder()
     recorder.identify(membership.rank, membership.size)
     if membership.size > 1:
-        _take_place(membership, promised.engine if promised else "")
+        _take_place(membership, engines_world.engine if engines_world else "")
         Sampler(recorder).start()
-    below = membership.transport()
+    below = world_transport(membership)
     comm = Communicator(complete("init", share(below), below, timeout), timeout, CommunicatorRegistry(wanted, nccl))
     registry = comm.registry
     status = farewell.ExitStatus(lambda: sum(registry.calls().values()))
@@ -136,7 +142,7 @@ def _join(
             farewell.depart(membership, registry, status.status(), timeout, world.supervised())
 
     atexit.register(leave)
-    os.environ.update(passed_on(comm, None, me))
+    os.environ.update(child_environment(comm, None, me))
     comm.connect_nccl()
     return comm
 
@@ -144,3 +150,48 @@ def _join(
 def joined() -> Communicator | None:
     """The communicator of all ranks, None before the first `init`."""
     return _world
+
+
+def child_environment(comm: Communicator | None, promised: World | None, pid: int | None = None) -> dict[str, str]:
+    """The variables by which a process that works for this rank knows its place.
+
+    comm: of all ranks, None if the rank has not joined them yet; promised: what its engine said, None if there is none
+    pid: of this process, if they hold for those alone that it starts
+    """
+    if comm is not None:
+        where = Placement(comm.rank, comm.size, comm.local_rank, comm.local_size, comm.node)
+    elif promised is not None:
+        where = Placement(promised.rank, promised.size, promised.local_rank or 0, promised.local_size or 1, 0)
+    else:
+        return {}
+    numbers = " ".join(map(str, where if pid is None else (*where, pid)))
+    return {APART: f"{numbers};{torchrun_job(os.environ)}"}
+
+
+def inherited_placement(environ: Mapping[str, str]) -> Placement | None:
+    """Where the rank stands that this process works for, None if it works for nobody.
+
+    With the rank's pid, the variable holds for processes below it in the process tree, and only where the engine's
+    variables were inherited, too: a program that was started without them is a world of its own. So are the ranks of a
+    torchrun that the rank has started.
+    """
+    if APART not in environ or started_by_torchrun(environ):
+        return None
+    numbers = [int(word) for word in environ[APART].partition(";")[0].split()]
+    where, rank = Placement._make(numbers[:5]), numbers[5:]
+    return where if not rank or (promised(environ) is not None and _works_for(rank[0])) else None
+
+
+def _works_for(pid: int) -> bool:
+    """True if that process is above this one, and no engine between them, which starts ranks of other worlds."""
+    above = os.getppid()
+    try:
+        while above not in (0, pid):
+            with open(f"/proc/{above}/stat") as stat:
+                name, _, rest = stat.read().partition("(")[2].rpartition(")")
+            if name.startswith(_ENGINES):
+                return False
+            above = int(rest.split()[1])
+    except OSError:  # no /proc, or an ancestor has just ended
+        return False
+    return above == pid

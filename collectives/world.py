@@ -29,7 +29,7 @@ PAUSED_AT = 8
 #: Set by `ddp-launch`: the rank that has its standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
 
-#: Set in a process that works for a rank and is none, to the rank's place: see `collectives.backends.detached`.
+#: Set in a process that works for a rank and is none, to the rank's place: see `collectives.start`.
 APART = "DDP_APART"
 
 #: The exit code of a rank that stopped as it was asked to, its state saved: start the same command to go on. It is

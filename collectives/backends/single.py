@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 
-from collectives.backends.transport import Finish, Signature, Test, Transport, completed, then
+from collectives.errors import no_rank
 from collectives.exit_notice import ExitNotice
 from collectives.reduction import Array, ReduceOp
+from collectives.transport import Finish, Placement, Signature, Test, Transport, completed, then
 
 
 class SingleTransport(Transport):
@@ -89,3 +91,35 @@ def _copy(x: Array, out: Array | None) -> Test:
     if out is not x:
         np.copyto(out, x)
     return completed
+
+
+class DetachedTransport(SingleTransport):
+    """Of a process that works for a rank and is none: it knows the rank's placement, and no collective works.
+
+    A worker that reads data asks which part of it is its rank's. In a world of one, the workers of all ranks would read
+    the same.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self.placement = placement
+
+    def exchange_signatures(
+        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+    ) -> Test:
+        self._refuse()
+
+    def send(self, x: Array, dst: int, tag: int) -> Test:
+        self._refuse()
+
+    def recv(self, out: Array, src: int, tag: int) -> Test:
+        self._refuse()
+
+    def arrived(self) -> tuple[int, Array] | None:
+        self._refuse()
+
+    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[SingleTransport, Test]:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise no_rank(self.rank, self.size)

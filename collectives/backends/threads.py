@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from collectives.backends.transport import (
+from collectives.errors import MismatchError
+from collectives.exit_notice import ExitNotice, among
+from collectives.reduction import COMBINE, Array, ReduceOp
+from collectives.transport import (
     EAGER_TAG,
     HASH,
     WORDS,
@@ -27,9 +30,6 @@ from collectives.backends.transport import (
     offsets,
     then,
 )
-from collectives.errors import MismatchError
-from collectives.exit_notice import ExitNotice, among
-from collectives.reduction import COMBINE, Array, ReduceOp
 
 
 @dataclass(frozen=True, kw_only=True)

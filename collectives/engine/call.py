@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from collectives.backends.transport import Signatures, Steps, Test
 from collectives.errors import ArgumentError, CollectiveTimeout, WorldError
 from collectives.exit_notice import ExitNotice
 from collectives.flight.recorder import DONE, FAILED, Recorder
 from collectives.reduction import Array
 from collectives.time_limit import TimeLimit
+from collectives.transport import Signatures, Steps, Test
 
 T = TypeVar("T")
 

@@ -16,14 +16,14 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from collectives.backends.transport import Transport
+from collectives.engine.array_header import EagerMessage, decode_eager
 from collectives.engine.call import CollectiveOp
 from collectives.engine.progress import PAUSE, WaitMonitor, spin
 from collectives.engine.queue import CallQueue
 from collectives.errors import CollectivesError
 from collectives.exit_notice import ExitNotice, left_before
-from collectives.ops.array_header import EagerMessage, decode_eager
 from collectives.time_limit import TimeLimit
+from collectives.transport import Transport
 
 T = TypeVar("T")
 

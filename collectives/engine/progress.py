@@ -11,7 +11,6 @@ import time
 from typing import Any, TypeVar
 
 from collectives import exit_notice as exit_notice
-from collectives.backends.transport import Steps, Test, Transport
 from collectives.engine.call import CallArguments, CollectiveOp, user_site
 from collectives.engine.verify import spans
 from collectives.errors import (
@@ -20,6 +19,7 @@ from collectives.errors import (
 )
 from collectives.flight.report import describe_process
 from collectives.time_limit import TimeLimit
+from collectives.transport import Steps, Test, Transport
 
 T = TypeVar("T")
 

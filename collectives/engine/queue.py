@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from collectives.backends.transport import Transport
 from collectives.engine.call import CallArguments, CallSite, CollectiveOp, copy_error
 from collectives.engine.progress import LONG_PAUSE, PAUSE, walk
 from collectives.errors import (
@@ -37,6 +36,7 @@ from collectives.errors import (
     no_rank,
 )
 from collectives.flight.recorder import QUEUED, STARTED, process_recorder
+from collectives.transport import Transport
 
 T = TypeVar("T")
 

@@ -18,14 +18,14 @@ from collectives.arrays import (
     rows,
     writable,
 )
-from collectives.backends.transport import ROWS, Signature, Signatures, Steps
+from collectives.engine import array_header as header
 from collectives.engine.call import CollectiveOp
+from collectives.engine.communicator_base import CommunicatorBase
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, MismatchError
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
-from collectives.ops import array_header as header
-from collectives.ops.base import CommunicatorBase
 from collectives.reduction import Array
+from collectives.transport import ROWS, Signature, Signatures, Steps
 
 
 class DataMovement(CommunicatorBase):
@@ -50,7 +50,7 @@ class DataMovement(CommunicatorBase):
             moved = contiguous(array)
             sent = as_bytes(moved)
             yield from self.verify(call, shown, sent if self.rank == root else None)
-            yield self._transport.broadcast(sent, root)
+            yield self.transport.broadcast(sent, root)
             if moved is not array and self.rank != root:
                 np.copyto(array, moved)
             return x
@@ -82,7 +82,7 @@ class DataMovement(CommunicatorBase):
             whole = _room((sum(counts), *part.shape[1:]), part, target) if self.rank == root else None
             width = row_bytes(part)
             room = None if whole is None else as_bytes(whole)
-            yield self._transport.gather(sent, room, [n * width for n in counts], root)
+            yield self.transport.gather(sent, room, [n * width for n in counts], root)
             return None if whole is None else _hand_out(whole, target, out)
 
         return self._run("gather", part, steps, async_op, more)
@@ -108,7 +108,7 @@ class DataMovement(CommunicatorBase):
             counts = yield from self._lengths(part, known, signatures)
             whole = _room((sum(counts), *part.shape[1:]), part, target)
             width = row_bytes(part)
-            yield self._transport.all_gather(sent, as_bytes(whole), [n * width for n in counts])
+            yield self.transport.all_gather(sent, as_bytes(whole), [n * width for n in counts])
             return _hand_out(whole, target, out)
 
         return self._run("all_gather", part, steps, async_op, more)
@@ -141,11 +141,11 @@ class DataMovement(CommunicatorBase):
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = None if whole is None else as_bytes(contiguous(whole))
             yield from self.verify(call, shown, sent, prefix=prefix)
-            yield self._transport.root_prefix(told, root)
+            yield self.transport.root_prefix(told, root)
             dtype, row_shape, parts = header.decode(told)
             room = _room((parts[self.rank], *row_shape), np.empty(0, dtype) if whole is None else whole, target)
             width = row_bytes(room)
-            yield self._transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
+            yield self.transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
             return _hand_out(room, target, out)
 
         return self._run("scatter", whole, steps, async_op, f"root {root}")
@@ -185,14 +185,14 @@ class DataMovement(CommunicatorBase):
             table = known
             if table is None:
                 rows_sent = np.empty((self.size, self.size), np.int64)
-                yield self._transport.all_prefixes(told, rows_sent.view(np.uint8))
+                yield self.transport.all_prefixes(told, rows_sent.view(np.uint8))
                 if signatures is None:
                     yield from self._check_rows(whole)
                 table = rows_sent.tolist()
             tables.append(table)
             room = _room((sum(each[self.rank] for each in table), *whole.shape[1:]), whole, target)
             width = row_bytes(whole)
-            yield self._transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
+            yield self.transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
             return _hand_out(room, target, out)
 
         return self._run("all_to_all", whole, steps, async_op, more)
@@ -207,7 +207,7 @@ class DataMovement(CommunicatorBase):
             return known
         told = np.empty(self.size, np.int64)
         mine = np.array([len(part)], np.int64)
-        yield self._transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
+        yield self.transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
         yield from self._check_rows(part)
         return told.tolist()
 
@@ -215,7 +215,7 @@ class DataMovement(CommunicatorBase):
         """Raises: MismatchError on every rank if dtypes or row shapes differ."""
         mine = np.array([header.fingerprint(part)], np.int64)
         marks = np.empty(self.size, np.int64)
-        yield self._transport.all_gather(as_bytes(mine), as_bytes(marks), [mine.nbytes] * self.size)
+        yield self.transport.all_gather(as_bytes(mine), as_bytes(marks), [mine.nbytes] * self.size)
         if (marks != marks[0]).any():
             raise MismatchError(rows_differ(marks.tolist(), self.rank, f"{part.dtype} {part.shape[1:]}"))
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import as_bytes
-from collectives.backends.transport import Signature, Steps
 from collectives.engine.call import CollectiveOp
+from collectives.engine.communicator_base import CommunicatorBase
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError
-from collectives.ops.base import CommunicatorBase
 from collectives.reduction import Array
+from collectives.transport import Signature, Steps
 
 _PROTOCOL = 5
 
@@ -44,9 +44,9 @@ class Objects(CommunicatorBase):
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             yield from self.verify(call, header)
             told = np.array([length], np.int64)
-            yield self._transport.broadcast(as_bytes(told), root)
+            yield self.transport.broadcast(as_bytes(told), root)
             whole = mine if self.rank == root else np.empty(abs(int(told[0])), np.uint8)
-            yield self._transport.broadcast(whole, root)
+            yield self.transport.broadcast(whole, root)
             self._check_pickled({root: int(told[0])}, {root: whole})
             return o if self.rank == root else self._unpickled(whole, root)
 
@@ -71,7 +71,7 @@ class Objects(CommunicatorBase):
             if min(told) < 0:  # for everybody, since the root alone could not tell the others
                 return (yield from self._all_objects(mine, told))
             whole = np.empty(sum(counts), np.uint8) if self.rank == root else None
-            yield self._transport.gather(mine, whole, counts, root)
+            yield self.transport.gather(mine, whole, counts, root)
             return None if whole is None else self._all_unpickled(_parts(whole, counts))
 
         return self._run("gather_object", None, steps, async_op, f"root {root}")
@@ -117,11 +117,11 @@ class Objects(CommunicatorBase):
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             yield from self.verify(call, header)
             told = np.array([length for length, _ in each], np.int64)
-            yield self._transport.broadcast(as_bytes(told), root)
+            yield self.transport.broadcast(as_bytes(told), root)
             counts = [abs(int(n)) for n in told]
             mine = np.empty(counts[self.rank], np.uint8)
             whole = np.concatenate([part for _, part in each]) if self.rank == root else None
-            yield self._transport.scatter(whole, mine, counts, root)
+            yield self.transport.scatter(whole, mine, counts, root)
             self._check_pickled({root: int(told[self.rank])}, {root: mine})
             return self._unpickled(mine, root)
 
@@ -130,13 +130,13 @@ class Objects(CommunicatorBase):
     def _tell_all(self, length: int) -> Steps[list[int]]:
         mine = np.array([length], np.int64)
         told = np.empty(self.size, np.int64)
-        yield self._transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
+        yield self.transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
         return told.tolist()
 
     def _all_objects(self, mine: Array, told: list[int]) -> Steps[list[Any]]:
         counts = [abs(n) for n in told]
         whole = np.empty(sum(counts), np.uint8)
-        yield self._transport.all_gather(mine, whole, counts)
+        yield self.transport.all_gather(mine, whole, counts)
         parts = _parts(whole, counts)
         self._check_pickled(dict(enumerate(told)), dict(enumerate(parts)))
         return self._all_unpickled(parts)

@@ -13,13 +13,13 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 
 from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array
-from collectives.backends.transport import EAGER_TAG, RENDEZVOUS_TAG, Steps, Transport
+from collectives.engine import array_header as header
 from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
+from collectives.engine.communicator_base import CommunicatorBase, whole
 from collectives.engine.p2p_queue import P2PQueue
 from collectives.engine.queue import CommunicatorRegistry
-from collectives.ops import array_header as header
-from collectives.ops.base import CommunicatorBase, whole
 from collectives.reduction import Array
+from collectives.transport import EAGER_TAG, RENDEZVOUS_TAG, Steps, Transport
 
 T = TypeVar("T")
 
@@ -56,8 +56,8 @@ class PointToPoint(CommunicatorBase):
                 self._p2p.deliver(header.EagerMessage(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
                 return
             letter, apart = header.encode_eager(moved, tag, RENDEZVOUS_TAG + next(self._apart) % RENDEZVOUS_TAG)
-            first = self._transport.send(letter, dst, EAGER_TAG)
-            second = self._transport.send(as_bytes(moved), dst, apart) if apart else None
+            first = self.transport.send(letter, dst, EAGER_TAG)
+            second = self.transport.send(as_bytes(moved), dst, apart) if apart else None
             self._p2p.sent(dst)
             yield first
             if second is not None:
@@ -96,7 +96,7 @@ class PointToPoint(CommunicatorBase):
             assert letter is not None
             came = target if _takes(target, letter.shape, letter.dtype) else np.empty(letter.shape, letter.dtype)
             if letter.apart:
-                yield self._transport.recv(as_bytes(came), letter.src, letter.apart)
+                yield self.transport.recv(as_bytes(came), letter.src, letter.apart)
             else:
                 as_bytes(came)[:] = letter.body
             result = _hand_over(came, target, out)

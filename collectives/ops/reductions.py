@@ -16,13 +16,13 @@ from collectives.arrays import (
     is_plain,
     writable,
 )
-from collectives.backends.transport import Finish, Signature, Steps
 from collectives.engine.call import CollectiveOp
+from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.lengths import split_rows
-from collectives.ops.base import CommunicatorBase, Scale
 from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
+from collectives.transport import Finish, Signature, Steps
 
 
 class Reductions(CommunicatorBase):
@@ -55,7 +55,7 @@ class Reductions(CommunicatorBase):
             wire_in = flat(sent)
             wire_out = wire_in if total is sent else flat(total)
             yield from self.verify(call, header, wire_in, wire_out)
-            yield self._transport.all_reduce(wire_in, wire_out, wire_op(op), _finisher(op, self.size, scale))
+            yield self.transport.all_reduce(wire_in, wire_out, wire_op(op), _finisher(op, self.size, scale))
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
@@ -96,7 +96,7 @@ class Reductions(CommunicatorBase):
                 total = target if target is not None and _takes(target, wire, sent) else np.empty(source.shape, wire)
             finish = _finisher(op, self.size, scale)
             yield from self.verify(call, header, flat(sent))
-            yield self._transport.reduce(flat(sent), None if total is None else flat(total), wire_op(op), root, finish)
+            yield self.transport.reduce(flat(sent), None if total is None else flat(total), wire_op(op), root, finish)
             if total is None:
                 return None
             total = _deliver(total, target, source.dtype)
@@ -144,7 +144,7 @@ class Reductions(CommunicatorBase):
             counts = [n * width for n in parts]
             yield from self.verify(call, header, flat(sent))
             finish = _finisher(op, self.size, scale)
-            yield self._transport.reduce_scatter(flat(sent), flat(total), counts, wire_op(op), finish)
+            yield self.transport.reduce_scatter(flat(sent), flat(total), counts, wire_op(op), finish)
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 

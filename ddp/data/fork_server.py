@@ -20,8 +20,7 @@ from multiprocessing import context, forkserver, popen_forkserver, reduction, sp
 from types import ModuleType
 from typing import Any
 
-from collectives.backends.detached import passed_on
-from collectives.start import joined
+from collectives.start import child_environment, joined
 from collectives.world import promised
 from ddp.data import preload, worker
 from ddp.errors import ArgumentError, WorkerError
@@ -40,7 +39,7 @@ def worker_environment() -> dict[str, str]:
     for name in _OF_A_RANK:
         environ.pop(name, None)
     environ.update(dict.fromkeys(_ONE_THREAD, "1"), MPI4PY_RC_INITIALIZE="0")
-    environ.update(passed_on(joined(), promised()))
+    environ.update(child_environment(joined(), promised()))
     return environ
 
 

@@ -14,11 +14,13 @@ import pytest
 
 import collectives
 from collectives import Communicator
-from collectives.backends.detached import DetachedTransport, Place, passed_on, place
+from collectives.backends.single import DetachedTransport
+from collectives.start import child_environment, inherited_placement
+from collectives.transport import Placement
 from collectives.world import World
 from tests.conftest import ROOT
 
-WHERE = Place(rank=3, size=8, local_rank=1, local_size=2, node=1)
+WHERE = Placement(rank=3, size=8, local_rank=1, local_size=2, node=1)
 X = np.ones(4)
 
 CALLS: dict[str, Callable[[Communicator], Any]] = {
@@ -53,20 +55,20 @@ def test_it_makes_no_calls(name: str) -> None:
 
 def test_it_knows_its_place() -> None:
     comm = Communicator(DetachedTransport(WHERE), timeout=5.0)
-    assert place(passed_on(comm, None)) == WHERE
+    assert inherited_placement(child_environment(comm, None)) == WHERE
     assert (comm.rank, comm.size, comm.local_rank, comm.local_size, comm.node) == WHERE
-    assert passed_on(None, None) == {}
-    assert place({}) is None
+    assert child_environment(None, None) == {}
+    assert inherited_placement({}) is None
 
 
 def test_before_it_has_joined_the_others_it_knows_what_was_promised() -> None:
     promised = World("slurm", 3, 8, 1, None)
-    assert place(passed_on(None, promised)) == (3, 8, 1, 1, 0)
+    assert inherited_placement(child_environment(None, promised)) == (3, 8, 1, 1, 0)
 
 
 def test_init_gives_it_that() -> None:
     code = "import collectives; comm = collectives.init(); print(comm.rank, comm.size, comm.backend)"
-    environ = passed_on(Communicator(DetachedTransport(WHERE), timeout=5.0), None)
+    environ = child_environment(Communicator(DetachedTransport(WHERE), timeout=5.0), None)
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**environ, "PYTHONPATH": str(ROOT)},
@@ -84,7 +86,7 @@ def test_a_ranks_own_pid_makes_it_hold_for_what_that_rank_starts() -> None:
         (os.getppid(), {}, None),  # without the engine's variables it is a world of its own
         (os.getpid(), engine, None),  # the rank itself
     ):
-        assert place({**passed_on(comm, None, pid), **environ}) == expected
+        assert inherited_placement({**child_environment(comm, None, pid), **environ}) == expected
 
 
 FORKING = """

@@ -16,10 +16,10 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator
-from collectives.backends.transport import EAGER_LIMIT
 from collectives.communicator import plan_split
+from collectives.engine import array_header as header
 from collectives.exit_notice import ExitNotice, among
-from collectives.ops import array_header as header
+from collectives.transport import EAGER_LIMIT
 
 SIZES = [3, 40_000]  # one travels in its letter, one behind it
 

@@ -14,9 +14,9 @@ import pytest
 import collectives
 from collectives import Communicator
 from collectives.backends.single import SingleTransport
-from collectives.backends.transport import Test
 from collectives.engine.call import Work
 from collectives.exit_notice import ExitNotice, describe, left_before
+from collectives.transport import Test
 from collectives.world import STOPPED
 
 

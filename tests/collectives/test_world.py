@@ -131,7 +131,7 @@ def test_a_world_smaller_than_promised_is_an_error(run_job: Callable[..., subpro
     mpich_here = (Path(sys.executable).parent / "mpiexec.hydra").exists()
     rank, size = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if mpich_here else ("PMI_RANK", "PMI_SIZE")
     code = (
-        "import collectives\nfrom collectives import segment_files\n"
+        "import collectives\nfrom collectives.backends.mpi import segment_files\n"
         "try: collectives.init()\n"
         "finally: print(list(segment_files.mapped_here()))\n"
     )

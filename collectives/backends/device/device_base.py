@@ -16,12 +16,12 @@ from collectives.backends.device.device_transport import DeviceTransport
 from collectives.backends.device.negotiation import negotiate
 from collectives.backends.device.stream_handoff import StreamHandoff
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.backends.transport import Signature, Signatures, Steps, Transport
 from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
+from collectives.engine.communicator_base import CommunicatorBase
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.flight.recorder import FAILED
-from collectives.ops.base import CommunicatorBase
+from collectives.transport import Signature, Signatures, Steps, Transport
 
 T = TypeVar("T")
 

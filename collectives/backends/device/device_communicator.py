@@ -11,11 +11,11 @@ from collectives.backends.device.device_p2p import DeviceP2P
 from collectives.backends.device.device_reductions import DeviceReductions
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
-from collectives.backends.transport import Signature, Steps, Transport
 from collectives.engine.call import CallArguments, CollectiveOp, user_site
+from collectives.engine.communicator_base import CommunicatorBase
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, BackendError, CollectivesError
-from collectives.ops.base import CommunicatorBase
+from collectives.transport import Signature, Steps, Transport
 
 
 class DeviceCommunicator(DeviceReductions, DeviceDataMovement, DeviceP2P):

@@ -11,10 +11,10 @@ from collectives.arrays import as_bytes, row_bytes, rows
 from collectives.backends.device.device_base import DeviceBase, overlap
 from collectives.backends.device.device_transport import DeviceTransport
 from collectives.backends.device.stream_handoff import StreamHandoff
-from collectives.backends.transport import ROWS, Signatures, Steps
+from collectives.engine import array_header
 from collectives.errors import ArgumentError, MismatchError
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
-from collectives.ops import array_header
+from collectives.transport import ROWS, Signatures, Steps
 
 
 class DeviceDataMovement(DeviceBase):

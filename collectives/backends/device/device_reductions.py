@@ -9,11 +9,11 @@ from collectives.arrays import flat
 from collectives.backends.device.device_base import DeviceBase, overlap
 from collectives.backends.device.device_transport import DeviceTransport, Remainder
 from collectives.backends.device.stream_handoff import StreamHandoff
-from collectives.backends.transport import Signatures, Steps
+from collectives.engine.communicator_base import Scale
 from collectives.errors import ArgumentError
 from collectives.lengths import split_rows
-from collectives.ops.base import Scale
 from collectives.reduction import ReduceOp, check_scale, finish, wire_dtype
+from collectives.transport import Signatures, Steps
 
 #: Puts a reduction of (n,) on the transport's stream: transport, what is sent, where the total arrives, factor.
 Start = Callable[[DeviceTransport, Any, Any, Any], Steps[Remainder]]

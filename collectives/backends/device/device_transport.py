@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from collectives.backends.device.cuda import Cuda
-from collectives.backends.transport import Steps, offsets
 from collectives.reduction import ReduceOp
+from collectives.transport import Steps, offsets
 
 
 class Remainder(NamedTuple):

@@ -20,8 +20,8 @@ import numpy as np
 
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import Remainder
-from collectives.backends.transport import Steps, Test, Transport, offsets
 from collectives.reduction import Array, ReduceOp, wire_op
+from collectives.transport import Steps, Test, Transport, offsets
 
 CHUNK = 4 << 20  # bytes; a copy of this size takes long enough to hide its launch, and short enough to overlap
 _LEAST = 16 << 10  # bytes of one rank's part of a chunk, however many ranks there are

@@ -24,9 +24,9 @@ from collectives.backends.device.registered_memory import NcclMemory, Registered
 from collectives.backends.nccl.issuer import Issuer
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.backends.transport import Steps, Transport, offsets
 from collectives.errors import CollectivesError
 from collectives.reduction import ReduceOp, wire_op
+from collectives.transport import Steps, Transport, offsets
 
 _BYTE = np.dtype(np.uint8)
 _WIDER: dict[Any, np.dtype[Any]] = {np.dtype(np.int16): np.dtype(np.int32), np.dtype(np.uint16): np.dtype(np.uint32)}

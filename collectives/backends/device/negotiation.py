@@ -25,9 +25,9 @@ from collectives.backends.nccl.limits import run_in_thread
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.table import UNIQUE_ID_BYTES, Nccl
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.backends.transport import Steps, Transport
 from collectives.errors import BackendError, CollectivesError
 from collectives.reduction import Array
+from collectives.transport import Steps, Transport
 
 logger = logging.getLogger("collectives")
 

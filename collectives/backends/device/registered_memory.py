@@ -17,8 +17,8 @@ import numpy as np
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.nccl import nccl_communicator
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, Registered
-from collectives.backends.transport import Steps, Transport
 from collectives.errors import NcclError
+from collectives.transport import Steps, Transport
 
 _ALIGNMENT = 4096  # bytes: NCCL_WIN_REQUIRED_ALIGNMENT
 logger = logging.getLogger("collectives")

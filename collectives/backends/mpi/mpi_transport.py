@@ -6,14 +6,20 @@ other, everything else by sends and receives between the ranks. Source of the op
 
 from __future__ import annotations
 
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from collectives.backends.transport import (
+from collectives.backends.mpi.mpi_world import MPIWorld
+from collectives.errors import TooManyCommunicators
+from collectives.exit_notice import ExitNotice, among
+from collectives.lengths import even_lengths
+from collectives.reduction import Array, ReduceOp
+from collectives.transport import (
     EAGER_LIMIT,
     EAGER_TAG,
     HASH,
@@ -29,13 +35,6 @@ from collectives.backends.transport import (
     offsets,
     then,
 )
-from collectives.errors import TooManyCommunicators
-from collectives.exit_notice import ExitNotice, among
-from collectives.lengths import even_lengths
-from collectives.reduction import Array, ReduceOp
-
-if TYPE_CHECKING:
-    from collectives.backends.mpi.mpi_world import MPIWorld
 
 T = TypeVar("T")
 
@@ -50,6 +49,13 @@ _PIECES = 2 * RENDEZVOUS_TAG
 
 # Letters that MPI was still writing when their communicator was closed.
 _unfinished: list[Any] = []
+
+
+def world_transport(membership: MPIWorld) -> MPITransport:
+    """The transport of all ranks."""
+    MPI = membership.MPI
+    limit = sys.maxsize if MPI.Get_version() >= (4, 0) else INT
+    return MPITransport(MPI, membership.comm, membership, range(membership.size), "world", limit)
 
 
 class MPITransport(Transport):
@@ -68,14 +74,12 @@ class MPITransport(Transport):
         self.key = key
         self._limit = limit
         self._longest = max(limit, EAGER_LIMIT)  # letters go in one piece
-        seat = membership.seat(members, members.index(membership.rank))
-        self.rank, self.size = seat.rank, seat.size
-        self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
+        self.placement = membership.placement(members, members.index(membership.rank))
         self._headers: Array | None = None
         self._status = MPI.Status()
         self._arriving: tuple[int, Array, Any] | None = None
         # How many calls are still checked; None: all of them, which costs little where no wire is between the ranks.
-        self._checks = None if seat.local_size == seat.size else membership.checks
+        self._checks = None if self.local_size == self.size else membership.checks
 
     def exchange_signatures(
         self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mpi4py
@@ -19,17 +18,17 @@ import numpy as np
 
 from collectives import world
 from collectives.backends.mpi import segment_files
-from collectives.backends.mpi.mpi_transport import INT, MPITransport
 from collectives.backends.mpi.rendezvous import Rendezvous
 from collectives.cores import cores_here
 from collectives.errors import BackendError, WorldError
 from collectives.exit_notice import LOST, ExitNotice
 from collectives.reduction import COMBINE, ReduceOp
+from collectives.transport import Placement
 
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
 _HOST_BYTES = 256  # what POSIX allows a host name, rounded up
-_FAREWELL = 0  # tag
+_EXIT_TAG = 0  # tag
 # How UCX, which MPICH's wheel goes over TCP with, cuts what it sends: its own 8 KiB keep the core busy with copies that
 # backward needs for itself (benchmarks/overlap.py). No number depends on it, and who has set it keeps what he has set.
 _TCP = {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "128k"}
@@ -56,7 +55,7 @@ class MPIWorld:
         one_host = promised is not None and promised.local_size == promised.size
         with _settings({**_TCP, **(_ONE_HOST if one_host else {})}):
             MPI = _join_and_wait_for_every_rank_to_call_init(timeout, self._rendezvous)
-        self._MPI = MPI
+        self.MPI = MPI
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise BackendError(
                 "this MPI was started without MPI_THREAD_MULTIPLE, which asynchronous collectives need: "
@@ -69,13 +68,13 @@ class MPIWorld:
             raise WorldError(_mismatch(promised, base.size, MPI.Get_library_version()))
         # Calls of ours never meet calls that the user makes on MPI.COMM_WORLD.
         with _limited(timeout):
-            self._comm = base.Dup()
-            self._farewell = base.Dup()
+            self.comm = base.Dup()
+            self._exit_comm = base.Dup()
             self._hosts = np.zeros((base.size, _HOST_BYTES), np.uint8)
             name = MPI.Get_processor_name().encode()[:_HOST_BYTES]
-            self._comm.Allgather(np.frombuffer(name.ljust(_HOST_BYTES, b"\0"), np.uint8), self._hosts)
+            self.comm.Allgather(np.frombuffer(name.ljust(_HOST_BYTES, b"\0"), np.uint8), self._hosts)
             # Every rank has left MPI_Init when this returns.
-            around = self._comm.allgather((os.getpid(), cores_here(), segment_files.mapped_here()))
+            around = self.comm.allgather((os.getpid(), cores_here(), segment_files.mapped_here()))
         self._pids = [pid for pid, _, _ in around]
         self.node = [rank for rank in range(base.size) if self._is_here(rank)]
         self.cores = [around[rank][1] for rank in self.node]
@@ -87,18 +86,13 @@ class MPIWorld:
         self._sent: list[tuple[Any, bytes]] = []
         world.report(joined=True)
 
-    def transport(self) -> MPITransport:
-        """The transport of all ranks."""
-        limit = sys.maxsize if self._MPI.Get_version() >= (4, 0) else INT
-        return MPITransport(self._MPI, self._comm, self, range(self.size), "world", limit)
-
-    def seat(self, members: Sequence[int], rank: int) -> Placement:
+    def placement(self, members: Sequence[int], rank: int) -> Placement:
         """Where rank `rank` stands in a communicator of these ranks of the world."""
         return place_rank([self._hosts[member].tobytes() for member in members], rank)
 
     def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:
         """MPI's op for arrays of that dtype."""
-        MPI = self._MPI
+        MPI = self.MPI
         # What MPI_MAX makes of a NaN depends on where it stands, so ranks would end up with different values. And Open
         # MPI's sums of short integers saturate in vector units and wrap around elsewhere (its issue 8045).
         ours = dtype.kind == "f" if op in _ORDER else op is ReduceOp.SUM and dtype.kind in "iu" and dtype.itemsize < 4
@@ -110,11 +104,11 @@ class MPIWorld:
 
     @property
     def rank(self) -> int:
-        return int(self._comm.rank)
+        return int(self.comm.rank)
 
     @property
     def size(self) -> int:
-        return int(self._comm.size)
+        return int(self.comm.size)
 
     @property
     def aborts_all(self) -> bool:
@@ -126,15 +120,15 @@ class MPIWorld:
         message = exit_notice.encode()
         for rank in range(self.size):
             if rank != self.rank:
-                self._sent.append((self._farewell.Isend([message, self._MPI.BYTE], rank, _FAREWELL), message))
+                self._sent.append((self._exit_comm.Isend([message, self.MPI.BYTE], rank, _EXIT_TAG), message))
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
         """The ranks that have said that they leave, as far as their messages have arrived."""
         with self._lock:  # many threads may be waiting, one of them reads
-            status = self._MPI.Status()
-            while (message := self._farewell.Improbe(tag=_FAREWELL, status=status)) is not None:
-                text = bytearray(status.Get_count(self._MPI.BYTE))
-                message.Recv([text, self._MPI.BYTE])  # matched and small: it has arrived
+            status = self.MPI.Status()
+            while (message := self._exit_comm.Improbe(tag=_EXIT_TAG, status=status)) is not None:
+                text = bytearray(status.Get_count(self.MPI.BYTE))
+                message.Recv([text, self.MPI.BYTE])  # matched and small: it has arrived
                 self._left[status.Get_source()] = ExitNotice.decode(bytes(text))
             for rank in self._rendezvous.died() if self._rendezvous is not None else ():
                 self._left.setdefault(rank, ExitNotice(status=LOST, calls={}))
@@ -156,7 +150,7 @@ class MPIWorld:
         if self._ours:
             # A collective that timed out and was forgiven may still be in flight: no MPI promises to end then.
             with _ended_by_a_timer(_FINALIZE):
-                self._MPI.Finalize()
+                self.MPI.Finalize()
             if self._rendezvous is not None:
                 self._rendezvous.leave()
         world.report(left=True)
@@ -165,7 +159,7 @@ class MPIWorld:
         """Ends all ranks with this exit status, or this one: see `aborts_all`."""
         if not self.aborts_all:
             os._exit(status)
-        self._MPI.COMM_WORLD.Abort(status)
+        self.MPI.COMM_WORLD.Abort(status)
 
 
 def _meet(promised: world.World, timeout: float) -> Rendezvous:
@@ -262,19 +256,8 @@ def _mismatch(promised: world.World, size: int, library: str) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Where a rank stands: in the world, among the ranks of its node, and which node that is."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    node: int
-
-
 def place_rank(hosts: Sequence[bytes], rank: int) -> Placement:
-    """A rank's seat by all ranks' host names; nodes are counted in the order of their first rank."""
+    """A rank's placement by all ranks' host names; nodes are counted in the order of their first rank."""
     mine = hosts[rank]
     return Placement(
         rank=rank,

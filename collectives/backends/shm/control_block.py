@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from collectives.backends.shm.segment import PAGE, Segment
-from collectives.backends.transport import HASH, SEQUENCE, WORDS
+from collectives.transport import HASH, SEQUENCE, WORDS
 
 Array = np.ndarray[Any, Any]
 

@@ -21,7 +21,8 @@ from collectives.backends.shm.control_block import ControlBlock, control_bytes
 from collectives.backends.shm.segment import SharedArrays, share_segment
 from collectives.backends.shm.shm_transport import ShmTransport, StepTest
 from collectives.backends.single import SingleTransport
-from collectives.backends.transport import (
+from collectives.reduction import Array, ReduceOp
+from collectives.transport import (
     Finish,
     LayeredTransport,
     Placement,
@@ -33,7 +34,6 @@ from collectives.backends.transport import (
     all_of,
     offsets,
 )
-from collectives.reduction import Array, ReduceOp
 
 _NOTHING: Array = np.empty(0, np.uint8)
 

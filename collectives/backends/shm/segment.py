@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.backends.transport import Steps, Transport
+from collectives.transport import Steps, Transport
 
 Array = np.ndarray[Any, Any]
 
@@ -98,14 +98,14 @@ def attach(address: Address, nbytes: int) -> Segment:
     return segment
 
 
-class Place(NamedTuple):
+class ArrayLocation(NamedTuple):
     """Where an array lies: segment number (0: in no segment), and bytes from the start of its rank's part."""
 
     segment: int
     offset: int
 
 
-NOWHERE = Place(0, 0)
+NOWHERE = ArrayLocation(0, 0)
 
 
 def part_bytes(nbytes: int) -> int:
@@ -153,7 +153,7 @@ class SharedArrays:
         weakref.finalize(mine, _mark, marks, self._me, os.getpid()).atexit = False
         return mine
 
-    def find(self, array: Array) -> Place:
+    def find(self, array: Array) -> ArrayLocation:
         """Where a C-contiguous array of this rank lies."""
         if not self._starts:
             return NOWHERE
@@ -165,9 +165,9 @@ class SharedArrays:
             number = self._numbers[at]
             shared = self._open[number]
         offset = address - shared.start
-        return Place(number, offset) if offset + array.nbytes <= len(shared.parts[self._me]) else NOWHERE
+        return ArrayLocation(number, offset) if offset + array.nbytes <= len(shared.parts[self._me]) else NOWHERE
 
-    def view(self, rank: int, place: Place, nbytes: int) -> Array:
+    def view(self, rank: int, place: ArrayLocation, nbytes: int) -> Array:
         """That rank's bytes at a place of its own, (nbytes,) uint8."""
         return self._open[place.segment].parts[rank][place.offset : place.offset + nbytes]
 

@@ -12,8 +12,10 @@ import numpy as np
 
 from collectives.backends.shm import algorithms as rounds
 from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
-from collectives.backends.shm.segment import NOWHERE, Place, SharedArrays, segment_bytes, share_segment
-from collectives.backends.transport import (
+from collectives.backends.shm.segment import NOWHERE, ArrayLocation, SharedArrays, segment_bytes, share_segment
+from collectives.engine.progress import spin
+from collectives.reduction import COMBINE, Array, ReduceOp
+from collectives.transport import (
     IN,
     NBYTES,
     OUT,
@@ -28,8 +30,6 @@ from collectives.backends.transport import (
     completed,
     differ,
 )
-from collectives.engine.progress import spin
-from collectives.reduction import COMBINE, Array, ReduceOp
 
 _log = logging.getLogger("collectives")
 
@@ -250,7 +250,7 @@ class ShmTransport(LayeredTransport):
         return signatures, sources
 
     def _there(self, rank: int, header: Sequence[int], word: int, nbytes: int) -> Array:
-        return self.shared_arrays.view(rank, Place(header[word], header[word + 1]), nbytes)
+        return self.shared_arrays.view(rank, ArrayLocation(header[word], header[word + 1]), nbytes)
 
     def _leave(self) -> Test:
         """What was read straight from the others' arrays must not change before all have read it."""

@@ -34,7 +34,7 @@ class Seated(ThreadTransport):
 
 def sharing(world: Communicator, nodes: Sequence[int]) -> Communicator:
     """A communicator of the ranks of a simulated world, through the memory of those nodes."""
-    whole: Any = world._transport
+    whole: Any = world.transport
     plain = whole._part(range(world.size), "beside")
     below = Seated(nodes, plain._group, plain.rank, plain._left, plain.key, plain._members)
     return Communicator(complete("share", share(below), below, world.timeout), world.timeout, world.registry)

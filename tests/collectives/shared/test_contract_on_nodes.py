@@ -34,7 +34,7 @@ class TestShared(Contract):
     def run(self, request: pytest.FixtureRequest) -> Run:
         def run(fn: Callable[[Communicator], Any]) -> list[Any]:
             def on_one_node(comm: Communicator) -> Any:
-                assert isinstance(comm._transport, ShmTransport)
+                assert isinstance(comm.transport, ShmTransport)
                 return fn(comm)
 
             return run_sharing(on_one_node, [0] * request.param)
@@ -47,7 +47,7 @@ class TestHierarchy(Contract):
     def run(self, request: pytest.FixtureRequest) -> Run:
         def run(fn: Callable[[Communicator], Any]) -> list[Any]:
             def on_nodes(comm: Communicator) -> Any:
-                assert isinstance(comm._transport, HierarchicalTransport)
+                assert isinstance(comm.transport, HierarchicalTransport)
                 return fn(comm)
 
             return run_sharing(on_nodes, request.param)
@@ -87,7 +87,7 @@ if (started := world.promised()) is not None:  # inside the job that the last te
         @pytest.fixture(params=OF_PROCESSES[started.size], ids=str)
         def run(self, request: pytest.FixtureRequest) -> Run:
             comm = on_nodes(tuple(request.param))
-            assert isinstance(comm._transport, HierarchicalTransport)
+            assert isinstance(comm.transport, HierarchicalTransport)
             return lambda fn: [fn(comm)]
 
     @pytest.mark.parametrize("nodes", [None, *OF_PROCESSES[started.size][-1:]])

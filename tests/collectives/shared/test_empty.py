@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 import collectives
 from collectives import Communicator
 from collectives.backends.shm.control_block import STAGING_BYTES
-from collectives.backends.shm.segment import NOWHERE, Place
+from collectives.backends.shm.segment import NOWHERE, ArrayLocation
 from collectives.backends.shm.shm_transport import ShmTransport
 from tests.collectives.shared.ranks import run_sharing
 
@@ -20,8 +20,8 @@ N = STAGING_BYTES  # items: more than one tile of any dtype
 
 
 def shared(comm: Communicator) -> Any:
-    assert isinstance(comm._transport, ShmTransport)
-    return comm._transport.shared_arrays
+    assert isinstance(comm.transport, ShmTransport)
+    return comm.transport.shared_arrays
 
 
 @SIZES
@@ -32,9 +32,9 @@ def test_views_at_any_offset_are_reduced_where_they_lie(size: int) -> None:
         assert not whole.any()
         arrays = shared(comm)
         number = arrays.find(whole).segment
-        assert arrays.find(whole) == Place(number, 0) != NOWHERE
-        assert arrays.find(whole[2]) == Place(number, 8 * N)
-        assert arrays.find(whole.reshape(-1)[7 : 7 + N]) == Place(number, 28)
+        assert arrays.find(whole) == ArrayLocation(number, 0) != NOWHERE
+        assert arrays.find(whole[2]) == ArrayLocation(number, 8 * N)
+        assert arrays.find(whole.reshape(-1)[7 : 7 + N]) == ArrayLocation(number, 28)
         total = sum(range(comm.size))
         for start in (0, 7, N + 1, 3 * N):
             flat = whole.reshape(-1)
@@ -86,7 +86,7 @@ def test_an_array_that_one_rank_dropped_is_still_the_others(size: int) -> None:
         view = y[3:]
         del x, y
         comm.barrier()
-        assert arrays.find(view) == Place(second, 12)  # a view keeps it
+        assert arrays.find(view) == ArrayLocation(second, 12)  # a view keeps it
         comm.empty(1)
         comm.barrier()
         comm.empty(1)

@@ -13,7 +13,7 @@ import collectives
 from collectives import Communicator
 from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES
 from collectives.backends.shm.hierarchy import HierarchicalTransport
-from collectives.backends.transport import Test
+from collectives.transport import Test
 from tests.collectives.shared.ranks import run_sharing
 
 NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [1, 0, 0, 1, 2], [0, 1, 1, 2]]
@@ -71,7 +71,7 @@ def test_reduce_scatter_hands_out_uneven_rows_whatever_the_order_of_nodes() -> N
 
 def test_one_rank_a_node_speaks_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(comm: Communicator) -> list[str]:
-        transport: Any = comm._transport
+        transport: Any = comm.transport
         comm.barrier()
         calls: list[str] = []
 
@@ -102,7 +102,7 @@ def test_arrays_of_comm_empty_are_shared_within_each_node(nodes: list[int]) -> N
     def check(comm: Communicator) -> None:
         twin = comm.duplicate()
         x = comm.empty(STAGING_BYTES)
-        arrays = comm._transport.shared_arrays
+        arrays = comm.transport.shared_arrays
         assert (arrays is None) == (nodes.count(nodes[comm.rank]) == 1)
         if arrays is not None:
             assert arrays.find(x).segment != 0
@@ -129,7 +129,7 @@ def test_splits_of_ranks_on_nodes_find_their_own_nodes(nodes: list[int]) -> None
             stand = [nodes[rank] for rank in ranks]
             assert part.local_size == stand.count(nodes[comm.rank])
             several = 1 < len(set(stand)) < len(stand)
-            assert isinstance(part._transport, HierarchicalTransport) == several
+            assert isinstance(part.transport, HierarchicalTransport) == several
             x = np.full(STAGING_BYTES, float(comm.rank))
             assert (part.all_reduce(x) == sum(ranks)).all()
             assert (part.duplicate().all_reduce(x) == sum(ranks)).all()
@@ -152,7 +152,7 @@ def test_every_rank_is_told_while_calls_are_compared_between_nodes() -> None:
 
 def test_what_only_a_node_finds_out_is_told_there_and_the_communicator_is_of_no_use_any_more() -> None:
     def check(comm: Communicator) -> str:
-        below: Any = comm._transport._inner  # type: ignore[attr-defined]  # a hierarchy has one
+        below: Any = comm.transport._inner  # type: ignore[attr-defined]  # a hierarchy has one
         below.exchange_signatures = lambda header: lambda: True  # as after the calls that are compared between nodes
         below.signatures = lambda: None
         comm.barrier()

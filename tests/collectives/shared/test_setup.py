@@ -80,7 +80,7 @@ def test_without_shared_memory_everything_still_works_and_the_log_says_so_once(
     reason = refuse(monkeypatch)
 
     def check(comm: Communicator) -> None:
-        assert not comm._transport.shares_memory
+        assert not comm.transport.shares_memory
         use(comm)
         use(comm.duplicate())  # which says nothing again
 
@@ -106,7 +106,7 @@ def test_an_array_that_cannot_be_shared_is_the_ranks_own_and_numbers_stay_equal(
 
     def check(comm: Communicator) -> None:
         first, large, second = comm.empty(50_000), comm.empty(5 << 20), comm.empty(50_000)
-        arrays = comm._transport.shared_arrays
+        arrays = comm.transport.shared_arrays
         assert arrays is not None
         numbers = [arrays.find(x).segment for x in (first, large, second)]
         assert numbers[1] == 0

@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from collectives.backends.transport import Signature, Signatures, Steps, Transport, differ
 from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
 from collectives.engine.queue import CallQueue, CommunicatorRegistry
 from collectives.engine.verify import TEXT, table, to_text
 from collectives.errors import ArgumentError, MismatchError
 from collectives.reduction import Array
+from collectives.transport import Signature, Signatures, Steps, Transport, differ
 
 T = TypeVar("T")
 Scale = float | Callable[[], float] | None
@@ -25,7 +25,7 @@ class CommunicatorBase:
     """One rank's end of a communicator, without any collective: each family of them inherits this."""
 
     def __init__(self, transport: Transport, timeout: float, registry: CommunicatorRegistry | None = None) -> None:
-        self._transport = transport
+        self.transport = transport
         self.registry = CommunicatorRegistry() if registry is None else registry
         self.queue = CallQueue(transport, self._ended)
         self.registry.join(transport.key, self.queue)
@@ -42,7 +42,7 @@ class CommunicatorBase:
         raise NotImplementedError
 
     def _ended(self) -> None:
-        self.registry.leave(self._transport.key)
+        self.registry.leave(self.transport.key)
 
     @overload
     def _run(self, name: str, x: Array | None, steps: Describe[T], async_op: Literal[False], more: str = "") -> T: ...
@@ -71,13 +71,13 @@ class CommunicatorBase:
         Raises: MismatchError on every rank if they differ; on the ranks of one node, and the communicator is of no use
         any more, if those of other nodes were not compared with them.
         """
-        yield self._transport.exchange_signatures(header, payload, out, prefix)
-        call.signatures = signatures = self._transport.signatures()
-        for transport, ranks in self._transport.verified_groups():
+        yield self.transport.exchange_signatures(header, payload, out, prefix)
+        call.signatures = signatures = self.transport.signatures()
+        for transport, ranks in self.transport.verified_groups():
             found = transport.signatures()
             if found is not None and differ(found):
                 error = yield from self._told_apart(call, transport, ranks)
-                if signatures is None and transport is not self._transport:
+                if signatures is None and transport is not self.transport:
                     self.queue.break_off(error, _unheard)  # other nodes know nothing of it, and go on
                 raise error
         return signatures

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.arrays import dtype_name, dtype_of
-from collectives.backends.transport import EAGER_LIMIT
 from collectives.errors import ArgumentError
 from collectives.reduction import Array
+from collectives.transport import EAGER_LIMIT
 
 _TEXT_BYTES = 512
 _HEAD = struct.Struct("<qq")  # the user's tag, and that of the array if it follows; then what `_form` packs
