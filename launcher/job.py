@@ -22,8 +22,6 @@ HANG_TIMEOUT = 540.0
 HEARTBEAT_TIMEOUT = 30.0
 #: More ranks than this nobody has; a number with a digit too many would take all memory before anything could fail.
 MOST_RANKS = 1_000_000
-#: Who may start the ranks; hydra stands behind "mpich" whether it is MPICH's or Intel's.
-ENGINES = ("auto", "mpich", "openmpi", "slurm")
 #: What `collectives.init(backend=...)` takes.
 BACKENDS = ("auto", "single", "mpi", "nccl")
 
@@ -37,7 +35,7 @@ class Job:
     args: what the script finds in `sys.argv[1:]`
     n: number of ranks; None: as many as the hosts have slots, or as an allocation of Slurm has tasks, else 1
     hosts: machines to start ranks on, each with the number of ranks that it takes; none: this one, or those of Slurm
-    engine: who starts the ranks, one of `ENGINES`; "auto": the one that is there
+    engine: who starts the ranks, "auto": the one that is there, or a name of `launcher.engines`
     backend: what `collectives.init()` chooses on every rank, one of `BACKENDS`
     bind: each rank is bound to its share of the cores
     share_gpu: several ranks may be given the same GPU
@@ -88,7 +86,7 @@ class Job:
         self._check_target()
         self._check_numbers()
         self._check_ranks()
-        for name, known in (("engine", ENGINES), ("backend", BACKENDS)):
+        for name, known in (("backend", BACKENDS),):
             if (value := getattr(self, name)) not in known:
                 raise UsageError(f"the {name} should be one of {', '.join(known)}, not {value!r}")
         if self.trace is not None:

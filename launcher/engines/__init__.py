@@ -1,42 +1,28 @@
-"""Who starts the ranks: an engine that exists, never a home-made one, behind one small protocol.
+"""Engines: what starts the ranks of a job. One file an engine; `engine.py` says what a new one needs.
 
-MPICH's or Intel's hydra, Open MPI's prterun, Slurm's srun: each gives the ranks their places and starts agents,
-nothing more. A wrong engine is worse than none (each of its ranks would believe that it is alone), so it is chosen with
-care: inside an allocation srun, if it and the MPI speak a common language; else the mpiexec beside this Python; else
-that on PATH.
+MPICH's or Intel's hydra, Open MPI's prterun, Slurm's srun: each gives the ranks their places and starts agents, nothing
+more. With a wrong engine each rank would believe that it is alone, so it is chosen with care: in an allocation srun,
+if it and the MPI speak a common language; else the mpiexec beside this Python; else the one on PATH.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from launcher.engines import mpiexec, slurm
-from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI
+from launcher.engines.engine import REGISTRY, Engine, StartRequest
 from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.network import fill_hosts
 
 __all__ = ["Engine", "choose_engine", "ranks_per_host", "resolve_size"]
 
-
-class Engine(Protocol):
-    """Starts the ranks of a job."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it: "mpiexec", "srun"."""
-
-    @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """Names of the hosts besides this one on which it may start ranks."""
-
-    def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """The command that starts the command `rank` once for every rank, each with the environment `environ`."""
-
-    def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        """The environment for all that, from that of the ranks. scratch: a folder of this job alone, for its files"""
+for _file in sorted(os.listdir(os.path.dirname(__file__))):
+    if _file.endswith(".py") and not _file.startswith("_"):
+        importlib.import_module(f"{__name__}.{_file[:-3]}")
 
 
 def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
@@ -44,8 +30,11 @@ def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
     allocation of Slurm has tasks, else 1. A job that can do without hosts, and names none, has those of
     the allocation.
 
-    Raises: UsageError if there are more ranks than slots, or no hosts to do without.
+    Raises: UsageError if there is no such engine, if there are more ranks than slots, or no hosts to do without.
     """
+    known = ("auto", *sorted(REGISTRY))
+    if job.engine not in known:
+        raise UsageError(f"the engine should be one of {', '.join(known)}, not {job.engine!r}")
     hosts = job.hosts
     slots, what, where = None, "slot", "the hosts have"
     if hosts:
@@ -65,55 +54,53 @@ def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
 
 
 def choose_engine(job: Job, environ: Mapping[str, str]) -> Engine:
-    """The engine for a settled job.
+    """The engine for a job whose size is resolved.
 
     Raises: UsageError if there is none, not the one asked for, or one that does not fit the MPI of this Python.
     """
-    from launcher import network  # here and below, because a world of one needs none of it
+    from launcher import network  # here, because a world of one needs none of it
 
-    elsewhere = tuple(host.name for host in job.hosts if not network.is_here(host.name))
-    allocated = slurm.inside(environ) and not (job.hosts and not elsewhere)
-    away = elsewhere or (slurm.elsewhere(environ) if allocated else ())
-    if job.engine == "auto" and job.size == 1 and not away:
+    named = tuple(host.name for host in job.hosts if not network.is_here(host.name))
+    allocated = slurm.inside(environ) and not (job.hosts and not named)
+    remote_hosts = named or (slurm.remote_hosts(environ) if allocated else ())
+    if job.engine == "auto" and job.size == 1 and not remote_hosts:
         return SingleEngine()
-    if job.engine == "slurm" or (job.engine == "auto" and allocated):
-        srun = slurm.find(environ)
-        if srun is None and job.engine == "slurm":
-            raise UsageError("--engine slurm: there is no srun on PATH")
-        if srun is not None:
-            family = mpiexec.family_of_this_python(environ)
-            kind = slurm.language(family, srun)
-            if kind is not None:
-                return slurm.SlurmEngine(srun, kind, job.size, job.hosts, away, environ.get("SLURM_CPUS_PER_TASK"))
-            if job.engine == "slurm":
-                raise UsageError(f"--engine slurm: {slurm.silence(family, srun)}")
-    program, family = mpiexec.find_mpiexec_for(job.engine, environ)
-    mpiexec.check_library(program, family, environ)
-    # Without hosts of its own, an engine in an allocation of several finds them itself.
-    hosts = job.hosts if elsewhere else ()
-    here = network.addresses(elsewhere)[0] if elsewhere else None
-    if family == OPENMPI:
-        from launcher.engines.openmpi import OpenMpiEngine
-
-        return OpenMpiEngine(program, job.size, hosts, away)
-    from launcher.engines.mpich import MpichEngine
-
-    assert family in (MPICH, INTEL)
-    return MpichEngine(program, job.size, hosts, away, intel=family == INTEL, here=here)
+    request = StartRequest(
+        job=job,
+        environ=environ,
+        # Without hosts of its own, an engine in an allocation of several finds them itself.
+        hosts=job.hosts if named else (),
+        remote_hosts=remote_hosts,
+        allocated=allocated,
+        local_address=network.addresses(named)[0] if named else None,
+    )
+    if job.engine != "auto":
+        engine = REGISTRY[job.engine].select(request)
+        assert engine is not None
+        return engine
+    for kind in sorted(REGISTRY.values(), key=lambda each: each.priority):
+        if (engine := kind.select(request)) is not None:
+            return engine
+    raise UsageError("no engine found that could start several ranks: pip install mpich")
 
 
 def ranks_per_host(job: Job, engine: Engine) -> tuple[int, ...] | None:
-    """How many ranks each host of a settled job has, in their order; None if the engine alone knows, and tells them."""
-    if engine.name == "srun" or (engine.elsewhere and not job.hosts):
+    """How many ranks each host has, in the hosts' order; None if only the engine knows, and tells the ranks."""
+    if not engine.fills_in_order or (engine.remote_hosts and not job.hosts):
         return None
     return tuple(slots for _, slots in fill_hosts(job.size, job.hosts)) or (job.size,)
 
 
-class SingleEngine:
+class SingleEngine(Engine):
     """A world of one needs no engine: its agent is started directly."""
 
     name = "the agent"
-    elsewhere: tuple[str, ...] = ()
+    remote_hosts: tuple[str, ...] = ()
+
+    @classmethod
+    def select(cls, request: StartRequest) -> Engine | None:
+        """As `Engine.select`."""
+        return cls()
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """As `Engine.command`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.engines.mpiexec import without_torchrun
+from launcher.engines.engine import Engine, StartRequest, register
+from launcher.engines.mpiexec import INTEL, OPENMPI, without_torchrun
 from launcher.network import Host, fill_hosts, reject_ipv6
 
 # The job is on this machine, also inside an allocation: no ssh, no srun.
@@ -17,21 +18,37 @@ _NAMED = {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}
 _NO_FILE = {"HWLOC_XMLFILE": ""}
 
 
+@register("mpich")
 @dataclass(frozen=True)
-class MpichEngine:
+class MpichEngine(Engine):
     """`mpiexec` of path `mpiexec`, for `n` ranks.
 
     hosts: where to start them; none: on this machine, or where an allocation says
-    elsewhere: hosts besides this one; here: the address by which these reach this one
+    remote_hosts: hosts besides this one; here: the address by which these reach this one
     """
 
     mpiexec: str
     n: int
     hosts: tuple[Host, ...] = ()
-    elsewhere: tuple[str, ...] = ()
+    remote_hosts: tuple[str, ...] = ()
     intel: bool = False
     here: str | None = None
     name: str = "mpiexec"
+
+    @classmethod
+    def select(cls, request: StartRequest) -> Engine | None:
+        """As `Engine.select`."""
+        program, family = request.mpiexec
+        if family == OPENMPI:
+            return None
+        return cls(
+            program,
+            request.job.size,
+            request.hosts,
+            request.remote_hosts,
+            intel=family == INTEL,
+            here=request.local_address,
+        )
 
     def __post_init__(self) -> None:
         reject_ipv6(self.mpiexec, self.hosts)
@@ -56,5 +73,5 @@ class MpichEngine:
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         """As `Engine.environment`; what the user chose stays."""
-        ours = _NAMED if self.hosts else {} if self.elsewhere else _LOCAL
+        ours = _NAMED if self.hosts else {} if self.remote_hosts else _LOCAL
         return {**ours, **_NO_FILE, **without_torchrun(environ)}

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.engines.mpiexec import without_torchrun
+from launcher.engines.engine import Engine, StartRequest, register
+from launcher.engines.mpiexec import OPENMPI, without_torchrun
 from launcher.network import Host, reject_ipv6
 
 # What it needs to start as fast as MPICH on one machine; by default it probes every network first. Its module for TCP
@@ -19,19 +20,26 @@ _STAYS = ("HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "SSH_", 
 _ITS_OWN = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
 
 
+@register("openmpi")
 @dataclass(frozen=True)
-class OpenMpiEngine:
+class OpenMpiEngine(Engine):
     """`mpiexec` of path `mpiexec`, for `n` ranks.
 
     hosts: where to start them; none: on this machine, or where an allocation says
-    elsewhere: hosts besides this one
+    remote_hosts: hosts besides this one
     """
 
     mpiexec: str
     n: int
     hosts: tuple[Host, ...] = ()
-    elsewhere: tuple[str, ...] = ()
+    remote_hosts: tuple[str, ...] = ()
     name: str = "mpiexec"
+
+    @classmethod
+    def select(cls, request: StartRequest) -> Engine | None:
+        """As `Engine.select`."""
+        program, family = request.mpiexec
+        return cls(program, request.job.size, request.hosts, request.remote_hosts) if family == OPENMPI else None
 
     def __post_init__(self) -> None:
         reject_ipv6(self.mpiexec, self.hosts)
@@ -47,7 +55,7 @@ class OpenMpiEngine:
         if self.hosts:
             hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
             options = ["--allow-run-as-root", "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "--host", hosts]
-        if self.elsewhere:
+        if self.remote_hosts:
             # By name alone: values, our secret among them, would be seen by everybody who lists processes.
             options += [word for name in environ if not name.startswith(_STAYS + _ITS_OWN) for word in ("-x", name)]
         return [self.mpiexec, *options, "-n", str(self.n), *rank]
@@ -56,10 +64,10 @@ class OpenMpiEngine:
         """As `Engine.environment`; what the user chose stays."""
         # Without HOME it does not start at all.
         ours = {"HOME": os.path.expanduser("~")}
-        if self.elsewhere and _FAST.items() <= environ.items():
+        if self.remote_hosts and _FAST.items() <= environ.items():
             # A rank of a job on one host has started this one, and these are that job's.
             environ = {name: value for name, value in environ.items() if name not in _FAST}
-        if not self.elsewhere:
+        if not self.remote_hosts:
             # On other hosts nobody would remove that folder; and their networks may be faster than TCP.
             ours |= {_SCRATCH: scratch, **_FAST}
         return {**ours, **without_torchrun(environ)}

@@ -9,7 +9,10 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from launcher.engines import mpiexec
+from launcher.engines.engine import Engine, StartRequest, register
 from launcher.engines.mpiexec import MPICH, OPENMPI, without_outer_mpi
 from launcher.errors import UsageError
 from launcher.network import Host, fill_hosts
@@ -20,22 +23,46 @@ _LANGUAGES = {MPICH: ("pmi2", "cray_shasta"), OPENMPI: ("pmix",)}
 _LIMIT = 20.0  # s
 
 
+@register("slurm")
 @dataclass(frozen=True)
-class SlurmEngine:
+class SlurmEngine(Engine):
     """`srun` of path `srun`, for `n` ranks.
 
     language: what the MPI speaks, as `--mpi` takes it
     hosts: where to start them; none: as the allocation says
-    elsewhere: nodes besides this one
+    remote_hosts: nodes besides this one
     """
 
     srun: str
     language: str
     n: int
     hosts: tuple[Host, ...] = ()
-    elsewhere: tuple[str, ...] = ()
+    remote_hosts: tuple[str, ...] = ()
     cpus: str | None = None
     name: str = "srun"
+
+    priority: ClassVar[int] = 10
+    fills_in_order: ClassVar[bool] = False
+
+    @classmethod
+    def select(cls, request: StartRequest) -> Engine | None:
+        """As `Engine.select`; without being asked for, only inside an allocation whose srun speaks with the MPI."""
+        asked = request.job.engine == "slurm"
+        if not asked and not request.allocated:
+            return None
+        srun = find(request.environ)
+        if srun is None:
+            if asked:
+                raise UsageError("--engine slurm: there is no srun on PATH")
+            return None
+        family = mpiexec.family_of_this_python(request.environ)
+        spoken = language(family, srun)
+        if spoken is None:
+            if asked:
+                raise UsageError(f"--engine slurm: {silence(family, srun)}")
+            return None
+        job, cpus = request.job, request.environ.get("SLURM_CPUS_PER_TASK")
+        return cls(srun, spoken, job.size, job.hosts, request.remote_hosts, cpus)
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """As `Engine.command`: the environment goes along by itself."""
@@ -72,7 +99,7 @@ def tasks(environ: Mapping[str, str]) -> int | None:
     return _number(environ, "SLURM_NTASKS") or nodes * (_number(environ, "SLURM_NTASKS_PER_NODE") or 1)
 
 
-def elsewhere(environ: Mapping[str, str], here: str | None = None) -> tuple[str, ...]:
+def remote_hosts(environ: Mapping[str, str], here: str | None = None) -> tuple[str, ...]:
     """The allocation's nodes besides this one. here: this machine's name"""
     name = environ.get("SLURMD_NODENAME") or (socket.gethostname() if here is None else here).partition(".")[0]
     return tuple(node for node in nodes(environ) if node != name)

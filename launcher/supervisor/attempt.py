@@ -111,7 +111,7 @@ class Attempt:
         )
         self._ping = self.now  # when the agents are to hear from us next
         self._engine = engines.choose_engine(job, environ)
-        self._listener = Listener(self._engine.elsewhere, job.size)
+        self._listener = Listener(self._engine.remote_hosts, job.size)
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
         there = meeting(environ, host_of_rank_0(job, self._engine, environ), free_port())
         told = self._engine.environment({**environ, **there, **self._told()}, scratch)

@@ -77,14 +77,14 @@ def meeting(environ: Mapping[str, str], host: str, port: object) -> dict[str, st
 
 def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:
     """By which name or address the ranks of a settled job reach its rank 0: hosts are filled in order."""
-    if not engine.elsewhere:
+    if not engine.remote_hosts:
         return "127.0.0.1"
     first = job.hosts[0].name if job.hosts else slurm.nodes(environ)[0]
-    if first in engine.elsewhere or not job.hosts:
+    if first in engine.remote_hosts or not job.hosts:
         return first
     from launcher import network  # here, because a job on one machine needs none of it
 
-    return network.addresses(engine.elsewhere)[0]
+    return network.addresses(engine.remote_hosts)[0]
 
 
 def free_port() -> int:

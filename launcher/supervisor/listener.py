@@ -23,24 +23,24 @@ _REST = 0.1
 
 
 class Listener:
-    """Listens on a free port: for nobody outside this machine, unless the job has ranks elsewhere.
+    """Listens on a free port: for nobody outside this machine, unless the job has ranks remote_hosts.
 
-    elsewhere: names of other hosts from which agents will call; agents: how many will
+    remote_hosts: names of other hosts from which agents will call; agents: how many will
     address: "ADDRESS:PORT", or several with commas between them, the likeliest first
     secret: of this job, for its agents alone
 
     Raises: UsageError if this machine has no 127.0.0.1.
     """
 
-    def __init__(self, elsewhere: Sequence[str] = (), agents: int = 1) -> None:
+    def __init__(self, remote_hosts: Sequence[str] = (), agents: int = 1) -> None:
         self.secret = nonce()
         self._room = agents + _SPARE
         self._rests_until = 0.0
-        if elsewhere:
+        if remote_hosts:
             from launcher import network
 
             self._listener = _everywhere()
-            addresses = [f"[{each}]" if ":" in each else each for each in network.addresses(elsewhere)]
+            addresses = [f"[{each}]" if ":" in each else each for each in network.addresses(remote_hosts)]
         else:
             self._listener = _here()
             addresses = ["127.0.0.1"]

@@ -114,9 +114,9 @@ def test_quitting_ends_the_job_with_one_line(debug: Any) -> None:
 
 
 def test_others_wait_in_init_longer_than_its_time_limit(debug: Any) -> None:
-    session = debug("if rank == 0:\n    breakpoint()\nimport collectives\ncollectives.init(timeout=2)\nprint('joined')")
+    session = debug("if rank == 0:\n    breakpoint()\nimport collectives\ncollectives.init(timeout=6)\nprint('joined')")
     session.await_prompt()
-    time.sleep(3.5)
+    time.sleep(7)
     session.say("c")
     done = session.end()
     assert (done.returncode, done.stderr) == (0, "")

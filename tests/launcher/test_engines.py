@@ -62,7 +62,7 @@ def test_hydra_on_several_hosts() -> None:
 
 
 def test_an_allocation_that_hydra_knows_is_left_to_it() -> None:
-    assert "HYDRA_LAUNCHER" not in MpichEngine("/m/mpiexec", 4, elsewhere=("b",)).environment({}, "/tmp/x")
+    assert "HYDRA_LAUNCHER" not in MpichEngine("/m/mpiexec", 4, remote_hosts=("b",)).environment({}, "/tmp/x")
 
 
 def test_openmpi_on_this_machine() -> None:
@@ -178,7 +178,7 @@ def test_more_ranks_than_slots_are_refused(settings: dict[str, object], environ:
         ({"n": 4}, MpichEngine("m", 4), (4,)),
         ({"n": 5, "hosts": HOSTS}, MpichEngine("m", 5, HOSTS, ("b",)), (4, 1)),
         ({"n": 4}, SlurmEngine("s", "pmi2", 4), None),
-        ({"n": 4}, MpichEngine("m", 4, elsewhere=("b",)), None),
+        ({"n": 4}, MpichEngine("m", 4, remote_hosts=("b",)), None),
     ],
 )
 def test_who_knows_how_hosts_are_filled(
@@ -374,9 +374,9 @@ def test_a_list_that_slurm_cannot_read_is_wrong_use(text: str, path: str, says: 
 
 def test_nodes_elsewhere() -> None:
     environ = in_slurm("n[1-3]")
-    assert slurm.elsewhere(environ, here="n2.cluster") == ("n1", "n3")
-    assert slurm.elsewhere({**environ, "SLURMD_NODENAME": "n1"}, here="n2") == ("n2", "n3")
-    assert slurm.elsewhere(environ, here="login") == ("n1", "n2", "n3")  # salloc gives a shell where it was called
+    assert slurm.remote_hosts(environ, here="n2.cluster") == ("n1", "n3")
+    assert slurm.remote_hosts({**environ, "SLURMD_NODENAME": "n1"}, here="n2") == ("n2", "n3")
+    assert slurm.remote_hosts(environ, here="login") == ("n1", "n2", "n3")  # salloc gives a shell where it was called
 
 
 _NODES = in_slurm("n[1-3]", SLURM_JOB_NUM_NODES="3")
@@ -474,15 +474,15 @@ def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
 def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = engines.choose_engine(job(n=6), allocation)
     assert isinstance(chosen, SlurmEngine)
-    assert (chosen.language, chosen.n, chosen.elsewhere) == ("pmi2", 6, ())
+    assert (chosen.language, chosen.n, chosen.remote_hosts) == ("pmi2", 6, ())
     assert isinstance(engines.choose_engine(job(n=6, engine="mpich"), allocation), MpichEngine)
     assert isinstance(engines.choose_engine(job(n=2, hosts=(Host("localhost", 2),)), allocation), MpichEngine)
     assert isinstance(engines.choose_engine(job(n=6, engine="slurm"), {"PATH": allocation["PATH"]}), SlurmEngine)
     # A world of one needs no engine, unless the allocation is of another machine.
     assert isinstance(engines.choose_engine(job(n=1), allocation), engines.SingleEngine)
-    elsewhere = engines.choose_engine(job(n=1), {**allocation, "SLURM_JOB_NODELIST": "n7"})
-    assert isinstance(elsewhere, SlurmEngine)
-    assert elsewhere.elsewhere == ("n7",)
+    found = engines.choose_engine(job(n=1), {**allocation, "SLURM_JOB_NODELIST": "n7"})
+    assert isinstance(found, SlurmEngine)
+    assert found.remote_hosts == ("n7",)
     # Without a language in common mpiexec does it, unless srun was asked for.
     monkeypatch.setattr(mpiexec, "family_of_this_python", lambda environ: "intel")
     assert isinstance(engines.choose_engine(job(n=6), allocation), MpichEngine)

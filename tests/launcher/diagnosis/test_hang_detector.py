@@ -370,7 +370,7 @@ class Case(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-LONGER = ("--hang-timeout", "3")
+LONGER = ("--hang-timeout", "4")
 CASES = {
     "sleeps": Case(WORLD.format("time.sleep(60)"), f"sleeps at job.py:12 in load, {WAIT}", "(sleeping|running)"),
     "spins": Case(WORLD.format("while True: pass"), f"computes at job.py:12 in load, {WAIT}", "running"),
@@ -396,7 +396,7 @@ CASES = {
         "(sleeping|running)",
     ),
     "talks": Case(TOGETHER.format("print('here'); time.sleep(0.2)"), "", code=0, options=LONGER),
-    "no world": Case("time.sleep(5)", "", code=0, options=LONGER),
+    "no world": Case("time.sleep(6)", "", code=0, options=LONGER),
     "once": Case(
         WORLD.format("if os.environ['DDP_ATTEMPT'] == '0': time.sleep(60)"),
         "^ddp-launch: restart 1 of 1",
@@ -407,17 +407,27 @@ CASES = {
 }  # fmt: skip
 
 
+_TOGETHER = 3
+
+
 @pytest.mark.mpi
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(150)
 def test_real_ranks(start_job: Any, tmp_path: Path) -> None:
+    # Few at a time: on a loaded machine a rank that is not given a core for so long is taken for one that hangs.
+    names = list(CASES)
+    for first in range(0, len(names), _TOGETHER):
+        _real_ranks(start_job, tmp_path, {name: CASES[name] for name in names[first : first + _TOGETHER]})
+
+
+def _real_ranks(start_job: Any, tmp_path: Path, cases: dict[str, Any]) -> None:
     jobs = {}
-    for name, case in CASES.items():
+    for name, case in cases.items():
         folder = tmp_path / name
         folder.mkdir()
         (folder / "job.py").write_text(HEAD + case.body)
-        options = ["-n", "2", "--hang-timeout", "2", "--log-dir", str(folder / "logs"), *case.options]
+        options = ["-n", "2", "--hang-timeout", "3", "--log-dir", str(folder / "logs"), *case.options]
         jobs[name] = start_job([*LAUNCH, *options, str(folder / "job.py")])
-    for name, case in CASES.items():
+    for name, case in cases.items():
         done = jobs[name].wait(timeout=60)
         told = f"{name}:\n{done.stderr}"
         assert done.returncode == case.code, told
@@ -429,7 +439,7 @@ def test_real_ranks(start_job: Any, tmp_path: Path) -> None:
         assert re.search(case.last, lines[-1]), told
         at = next(number for number, line in enumerate(lines) if line.startswith("rank  host"))
         assert re.match("ddp-launch: nothing has moved for .*; ending the job in", lines[at - 2]), told
-        assert re.match(r"ddp-launch: nothing has moved for \d\.\d s$", lines[at - 1]), told
+        assert re.match(r"ddp-launch: nothing has moved for [\d.]+ s$", lines[at - 1]), told
         assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["0", "1"], told
         assert re.search(f" {case.row}$", lines[at + 2]), told
         if "load" in lines[-1]:

@@ -96,7 +96,7 @@ def test_another_jobs_agent_is_not_let_in() -> None:
 
 
 def test_a_job_with_ranks_elsewhere_is_found_at_every_address_of_this_machine() -> None:
-    with open_door(elsewhere=("192.0.2.1",)) as (listener, agents):
+    with open_door(remote_hosts=("192.0.2.1",)) as (listener, agents):
         addresses = listener.address.split(",")
         assert [address.rpartition(":")[0] for address in addresses] == network.addresses(["192.0.2.1"])
         for address in addresses:
@@ -176,7 +176,7 @@ def test_where_no_more_files_can_be_opened_strangers_make_room(start_job: Any) -
 def test_where_nobody_can_be_let_in_the_door_waits(code: int) -> None:
     """It must not wake the launcher again and again, nor end it."""
     listener = Listener()
-    listener, listener._listener = listener._listener, Refusing(code)  # type: ignore[assignment]
+    socket_before, listener._listener = listener._listener, Refusing(code)  # type: ignore[assignment]
     try:
         assert listener.serve(-2) is None
         waits = -2 not in listener.filenos()
@@ -186,7 +186,7 @@ def test_where_nobody_can_be_let_in_the_door_waits(code: int) -> None:
         assert -2 in listener.filenos()
     finally:
         listener.close()
-        listener.close()
+        socket_before.close()
 
 
 class Refusing:

@@ -37,7 +37,7 @@ def test_those_of_a_job_around_this_one_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "elsewhere", "environ", "host"),
+    ("hosts", "remote_hosts", "environ", "host"),
     [
         ((), (), {}, "127.0.0.1"),
         ((Host("localhost", 2),), (), {}, "127.0.0.1"),
@@ -46,9 +46,9 @@ def test_those_of_a_job_around_this_one_do_not() -> None:
     ],
 )
 def test_the_host_of_rank_0(
-    hosts: tuple[Host, ...], elsewhere: tuple[str, ...], environ: dict[str, str], host: str
+    hosts: tuple[Host, ...], remote_hosts: tuple[str, ...], environ: dict[str, str], host: str
 ) -> None:
-    assert host_of_rank_0(job(hosts=hosts), MpichEngine("mpiexec", 2, hosts, elsewhere), environ) == host
+    assert host_of_rank_0(job(hosts=hosts), MpichEngine("mpiexec", 2, hosts, remote_hosts), environ) == host
 
 
 def test_where_other_hosts_reach_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from launcher.linux import stat_of
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 READY = """
@@ -181,7 +183,7 @@ def test_the_launcher_may_be_stopped_and_continued(start_launch: Any) -> None:
 
 MEET = """
 import numpy as np, collectives
-comm = collectives.init(timeout=2)
+comm = collectives.init(timeout=5)
 go_on = np.ones(1)
 print("ready", flush=True)
 end = time.monotonic() + 4
@@ -194,14 +196,17 @@ print("done")
 
 
 def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
-    job = start_launch(MEET, options=("--hang-timeout", "2", "--timeout", "8"))
+    job = start_launch(MEET, options=("--hang-timeout", "6", "--timeout", "10"))
     job.process.send_signal(signal.SIGTSTP)
-    time.sleep(0.5)
-    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in job.pids()]
-    assert states.count("T") == 3  # two ranks and the launcher
-    time.sleep(8.0)  # with the start, more than --timeout
+    until = time.monotonic() + 10
+    states: list[str] = []
+    while states.count("T") < 3:  # two ranks and the launcher
+        assert time.monotonic() < until, states
+        time.sleep(0.05)
+        states = [stat_of(pid).state for pid in job.pids()]
+    time.sleep(10.5)  # more than --timeout
     job.process.send_signal(signal.SIGCONT)
-    status, out, err = end(job, 8)
+    status, out, err = end(job, 20)
     assert (status, out.count("done"), err) == (0, 2, "")
 
 
