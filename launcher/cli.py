@@ -138,13 +138,13 @@ def _print(text: str) -> int:
         # Else Python would try once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):
-            return 128 + signal.SIGPIPE  # nobody reads on, as with `| head`
+            return 128 + signal.SIGPIPE  # its reader has gone, as with `| head`
         _complain(f"the output cannot be written: {error.strerror}")
         return 1
 
 
 def _complain(text: str) -> None:
-    """Says what went wrong, if anybody can be told: the exit code says it too."""
+    """Says what went wrong, if stderr can be written to; the exit code says it, too."""
     if sys.stderr is None:
         return  # closed; print would take stdout instead
     try:
@@ -265,8 +265,8 @@ def show(job: Job, environ: Mapping[str, str]) -> str:
     engine = engines.choose_engine(job, environ)
     agents = agents_environment(job, engine, "HOST:PORT", "HIDDEN") | {LAUNCHER_PID: "PID"}
     there = meeting(environ, host_of_rank_0(job, engine, environ), "PORT")
-    told = {**environ, **ranks_environment(job, 0), **there, **agents}
-    then = engine.environment(told, "SCRATCH")
+    ranks = {**environ, **ranks_environment(job, 0), **there, **agents}
+    then = engine.environment(ranks, "SCRATCH")
     return written(engine.command(agent(job), then), environ, then)
 
 

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 from launcher.diagnosis.failures import Failure, NotStarted, RankFailed, TimeLimit, root_cause
 from launcher.diagnosis.observer import Observer
 from launcher.errors import RankError, UsageError
-from launcher.function_worker import CALL, ERROR, RESULT, VERDICT, pickler
+from launcher.function_worker import CALL, ENDING, ERROR, RESULT, pickler
 from launcher.job import Job
 from launcher.linux import become_subreaper, die_with_parent, sweep
 from launcher.supervisor.supervisor import launch
@@ -67,7 +67,7 @@ def run(
         raise UsageError(f"the number of ranks must be at least 1, not {nproc}")
     if timeout is not None and not 0 < timeout < float("inf"):
         raise UsageError(f"the time limit must be a number of seconds above zero, not {timeout}")
-    # A folder that nobody else can look into (0700): what lies in it is run.
+    # A folder that only this user can look into (0700): what lies in it is run.
     with tempfile.TemporaryDirectory(prefix="ddp-run-", ignore_cleanup_errors=True) as folder:
         with open(os.path.join(folder, CALL), "wb") as file:
             _write_call(file, fn, tuple(args), dict(kwargs or {}))
@@ -113,7 +113,7 @@ def _found_at(module: ModuleType | None) -> tuple[str, str] | None:
 
 def _results(folder: str, nproc: int) -> list[Any]:
     try:
-        with open(os.path.join(folder, VERDICT), "rb") as file:
+        with open(os.path.join(folder, ENDING), "rb") as file:
             kind, rank, text = pickle.load(file)
     except FileNotFoundError:
         kind, rank, text = "failed", None, "the launcher died"
@@ -165,7 +165,7 @@ def _follow(command: Sequence[str]) -> None:
     # In a session of its own: a Ctrl-C on the terminal comes to this process alone, which passes it on.
     process = subprocess.Popen(
         command,
-        # A debugger in a rank can be talked to where somebody sits at the terminal.
+        # A debugger in a rank reads from the terminal, if there is one.
         stdin=None if _at_a_terminal() else subprocess.DEVNULL,
         stdout=None if streams[0][0] else subprocess.PIPE,
         stderr=None if streams[1][0] else subprocess.PIPE,
@@ -236,7 +236,7 @@ def _at_a_terminal() -> bool:
     return _own(sys.stdin, sys.__stdin__, 0) and _own(sys.stdout, sys.__stdout__, 1) and os.isatty(0)
 
 
-# The caller's wish to end is not worth a long farewell (s).
+# A caller that ends the call does not wait long (s).
 _GRACE = 2.0
 _SWEEP_LIMIT = 1.0
 
@@ -252,17 +252,17 @@ def main(argv: Sequence[str]) -> int:
     try:
         job = Job(module="launcher.function_worker", args=(folder,), n=nproc, timeout=limit, grace=_GRACE)
         code = launch(job, observers=[listener], explain=False)
-        verdict = listener.verdict(code)
+        ending = listener.outcome(code)
     except UsageError as error:
-        code, verdict = 2, ("wrong use", None, str(error))
+        code, ending = 2, ("wrong use", None, str(error))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
         sweep(_SWEEP_LIMIT)
     if os.getppid() != parent:
-        shutil.rmtree(folder, ignore_errors=True)  # nobody else will
+        shutil.rmtree(folder, ignore_errors=True)  # the caller has gone
     else:
-        with open(os.path.join(folder, VERDICT), "wb") as file:
-            pickle.dump(verdict, file)
+        with open(os.path.join(folder, ENDING), "wb") as file:
+            pickle.dump(ending, file)
     return code
 
 
@@ -279,7 +279,7 @@ class _Listener(Observer):
     def job_ended(self, code: int, text: str) -> None:
         self._text = text
 
-    def verdict(self, code: int) -> tuple[str, int | None, str]:
+    def outcome(self, code: int) -> tuple[str, int | None, str]:
         """How it ended ("well", "late", "wrong use" or "failed"), the rank to blame if one is, and a sentence."""
         if code == 0:
             return "well", None, ""

@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 #: Files in the folder of a call: what to call, each rank's result or exception, and how the job ended.
-CALL, RESULT, ERROR, VERDICT = "call", "result-{}", "error-{}", "verdict"
+CALL, RESULT, ERROR, ENDING = "call", "result-{}", "error-{}", "ending"
 
 
 def pickler() -> Any:

@@ -20,7 +20,7 @@ START_LIMIT = 60.0
 HANG_TIMEOUT = 540.0
 #: Seconds without a heartbeat of a rank, which comes every second, after which its host or the way to it is down.
 HEARTBEAT_TIMEOUT = 30.0
-#: More ranks than this nobody has; a number with a digit too many would take all memory before anything could fail.
+#: No job has more ranks than this; a number with a digit too many would take all memory before anything could fail.
 MOST_RANKS = 1_000_000
 #: What `collectives.init(backend=...)` takes.
 BACKENDS = ("auto", "single", "mpi", "nccl")

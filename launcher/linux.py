@@ -229,10 +229,10 @@ def _remove_if_unused(path: str, since: float) -> None:
     except OSError:
         return  # gone already, or in such hands
     try:
-        # Whoever opens the file meanwhile makes the kernel send a signal: SIGIO would end this process.
+        # If another process opens the file meanwhile, the kernel sends a signal: SIGIO would end this process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        os.unlink(path)  # under the lease: whoever opens it now waits for us
+        os.unlink(path)  # under the lease: a process that opens it now waits for us
     except OSError:
         pass  # in use; or this file system grants no leases, and the file stays
     finally:

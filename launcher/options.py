@@ -19,7 +19,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-class Kind(NamedTuple):
+class ValueType(NamedTuple):
     """One kind of value.
 
     what: what a value should be, to the user
@@ -128,20 +128,20 @@ def _refuse(word: str) -> Any:
     raise ValueError(word)
 
 
-COUNT = Kind(f"a whole number of ranks, or {GPU}", _read_count, _accept_count)
-WHOLE = Kind("a whole number", int, _whole)
-SECONDS = Kind("a number of seconds", float, _number)
-LIMIT = Kind(f"a number of seconds, or {OFF}", _read_limit, _accept_limit, _show_limit)
-HOSTS = Kind("hosts, as in a:4,b:4", _read_hosts, _accept_hosts, _show_hosts)
-RANKS = Kind("ranks, as in 0,3", _read_ranks, _accept_ranks, _show_list)
-FLAG = Kind("true or false", _refuse, _flag)
-MODULE = Kind("a module's name", str, _text)
-ENGINE = Kind("an engine's name", _engine, _engine)
-BACKEND = Kind("a backend's name", str, _text)
-SETTING = Kind("KEY=VALUE", str, _text)
-FILE = Kind("a path", str, _text, path=True)
-FOLDER = Kind("a folder", str, _text, path=True)
-WORDS = Kind("a list of strings", _refuse, _accept_words, _show_list)
+COUNT = ValueType(f"a whole number of ranks, or {GPU}", _read_count, _accept_count)
+WHOLE = ValueType("a whole number", int, _whole)
+SECONDS = ValueType("a number of seconds", float, _number)
+LIMIT = ValueType(f"a number of seconds, or {OFF}", _read_limit, _accept_limit, _show_limit)
+HOSTS = ValueType("hosts, as in a:4,b:4", _read_hosts, _accept_hosts, _show_hosts)
+RANKS = ValueType("ranks, as in 0,3", _read_ranks, _accept_ranks, _show_list)
+FLAG = ValueType("true or false", _refuse, _flag)
+MODULE = ValueType("a module's name", str, _text)
+ENGINE = ValueType("an engine's name", _engine, _engine)
+BACKEND = ValueType("a backend's name", str, _text)
+SETTING = ValueType("KEY=VALUE", str, _text)
+FILE = ValueType("a path", str, _text, path=True)
+FOLDER = ValueType("a folder", str, _text, path=True)
+WORDS = ValueType("a list of strings", _refuse, _accept_words, _show_list)
 
 
 class Option(NamedTuple):
@@ -159,7 +159,7 @@ class Option(NamedTuple):
     name: str
     metavar: str
     key: str
-    kind: Kind
+    kind: ValueType
     help: str
     common: bool = False
     value: bool = True

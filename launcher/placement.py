@@ -25,7 +25,7 @@ NCCL, NCCL_FILE = "NCCL_DEBUG", "NCCL_DEBUG_FILE"
 
 
 def rules(bind: bool, share: bool, nodes: Sequence[int] | None, files: bool = False) -> str:
-    """What agents are told.
+    """The rules by which agents place their ranks.
 
     bind: ranks are bound to cores; share: ranks may share GPUs
     nodes: how many ranks each host has, which are filled in order; None if only the engine knows
@@ -34,14 +34,19 @@ def rules(bind: bool, share: bool, nodes: Sequence[int] | None, files: bool = Fa
     >>> rules(bind=True, share=False, nodes=(4, 2))
     'bind nodes=4,2'
     """
-    told = {"bind": bind, "share": share, "files": files, "nodes=" + ",".join(map(str, nodes or ())): nodes is not None}
-    return " ".join(word for word, said in told.items() if said)
+    words = {
+        "bind": bind,
+        "share": share,
+        "files": files,
+        "nodes=" + ",".join(map(str, nodes or ())): nodes is not None,
+    }
+    return " ".join(word for word, holds in words.items() if holds)
 
 
 class Placement:
     """A rank's place on its host, and what it is given there.
 
-    local_rank, local_size: among the ranks of its host; node: the host's number, None if nobody knows
+    local_rank, local_size: among the ranks of its host; node: the host's number, None if unknown
     gpus: the GPU that it is given, as `CUDA_VISIBLE_DEVICES` names it; [] where there are none
     cores: to which it is bound, or None; debug: what its libraries say of themselves goes to a log file
     threads: its share of the host's cores in numbers
@@ -49,8 +54,8 @@ class Placement:
     Raises: StartError if ranks would have to share a GPU and may not.
     """
 
-    def __init__(self, told: str, environ: Mapping[str, str], world: World) -> None:
-        words = told.split()
+    def __init__(self, rules: str, environ: Mapping[str, str], world: World) -> None:
+        words = rules.split()
         self.local_rank, self.local_size, self.node = locate(world, environ, _nodes(words))
         self.gpus = assign_gpu(visible_gpus(environ), self.local_rank, self.local_size, "share" in words)
         allowed = os.sched_getaffinity(0)
@@ -82,7 +87,7 @@ class Placement:
 
 
 def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None) -> tuple[int, int, int | None]:
-    """A rank's local rank, its host's number of ranks, and its host's number, by whoever knows.
+    """A rank's local rank, its host's number of ranks, and its host's number.
 
     >>> locate(World("mpich", rank=5, size=6), {}, (4, 2))
     (1, 2, 1)
@@ -224,7 +229,7 @@ BUS = "/sys/bus/pci/devices"
 
 
 def cores_near(gpu: str, driver: str = DRIVER, bus: str = BUS) -> frozenset[int]:
-    """The cores on the NUMA node of a GPU; none where nobody tells, as for a slice of one (MIG) or in some containers.
+    """The cores on the NUMA node of a GPU; none where the driver does not say: a slice of one (MIG), some containers.
 
     gpu: as `CUDA_VISIBLE_DEVICES` names it; a number counts in the order of the bus, as CUDA does where all are alike
     """

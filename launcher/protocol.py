@@ -46,7 +46,7 @@ def nonce() -> str:
 
 def proof(secret: str, role: str, challenge: str) -> str:
     """What only who knows the secret can answer to `challenge`; `role` keeps answers from being played back."""
-    # A peer's challenge, or answer, may be what JSON can hold and UTF-8 cannot.
+    # An unauthenticated peer's challenge, or answer, may be what JSON can hold and UTF-8 cannot.
     return hmac.digest(secret.encode(), f"{role} {challenge}".encode("utf-8", "surrogatepass"), "sha256").hex()
 
 
@@ -173,7 +173,7 @@ def _parse(line: bytes) -> Message:
 
 # For all addresses together: the launcher answers within milliseconds, unless a thousand agents call at once (s).
 _LIMIT = 20.0
-# Where many others connect at once, the launcher may close a connection before it has heard who calls.
+# Where many others connect at once, the launcher may close a connection before the agent has proved itself.
 _TRIES = 6
 _PAUSE = 0.05  # s, and twice as long each time
 

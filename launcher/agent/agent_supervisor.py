@@ -59,7 +59,7 @@ def _end_like(code: int, began: float) -> NoReturn:
     if code != 0:
         remove_stale_segments(began)  # of a killed MPI; the last reaper on the host finds what no rank holds any more
     for number in _PASSED_ON:
-        signal.signal(number, signal.SIG_IGN)  # nobody is left to whom it could be passed on
+        signal.signal(number, signal.SIG_IGN)  # the agent has ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     end_like(code)
 
@@ -81,7 +81,7 @@ def end_like(code: int) -> NoReturn:
 def end_at_once() -> NoReturn:
     """Ends everything below this process, and it."""
     sweep(SWEEP_LIMIT)
-    # On another host than the launcher's nobody else does; the last agent there finds what no rank holds any more.
+    # On other hosts than the launcher's no reaper does it; the last agent there finds the files that no rank holds.
     from launcher.linux import remove_stale_segments
 
     remove_stale_segments(_BEGAN)

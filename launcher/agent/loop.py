@@ -13,7 +13,7 @@ import time
 from launcher import errors
 from launcher.agent.agent_supervisor import SWEEP_LIMIT, end_at_once, end_like
 from launcher.agent.heartbeat import Heartbeat
-from launcher.agent.oom import Memory
+from launcher.agent.oom import MemoryWatch
 from launcher.agent.stacks import LOOK, Stacks
 from launcher.agent.suspend import ORDERED, PAUSED, SILENT, Suspension
 from launcher.linux import reap_all, stat_of, sweep
@@ -33,7 +33,7 @@ _REST, _FEW = 0.004, 1 << 14
 # What is left in a rank's pipes after its end is read at once; only a process beyond our reach can keep them open.
 _DRAIN_LIMIT = 1.0
 _BEAT = 1.0  # s
-# A launcher that has let itself be heard every PING seconds, and says nothing for so long, is stopped: so is its job.
+# A launcher that sends a ping every PING seconds and is silent for so long is stopped: so is its job.
 _SILENCE = 4 * PING
 # Of a killed parent that has several threads the one which started us may die first (s): we hear, and it seems to live.
 _DYING = 0.02
@@ -45,12 +45,12 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Agent:
-    """The state of one watch: what is still open, what has been learned, what must still be told.
+    """An agent: the rank's pipes, its state, and what must still be reported.
 
     pid: of the rank; pipes: our ends of its standard streams and of its reports
     stacks, page: file descriptors of the memory for its stacks, and of the page by which its time limits are stopped
     ours: files whose frames are not the user's
-    above: pids of the parent, and of its parent if that is our reaper; identity: what the launcher is told at first
+    above: pids of the parent, and of its parent if that is an agent supervisor; identity: the first message
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Agent:
         self.heartbeat = Heartbeat(pid)
         self.stacks = Stacks(pid, stacks, ours, self.heartbeat)
         self.suspension = Suspension(page)
-        self.memory = Memory(pid)
+        self.memory = MemoryWatch(pid)
         self.reports = Reports()
         self.joined = False  # others may wait for this rank
         self.stdin = b""
@@ -253,7 +253,7 @@ class Agent:
         self._reap()
 
     def _lost(self) -> int | None:
-        """Who has died of those above this process: its reaper, if it has one, or the engine; None: nobody."""
+        """The parent that has died: the agent supervisor, if there is one, or the engine; None if all live."""
         child = os.getpid()
         for pid in self.above:
             if stat_of(child).parent != pid:

@@ -10,7 +10,7 @@ _RARELY = 10
 _MOST = 1 << 16  # bytes; none of these files is nearly as long
 
 
-class Memory:
+class MemoryWatch:
     """What is known of the memory of one rank, noted now and then, so that the last note is from before its end."""
 
     def __init__(self, pid: int) -> None:

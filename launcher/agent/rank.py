@@ -37,7 +37,7 @@ def run(target: Sequence[str], stacks: int | None, mask: Iterable[int] = ()) -> 
     mask: of signals, from the moment on at which an interruption is the script's
 
     An uncaught exception or an exit status is reported before exit handlers run: in these the other ranks learn of it,
-    and what they make of it must not be heard first.
+    and their errors must not be reported first.
 
     A module that cannot be run is wrong use, and reported as such: no code of the user's has failed.
 
@@ -98,7 +98,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
 
 
 def _hush() -> None:
-    """From here on Python only waits for threads and cleans up: a Ctrl-C in it ends that, and is nobody's error."""
+    """From here on Python only waits for threads and cleans up: a Ctrl-C in it ends that, and is no error."""
     shown = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
@@ -173,7 +173,7 @@ def _status(code: object) -> int:
     try:
         print(code, file=sys.stderr)
     except OSError:
-        pass  # nobody is left to read it; the status remains
+        pass  # stderr is closed; the status remains
     return 1
 
 

@@ -22,7 +22,7 @@ _FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in .*')
 
 
 class Stacks:
-    """The stacks of one rank, whenever somebody wants them.
+    """Collects the stacks of one rank on request.
 
     fd: of the shared memory, None where the system has none to give
     ours: files whose frames are not the user's; the last line of a text is of the last of them

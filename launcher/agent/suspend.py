@@ -1,4 +1,4 @@
-"""Suspends a rank: stops its processes, or only its time limits, while somebody debugs the job or it is suspended.
+"""Suspends a rank: stops its processes, or only its time limits, while a rank is in a debugger or the job is suspended.
 
 There may be several reasons at a time. Only processes that were stopped here are continued here: a process that its
 user has stopped stays so.
@@ -54,7 +54,7 @@ class Suspension:
             self._total += time.monotonic_ns() - self._since
             self._write(PAUSED_AT, self._total)
             self._write(0, 0)
-        if frozen and not self.frozen:  # last, so that nobody runs before its limits have been moved
+        if frozen and not self.frozen:  # last, so that no process runs before its limits have been moved
             self._continue()
 
     def _write(self, at: int, word: int) -> None:

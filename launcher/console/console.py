@@ -16,7 +16,7 @@ from launcher.diagnosis.observer import Observer
 from launcher.protocol import Message, to_bytes
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
-# An unfinished line of a rank that somebody may answer is shown after so long (s): most likely it is a prompt.
+# An unfinished line of a rank that a user may answer is shown after so long (s): most likely it is a prompt.
 _PROMPT = 0.05
 #: Bytes waiting for a slow reader, from which on ranks are made to wait.
 BACKLOG = 1 << 20
@@ -29,9 +29,9 @@ class Console(Observer):
     prefix: lines bear their rank in front, and a rank that is alone has the terminal to itself; without it only whole
     lines and one bar are shown, of a world of one too
     ranks: whose lines are shown; None: everybody's
-    status: a status line is wanted; None: where it disturbs nobody
+    status: a status line is wanted; None: where it fits
     hosts: names of the machines that ranks run on, as far as they are known beforehand
-    asking: ranks whose unfinished lines are prompts that somebody may answer
+    asking: ranks whose unfinished lines are prompts that a user may answer
     out, err: file descriptors; clock: seconds, as `time.monotonic`
     """
 
@@ -186,12 +186,12 @@ class Console(Observer):
 
     @property
     def broken(self) -> bool:
-        """One of the two streams can be written to no more: nobody reads it, or it is `unwritable`."""
+        """One of the two streams can be written to no more: its reader has gone, or it is `unwritable`."""
         return self._terminal.broken
 
     @property
     def unwritable(self) -> str:
-        """A sentence, if one of the two streams fails though somebody would read it (a full disk); else ""."""
+        """A sentence, if one of the two streams fails though it has a reader (a full disk); else ""."""
         return f"the output cannot be written: {reason}" if (reason := self._terminal.reason) else ""
 
     @property
@@ -212,7 +212,7 @@ class Console(Observer):
         self._terminal.drop()
 
     def hide(self) -> None:
-        """Erases what is repainted, before somebody else writes to the terminal; the next `flush` paints it again."""
+        """Erases what is repainted, before another program writes to the terminal; the next `flush` paints it again."""
         self._terminal.hide()
 
     # -- what goes out

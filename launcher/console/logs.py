@@ -183,7 +183,7 @@ class _File:
             raise
 
     def removed(self) -> bool:
-        """True if nobody can find it any more."""
+        """True if it was deleted."""
         try:
             return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
         except OSError:
@@ -219,7 +219,7 @@ def _make_run(log_dir: Path) -> Path:
 
 
 def _link(link: Path, target: str) -> None:
-    """Makes `link` point to `target`, at once: whoever follows it finds the old run or the new one. Raises: OSError"""
+    """Makes `link` point to `target`, at once: a reader finds the old run or the new one. Raises: OSError"""
     if link.exists() and not link.is_symlink():
         raise FileExistsError(errno.EEXIST, "it is no link to a run, but a file or a folder", str(link))
     new = link.with_name(f".{LATEST}-{target}")

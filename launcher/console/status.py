@@ -21,7 +21,7 @@ _PRINT = 10.0
 _WINDOW = 10.0
 
 
-class Progress(NamedTuple):
+class JobProgress(NamedTuple):
     """How the job goes.
 
     n: ranks that there are to be; up: those that run; ended: those that have ended
@@ -42,10 +42,10 @@ class Progress(NamedTuple):
     pause: float | None = None
 
 
-def sentence(progress: Progress) -> str:
+def sentence(progress: JobProgress) -> str:
     """What the status line says.
 
-    >>> sentence(Progress(n=4, up=4, ended=0, step=1200, rate=8.31, restarts=1, seconds=185.0))
+    >>> sentence(JobProgress(n=4, up=4, ended=0, step=1200, rate=8.31, restarts=1, seconds=185.0))
     '4/4 ranks up, step 1200, 8.3 steps/s, 1 restart, 3:05'
     """
     if progress.pause is not None:
@@ -174,8 +174,8 @@ class StatusLine(Observer):
             self._console.status(f"ddp-launch: {sentence(self._progress(now))}" if something else "")
         return self._next
 
-    def _progress(self, now: float) -> Progress:
-        return Progress(
+    def _progress(self, now: float) -> JobProgress:
+        return JobProgress(
             n=self._n,
             up=len(self._up - self._ended),
             ended=len(self._ended),

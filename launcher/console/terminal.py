@@ -157,12 +157,12 @@ class Terminal:
 
     @property
     def broken(self) -> bool:
-        """One of the two can be written to no more: nobody reads it, or there is a reason."""
+        """One of the two can be written to no more: its reader has gone, or there is a reason."""
         return bool(self._lost)
 
     @property
     def reason(self) -> str:
-        """Why one of the two cannot be written to, though somebody would read it; "" if it is not so."""
+        """Why one of the two cannot be written to, though it has a reader; "" if it is not so."""
         return next((str(error.strerror) for error in self._lost.values() if error.errno not in _NOBODY), "")
 
     def _put(self, fd: int, data: bytes) -> None:
@@ -185,7 +185,7 @@ class Terminal:
         if self.broken:
             self._erase()
         elif not self._queue:
-            self._paint()  # while lines pour out nobody could read it
+            self._paint()  # while lines pour out it could not be read
         self._write()
 
     def _write(self) -> None:
@@ -235,7 +235,7 @@ class _Writer:
                 self.fd = os.open(f"/proc/self/fd/{fd}", flags)
                 self._own = True
             except OSError:
-                pass  # another user's terminal, or a pipe that nobody reads: then a write says so
+                pass  # another user's terminal, or a pipe without a reader: then a write says so
 
     def write(self, data: memoryview) -> int:
         """How much of `data` went without blocking."""

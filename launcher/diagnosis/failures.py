@@ -214,7 +214,7 @@ class NotStopped:
 class Hung:
     """Nothing moved for too long.
 
-    ranks: those for which the others wait, as far as that can be told; message: a sentence
+    ranks: those for which the others wait, as far as known; message: a sentence
     """
 
     at: float
@@ -228,9 +228,9 @@ class Hung:
 
 @dataclass(frozen=True, kw_only=True)
 class HeartbeatLost:
-    """Nothing is heard of ranks any more, not even that they live.
+    """No heartbeat comes from ranks any more.
 
-    ranks: which; hosts: theirs, of which nothing at all is heard; none if that is not so, or the job has one host only
+    ranks: which; hosts: theirs, if all ranks there are silent; none if that is not so, or the job has one host only
     seconds: for how long; limit: that is longer than `Job.heartbeat_timeout`
     """
 
@@ -281,7 +281,7 @@ def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failu
         ]
         return min(lost, key=lambda failure: not failure.above, default=first)
     if isinstance(first, EngineEnded) and first.status == -signal.SIGPIPE:
-        # Nobody sends that: the engine wrote to a process of its own that had gone.
+        # The engine wrote to a process of its own that had gone.
         return next((failure for failure in failures if isinstance(failure, RankFailed) and not failure.asked), first)
     unborn = [failure for failure in failures if isinstance(failure, EngineEnded) and failure.missing]
     near = [failure for failure in failures if failure.at - first.at <= _SAME_CAUSE]
@@ -404,7 +404,7 @@ def stop_of(ends: Mapping[int, int | None], steps: Collection[int] = ()) -> Stop
 
     A rank that had done all its work when the others were asked has nothing to save.
 
-    ends: how each rank ended: its exit code, minus the signal that killed it, None where nobody knows
+    ends: how each rank ended: its exit code, minus the signal that killed it, None if unknown
     steps: after which ranks say that they stopped
     """
     if STOPPED not in ends.values():

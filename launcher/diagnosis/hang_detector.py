@@ -18,7 +18,7 @@ from launcher.protocol import Message, to_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Whoever has not written its stacks by then (s) is stopped, or dead to signals.
+# A rank that has not written its stacks by then (s) is stopped, or does not handle signals.
 _STACKS_LIMIT = 2.0
 # Lines of a stack, the innermost ones, where there is no log folder to put the whole into.
 _LINES = 15
@@ -30,7 +30,7 @@ class ConsoleLike(Protocol):
 
     @property
     def backlogged(self) -> bool:
-        """The launcher reads nothing from ranks, because nobody reads what it prints."""
+        """The launcher reads nothing from ranks, because its own output is not read."""
 
     def say(self, text: str) -> None:
         """Prints the launcher's own words."""
@@ -129,7 +129,7 @@ class HangDetector(Observer):
         return now - self._standstill
 
     def _still(self) -> bool:
-        """True while time does not count: in a debugger, and while the launcher reads nothing, for nobody reads it."""
+        """True while time does not count: in a debugger, and while the launcher reads nothing from ranks."""
         return self._debugging or self._console.backlogged
 
     def tick(self, now: float) -> float:
@@ -193,14 +193,14 @@ class HangDetector(Observer):
                 self._say(f"{who}: its agent (pid {snapshot.agent}) has said nothing for {SILENCE:g} s; is it stopped?")
 
     def _lose(self, limit: float, at: float) -> None:
-        """Ends the job if nothing has been heard of ranks for `limit` seconds, 0: for long enough to be mentioned."""
+        """Ends the job if agents have been silent for `limit` seconds, 0: for long enough to be mentioned."""
         snapshots = self._liveness.snapshots(at)
         silent = [snapshot for snapshot in snapshots if snapshot.silent and snapshot.silence >= limit]
         if not silent:
             return
         self._over = True
-        heard = {snapshot.host for snapshot in snapshots if not snapshot.silent}
-        lost = [snapshot for snapshot in silent if snapshot.host not in heard]
+        alive = {snapshot.host for snapshot in snapshots if not snapshot.silent}
+        lost = [snapshot for snapshot in silent if snapshot.host not in alive]
         several_hosts = len({snapshot.host for snapshot in snapshots}) > 1
         hosts = tuple(dict.fromkeys(snapshot.host for snapshot in lost)) if several_hosts else ()
         named = lost if hosts else silent

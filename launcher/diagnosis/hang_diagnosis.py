@@ -35,7 +35,7 @@ _PAIRS = ("send", "recv")
 class HangDiagnosis(NamedTuple):
     """What is to be said of a hang.
 
-    ranks: the culprits, none if nobody stands out
+    ranks: the culprits, none if no rank stands out
     text: a clause that may follow "nothing has moved for 600 s: "
     samples: ranks whose stacks say most, at most three: culprits, or one of each group
     """
@@ -62,7 +62,7 @@ def diagnose_hang(snapshots: Sequence[RankSnapshot], engine: str = "") -> HangDi
     free = [snapshot for snapshot in out if snapshot not in halted]
     if waiting:
         most = max(snapshot.calls for snapshot in waiting)
-        # A root may be through with the call in which the others wait for somebody else.
+        # A root may be through with the call in which the others wait for another rank.
         behind = [snapshot for snapshot in free if snapshot.calls < most] or ([] if halted else free)
         culprits = [*halted, *behind]
         return _accuse(culprits, f", while {_who_waits_where(waiting)}", hosts)

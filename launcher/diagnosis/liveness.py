@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from launcher.protocol import Message
 
-#: A rank of which nothing is heard for so long (s), though its agent speaks every second, has lost its agent's voice.
+#: A rank whose agent sends no heartbeat for so long (s), though one is due every second, is silent.
 SILENCE = 5.0
 
 # Where the main thread sleeps, the threads that sample it and that log something still take a little.
@@ -34,12 +34,12 @@ class RankSnapshot(NamedTuple):
     """A rank as it was last seen. Ages are in s.
 
     agent: pid of its agent
-    state: of the process, as /proc has it ("R", "S", "D", "T", "Z"); "?" if nothing was heard yet
+    state: of the process, as /proc has it ("R", "S", "D", "T", "Z"); "?" before the first heartbeat
     calls: collectives begun; call: the last of them, on communicator `on`; call_state: "queued", "started", "done",
     "failed", and for how long it is that; None if there was none
     where, where_age: where its Python stood, and when that was seen; None if that is not known
     cpu: share of a core in use at last, None if not known; ran: share of its beats since its last progress in which it
-    was running, or wanted to; silence: since its agent was last heard
+    was running, or wanted to; silence: since the last message of its agent
     """
 
     rank: int
@@ -72,7 +72,7 @@ class RankSnapshot(NamedTuple):
 
 
 class _TrackedRank:
-    """What is known of a rank that runs. `at` is when it came."""
+    """What is known of a rank that runs. at: when it started"""
 
     def __init__(self, hello: Message, at: float) -> None:
         self.pid = int(hello["pid"])
@@ -80,7 +80,7 @@ class _TrackedRank:
         self.host = str(hello.get("host", ""))
         self.beat: Message = {}
         self.beat_at = at
-        self.heard = at  # a beat or anything else
+        self.heard_at = at  # a beat or anything else
         self.cpu: float | None = None
         self.mark = 0.0, at  # CPU seconds and time of the last sign of tracked
         self.joining: float | None = None  # since when it waits in `collectives.init`
@@ -114,7 +114,7 @@ class _TrackedRank:
             where_age=float(beat.get("where_age") or 0.0) + since,
             cpu=self.cpu,
             ran=self.running / self.beats if self.beats else 0.0,
-            silence=at - self.heard,
+            silence=at - self.heard_at,
         )
 
 
@@ -149,7 +149,7 @@ class Liveness:
         """A rank has written something."""
         tracked = self._tracked.get(rank)
         if tracked is not None:
-            tracked.heard = at
+            tracked.heard_at = at
             if not tracked.waits:
                 self._progress_at = at
 
@@ -164,7 +164,7 @@ class Liveness:
         if "cpu" in before and passed >= 0.2:
             tracked.cpu = max(0.0, own - float(before["cpu"] or 0.0)) / passed
         used = own + float(beat.get("below") or 0.0)
-        tracked.heard = tracked.beat_at = at
+        tracked.heard_at = tracked.beat_at = at
         changed = any(before.get(name) != beat.get(name) for name in ("calls", "call", "call_state", "step"))
         cpu, since = tracked.mark
         if changed:
@@ -177,7 +177,7 @@ class Liveness:
             self._active_at = at
         elif used >= cpu:
             return
-        # Else what a child had used has gone with it, since nobody waited for its end.
+        # Else what a child had used has gone with it, since no process waited for its end.
         tracked.mark = used, at
 
     def quiet(self, at: float) -> float:
@@ -189,8 +189,8 @@ class Liveness:
             return at - self._progress_at
         if any(tracked.beat.get("calls") or tracked.waits for tracked in all_tracked):
             return at - max(self._progress_at, self._active_at)
-        heard = max(tracked.heard for tracked in all_tracked)
-        return at - heard if at - heard > SILENCE else 0.0
+        latest = max(tracked.heard_at for tracked in all_tracked)
+        return at - latest if at - latest > SILENCE else 0.0
 
     def snapshots(self, at: float) -> list[RankSnapshot]:
         """The ranks that run, in order."""

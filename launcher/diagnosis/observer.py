@@ -22,7 +22,7 @@ class Observer:
         """A rank's agent has come. hello: what it says of itself (see `launcher.agent.main`)."""
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
-        """What a rank wrote. stream: "out" or "err"; data: as it came, not cut into lines"""
+        """What a rank wrote. stream: "out" or "err"; data: any piece of it, not cut into lines"""
 
     def library_log(self, rank: int, name: str, data: bytes) -> None:
         """What a library of a rank wrote to a file of its own. name: "nccl"; data: as it came, not cut into lines"""
@@ -34,7 +34,7 @@ class Observer:
         """A rank waits in `collectives.init` for all others, or no longer."""
 
     def stacks(self, rank: int, text: str) -> None:
-        """The Python stacks of a rank, which somebody had asked for."""
+        """The Python stacks of a rank, as requested."""
 
     def rank_ended(self, rank: int, status: int) -> None:
         """A rank has ended. status: its exit code, or minus the signal that killed it"""
@@ -46,7 +46,7 @@ class Observer:
         """The attempt is over, since it was asked to stop, and has."""
 
     def ending(self) -> None:
-        """The attempt is being ended, for whatever reason: ranks that end from now on were told to."""
+        """The attempt is being ended, for whatever reason: ranks that end from now on were asked to."""
 
     def debugging(self, ranks: frozenset[int]) -> None:
         """These ranks are in a debugger now: while there are any, no clock runs."""
@@ -86,6 +86,6 @@ def _forwarded(name: str) -> Callable[..., None]:
     return forward
 
 
-for _name in vars(Observer):
-    if not _name.startswith("_") and _name != "tick":
-        setattr(Observers, _name, _forwarded(_name))
+for _method in vars(Observer):
+    if not _method.startswith("_") and _method != "tick":
+        setattr(Observers, _method, _forwarded(_method))

@@ -68,6 +68,6 @@ class OpenMpiEngine(Engine):
             # A rank of a job on one host has started this one, and these are that job's.
             environ = {name: value for name, value in environ.items() if name not in _FAST}
         if not self.remote_hosts:
-            # On other hosts nobody would remove that folder; and their networks may be faster than TCP.
+            # On other hosts that folder would not be removed; and their networks may be faster than TCP.
             ours |= {_SCRATCH: scratch, **_FAST}
         return {**ours, **without_torchrun(environ)}

@@ -43,9 +43,9 @@ from launcher.supervisor.reaper import Reaper
 from launcher.supervisor.shutdown import ENDING, FORWARDED, SUSPENDING, Deadlines, Shutdown, name_of, stand_still
 from launcher.supervisor.stdin import StdinForwarder
 
-# After a failure nobody needs the others' work: they get at most this long to end by themselves.
+# After a failure the other ranks' work is lost: they get at most this long to end by themselves.
 _FAILURE_GRACE = 2.0
-# A rank that failed because a peer did may be heard of first, though the peer said so before it let the others know.
+# A rank that failed because a peer did may be reported first, though the peer reported before it let the others know.
 _SETTLE = 0.5
 # The engine cleans up after itself once all agents have ended.
 _ENGINE_LIMIT = 1.5
@@ -54,13 +54,13 @@ _ENGINE_OUTPUT_LIMIT = 1 << 16
 STOOD_STILL = 2.0
 
 
-class Outcome(NamedTuple):
+class AttemptOutcome(NamedTuple):
     """How an attempt ended.
 
     asked: the signal by which the user ended it, 0 if it was not the user
     failures: what went wrong, as it was learned; stop: how the ranks stopped, if nothing did, and if they say so
     engine_output: what the engine said
-    gone: ranks of a host that ssh does not reach; else those that never came, or fell silent
+    gone: ranks of a host that ssh does not reach; else those that never started, or are silent
     several_hosts: the ranks were on more than one
     until: when the whole job must have ended (monotonic, s), later by the time for which it stood still
     """
@@ -113,17 +113,17 @@ class Attempt:
         self._engine = engines.choose_engine(job, environ)
         self._listener = Listener(self._engine.remote_hosts, job.size)
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
-        there = meeting(environ, host_of_rank_0(job, self._engine, environ), free_port())
-        told = self._engine.environment({**environ, **there, **self._told()}, scratch)
-        command = self._engine.command(agent(job), told)
-        self._reaper = Reaper(command, told, scratch, files)
+        master = meeting(environ, host_of_rank_0(job, self._engine, environ), free_port())
+        environment = self._engine.environment({**environ, **master, **self._agents_environment()}, scratch)
+        command = self._engine.command(agent(job), environment)
+        self._reaper = Reaper(command, environment, scratch, files)
         # On a terminal only, and once: who reads a file has asked for what the ranks say.
         first = environ.get(ATTEMPT, "0") == "0"
         if first and console.columns() and (text := threads(job, self._engine, environ, len(os.sched_getaffinity(0)))):
             console.say(f"ddp-launch: {text}")
         os.set_blocking(self._reaper.engine_output, False)
 
-    def _told(self) -> dict[str, str]:
+    def _agents_environment(self) -> dict[str, str]:
         """What agents find in their environment."""
         listener = self._listener
         ours = agents_environment(self.job, self._engine, listener.address, listener.secret)
@@ -131,7 +131,7 @@ class Attempt:
             ours |= {"COLUMNS": str(max(1, size[0] - self._console.prefix_width)), "LINES": str(size[1])}
         return ours
 
-    def run(self) -> Outcome:
+    def run(self) -> AttemptOutcome:
         """Watches to the end."""
         while not self._finished():
             self._turn()
@@ -143,7 +143,7 @@ class Attempt:
         until = self._until + self._deadlines.stood
         asked = self._shutdown.stopped
         stop = self._stop()
-        return Outcome(
+        return AttemptOutcome(
             asked, self._failures, stop, self._engine_output, self._gone(), self.ranks.several_hosts(), until
         )
 
@@ -161,7 +161,7 @@ class Attempt:
         return None
 
     def _gone(self) -> frozenset[int]:
-        """The ranks that are not heard of."""
+        """The ranks that cannot be reached."""
         # Where ssh has said whose host it does not reach, others may just not have come yet.
         away = ranks_on(self.job.hosts, self.job.size, unreachable_host(self._engine_output.decode("utf-8", "replace")))
         beyond = {rank for rank, process in self.ranks if not process.over}  # they were killed, and it did not help
@@ -188,7 +188,7 @@ class Attempt:
         if self._shutdown.begun:
             return
         if is_echo(failure):
-            # Shutdown the others now would kill the one whose failure this is, before it has told us.
+            # Ending the others now would kill the rank whose failure this is before it has reported.
             self._deadlines.begin("settle", self.now, _SETTLE)
         else:
             grace = self.job.grace if isinstance(failure, TimeLimit) else min(self.job.grace, _FAILURE_GRACE)
@@ -271,7 +271,7 @@ class Attempt:
         if "joining" in due:
             self._deadlines.drop("joining")
             self.fail(NotStarted(at=self.now, message=self._messages.joining.sentence()))
-        if "stopping" in due:  # nobody has agreed with them: they are asked now, and may save as well
+        if "stopping" in due:  # ranks that did not stop with the others are asked now, and may save as well
             self._shutdown.begin(signal.SIGTERM, self.now, self.job.grace)
         if "settle" in due:
             self._shutdown.begin(signal.SIGTERM, self.now, min(self.job.grace, _FAILURE_GRACE))
@@ -363,7 +363,7 @@ class Attempt:
                 self._shutdown.stop(number, self.now, self.job.grace)
 
     def _suspend(self) -> None:
-        """Ctrl-Z: the job stands still until somebody continues the launcher."""
+        """Ctrl-Z: suspends the job until the launcher is continued."""
         self.ranks.tell({"suspend": True}, lambda process: not process.over)
         self._console.hide()
         stood = stand_still()

@@ -88,7 +88,7 @@ def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:
 
 
 def free_port() -> int:
-    """A port on which nobody listens on this machine."""
+    """A port that is free on this machine."""
     for _ in range(_TRIES):
         port = _PORTS[int.from_bytes(os.urandom(4), "little") % len(_PORTS)]
         try:

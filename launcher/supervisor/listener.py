@@ -17,13 +17,13 @@ _LIMIT = 10.0
 _BACKLOG = 1024
 # Connections beyond those of the job's own agents: of more unauthenticated than that the oldest are sent away.
 _SPARE = 32
-# There is no room for one more connection, which may change: for so long (s) nobody is let in.
+# There is no room for one more connection, which may change: for so long (s) no connection is accepted.
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _REST = 0.1
 
 
 class Listener:
-    """Listens on a free port: for nobody outside this machine, unless the job has ranks remote_hosts.
+    """Listens on a free port: on the loopback, or on all networks if the job has ranks on other hosts.
 
     remote_hosts: names of other hosts from which agents will call; agents: how many will
     address: "ADDRESS:PORT", or several with commas between them, the likeliest first
@@ -138,7 +138,7 @@ def _everywhere() -> socket.socket:
 
 
 class _UnauthenticatedPeer:
-    """Somebody who has connected and not yet shown that it is one of our agents."""
+    """A connection that has not yet proved to be one of the job's agents."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

@@ -28,7 +28,7 @@ class MessageHandler:
     silent: ranks whose agents fell silent without a word
     deserter: a rank that ended with 0 and perhaps left others waiting; the deadline "deserted" is when that is certain
     joining: who waits for all to join the world; "joining" of the deadlines is when they wait no longer
-    Of the deadlines "stopping" is when ranks that go on, though others have stopped as asked, are told to stop as well.
+    The deadline "stopping" is when ranks that still run, after others stopped as asked, get the signal to stop, too.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MessageHandler:
         }
 
     def add_rank(self, rank: int, process: RankProcess, hello: Message) -> None:
-        """An agent has come, and is told what the others have been told before. hello: what it says of itself"""
+        """Adds a rank whose agent has connected, and sends it the orders that hold now. hello: its first message"""
         self._ranks.add(rank, process)
         self._stdin.rank_started(rank, self._ranks)
         self._observers.rank_started(rank, hello)

@@ -24,7 +24,7 @@ class RankProcess:
         self.saved = False  # it stops as it was asked to, whatever becomes of its exit handlers
         self.step: int | None = None  # after which it stops as it was asked to
         self.status: int | None = None  # exit code, or minus the signal that killed it
-        self.asked = False  # by somebody but the launcher to end
+        self.asked = False  # its agent got a signal to end that is not the launcher's
         self.debugging = False
         self.lost = False
         self.closed = False  # the connection
@@ -125,7 +125,7 @@ class JoiningRanks:
 
     @property
     def limit(self) -> float | None:
-        """For how long the most impatient one waits (s); None if nobody does."""
+        """The shortest time limit of the ranks that wait (s); None if no rank waits."""
         return min(self._waiting.values(), default=None)
 
     def sentence(self) -> str:

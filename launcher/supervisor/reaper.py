@@ -30,7 +30,7 @@ class Reaper:
 
     scratch: path of a folder that it makes for the engine's files, and removes with the engine
     files: how many files the engine and its ranks may open, soft and hard limit; None: as many as this process
-    pid, engine: of the reaper and of mpiexec, which is 0 until the reaper has told it
+    pid, engine: of the reaper and of mpiexec, which is 0 until the reaper has reported it
     status: how mpiexec ended (exit code, or minus the signal), None while it runs
     lost: True if the reaper itself has gone
     silent: True once the engine can say no more
@@ -107,7 +107,7 @@ class Reaper:
         try:
             os.kill(self.pid, signal.SIGCONT)  # who has been stopped would never see that it is over
             _, status = os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
-        except (ProcessLookupError, ChildProcessError):  # this process ignores SIGCHLD: nobody knows how it ended
+        except (ProcessLookupError, ChildProcessError):  # this process ignores SIGCHLD: its status is unknown
             status = -1
         if status != 0:  # it was killed, and has left this to us
             _remove(self._scratch)

@@ -24,7 +24,7 @@ class Shutdown:
     """Ends a job. The deadline "kill" is when to call `kill`, "sweep" when the job counts as over, whatever is heard.
 
     begun: it ends; killed: there is no more asking; stopped: the signal by which the user ended it, else 0
-    order: what ranks that come late are told
+    order: the message for ranks that start late
     """
 
     def __init__(self, ranks: RankTable, deadlines: Deadlines, observers: Observer) -> None:
@@ -55,7 +55,7 @@ class Shutdown:
         self._ranks.tell(self.order, lambda process: not process.over and not process.leaving)
 
     def kill(self, now: float, limit: float = _KILL_LIMIT) -> None:
-        """No more asking. limit: seconds until all is taken to be over, whatever is heard of it"""
+        """No more asking. limit: seconds until the job counts as over, whatever agents report"""
         self.begun = self.killed = True
         self.order = {"kill": True}
         self._deadlines.clear()
@@ -63,7 +63,7 @@ class Shutdown:
         self._ranks.tell(self.order, lambda process: not process.over)
 
 
-# Those that say how long a job may take: they do not run while somebody debugs it. The others end a job that is over.
+# Limits of the job, which do not run while a rank is in a debugger. The others end a job that is over.
 _HELD = ("start", "limit", "joining", "stopping")
 
 
@@ -117,12 +117,12 @@ class Deadlines:
             self._held += by  # or it would count twice
 
     def hold(self, now: float) -> None:
-        """Somebody debugs the job."""
+        """Suspends the limits of the job: a rank is in a debugger."""
         self._held = now
         self._left = {name: self._at.pop(name) - now for name in _HELD if name in self._at}
 
     def release(self, now: float) -> None:
-        """Nobody does any more."""
+        """Resumes the limits of the job."""
         assert self._held is not None
         self.stood += now - self._held
         self._held = None
@@ -147,7 +147,7 @@ def name_of(number: int) -> str:
 
 
 def stand_still() -> float:
-    """Stops this process until somebody continues it; for how long that was (s)."""
+    """Stops this process until SIGCONT; returns for how long that was (s)."""
     before = time.monotonic()
     os.kill(os.getpid(), signal.SIGSTOP)
     return time.monotonic() - before

@@ -21,7 +21,7 @@ from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.linux import fill_standard_streams, many_files, stat_of
 from launcher.network import Host, ranks_by_host
-from launcher.supervisor.attempt import STOOD_STILL, Attempt, Outcome
+from launcher.supervisor.attempt import STOOD_STILL, Attempt, AttemptOutcome
 from launcher.supervisor.environment import ranks_environment
 from launcher.supervisor.shutdown import ENDING, SUSPENDING, SignalPipe, name_of, stand_still
 from launcher.supervisor.stdin import StdinForwarder
@@ -62,7 +62,7 @@ def _say(text: str) -> None:
     try:
         print(f"ddp-launch: {text}", file=sys.stderr)
     except OSError:
-        pass  # nobody reads it
+        pass  # stderr is closed
 
 
 class _Watch:
@@ -168,7 +168,7 @@ class _Watch:
 
         return [HangDetector(self.job.size, limit, heartbeat, self.console, folder, ask_stacks, fail, stopped_engine)]
 
-    def _again(self, outcome: Outcome, number: int) -> Job | None:
+    def _again(self, outcome: AttemptOutcome, number: int) -> Job | None:
         """What to start next; None if that was the end."""
         if outcome.asked or not outcome.failures or any(isinstance(failure, TimeLimit) for failure in outcome.failures):
             return None
@@ -206,7 +206,7 @@ class _Watch:
             if waiting is not None:
                 poll.register(waiting, select.POLLOUT)
             poll.poll(1000 * wait)
-            if (stood := time.monotonic() - now - wait) > STOOD_STILL:  # somebody has stopped this process
+            if (stood := time.monotonic() - now - wait) > STOOD_STILL:  # this process was stopped
                 until += stood
                 self._move(stood)
             self.console.flush()
@@ -223,14 +223,14 @@ class _Watch:
             return None
         failure = TimeLimit(at=now, seconds=self.job.timeout or 0.0)
         self.observers.failed(failure)
-        return self._report(Outcome(0, [failure], None, b"", frozenset(), False, self.until))
+        return self._report(AttemptOutcome(0, [failure], None, b"", frozenset(), False, self.until))
 
     def _move(self, by: float) -> None:
         """The job stood still for so long while it waited, which does not count."""
         self.until += by
         self.observers.resumed(by)
 
-    def _report(self, outcome: Outcome) -> tuple[int, str]:
+    def _report(self, outcome: AttemptOutcome) -> tuple[int, str]:
         """Says what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
         if outcome.stop is not None:
             self.console.say(f"ddp-launch: {outcome.stop}")
@@ -258,7 +258,7 @@ def _hidden(job: Job) -> frozenset[int]:
 
 
 def _asking(job: Job) -> list[int]:
-    """Ranks whose questions somebody may answer."""
+    """Ranks whose prompts a user may answer."""
     return [job.debug_rank] if os.isatty(0) else []
 
 
@@ -313,7 +313,7 @@ def count_in_a_row(before: int, ran: float) -> int:
 
 
 def lost_hosts(hosts: Sequence[Host], n: int, gone: Collection[int]) -> list[Host]:
-    """The hosts of which no rank is left, of a job of `n`. gone: those that are not heard of
+    """The hosts of which no rank is left, of a job of `n`. gone: ranks that cannot be reached
 
     None if that is true of all hosts, which says nothing about any of them.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.console.status import Progress, StatusLine, StepRate, clock, sentence
+from launcher.console.status import JobProgress, StatusLine, StepRate, clock, sentence
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from launcher.console.status import Progress, StatusLine, StepRate, clock, sente
     ],
 )
 def test_sentences(progress: dict[str, Any], text: str) -> None:
-    usual = Progress(n=4, up=4, ended=0, step=None, rate=None, restarts=0, seconds=5.0)
+    usual = JobProgress(n=4, up=4, ended=0, step=None, rate=None, restarts=0, seconds=5.0)
     assert sentence(usual._replace(**progress)) == text
 
 
