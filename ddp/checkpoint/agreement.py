@@ -62,7 +62,7 @@ def describe_os_error(what: str, path: str, error: OSError) -> str:
     """`writing runs/x: No space left on device, 4,096 bytes are left (free some room there, ...)`"""
     number = error.errno or 0
     advice = f" ({_ADVICE[number]})" if number in _ADVICE else ""
-    return f"{what} {path}: {reason(error)}{_room(path) if number in _NO_ROOM else ''}{advice}"
+    return f"{what} {path}: {reason(error)}{_free_space(path) if number in _NO_ROOM else ''}{advice}"
 
 
 def reason(error: OSError) -> str:
@@ -75,7 +75,7 @@ def is_transient(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in _ELSEWHERE
 
 
-def _room(path: str) -> str:
+def _free_space(path: str) -> str:
     try:
         stat = os.statvfs(os.path.dirname(path))
     except OSError:
@@ -93,9 +93,9 @@ def retry_once(work: Callable[[], T]) -> T:
         return work()
 
 
-def failure_message(failed: str, troubles: Sequence[RankFailure]) -> str:
-    """What failed, on which ranks, and why. troubles: at least one"""
-    first, *rest = troubles
+def failure_message(failed: str, failures: Sequence[RankFailure]) -> str:
+    """What failed, on which ranks, and why. failures: at least one"""
+    first, *rest = failures
     more = f"; rank{'s' if len(rest) > 1 else ''} {', '.join(str(each.rank) for each in rest)} too" if rest else ""
     return f"{failed}: rank {first.rank}: {first.text}{more}"
 
@@ -124,7 +124,7 @@ class RankAgreement:
         """Says, from within `work`, that it gets on."""
         self._beat.progress()
 
-    def reach(self, failed: str, work: Callable[[], T]) -> list[T]:
+    def run(self, failed: str, work: Callable[[], T]) -> list[T]:
         """What `work` returned on each rank, on all of them; what is pickled, as ranks of one job do.
 
         failed: how the error begins
@@ -148,11 +148,11 @@ class RankAgreement:
             raise CheckpointError(f"{failed}: {error}") from error
         if self._beat.failed:
             raise CheckpointError(f"{failed}: rank {self._beat.failed[0]} was interrupted")
-        told: list[T | RankFailure] = self._comm.all_gather_object(mine)
-        troubles = [each for each in told if isinstance(each, RankFailure)]
-        if troubles:
-            raise CheckpointError(failure_message(failed, troubles)) from cause
-        return [each for each in told if not isinstance(each, RankFailure)]
+        results: list[T | RankFailure] = self._comm.all_gather_object(mine)
+        failures = [each for each in results if isinstance(each, RankFailure)]
+        if failures:
+            raise CheckpointError(failure_message(failed, failures)) from cause
+        return [each for each in results if not isinstance(each, RankFailure)]
 
 
 def gather_or_raise(comm: Communicator, what: str, work: Callable[[], T]) -> list[T]:
@@ -167,10 +167,10 @@ def gather_or_raise(comm: Communicator, what: str, work: Callable[[], T]) -> lis
     except Exception as error:
         mistake = error
         mine = RankFailure(comm.rank, f"{type(error).__name__}: {error}")
-    told: list[T | RankFailure] = [mine] if comm.size == 1 else comm.all_gather_object(mine)
+    results: list[T | RankFailure] = [mine] if comm.size == 1 else comm.all_gather_object(mine)
     if mistake is not None:
         raise mistake
-    for each in told:
+    for each in results:
         if isinstance(each, RankFailure):
             raise CheckpointError(f"rank {each.rank} could not {what}: {each.text}")
-    return [each for each in told if not isinstance(each, RankFailure)]
+    return [each for each in results if not isinstance(each, RankFailure)]

@@ -77,20 +77,20 @@ class Checkpointer:
         comm = collectives.init() if comm is None else comm
         self.step = 0
         self._every, self._every_seconds = every, every_seconds
-        self._async, self._wanted = bool(async_save), bool(resume)
+        self._async, self._resume_wanted = bool(async_save), bool(resume)
         self._store = Store(folder, comm, keep)
-        self._comm, self._beside = comm.duplicate(), comm.duplicate()
+        self._comm, self._background_comm = comm.duplicate(), comm.duplicate()
         self._requests = PendingRequests()
         for each in self._training.parallel:
             each.share_requests(self._requests)
         self._saving: BackgroundSave | None = None
-        self._room: dict[str, Any] = {}
+        self._copy_buffers: dict[str, Any] = {}
         self._saved_at: int | None = None  # the step of the last checkpoint, saved or loaded
         self._loaded = False
         self._loader_state: Any = None  # until a loader comes
         self._restored: Restorer | None = None  # until the loop begins
-        self._inside = False  # the loop's body has a batch, whose step is not counted yet
-        self._left = False  # a loop has begun, and did not come to its end
+        self._in_step = False  # the loop's body has a batch, whose step is not counted yet
+        self._left_early = False  # a loop has begun, and did not come to its end
         self._stepped = False  # an optimizer has made a step since `_resuming` asked
         self._closed = False
         self._hooks = [
@@ -133,7 +133,7 @@ class Checkpointer:
         With DataParallel it is known, to all ranks alike, after each synchronized backward. In a world of several ranks
         without it they ask each other now: then this is collective.
         """
-        self._hear()
+        self._exchange_requests()
         return self._requests.received[STOP] > 0
 
     def request_stop(self) -> None:
@@ -193,7 +193,7 @@ class Checkpointer:
         """
         self._raise_if_closed()
         self._end_saving()
-        self._left = False
+        self._left_early = False
         saved = self._store.newest() if path is None else self._store.find(path)
         if saved is None:
             self._loaded = True
@@ -239,17 +239,17 @@ class Checkpointer:
             handle.remove()
         for each in self._training.parallel:
             each.share_requests(PendingRequests())
-        self._room.clear()
+        self._copy_buffers.clear()
         self._store.close()
         self._comm.close()
-        self._beside.close()
+        self._background_comm.close()
 
     # -- a save
 
     @property
     def _reached(self) -> int:
         """The step that the state is of. In the loop's body the loader counts the batch of this step already."""
-        return self.step + self._inside
+        return self.step + self._in_step
 
     def _write(self) -> None:
         """Saves now, in this thread, from where everything lies."""
@@ -264,18 +264,18 @@ class Checkpointer:
         changed_by_step = {
             id(tensor.version) for each in self._training.optimizers for tensor in tensors_changed_by_step(each)
         }
-        snapshot = Snapshot(state.sources, changed_by_step, self._room)
+        snapshot = Snapshot(state.sources, changed_by_step, self._copy_buffers)
         write = functools.partial(
-            self._store.write, self._reached, snapshot.arrays, state.shared, state.own, state.pieces, gently=True
+            self._store.write, self._reached, snapshot.arrays, state.shared, state.own, state.pieces, in_background=True
         )  # and nothing holds the sources: after a new plan of buckets, their memory may go
 
-        def told() -> None:
+        def done() -> None:
             self._requests.mine[SAVED] = True
 
         self._saved_at = self._reached
         self._requests.received[SAVED] = 0
         self._saving = BackgroundSave(
-            self._beside, snapshot, write, functools.partial(self._store.refuse, self._reached), told
+            self._background_comm, snapshot, write, functools.partial(self._store.refuse, self._reached), done
         )
 
     def _end_saving(self) -> bool:
@@ -309,14 +309,14 @@ class Checkpointer:
 
     # -- all ranks
 
-    def _hear(self) -> None:
+    def _exchange_requests(self) -> None:
         """Where no DataParallel carries what ranks wish, they tell each other here. Collective then."""
         if self._comm.size == 1:
             self._requests.receive([int(each) for each in self._requests.mine])
         elif not self._training.parallel:
-            self._agree()
+            self._sum_requests()
 
-    def _agree(self) -> None:
+    def _sum_requests(self) -> None:
         """One small call, in which ranks tell each other their requests."""
         counts = np.array(self._requests.mine, np.int64)
         if self._comm.size > 1:

@@ -27,7 +27,7 @@ def write(fd: int, data: memoryview) -> None:
 def start_writing(fd: int, start: int, length: int) -> None:
     """Has the disk begin with bytes that were written, beside what comes next: fewer are left to wait for at the end.
 
-    What it has taken leaves the cache, in which nobody will look for it.
+    What is on the disk then leaves the page cache, as it is not read again.
     """
     with contextlib.suppress(OSError):  # a wish, which not every file system knows
         os.posix_fadvise(fd, start, length, os.POSIX_FADV_DONTNEED)
@@ -83,7 +83,7 @@ def remove_file(path: str) -> None:
 
 def remove(path: str) -> None:
     """Removes a folder of files, or as much of it as there is; in order: a manifest goes before what it speaks of."""
-    with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
+    with contextlib.suppress(FileNotFoundError):  # another process removes it too
         for name in sorted(os.listdir(path)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(path, name))

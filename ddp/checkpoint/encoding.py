@@ -134,33 +134,33 @@ def _shaped(raw: Array, dtype: np.dtype[Any], shape: JSON) -> Array:
 def _description(dtype: np.dtype[Any], name: str) -> JSON:
     """What `_described` makes the same dtype of."""
     try:
-        told = json.loads(json.dumps(dtype.str if dtype.names is None else dtype.descr))
-        same = _described(told) == dtype
+        description = json.loads(json.dumps(dtype.str if dtype.names is None else dtype.descr))
+        same = _described(description) == dtype
     except (TypeError, ValueError):  # fields that overlap, say; or a dtype that is not NumPy's own
         same = False
     if not same:
         raise ArgumentError(f"{name} is an array of dtype {dtype}, which a checkpoint cannot hold")
-    return told
+    return description
 
 
-def _described(told: JSON) -> np.dtype[Any]:
+def _described(description: JSON) -> np.dtype[Any]:
     """The dtype of a description, whose tuples are lists. Raises: ValueError for what is none."""
     try:
-        described: Any = told if isinstance(told, str) else _fields(told)
+        described: Any = description if isinstance(description, str) else _fields(description)
         dtype = np.lib.format.descr_to_dtype(described)
-    except Exception as error:  # NumPy raises many kinds for what nobody wrote
-        raise ValueError(f"{str(told)[:80]} is no dtype: {error}") from None
+    except Exception as error:  # NumPy raises many kinds for a bad description
+        raise ValueError(f"{str(description)[:80]} is no dtype: {error}") from None
     if dtype.hasobject:
-        raise ValueError(f"{str(told)[:80]} is a dtype of Python objects")
+        raise ValueError(f"{str(description)[:80]} is a dtype of Python objects")
     return dtype
 
 
-def _fields(told: JSON) -> list[Any]:
+def _fields(description: JSON) -> list[Any]:
     """[["a", "<i4"], ["b", [...], [2, 3]], ...] with the tuples that NumPy wants in it: (name, description, shape)."""
-    if not isinstance(told, list):
+    if not isinstance(description, list):
         raise TypeError("expected a list of fields")
     fields = []
-    for name, inner, *shape in told:
+    for name, inner, *shape in description:
         name = tuple(name) if isinstance(name, list) else name  # (title, name)
         fields.append((name, inner if isinstance(inner, str) else _fields(inner), *map(tuple, shape)))
     return fields

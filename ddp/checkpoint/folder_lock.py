@@ -87,7 +87,7 @@ def _holder(fd: int) -> str:
 
 
 def token_in(folder: str) -> str | None:
-    """The token of whoever has the lock of a folder, None if there is none."""
+    """The token in a folder's lock file, None if there is none."""
     try:
         with open(open_regular(os.path.join(folder, NAME), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             token = _content(file.read(_LENGTH)).get("token")

@@ -141,7 +141,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def _checked(value: Any) -> Manifest:
-    """Whoever computes checksums may write what he likes, so nothing is taken for granted here either."""
+    """Checks every field: a valid checksum does not mean that this package wrote it."""
     if not isinstance(value, dict) or value.get("format") != "ddp.checkpoint":
         raise DamagedCheckpoint("it is no manifest of a checkpoint")
     if value.get("version") != VERSION:

@@ -41,7 +41,7 @@ def describe_optimizer(optimizer: Optimizer, names: Mapping[int, str], where: st
 
 def optimizer_pieces(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep) -> JSON:
     """The state that this rank holds: all of it, or in a ZeroOptimizer its part."""
-    told = []
+    saved_pieces = []
     params = list(_params(optimizer))
     for number, start, stop, state in _pieces(optimizer):
         p = params[number]
@@ -49,25 +49,25 @@ def optimizer_pieces(optimizer: Optimizer, names: Mapping[int, str], where: str,
         whole = (start, stop) == (0, p.array.size)
         lead = label if whole else f"{label}.{start}-{stop}"
         cut = [name for name, value in state.items() if _has_elements(name, value, (stop - start,), p.shape)]
-        told.append([number, start, stop, cut, encode(state, lead, keep)])
-    return told
+        saved_pieces.append([number, start, stop, cut, encode(state, lead, keep)])
+    return saved_pieces
 
 
 def tensors_changed_by_step(optimizer: Optimizer) -> Iterator[Any]:
-    """The tensors that nobody but `step` changes: the parameters, and their state."""
+    """The tensors that only `step` changes: the parameters, and their state."""
     yield from _params(optimizer)
     for _, _, _, state in _pieces(optimizer):
         yield from (value for value in state.values() if isinstance(value, TensorBase))
 
 
 class SavedOptimizer:
-    """The state of one optimizer in a checkpoint. told: of `pieces`, by all ranks that have some"""
+    """The state of one optimizer in a checkpoint. saved_pieces: of `pieces`, by all ranks that have some"""
 
-    def __init__(self, described: Mapping[str, Any], told: Sequence[JSON], fetch: Fetch) -> None:
+    def __init__(self, described: Mapping[str, Any], saved_pieces: Sequence[JSON], fetch: Fetch) -> None:
         self._described = described
         self._fetch = fetch
         self._pieces: dict[int, list[tuple[int, int, list[str], JSON]]] = {}
-        for number, start, stop, cut, state in (piece for each in told for piece in each):
+        for number, start, stop, cut, state in (piece for each in saved_pieces for piece in each):
             self._pieces.setdefault(number, []).append((start, stop, cut, state))
 
     def check(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:

@@ -141,9 +141,9 @@ class Restorer:
         if self._size != self._saved.size:
             self.notes.append(_of_another_size(self._saved.size, self._size))
         self._random = self._read_random()
-        self.put_random()
+        self.restore_random()
 
-    def put_random(self) -> None:
+    def restore_random(self) -> None:
         """Puts random numbers where they were, once more."""
         self._random()
 
@@ -188,13 +188,15 @@ class Restorer:
     def _load_hooks(self) -> None:
         for number, model in enumerate(self._training.parallel):
             hook: Any = model.comm_hook
-            told = self._own["hooks"][number] if number < len(self._own["hooks"]) else None
-            if told is None or hook is None:
+            saved_state = self._own["hooks"][number] if number < len(self._own["hooks"]) else None
+            if saved_state is None or hook is None:
                 continue
-            if told[0] == type(hook).__name__:
+            if saved_state[0] == type(hook).__name__:
                 hook.load_state_dict(self._hook_state(number))
             else:
-                self.notes.append(f"the state of hook {told[0]} is left out, the model has {type(hook).__name__}")
+                self.notes.append(
+                    f"the state of hook {saved_state[0]} is left out, the model has {type(hook).__name__}"
+                )
 
     def _hook_state(self, number: int) -> Any:
         if self._size == self._saved.size:
@@ -288,11 +290,11 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
     saved = find(path)
-    told = saved.state["model"]
-    if told is None:
+    saved_state = saved.state["model"]
+    if saved_state is None:
         raise StateDictError(f"{saved.path}: Checkpointer was given no model, so there is none in it")
     try:
-        check_model(model, told, saved, strict)
+        check_model(model, saved_state, saved, strict)
     except StateDictError as error:
         raise StateDictError(f"{saved.path}: {error}") from None
-    return load_into(model, told, SavedArrays(saved, 0), strict)
+    return load_into(model, saved_state, SavedArrays(saved, 0), strict)

@@ -41,7 +41,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 before = signal.getsignal(number)
-                if before not in (signal.SIG_IGN, None):  # None: a handler of C code, which nobody could put back
+                if before not in (signal.SIG_IGN, None):  # None: a handler of C code, which cannot be put back
                     self._before[number] = before
                     signal.signal(number, self._heard)
         return self
@@ -49,7 +49,7 @@ class StopSignals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._listening = False
         for number, before in self._before.items():
-            if signal.getsignal(number) == self._heard:  # else somebody has put another one there since
+            if signal.getsignal(number) == self._heard:  # else another one was installed since
                 signal.signal(number, before)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
@@ -69,7 +69,7 @@ class StopSignals:
 
 
 def _again(number: int, frame: FrameType | None, before: Callable[..., Any] | Any) -> None:
-    """Does what would have been done without us."""
+    """Handles the signal as it was handled before."""
     if callable(before):
         before(number, frame)
     else:
@@ -106,17 +106,17 @@ def resume_batches(ckpt: Checkpointer, loader: Any, epochs: int | None) -> Itera
             ckpt._training.began = before
             if ckpt._restored is not None and ckpt._restored.step == ckpt.step and ckpt._restored.within:
                 # A loader may draw a seed when a pass begins, and did so when this one began: before the save.
-                ckpt._restored.put_random()
+                ckpt._restored.restore_random()
             ckpt._restored = None
             for batch in iterator:
-                ckpt._stepped, ckpt._inside = False, True
+                ckpt._stepped, ckpt._in_step = False, True
                 try:
                     yield batch
                 finally:  # also where the loop is left: the loader has handed this batch out
-                    ckpt._inside = False
+                    ckpt._in_step = False
                     ckpt.step += 1
                 collectives.mark_step(ckpt.step)
-                _between(ckpt, clock)
+                _after_step(ckpt, clock)
             ckpt._training.began = None
             if loader.epoch <= before:
                 raise ArgumentError(
@@ -155,7 +155,7 @@ def _begin(ckpt: Checkpointer, loader: Any) -> None:
         )
     ckpt._training.loader = loader
     if not ckpt._loaded:
-        if ckpt._wanted:
+        if ckpt._resume_wanted:
             ckpt.load()
         elif ckpt._store.newest() is not None:
             raise CheckpointError(
@@ -163,9 +163,9 @@ def _begin(ckpt: Checkpointer, loader: Any) -> None:
                 "with that run"
             )
         ckpt._loaded = True
-    elif ckpt._left:
+    elif ckpt._left_early:
         ckpt._loader_state = loader.state_dict()  # goes on behind the batch at which the loop was left
-    ckpt._left = True
+    ckpt._left_early = True
     if ckpt._loader_state is not None:
         loader.load_state_dict(ckpt._loader_state)
         ckpt._loader_state = None
@@ -175,18 +175,18 @@ def _begin(ckpt: Checkpointer, loader: Any) -> None:
 
 def _stop_if_asked(ckpt: Checkpointer) -> None:
     """A signal that came outside of the steps: before the first of them, or after the last."""
-    ckpt._agree()
+    ckpt._sum_requests()
     if ckpt._requests.received[STOP]:
         ckpt.stop()
 
 
-def _between(ckpt: Checkpointer, clock: _Clock) -> None:
+def _after_step(ckpt: Checkpointer, clock: _Clock) -> None:
     """A step is done."""
     for model in ckpt._training.parallel:
         if model.joining:
             raise ParallelError("resume inside join: ranks save together, after the same steps; use tail='exact'")
     clock.look()
-    ckpt._hear()
+    ckpt._exchange_requests()
     requests = ckpt._requests
     if ckpt._saving is not None and requests.received[SAVED] == ckpt._comm.size and not ckpt._end_saving():
         clock.due = True
@@ -217,7 +217,7 @@ def _accumulating(ckpt: Checkpointer) -> bool:
 
 def _end(ckpt: Checkpointer) -> None:
     """All passes are over."""
-    ckpt._left = False
+    ckpt._left_early = False
     _stop_if_asked(ckpt)
     if ckpt._saved_at != ckpt.step:
         ckpt.save()

@@ -246,7 +246,7 @@ def find_on_all_ranks(ranks: RankAgreement, path: str | os.PathLike[str]) -> Sav
     """
     path = os.fspath(path)
     failed = f"{path} cannot be loaded"
-    paths = ranks.reach(failed, lambda: _candidates(path) if ranks.rank == 0 else [])[0]
+    paths = ranks.run(failed, lambda: _candidates(path) if ranks.rank == 0 else [])[0]
     if paths == [path]:
         saved, reason = examine(ranks, failed, path)
         if saved is None:
@@ -292,7 +292,7 @@ def examine(ranks: RankAgreement, failed: str, path: str) -> tuple[Saved | None,
             return str(error)
         return ""
 
-    wrong = [reason for reason in ranks.reach(failed, look) if reason]
+    wrong = [reason for reason in ranks.run(failed, look) if reason]
     return (None, wrong[0]) if wrong else (saved, "")
 
 

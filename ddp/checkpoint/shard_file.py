@@ -31,18 +31,18 @@ _SMALL = 1 << 20  # arrays are gathered up to so many bytes, so that a thousand 
 
 
 def write_shard(
-    path: str, arrays: Mapping[str, Array], progress: Callable[[], None], gently: bool = False
+    path: str, arrays: Mapping[str, Array], progress: Callable[[], None], in_background: bool = False
 ) -> ShardInfo:
     """Writes a new safetensors file, to the disk.
 
-    progress: called now and then; gently: in this thread alone, which takes longer and leaves a core to others
+    progress: called now and then; in_background: in this thread alone, which takes longer and leaves a core to others
 
     Raises: OSError; a part of the file may be there then.
     """
     fd = disk.create(path)
     try:
         sums = _Checksums()
-        with contextlib.nullcontext(sums) if gently else _ChecksumThread(sums) as adding:
+        with contextlib.nullcontext(sums) if in_background else _ChecksumThread(sums) as adding:
             written = started = 0
             for chunk in _chunks(arrays):
                 adding.add(chunk)

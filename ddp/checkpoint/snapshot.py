@@ -33,23 +33,23 @@ _REST = 0.2  # s, and as long as the copying took: no single write takes longer
 class Snapshot:
     """arrays: of the host, by name; whole once `copied` is set.
 
-    later: ids of the versions of tensors that nobody but a step changes; room: memory to be used again, by name
+    later: ids of the versions of tensors that only a step changes; buffers: memory to be used again, by name
     """
 
-    def __init__(self, sources: Sequence[ArraySource], later: Collection[int], room: dict[str, Array]) -> None:
+    def __init__(self, sources: Sequence[ArraySource], later: Collection[int], buffers: dict[str, Array]) -> None:
         self.arrays: dict[str, Array] = {}
         self.copied = threading.Event()
         self._looked = threading.Event()
         self._intact = True
         self._lock = threading.Lock()
         self._later: list[tuple[ArraySource, int, Any]] = []
-        for name in set(room) - {source.name for source in sources}:
-            del room[name]
+        for name in set(buffers) - {source.name for source in sources}:
+            del buffers[name]
         for source in sources:
             array, version = source.array, source.version
-            target = room.get(source.name)
+            target = buffers.get(source.name)
             if target is None or target.shape != array.shape or target.dtype != array.dtype:
-                target = room[source.name] = np.empty(array.shape, array.dtype)
+                target = buffers[source.name] = np.empty(array.shape, array.dtype)
             self.arrays[source.name] = target
             if version is not None and id(version) in later and array.nbytes > _SMALL:
                 self._later.append((source, version.count, _mark(array)))
@@ -74,7 +74,7 @@ class Snapshot:
 
     @property
     def intact(self) -> bool:
-        """Whether nobody changed what was being copied. After `copy`."""
+        """Whether nothing changed while it was copied. After `copy`."""
         return self._intact
 
     def _look(self) -> None:
@@ -126,9 +126,9 @@ _NICE = 19  # next to nothing, where a thread that trains wants the same core
 class BackgroundSave:
     """One save under way. A process that ends waits for it.
 
-    comm: nobody else calls on it meanwhile
+    comm: used by no other thread meanwhile
     write: writes what the snapshot holds; refuse: what is called in its place, with the reason, if that failed
-    told: called when it is over
+    done: called when it is over
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class BackgroundSave:
         snapshot: Snapshot,
         write: Callable[[], Path],
         refuse: Callable[[str], NoReturn],
-        told: Callable[[], None],
+        done: Callable[[], None],
     ) -> None:
         self.snapshot = snapshot
-        self._comm, self._write, self._refuse, self._told = comm, write, refuse, told
+        self._comm, self._write, self._refuse, self._done = comm, write, refuse, done
         self._path: Path | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="save of a checkpoint")
@@ -161,7 +161,7 @@ class BackgroundSave:
         return self._path
 
     def finish(self) -> None:
-        """Waits for its end where nobody asks for the result any more; what went wrong is only said."""
+        """Waits for its end at the exit of the process, and logs an error."""
         try:
             if self.result() is None:
                 _log.error("a save was given up: parameters were changed while they were copied, and the process ends")
@@ -184,7 +184,7 @@ class BackgroundSave:
         except BaseException as error:  # raised where the ranks look at the result
             self._error = error
         finally:
-            self._told()
+            self._done()
 
     def _all(self, mine: bool) -> bool:
         if self._comm.size == 1:
@@ -193,7 +193,7 @@ class BackgroundSave:
 
 
 def _give_way() -> None:
-    """Leaves the cores to whoever trains: on Linux a thread has a priority, which those that it starts inherit."""
+    """Leaves the cores to training: on Linux a thread has a priority, which those that it starts inherit."""
     with contextlib.suppress(OSError):  # not allowed: it saves at the usual priority
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

@@ -70,11 +70,11 @@ def restore_random(saved: RandomState) -> None:
 
 def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
     """Seeds this thread's generators for a rank that was not there when the others' were saved."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for each in saved:
-        told.update(repr(sorted((name, s["seed"], s["at"]) for name, s in each["streams"].items())).encode())
-    told.update(repr((saved[0]["seed"], rank, step)).encode())
-    seed = int.from_bytes(told.digest()[:7], "little")
+        digest.update(repr(sorted((name, s["seed"], s["at"]) for name, s in each["streams"].items())).encode())
+    digest.update(repr((saved[0]["seed"], rank, step)).encode())
+    seed = int.from_bytes(digest.digest()[:7], "little")
     _device.manual_seed(seed)
     np.random.seed(seed % (1 << 32))
     random.seed(seed)
@@ -88,17 +88,17 @@ def _plain(numbers: dict[str, Any]) -> dict[str, Any]:
 _ABSENT = object()
 
 
-def told(user: Any) -> Any:
+def user_state(user: Any) -> Any:
     """The user's state: of objects with a state_dict what that says, in a dict's values too."""
     if hasattr(user, "state_dict"):
         return user.state_dict()
     if isinstance(user, dict):
-        return {name: told(value) for name, value in user.items()}
+        return {name: user_state(value) for name, value in user.items()}
     return user
 
 
 def missing_user_state(user: Any, saved: JSON) -> list[str]:
-    """The objects that take a state, and for which there is none: `["user.ema"]`. saved: what `told` said, encoded"""
+    """The objects without a saved state: `["user.ema"]`. saved: what `user_state` returned, encoded"""
     return _missing(user, _ABSENT if saved is None else saved, "user")  # None: nothing was given when it was saved
 
 
@@ -117,7 +117,7 @@ def _no_array(name: str) -> Any:
 
 
 def restore_user(user: Any, state: Any) -> None:
-    """Puts back what `told` said: objects take it in, all else in a dict is replaced.
+    """Puts back what `user_state` returned: objects take it in, all else in a dict is replaced.
 
     What is not in the state goes, but for objects that take one.
     """
@@ -258,7 +258,7 @@ def rank_array_name(rank: int, name: str) -> str:
 def capture(training: TrainedObjects, comm: Communicator) -> State:
     """The state as it is now, its arrays where they lie: nothing is copied. Collective if there are several ranks.
 
-    comm: nobody else calls on it meanwhile
+    comm: used by no other thread meanwhile
     Raises: ArgumentError, naming the place, for what a checkpoint cannot hold, and CheckpointError on the other ranks.
     """
     taken: set[str] = set()
@@ -320,7 +320,7 @@ def _encoded(
         "pieces": parts,
         "hooks": [_hook(each, f"hook.{number}", own) for number, each in enumerate(parallel)],
         "random": encode(random_state(), "random", own),
-        "user": encode(told(training.user), "user", unknown),
+        "user": encode(user_state(training.user), "user", unknown),
         "loader": None if training.loader is None else encode(training.loader.state_dict(), "loader", unknown),
         "within": training.within,
     }
@@ -338,7 +338,7 @@ def _stretch(source: ArraySource, start: int, stop: int) -> ArraySource:
 
 def _model(model: Module, parallel: Sequence[DataParallel], alike: _ArrayTable, unknown: _ArrayTable) -> JSON:
     parameters = {id(p.version) for p in model.parameters()}
-    coming = {id(tensor.version): part for each in parallel for tensor, part in _pending_buffers(each)}
+    pending_buffers = {id(tensor.version): part for each in parallel for tensor, part in _pending_buffers(each)}
     known: dict[Any, str] = {}  # tied ones are written once
     paths = []
     for path, value in model.state_dict().items():
@@ -353,7 +353,7 @@ def _model(model: Module, parallel: Sequence[DataParallel], alike: _ArrayTable, 
         )
         if memory not in known:
             keep = alike if id(value.version) in parameters else unknown
-            known[memory] = keep(f"model.{path}", coming.get(id(value.version), value.array), value)
+            known[memory] = keep(f"model.{path}", pending_buffers.get(id(value.version), value.array), value)
         paths.append([path, {"tensor": known[memory]}])
     return paths
 
@@ -390,6 +390,6 @@ def _sort_unknown(
 
 def _checksum(array: Array) -> str:
     host = np.asarray(place(array, CPU), order="C")
-    told = hashlib.blake2b(repr((str(host.dtype), host.shape)).encode(), digest_size=16)
-    told.update(host.reshape(-1).view(np.uint8).data if host.size else b"")
-    return told.hexdigest()
+    digest = hashlib.blake2b(repr((str(host.dtype), host.shape)).encode(), digest_size=16)
+    digest.update(host.reshape(-1).view(np.uint8).data if host.size else b"")
+    return digest.hexdigest()

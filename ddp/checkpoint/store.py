@@ -157,7 +157,7 @@ def make_target(target: SaveTarget) -> None:
 
 
 def write_rank_file(
-    target: SaveTarget, rank: int, tensors: Mapping[str, Array], progress: Callable[[], None], gently: bool
+    target: SaveTarget, rank: int, tensors: Mapping[str, Array], progress: Callable[[], None], in_background: bool
 ) -> ShardInfo:
     """Writes this rank's file, to the disk. Raises: LocalFailure."""
     if rank != 0:
@@ -167,7 +167,7 @@ def write_rank_file(
     def write() -> ShardInfo:
         with suppress(FileNotFoundError):
             disk.remove_file(path)  # of the first attempt
-        shard = write_shard(path, tensors, progress, gently)
+        shard = write_shard(path, tensors, progress, in_background)
         disk.sync_folder(target.unfinished)
         return shard
 
@@ -290,8 +290,8 @@ class Store:
         self._holding = FolderHold(self._folder)
         failed = f"{self.folder} cannot hold checkpoints"
         try:
-            token = self._ranks.reach(failed, lambda: self._holding.take() if self._first else "")[0]
-            self._ranks.reach(failed, lambda: wait_for_token(self._folder, token))
+            token = self._ranks.run(failed, lambda: self._holding.take() if self._first else "")[0]
+            self._ranks.run(failed, lambda: wait_for_token(self._folder, token))
         except BaseException:
             self.close()
             raise
@@ -308,7 +308,7 @@ class Store:
         state: Any,
         own_state: Any,
         pieces: Mapping[str, PieceRange] | None = None,
-        gently: bool = False,
+        in_background: bool = False,
     ) -> Path:
         """Writes a checkpoint, and returns its folder when it exists for all ranks.
 
@@ -316,7 +316,7 @@ class Store:
         state, own_state: JSON values; of the first, rank 0's is kept, of the second everybody's
         pieces: (start, stop, shape) of those of `tensors` that are one-dimensional pieces: elements start to stop, in C
             order, of a tensor of that shape, whose other pieces other ranks write under the same name
-        gently: in one thread, which takes longer and leaves the cores to others
+        in_background: in one thread, which takes longer and leaves the cores to others
 
         The arrays must not be changed meanwhile. Afterwards the oldest checkpoints beyond `keep` are removed.
 
@@ -339,13 +339,13 @@ class Store:
             return mine, target
 
         try:
-            told = self._ranks.reach(failed, prepare)
-            plans, where = [each for each, _ in told], told[0][1]
+            prepared = self._ranks.run(failed, prepare)
+            plans, where = [each for each, _ in prepared], prepared[0][1]
             assert where is not None
             files = [shard_name(rank) for rank in range(len(plans))]
             entries = _agreed(failed, plans, files)
             rank, progress = self._ranks.rank, self._ranks.progress
-            shards = self._ranks.reach(failed, lambda: write_rank_file(where, rank, tensors, progress, gently))
+            shards = self._ranks.run(failed, lambda: write_rank_file(where, rank, tensors, progress, in_background))
 
             def commit() -> None:
                 if self._first:
@@ -354,7 +354,7 @@ class Store:
                     shared = json.loads(plans[0].state)
                     commit_target(where, Manifest(step, len(files), shard_file.BLOCK, by_name, entries, shared, own))
 
-            self._ranks.reach(failed, commit)
+            self._ranks.run(failed, commit)
         except BaseException:
             if target is not None:
                 remove_target(target)
@@ -369,7 +369,7 @@ class Store:
         def fail() -> NoReturn:
             raise LocalFailure(why)
 
-        self._ranks.reach(_not_saved(step), fail)
+        self._ranks.run(_not_saved(step), fail)
         raise AssertionError("a rank has failed")
 
     def newest(self) -> Saved | None:
@@ -378,7 +378,7 @@ class Store:
         Others are named in a warning of rank 0, with the reason, and passed over. Ranks share the reading.
 
         Raises: CheckpointError on every rank if the folder, or a file in it, cannot be read, which does not say that it
-        is damaged; or if there are checkpoints and none is whole: whoever begins anew shall have said so.
+        is damaged; or if there are checkpoints and none is whole: a job does not begin anew unless it is told to.
         """
         failed = f"the newest checkpoint in {self.folder} cannot be found"
 
@@ -386,7 +386,7 @@ class Store:
             with describing_os_errors("reading", self._folder):
                 return newest_first(disk.names(self._folder)) if self._first else []
 
-        names = self._ranks.reach(failed, list_)[0]
+        names = self._ranks.run(failed, list_)[0]
         found, reasons = newest_intact(self._ranks, failed, [os.path.join(self._folder, name) for name in names])
         if found is None and reasons:
             raise CheckpointError(

@@ -49,7 +49,7 @@ class DataLoader:
     timeout: seconds that a batch of a worker may take; 0: as long as it takes
     worker_init_fn: called as `worker_init_fn(worker_id)` in each worker when it starts
     multiprocessing_context: "forkserver": workers are forked from a small server, which all loaders of this process
-    share; "spawn": from one that is started for this crew alone; or a context of `multiprocessing` of these names
+    share; "spawn": from one that is started for these workers alone; or a context of `multiprocessing` of these names
     generator: where the loader's seed, and that of `shuffle`, is drawn; None: this thread's stream
     prefetch_factor: batches that each worker has ahead; None: 2
     persistent_workers: workers stay for the next pass, with the dataset as they have it
@@ -134,7 +134,9 @@ class DataLoader:
                 script = fork_server.current_script()
             except ArgumentError:
                 pass  # raised when workers are started, if they need it
-        self._modules -= {"__main__", "builtins"}
+        self._modules = {
+            name for name in self._modules if name.partition(".")[0] not in ("__main__", "builtins", "ddp")
+        }
         if not self._own_server:
             fork_server.fork_server(self._modules, script)
 

@@ -123,7 +123,7 @@ class DevicePrefetcher(Iterator[Any]):
             self._buffers.reverse()
         if leaving:
             self._leaving.append(arrived)
-        # Also if nobody ever takes this batch.
+        # Also if this batch is never taken.
         self._streams.hold(self._lane, moved, sources, event=arrived)
         where = device("cuda", self._lane.device)
         following = iter([wrap(there, where) for there in moved])

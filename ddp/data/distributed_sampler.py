@@ -130,7 +130,7 @@ class DistributedSampler(PositionedSampler):
         self._counted = False
 
     def begin_again(self) -> None:
-        """The next `iter` is the epoch of the pass last begun, though who read ahead has come to its end.
+        """The next `iter` is the epoch of the pass last begun, even if a reader ahead has come to its end.
 
         Unless it was said by `set_epoch`, or by a state, which it is. A DataLoader calls this for a pass left early.
         """

@@ -98,11 +98,16 @@ class ForkServer:
         self.owner = os.getpid()
         self.modules, self.script = modules, script
         self._loaded = LoadedModules()
+        path = [each for each in sys.path if isinstance(each, str)]
+        settings = {"argv": sys.argv, "path": path, "main": script, "modules": sorted(modules), "parent": self.owner}
+        self._settings = os.memfd_create("ddp-preload")  # a variable of the environment holds 128 KiB at most
+        with open(self._settings, "wb", closefd=False) as file:
+            file.write(json.dumps(settings).encode())
         self._server = forkserver.ForkServer()
         self._server.set_forkserver_preload(["ddp.data.preload"])
         with self._environment():
             self._server.ensure_running()
-        weakref.finalize(self, _stop, self._server, self.owner).atexit = False
+        weakref.finalize(self, _stop, self._server, self._settings, self.owner).atexit = False
 
     @property
     def pid(self) -> int:
@@ -129,9 +134,7 @@ class ForkServer:
     def _environment(self) -> Iterator[None]:
         """What a server inherits if it is started now: not `os.environ`, which other threads see, is changed."""
         wanted = worker_environment()
-        path = [each for each in sys.path if isinstance(each, str)]
-        settings = {"path": path, "main": self.script, "modules": sorted(self.modules), "parent": self.owner}
-        wanted[preload.SETTINGS] = json.dumps(settings)
+        wanted[preload.SETTINGS] = f"/proc/{self.owner}/fd/{self._settings}"
         changed = {name for name in os.environ.keys() | wanted.keys() if os.environ.get(name) != wanted.get(name)}
         _put_environment(changed, wanted)
         try:
@@ -150,10 +153,15 @@ def _put_environment(names: Iterable[str], values: Any) -> None:
             os.unsetenv(name)
 
 
-def _stop(server: Any, owner: int) -> None:
+def _stop(server: Any, settings: int, owner: int) -> None:
+    os.close(settings)
     if os.getpid() == owner:  # else this is a forked child, whose server it is not
-        with contextlib.suppress(OSError):  # somebody else has waited for it
-            _in_background(server._stop)
+        _in_background(_wait_for_server, server)
+
+
+def _wait_for_server(server: Any) -> None:
+    with contextlib.suppress(OSError):  # it has been waited for already
+        server._stop()
 
 
 def _in_background(work: Any, *args: Any) -> None:

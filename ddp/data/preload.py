@@ -24,8 +24,8 @@ import numpy.random  # so that no worker imports it  # noqa: F401
 
 from ddp.data import worker
 
-#: The variable by which the server gets its settings: JSON of {"path": sys.path, "main": the user's script as
-#: `spawn.prepare` takes it, "modules": [names], "parent": pid of the training process}.
+#: The variable that names the file of the server's settings: JSON of {"argv": sys.argv, "path": sys.path, "main": the
+#: user's script as `spawn.prepare` takes it, "modules": [names], "parent": pid of the training process}.
 SETTINGS = "DDP_DATA_PRELOAD"
 
 _GRACE = 0.2  # s that workers have to end in their own way when the training process has ended
@@ -47,7 +47,7 @@ def prepare_server(settings: dict[str, Any]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # it may be closed
             stream.reconfigure(line_buffering=True, write_through=False)  # so that workers' lines are not mixed up
-    sys.path[:] = settings["path"]
+    sys.argv[:], sys.path[:] = settings["argv"], settings["path"]
     if settings["main"]:
         importing_script = True
         try:
@@ -112,4 +112,9 @@ def _enter_worker(environ: dict[str, str]) -> None:
 
 
 if SETTINGS in os.environ:
-    prepare_server(json.loads(os.environ.pop(SETTINGS)))
+    try:
+        with open(os.environ.pop(SETTINGS), "rb") as _file:
+            _settings = json.load(_file)
+    except OSError:  # another server has taken the place of this one already
+        os._exit(0)
+    prepare_server(_settings)

@@ -1,7 +1,7 @@
 """One rank before the others: for downloads and preprocessing, where one rank does the work that all need.
 
 The others do not wait in one long collective: under a `collectives.heartbeat` a thread of each rank makes small ones.
-So no time limit of a collective sees how long it takes, and who watches the job sees that it lives.
+So no collective times out however long it takes, and the launcher sees that the job lives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = F
     per_node: the first rank of every node goes first, and the others of its node wait for it: for disks of the nodes
 
         with ddp.data.rank0_first():
-            folder = download()  # who comes later finds it there
+            folder = download()  # later ranks find it there
 
     Every rank must come to it, as to a collective. The body makes none, since the ranks run it at different times. What
     it does is up to you: the later ranks run it too, so it looks first whether there is anything left to do.

@@ -59,7 +59,7 @@ class PositionedSampler(Sampler[int]):
     """
 
     def __init__(self) -> None:
-        self._loaded: State | None = None  # where the next pass begins, if somebody has said so
+        self._loaded: State | None = None  # where the next pass begins, if a state was loaded
         self._began: State = {}  # where the pass last begun has begun
         self._read: tuple[int, Iterator[int]] = 0, iter(())  # indices up to the end of the chunk, and what it has left
         self._pass: object | None = None  # the one under way: an abandoned one must not move the position
@@ -88,7 +88,7 @@ class PositionedSampler(Sampler[int]):
     def state_dict(self) -> State:
         """The position, as JSON values: after the indices that the pass under way has yielded, or before the next one.
 
-        Who reads ahead of what is consumed takes this right after `iter(sampler)`, and counts on with `state_after`.
+        A reader ahead of what is consumed takes this right after `iter(sampler)`, and counts on with `state_after`.
         """
         if self._loaded is not None:
             return dict(self._loaded)
@@ -415,7 +415,7 @@ class BatchSampler(Sampler[list[int]]):
     def state_dict(self) -> State:
         """The position, as JSON values: after the lists that the pass under way has yielded, or before the next one.
 
-        Who reads ahead of what is consumed takes this right after `iter(sampler)`, and counts on with `state_after`.
+        A reader ahead of what is consumed takes this right after `iter(sampler)`, and counts on with `state_after`.
         """
         return self._now() if self._pass is None else self.state_after(self._began, self._yielded)
 

@@ -295,7 +295,7 @@ class WorkerConnection:
     """
 
     def __init__(self, end: socket.socket, timeout: float = 0.0) -> None:
-        self.descriptors: deque[int] = deque()  # that have come, in order; whoever takes one closes it
+        self.descriptors: deque[int] = deque()  # received, in order; the taker of one closes it
         self._socket = end
         self._read = bytearray()
         if timeout:

@@ -4,7 +4,7 @@ All ranks call them alike, and one of them writes: whose rank it is must be said
 noticed late. Values are looked at on rank 0 alone, so that no other rank waits for its device.
 """
 
-from ddp.metrics._lines import JsonLines
-from ddp.metrics._tensorboard import TensorBoard
+from ddp.metrics.json_lines import JsonLines
+from ddp.metrics.tensorboard import TensorBoard
 
 __all__ = ["JsonLines", "TensorBoard"]

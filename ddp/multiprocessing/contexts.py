@@ -124,7 +124,7 @@ class DefaultContext(_SharingContext, context.DefaultContext):
         super().set_start_method(method, force)
 
     def get_start_method(self, allow_none: bool = False) -> Any:
-        """How processes are started; with `allow_none`, None while nobody has asked or said so."""
+        """How processes are started; with `allow_none`, None while it was neither set nor asked for."""
         return super().get_start_method(allow_none)
 
     def get_all_start_methods(self) -> list[str]:

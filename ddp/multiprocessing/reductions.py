@@ -50,7 +50,7 @@ class PackedObject:
             self.close()
 
     def close(self) -> None:
-        """Closes the descriptors that nobody has taken."""
+        """Closes the descriptors that were not taken."""
         for fd in self.fd_owners:
             if fd >= 0:
                 os.close(fd)

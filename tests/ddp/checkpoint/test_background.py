@@ -154,9 +154,11 @@ def test_memory_is_used_again(folder: Path) -> None:
         ckpt.step += 1
         ckpt.save()
         ckpt.wait()
-        found.append({name: array.ctypes.data for name, array in ckpt._room.items()})
+        found.append({name: array.ctypes.data for name, array in ckpt._copy_buffers.items()})
     assert found[0] == found[1] == found[2]
-    assert sum(array.nbytes for array in ckpt._room.values()) < 2.1 * 4 * WIDE * WIDE  # weight and momentum, no more
+    assert (
+        sum(array.nbytes for array in ckpt._copy_buffers.values()) < 2.1 * 4 * WIDE * WIDE
+    )  # weight and momentum, no more
     ckpt.close()
 
 

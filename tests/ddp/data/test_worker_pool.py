@@ -146,15 +146,17 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     assert fork_server.fork_server((), {}).pid != server
 
 
-def test_a_process_that_ignores_that_nobody_wants_it_any_more_is_killed() -> None:
+def test_a_process_that_ignores_that_its_pool_was_closed_is_killed() -> None:
     loader = DataLoader(Failing("hang"), batch_size=5, num_workers=2)
+    server = fork_server.fork_server((), {}).pid
+    earlier = set(children(server))  # of other tests, which are about to end
     iterator = iter(loader)
     next(iterator)
-    before = children(fork_server.fork_server((), {}).pid)
-    assert len(before) == 2
+    mine = set(children(server)) - earlier
+    assert len(mine) == 2
     del iterator
-    deadline = time.monotonic() + 10
-    while children(fork_server.fork_server((), {}).pid):
+    deadline = time.monotonic() + 20
+    while mine & set(children(server)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -48,7 +48,7 @@ class Rows(Mine):
     def __getitem__(self, index):
         return Row(super().__getitem__(index))
 
-print("imported as", __name__)
+print("imported as", __name__, "with", sys.argv[1])
 if __name__ == "__main__":
     loader = DataLoader(Rows(), batch_size=2, num_workers=2)
     batches = [batch for _ in range(2) for batch in loader]
@@ -56,10 +56,10 @@ if __name__ == "__main__":
     rows = [row for batch in batches for row in batch.x.tolist()]
     print([index for index, _ in rows], len({pid for _, pid in rows} - {os.getpid()}))
 """
-    done = run_job(script(tmp_path, HEAD, MINE, use))
+    done = run_job([*script(tmp_path, HEAD, MINE, use), "--flag"])
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
-    assert said.count("imported as __mp_main__") == 1  # by the server, for all workers
+    assert said.count("imported as __mp_main__ with --flag") == 1  # by the server, for all workers
     assert said[-1] == "[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5] 4"
 
 

@@ -1,4 +1,4 @@
-"""Metrics as JSON, a line for each step: whatever reads lines can read them, also while the job runs."""
+"""A file of JSON lines that rank 0 writes; a resumed job replaces the lines of steps that it repeats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp._files import atomic_write, open_stream
 from ddp.errors import ArgumentError
-from ddp.metrics._values import RESERVED, plain, writes
+from ddp.metrics.values import RESERVED, plain, writes
 
 
 class JsonLines:

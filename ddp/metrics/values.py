@@ -1,4 +1,4 @@
-"""Who writes, and what a value is to a file."""
+"""Which rank writes a metric, and how a value is stored in a file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scalars for TensorBoard, by its own library: its `tensorboard.summary.Writer` needs neither TensorFlow nor PyTorch.
-
-`pip install ddp-runtime[tensorboard]`
-"""
+"""Scalars for TensorBoard, written by its own library; a resumed job replaces the steps that it repeats."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import time
 from typing import Any
 
 from ddp.errors import ArgumentError
-from ddp.metrics._values import plain, writes
+from ddp.metrics.values import plain, writes
 
 
 class TensorBoard:
