@@ -8,9 +8,9 @@ from ddp import _engine
 from ddp._device import CPU, device, device_of, found_cupy, place
 from ddp._engine import Node
 from ddp._tensor import dtypes
-from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import TYPES, parse
+from ddp._tensor.operands import convert
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from ddp.ops import elementwise
 from ddp.ops.memory_formats import channels_last, is_channels_last, memory_format, preserve_format

@@ -12,61 +12,44 @@ import numpy as np
 from ddp import _device
 from ddp._engine import Node
 from ddp._tensor import base
-from ddp._tensor.calculating import Arithmetic
-from ddp._tensor.choosing import Choosing
-from ddp._tensor.comparing import Comparing
 from ddp._tensor.conversion import Conversion
-from ddp._tensor.copying import Copying
 from ddp._tensor.creation import Making
-from ddp._tensor.cutting import Cutting
 from ddp._tensor.device_guard import guard_methods
-from ddp._tensor.drawing import Drawing
 from ddp._tensor.dtypes import get_default_dtype
-from ddp._tensor.extremes import Extremes
-from ddp._tensor.first_constructors import constructed
-from ddp._tensor.gradients import Gradients
-from ddp._tensor.history import GradFn
+from ddp._tensor.elementwise import Elementwise
+from ddp._tensor.gradients import GradFn, Gradients
 from ddp._tensor.indexing import Indexing
-from ddp._tensor.inplace_elementwise import ElementwiseInPlace
+from ddp._tensor.inplace import InPlace
 from ddp._tensor.interop import Interop
+from ddp._tensor.legacy_constructors import constructed
 from ddp._tensor.linear_algebra import LinearAlgebra
-from ddp._tensor.mathematics import Mathematics
-from ddp._tensor.placing import Placing
 from ddp._tensor.printing import text_of
-from ddp._tensor.rearranging import Rearranging
 from ddp._tensor.reductions import Reductions
-from ddp._tensor.reshaping_inplace import ReshapingInPlace
-from ddp._tensor.shaping import Shaping
-from ddp._tensor.sharing import Sharing
-from ddp._tensor.sizes import Size
+from ddp._tensor.results import Size
+from ddp._tensor.sampling import Drawing
+from ddp._tensor.scattering import Scatter
+from ddp._tensor.shapes import Shapes
 from ddp._tensor.sorting import Sorting
+from ddp._tensor.storage import Storage
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops.memory_formats import channels_last, contiguous_format, is_channels_last, memory_format
 
 
 class Tensor(
     Gradients,
-    Arithmetic,
-    Comparing,
-    Mathematics,
-    Choosing,
+    Elementwise,
     Reductions,
-    Extremes,
     LinearAlgebra,
-    Shaping,
-    Cutting,
-    Rearranging,
+    Shapes,
     Indexing,
     Sorting,
-    Placing,
-    ElementwiseInPlace,
-    ReshapingInPlace,
+    Scatter,
+    InPlace,
     Making,
     Drawing,
     Interop,
     Conversion,
-    Copying,
-    Sharing,
+    Storage,
 ):
     """A multi-dimensional array with a gradient. Made by `ddp.tensor` and the other creation functions.
 

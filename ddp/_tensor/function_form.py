@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from ddp._engine import modes
-from ddp._tensor.arithmetic import beside
 from ddp._tensor.base import TensorBase
 from ddp._tensor.inplace import become
+from ddp._tensor.operands import beside
 from ddp.errors import ArgumentError, DeviceError, DtypeError, InplaceError
 
 F = TypeVar("F", bound=Callable[..., Any])

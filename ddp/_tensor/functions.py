@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp._tensor.choosing import chosen
+import numpy as np
+
+from ddp._tensor.base import TensorBase
 from ddp._tensor.core import Tensor
+from ddp._tensor.dtypes import bool_, of_number, promote, promote_scalar
+from ddp._tensor.elementwise import chosen
 from ddp._tensor.function_form import function_form, with_out
+from ddp._tensor.interop import Interop
+from ddp._tensor.operands import spelled
 from ddp._tensor.reductions import Dims
 from ddp._tensor.sorting import searchsorted
-from ddp._tensor.spelling import spelled
+from ddp.errors import DtypeError
 
-# Arithmetic
+# Elementwise
 add = function_form(Tensor.add, number_first=True)
 sub = function_form(Tensor.sub, number_first=True)
 rsub = function_form(Tensor.rsub, number_first=True)
@@ -102,7 +108,7 @@ triu = function_form(Tensor.triu)
 diag = function_form(Tensor.diag)
 diag_embed = function_form(Tensor.diag_embed)
 
-# Mathematics
+# Elementwise
 exp = function_form(Tensor.exp)
 exp2 = function_form(Tensor.exp2)
 expm1 = function_form(Tensor.expm1)
@@ -292,3 +298,35 @@ def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right:
     right: boundaries[i-1] <= input < boundaries[i].
     """
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
+
+
+def is_tensor(obj: Any) -> bool:
+    """Whether `obj` is a Tensor."""
+    return isinstance(obj, TensorBase)
+
+
+def is_floating_point(input: Interop) -> bool:
+    """Whether the dtype of `input` is floating."""
+    return input.is_floating_point()
+
+
+def numel(input: TensorBase) -> int:
+    """The number of elements of `input`."""
+    return input.array.size
+
+
+def result_type(tensor1: Any, tensor2: Any) -> np.dtype[Any]:
+    """The dtype of an operation on two tensors or Python numbers. Raises: DtypeError for anything else."""
+    if isinstance(tensor1, TensorBase) and isinstance(tensor2, TensorBase):
+        a, b = tensor1.array, tensor2.array
+        return promote(a.dtype, a.ndim, b.dtype, b.ndim)
+    for x, y in ((tensor1, tensor2), (tensor2, tensor1)):
+        if not isinstance(y, bool | int | float):
+            continue
+        if isinstance(x, TensorBase):
+            return promote_scalar(x.array.dtype, y)
+        if isinstance(x, bool | int | float):
+            return promote_scalar(of_number(x), y) if of_number(x) != bool_ else of_number(y)
+    raise DtypeError(
+        f"result_type: expected tensors or numbers, got {type(tensor1).__name__} and {type(tensor2).__name__}"
+    )

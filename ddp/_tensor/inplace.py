@@ -16,15 +16,16 @@ import numpy as np
 from ddp import _device
 from ddp._device import on, place
 from ddp._engine import Leaf, Node, modes
-from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
 from ddp._tensor.base import FLOATS, TensorBase, apply, wrap, written_in_graph
-from ddp._tensor.contents import array_of
 from ddp._tensor.device_guard import guarded_run, needs_guard
+from ddp._tensor.elementwise import Elementwise
 from ddp._tensor.indexing import assignable, index_parts, kept
+from ddp._tensor.interop import array_of
+from ddp._tensor.operands import REFUSED, Other, broadcast, convert, refusal
+from ddp._tensor.reductions import Reductions
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, InplaceError, RangeError, ShapeError
 from ddp.ops import elementwise, indexing
 
-Other = Any
 Self = TypeVar("Self", bound="InPlace")
 T = TypeVar("T", bound=TensorBase)
 P = ParamSpec("P")
@@ -191,6 +192,18 @@ def in_place(method: Callable[Concatenate[Any, P], Any], ufunc: str = "") -> Cal
     return form
 
 
+def _seen_as(x: Self, name: str, view: TensorBase) -> Self:
+    """`x` in the shape of `view`, one of its own. Raises: InplaceError if a gradient of the old shape is to come."""
+    if x.edge is not None and (x.is_leaf or not modes.state.enabled):
+        raise InplaceError(
+            f"{name}: a tensor of shape {x.array.shape} that requires grad cannot change shape in place, if it is a "
+            "leaf or where no graph is recorded; use the out-of-place form"
+        )
+    x.check_replaceable()
+    x.array, x.edge, x.maybe_leaf, x.grad_view = view.array, view.edge, None, None
+    return x
+
+
 class InPlace(TensorBase):
     """Methods that end in an underscore write into this tensor and return it; autograd follows them.
 
@@ -211,10 +224,6 @@ class InPlace(TensorBase):
     def mul_(self: Self, other: Other) -> Self:
         """self *= other."""
         return update(self, "mul_", lambda x, y: x * y, "multiply", other)
-
-    def div_(self: Self, other: Other) -> Self:
-        """self /= other."""
-        return update(self, "div_", lambda x, y: x / y, "true_divide", other)
 
     def __iadd__(self: Self, other: Other) -> Self:
         return self.add_(other)
@@ -324,6 +333,167 @@ class InPlace(TensorBase):
                 raise refusal(name, error) from error
             # NumPy calls it a TypeError if a mask is given more than a vector.
             raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
+
+    neg_ = in_place(Elementwise.neg, "negative")
+    abs_ = in_place(Elementwise.abs, "absolute")
+    square_ = in_place(Elementwise.square, "square")
+    reciprocal_ = in_place(Elementwise.reciprocal, "reciprocal")
+    floor_divide_ = in_place(Elementwise.floor_divide)
+    remainder_ = in_place(Elementwise.remainder)
+    fmod_ = in_place(Elementwise.fmod)
+    lerp_ = in_place(Elementwise.lerp)
+    addcmul_ = in_place(Elementwise.addcmul)
+    addcdiv_ = in_place(Elementwise.addcdiv)
+    exp_ = in_place(Elementwise.exp, "exp")
+    exp2_ = in_place(Elementwise.exp2, "exp2")
+    expm1_ = in_place(Elementwise.expm1, "expm1")
+    log_ = in_place(Elementwise.log, "log")
+    log2_ = in_place(Elementwise.log2, "log2")
+    log10_ = in_place(Elementwise.log10, "log10")
+    log1p_ = in_place(Elementwise.log1p, "log1p")
+    sqrt_ = in_place(Elementwise.sqrt, "sqrt")
+    sin_ = in_place(Elementwise.sin, "sin")
+    cos_ = in_place(Elementwise.cos, "cos")
+    tan_ = in_place(Elementwise.tan, "tan")
+    asin_ = in_place(Elementwise.asin, "arcsin")
+    acos_ = in_place(Elementwise.acos, "arccos")
+    atan_ = in_place(Elementwise.atan, "arctan")
+    sinh_ = in_place(Elementwise.sinh, "sinh")
+    cosh_ = in_place(Elementwise.cosh, "cosh")
+    tanh_ = in_place(Elementwise.tanh, "tanh")
+    asinh_ = in_place(Elementwise.asinh, "arcsinh")
+    acosh_ = in_place(Elementwise.acosh, "arccosh")
+    atanh_ = in_place(Elementwise.atanh, "arctanh")
+    floor_ = in_place(Elementwise.floor, "floor")
+    ceil_ = in_place(Elementwise.ceil, "ceil")
+    trunc_ = in_place(Elementwise.trunc, "trunc")
+    sign_ = in_place(Elementwise.sign, "sign")
+    rsqrt_ = in_place(Elementwise.rsqrt)
+    erf_ = in_place(Elementwise.erf)
+    erfc_ = in_place(Elementwise.erfc)
+    erfinv_ = in_place(Elementwise.erfinv)
+    sigmoid_ = in_place(Elementwise.sigmoid)
+    frac_ = in_place(Elementwise.frac)
+    round_ = in_place(Elementwise.round)
+    logit_ = in_place(Elementwise.logit)
+    atan2_ = in_place(Elementwise.atan2)
+    hypot_ = in_place(Elementwise.hypot)
+    xlogy_ = in_place(Elementwise.xlogy)
+    relu_ = in_place(Elementwise.relu)
+    nan_to_num_ = in_place(Elementwise.nan_to_num)
+    logical_not_ = in_place(Elementwise.logical_not)
+    bitwise_not_ = in_place(Elementwise.bitwise_not)
+    logical_and_ = in_place(Elementwise.logical_and)
+    logical_or_ = in_place(Elementwise.logical_or)
+    logical_xor_ = in_place(Elementwise.logical_xor)
+    bitwise_and_ = in_place(Elementwise.bitwise_and)
+    bitwise_or_ = in_place(Elementwise.bitwise_or)
+    bitwise_xor_ = in_place(Elementwise.bitwise_xor)
+    bitwise_left_shift_ = in_place(Elementwise.bitwise_left_shift)
+    bitwise_right_shift_ = in_place(Elementwise.bitwise_right_shift)
+    eq_ = in_place(Elementwise.eq)
+    ne_ = in_place(Elementwise.ne)
+    lt_ = in_place(Elementwise.lt)
+    le_ = in_place(Elementwise.le)
+    gt_ = in_place(Elementwise.gt)
+    ge_ = in_place(Elementwise.ge)
+
+    negative_, absolute_, fix_, arctan2_ = neg_, abs_, trunc_, atan2_
+    arcsin_, arccos_, arctan_ = asin_, acos_, atan_
+    arcsinh_, arccosh_, arctanh_ = asinh_, acosh_, atanh_
+    not_equal_, less_, less_equal_, greater_, greater_equal_ = ne_, lt_, le_, gt_, ge_
+    subtract_, multiply_ = sub_, mul_
+    cumsum_, cumprod_ = in_place(Reductions.cumsum), in_place(Reductions.cumprod)
+
+    def clamp_(self: Self, min: Other = None, max: Other = None) -> Self:
+        """self held within [min, max], numbers or tensors."""
+        numbers = not (isinstance(min, TensorBase) or isinstance(max, TensorBase) or (min is None and max is None))
+        if numbers and self.array.dtype.kind == "f" and not followed(self, "clamp_"):
+            self._device.xp.clip(self.array, min, max, out=self.array)
+            self.version.count += 1
+            return self
+        x: Any = self
+        return become(self, "clamp_", x.clamp(min, max))
+
+    clip_ = clamp_
+
+    def clamp_min_(self: Self, min: Other) -> Self:
+        """self, at least `min`."""
+        return self.clamp_(min=min)
+
+    def clamp_max_(self: Self, max: Other) -> Self:
+        """self, at most `max`."""
+        return self.clamp_(max=max)
+
+    def div_(self: Self, other: Other, *, rounding_mode: str | None = None) -> Self:
+        """self /= other; rounding_mode: "trunc" or "floor"."""
+        if rounding_mode is None:
+            return update(self, "div_", lambda x, y: x / y, "true_divide", other)
+        x: Any = self
+        return become(self, "div_", x.div(other, rounding_mode=rounding_mode))
+
+    divide_ = true_divide_ = div_
+
+    def pow_(self: Self, exponent: Other) -> Self:
+        """self **= exponent."""
+        return update(self, "pow_", lambda x, y: x**y, "power", exponent)
+
+    def __ipow__(self: Self, exponent: Other) -> Self:
+        return self.pow_(exponent)
+
+    def __ifloordiv__(self: Self, other: Other) -> Self:
+        return self.floor_divide_(other)
+
+    def __imod__(self: Self, other: Other) -> Self:
+        return self.remainder_(other)
+
+    def __iand__(self: Self, other: Other) -> Self:
+        return self.bitwise_and_(other)
+
+    def __ior__(self: Self, other: Other) -> Self:
+        return self.bitwise_or_(other)
+
+    def __ixor__(self: Self, other: Other) -> Self:
+        return self.bitwise_xor_(other)
+
+    def __ilshift__(self: Self, other: Other) -> Self:
+        return self.bitwise_left_shift_(other)
+
+    def __irshift__(self: Self, other: Other) -> Self:
+        return self.bitwise_right_shift_(other)
+
+    def squeeze_(self: Self, dim: Any = None) -> Self:
+        """squeeze() in place."""
+        return _seen_as(self, "squeeze_", self.squeeze(dim))  # type: ignore[attr-defined]  # every tensor has the mixins
+
+    def unsqueeze_(self: Self, dim: int) -> Self:
+        """unsqueeze() in place."""
+        return _seen_as(self, "unsqueeze_", self.unsqueeze(dim))  # type: ignore[attr-defined]  # as above
+
+    def t_(self: Self) -> Self:
+        """t() in place."""
+        return _seen_as(self, "t_", self.t())  # type: ignore[attr-defined]  # as above
+
+    def transpose_(self: Self, dim0: int, dim1: int) -> Self:
+        """transpose() in place."""
+        return _seen_as(self, "transpose_", self.transpose(dim0, dim1))  # type: ignore[attr-defined]  # as above
+
+    swapaxes_ = swapdims_ = transpose_
+
+    def tril_(self: Self, diagonal: int = 0) -> Self:
+        """tril() in place: the elements above the diagonal become 0."""
+        return become(self, "tril_", self.tril(diagonal))  # type: ignore[attr-defined]  # as above
+
+    def triu_(self: Self, diagonal: int = 0) -> Self:
+        """triu() in place: the elements below the diagonal become 0."""
+        return become(self, "triu_", self.triu(diagonal))  # type: ignore[attr-defined]  # as above
+
+    def fill_diagonal_(self: Self, fill_value: float) -> Self:
+        """The diagonal of a matrix becomes `fill_value`. Raises: ShapeError for other dimensions."""
+        if self.array.ndim != 2:
+            raise ShapeError(f"fill_diagonal_: expected a matrix, got shape {self.array.shape}")
+        diagonal = wrap(self._device.xp.eye(*self.array.shape, dtype=bool), self._device)
+        return self.masked_fill_(diagonal, fill_value)  # type: ignore[attr-defined]  # as above
 
 
 def _check_floating(x: TensorBase, name: str) -> None:

@@ -1,25 +1,247 @@
 """In and out: tensors from numbers, lists and other libraries' arrays, and back, sharing memory wherever it can be.
 
-An array that may not be written to is shared all the same: reading it is safe, and writing in place raises.
+An array that may not be written to is shared all the same: reading it is safe, and writing in place raises. Python
+floats become float32, integers int64, and arrays keep their dtype, as in PyTorch. DLPack names bfloat16 by a code that
+NumPy does not know: it is handed 16-bit integers, and the code in the capsule is changed on the way.
+
+Source: dlpack.h 1.0, DLManagedTensor and DLManagedTensorVersioned.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddp import _device
-from ddp._device import CPU, device_of, door, on, place, waited
-from ddp._tensor import capsules
+from ddp._device import CPU, device, device_of, door, on, place, waited
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.contents import array_of
 from ddp._tensor.creation import Where, alike, made, number, pinned, target
-from ddp._tensor.dtypes import FLOATS, bfloat16, get_default_dtype, parse
-from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
+from ddp._tensor.dtypes import (
+    FLOATS,
+    INTEGERS,
+    bfloat16,
+    float32,
+    float64,
+    get_default_dtype,
+    iinfo,
+    of_number,
+    parse,
+    promote_types,
+)
+from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, GraphError, ShapeError
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
+
+
+_UINT, _BFLOAT = 1, 4  # DLDataTypeCode
+
+
+# `collectives.dlpack` reads the same structs: a standard's layout is cheaper twice than a door between the packages, as
+# tensors know nothing of collectives.
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+@functools.cache
+def _pointers() -> tuple[Any, Any]:
+    """PyCapsule_IsValid and PyCapsule_GetPointer."""
+    kinds = ctypes.py_object, ctypes.c_char_p
+    valid = ctypes.PYFUNCTYPE(ctypes.c_int, *kinds)(("PyCapsule_IsValid", ctypes.pythonapi))
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, *kinds)(("PyCapsule_GetPointer", ctypes.pythonapi))
+    return valid, pointer
+
+
+def _tensor(capsule: Any) -> _Tensor:
+    valid, pointer = _pointers()
+    if valid(capsule, b"dltensor_versioned"):
+        whole: _Versioned = ctypes.cast(pointer(capsule, b"dltensor_versioned"), ctypes.POINTER(_Versioned)).contents
+        return whole.tensor
+    return ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
+
+
+def give(array: Any, options: dict[str, Any]) -> Any:
+    """The capsule of a bfloat16 array."""
+    try:
+        return array.__dlpack__(**options)
+    except (BufferError, RuntimeError):
+        capsule = array.view(np.uint16).__dlpack__(**options)
+    _tensor(capsule).code = _BFLOAT
+    return capsule
+
+
+class _Bits:
+    """What NumPy or CuPy asks for an array, and gets a capsule of integers."""
+
+    def __init__(self, capsule: Any, where: tuple[int, int]) -> None:
+        self._capsule, self._where = capsule, where
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._where
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+
+_CPU, _CUDA = (1,), (2, 13)  # kDLCPU; kDLCUDA, kDLCUDAManaged
+
+
+def home(theirs: Any) -> device:
+    """Where the memory of an array of another library is. Raises: DtypeError for no such array; DeviceError."""
+    if not hasattr(theirs, "__dlpack__"):
+        raise DtypeError(f"from_dlpack: expected an array with __dlpack__(), got {type(theirs).__name__}")
+    kind, index = theirs.__dlpack_device__()
+    if kind in _CPU:
+        return CPU
+    if kind in _CUDA:
+        return device("cuda", index)
+    raise DeviceError(f"from_dlpack: memory of DLPack's kind {int(kind)} is neither the CPU's nor CUDA's")
+
+
+def shared(theirs: Any, where: device) -> Any:
+    """An array over the memory of another library's, which is there. Raises: DtypeError for one of another dtype."""
+    try:
+        with on(where):
+            array = _take(theirs, where.xp) if is_bfloat16(theirs) else where.xp.from_dlpack(theirs)
+        parse(array.dtype)
+    except (BufferError, RuntimeError) as error:
+        if isinstance(error, DdpError):
+            raise
+        dtype = getattr(theirs, "dtype", "unknown dtype")
+        raise DtypeError(f"from_dlpack: {where.xp.__name__} does not take an array of {dtype}: {error}") from error
+    return array
+
+
+def _take(theirs: Any, xp: Any) -> Any:
+    """The bfloat16 array of another library's, over the same memory, on the current device and stream.
+
+    Raises: BufferError if it is none.
+    """
+    if isinstance(theirs, xp.ndarray):
+        return theirs
+    try:
+        array = xp.from_dlpack(theirs)
+    except (BufferError, RuntimeError):
+        options = {} if xp is np else {"stream": xp.cuda.get_current_stream().ptr or 1}
+        try:
+            capsule = theirs.__dlpack__(max_version=(1, 0), **options)
+        except TypeError:  # of a library from before the versions
+            capsule = theirs.__dlpack__(**options)
+        told = _tensor(capsule)
+        if (told.code, told.bits, told.lanes) != (_BFLOAT, 16, 1):
+            raise BufferError(f"no bfloat16, but DLPack's dtype {told.code} of {told.bits} bits") from None
+        told.code = _UINT
+        array = xp.from_dlpack(_Bits(capsule, theirs.__dlpack_device__())).view(bfloat16)
+    return array
+
+
+def is_bfloat16(theirs: Any) -> bool:
+    """Whether an array of any library says that it is of bfloat16."""
+    return str(getattr(theirs, "dtype", "")).endswith("bfloat16")
+
+
+def cast(array: Any, kind: np.dtype[Any]) -> Any:
+    """`array` in `kind`; the same array if it has it. What does not fit becomes infinite, or wraps around."""
+    if array.dtype == kind:
+        return array
+    with np.errstate(all="ignore"):
+        return array.astype(kind)
+
+
+def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
+    """`data` as an array of a supported dtype, and whether it is new: of an array or tensor it may be the same."""
+    if isinstance(data, bool | int | float) and not isinstance(data, np.generic):
+        kind = of_number(data) if dtype is None else parse(dtype)
+        if kind in INTEGERS and math.isfinite(data):
+            data = int(data)
+        try:
+            with np.errstate(over="ignore"):
+                return np.array(data, kind), True
+        except (OverflowError, ValueError) as error:
+            raise ArgumentError(f"{name}: {data} does not fit {kind}") from error
+    if isinstance(data, TensorBase):
+        array = data.array
+    elif isinstance(data, np.ndarray):
+        array = data if type(data) is np.ndarray else data.view(np.ndarray)
+    elif hasattr(data, "__dlpack__") and is_bfloat16(data):
+        array = shared(data, home(data))  # of all ways, this one has a name for it
+    elif hasattr(data, "__cuda_array_interface__"):
+        array = _device.imported(data)
+    elif hasattr(data, "__array__") or hasattr(data, "__array_interface__"):
+        array = np.asarray(data)
+    else:
+        return _of_sequence(data, dtype, name), True
+    kind = parse(array.dtype if dtype is None else dtype)
+    return cast(array, kind), array.dtype != kind or isinstance(data, np.generic)
+
+
+def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
+    """A new array of nested lists of numbers, arrays and tensors."""
+    if isinstance(data, list | tuple):
+        kinds = _kinds(data)
+        if any(hasattr(kind, "dtype") for kind in kinds):
+            found: set[np.dtype[Any]] = set()
+            data = _bare(data, found)
+            if dtype is None:
+                dtype = functools.reduce(promote_types, found)
+    try:
+        array = np.array(data)
+    except ValueError as error:
+        raise ShapeError(f"{name}: the nested lists are ragged: {error}") from error
+    if dtype is None:
+        return cast(array, get_default_dtype() if array.dtype == float64 else parse(array.dtype))
+    kind = parse(dtype)
+    parse(array.dtype)
+    if kind in INTEGERS and array.size:
+        limits, low, high = iinfo(kind), array.min(), array.max()
+        if not (low >= limits.min and high <= limits.max):
+            raise ArgumentError(f"{name}: {low if not low >= limits.min else high} does not fit {kind}")
+    return cast(array, kind)
+
+
+def _kinds(data: Any) -> set[type]:
+    """The types of what is in nested lists."""
+    kinds = set(map(type, data))
+    if any(issubclass(kind, list | tuple) for kind in kinds):
+        for part in data:
+            if isinstance(part, list | tuple):
+                kinds |= _kinds(part)
+    return kinds
+
+
+def _bare(data: Any, found: set[np.dtype[Any]]) -> Any:
+    """Nested lists with arrays in the place of tensors; the dtype that each element would have goes to `found`."""
+    if isinstance(data, list | tuple):
+        return [_bare(part, found) for part in data]
+    found.add(data.dtype if hasattr(data, "dtype") else of_number(data))
+    array = place(data.array, CPU) if isinstance(data, TensorBase) else data
+    return array.astype(float32) if getattr(array, "dtype", None) == bfloat16 else array  # NumPy mixes it with no other
 
 
 def tensor(
@@ -113,10 +335,10 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
     have, or for no such array; DeviceError for memory that is neither the CPU's nor CUDA's; ArgumentError if copy=False
     and `device` is another one.
     """
-    where = capsules.home(ext_tensor)
+    where = home(ext_tensor)
     if copy is False and device is not None and target(device) is not where:
         raise ArgumentError(f"from_dlpack: an array on {where} cannot become a tensor on {device} without a copy")
-    array = capsules.shared(ext_tensor, where)
+    array = shared(ext_tensor, where)
     x = made(array.copy() if copy else array, where)
     return x if device is None else made(x.array, target(device))
 
@@ -243,7 +465,7 @@ class Interop(TensorBase):
         elif stream is not None and self._device is CPU:
             raise ArgumentError(f"__dlpack__(stream={stream!r}): a tensor on the CPU has no stream")
         with on(self._device):
-            return capsules.give(array, options) if array.dtype == bfloat16 else array.__dlpack__(**options)
+            return give(array, options) if array.dtype == bfloat16 else array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's number of the kind of device, and its index."""

@@ -9,15 +9,14 @@ import numpy as np
 
 from ddp._device import device as Device
 from ddp._device import place
-from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import parse, promote
 from ddp._tensor.function_form import with_out
 from ddp._tensor.indexing import broadcast_shape
+from ddp._tensor.operands import convert, spelled
 from ddp._tensor.reductions import axis
-from ddp._tensor.shaping import inserted
-from ddp._tensor.spelling import spelled
+from ddp._tensor.shapes import inserted
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import shape
 

@@ -10,8 +10,8 @@ from ddp._device import place
 from ddp._tensor import results
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.device_guard import guarded_function
+from ddp._tensor.operands import spelled
 from ddp._tensor.reductions import axis
-from ddp._tensor.spelling import spelled
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing as ops
 from ddp.ops import reduction

@@ -9,9 +9,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ddp._engine import Leaf, Node, ReusableNode, Version, lanes, modes
-from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import bfloat16, float16, float32, is_float, parse
+from ddp._tensor.operands import convert
 from ddp.errors import ArgumentError, DtypeError
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])

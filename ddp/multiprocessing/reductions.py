@@ -22,8 +22,7 @@ from ddp._cuda import ipc
 from ddp._cuda.ipc import IpcReference
 from ddp._device import CPU, device, device_of
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.copying import _check_leaf, _of_class
-from ddp._tensor.sharing import for_each_class, move
+from ddp._tensor.storage import _check_leaf, _of_class, for_each_class, move
 
 _SMALL = 1 << 16  # bytes
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._engine import modes
-from ddp._tensor.arithmetic import convert
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty_like, full, zeros_like
 from ddp._tensor.dtypes import parse
 from ddp._tensor.functions import sigmoid, tanh
 from ddp._tensor.inplace import become
+from ddp._tensor.operands import convert
 from ddp._tensor.reductions import axis, required_float
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init as filling

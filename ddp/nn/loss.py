@@ -12,11 +12,11 @@ import numpy as np
 
 from ddp._device import place
 from ddp._engine import modes
-from ddp._tensor.arithmetic import broadcast, convert, floating
 from ddp._tensor.base import apply, together
 from ddp._tensor.core import Tensor
 from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.dtypes import is_float, promote
+from ddp._tensor.operands import broadcast, convert, floating
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn.module import FunctionModule, Module
 from ddp.ops import indexing, losses

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ddp._tensor.arithmetic import broadcast, floating
 from ddp._tensor.core import Tensor
+from ddp._tensor.operands import broadcast, floating
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.loss import Loss, parse_reduction, reduce_losses
 from ddp.nn.module import Module

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from ddp._tensor.base import clear_grad
 from ddp._tensor.core import Tensor
-from ddp._tensor.sharing import move
+from ddp._tensor.storage import move
 from ddp.errors import ArgumentError, DtypeError
 from ddp.nn.hooks import HasHooks
 from ddp.nn.parameter import Buffer, Parameter

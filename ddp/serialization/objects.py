@@ -25,7 +25,7 @@ from ddp.serialization.safetensors import DTYPES, LIMIT, METADATA, SCALARS, STOR
 
 #: Where classes and functions have their public names, which stay when files are renamed.
 _PUBLIC = ("ddp.nn", "ddp.nn.functional", "ddp")
-_OURS = ("ddp.nn.", "ddp._tensor.functions", "ddp._tensor.joining", "ddp._tensor.contraction")
+_OURS = ("ddp.nn.", "ddp._tensor.functions", "ddp._tensor.joining", "ddp._tensor.linear_algebra")
 
 _listed: dict[str, Any] = {}
 

@@ -11,7 +11,7 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp._tensor import sharing
+from ddp._tensor import storage
 from ddp.optim import SGD, Adam
 from tests.ddp.multiprocessing.counting import descriptors, mappings
 
@@ -69,23 +69,23 @@ def test_others_are_left_alone() -> None:
 def test_a_lone_tensor_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at all objects takes milliseconds, a message with a fresh tensor must not."""
     looked: list[int] = []
-    monkeypatch.setattr(sharing.gc, "get_objects", lambda: looked.append(1) or [])
-    sharing.move([ddp.ones(2), ddp.arange(6.0).reshape(2, 3), nn.Parameter(ddp.ones(3))])
+    monkeypatch.setattr(storage.gc, "get_objects", lambda: looked.append(1) or [])
+    storage.move([ddp.ones(2), ddp.arange(6.0).reshape(2, 3), nn.Parameter(ddp.ones(3))])
     nn.Linear(3, 3).share_memory()
     assert not looked
     y = ddp.ones(2)
-    sharing.move([y, y.detach()])
+    storage.move([y, y.detach()])
     assert looked
     for make in (lambda: ddp.zeros(3), lambda: ddp.arange(6.0).reshape(2, 3), lambda: ddp.ones(3) + 1):
         lone = make()
-        assert sharing._alone(lone)
+        assert storage._alone(lone)
     x = ddp.ones(3)
     for make in (lambda: x.detach(), lambda: x[1:], lambda: x.reshape(3, 1)):
         relative = make()
-        assert not sharing._alone(x)
-        assert not sharing._alone(relative)
+        assert not storage._alone(x)
+        assert not storage._alone(relative)
         del relative
-        assert sharing._alone(x)
+        assert storage._alone(x)
 
 
 def test_the_graph_holds_what_it_saved() -> None:

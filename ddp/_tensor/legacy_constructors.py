@@ -14,7 +14,7 @@ from ddp._tensor import dtypes
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.creation import Where, empty
 from ddp._tensor.interop import tensor
-from ddp._tensor.sizes import Size
+from ddp._tensor.results import Size
 from ddp.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from ddp._device import CPU, place
-from ddp._tensor.arithmetic import REFUSED, broadcast, convert, refusal
 from ddp._tensor.base import TensorBase, apply, borrowed, wrap
 from ddp._tensor.indexing import along, assignable, broadcast_shape, gatherable, index_parts, indices, kept
 from ddp._tensor.inplace import InPlace, become, followed
+from ddp._tensor.operands import REFUSED, broadcast, convert, refusal
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
     from ddp.ops import Op
 
-Self = TypeVar("Self", bound="Placing")
+
+Self = TypeVar("Self", bound="Scatter")
 Call = tuple["Op", Any, dict[str, Any]]  # an op of x and a value, the value, and the op's parameters
 
 
-class Placing(InPlace):
+class Scatter(InPlace):
     """Where a place is named twice, sums add both up; what else is written there is one of both.
 
     Raises: ShapeError, RangeError, DtypeError; in place also InplaceError, where autograd cannot follow.

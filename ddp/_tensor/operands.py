@@ -1,9 +1,11 @@
-"""Operands side by side: promotion happens here, so that ops see one dtype. The methods are in `calculating`."""
+"""Operands of ops: promotion happens here, so that ops see one dtype; and NumPy's names of arguments."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from ddp.ops.op import BFLOAT16, upcast
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
     from ddp.ops import Op
+
 
 Other = Any  # a tensor, a Python number, or an array
 
@@ -160,3 +163,24 @@ def jointly(name: str, *tensors: TensorBase) -> list[TensorBase]:
         shape = np.broadcast_shapes(shape, x.array.shape)
         dtype, dims = promote(dtype, dims, x.array.dtype, x.array.ndim), max(dims, x.array.ndim)
     return [convert(x, dtype) for x in tensors]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OURS = {"axis": "dim", "keepdims": "keepdim"}
+
+
+def spelled(function: F) -> F:
+    """`function`, which takes dim and keepdim, under NumPy's names of them too. Raises: ArgumentError for both."""
+
+    @functools.wraps(function)
+    def also(*given: Any, **named: Any) -> Any:
+        if named and not _OURS.keys().isdisjoint(named):
+            for theirs, ours in _OURS.items():
+                if theirs in named:
+                    if ours in named:
+                        raise ArgumentError(f"{function.__name__}: {theirs} and {ours} are one argument")
+                    named[ours] = named.pop(theirs)
+        return function(*given, **named)
+
+    return cast(F, also)

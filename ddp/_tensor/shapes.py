@@ -1,0 +1,493 @@
+"""Shapes: views, parts, and copies in another order. Sizes are resolved here, so that ops see plain shapes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+from ddp._device import CPU, place
+from ddp._tensor.base import TensorBase, apply, see, wrap
+from ddp._tensor.dtypes import parse
+from ddp._tensor.indexing import along
+from ddp._tensor.operands import spelled
+from ddp._tensor.reductions import axes, axis
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.ops import indexing, shape
+
+if TYPE_CHECKING:
+    from ddp._tensor.core import Tensor
+
+
+def spread(sizes: tuple[Any, ...], named: Any = None) -> tuple[int, ...]:
+    """Sizes given one by one, or as one sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
+
+    Raises: DtypeError if they are no integers.
+    """
+    if named is not None:
+        if sizes:
+            raise ArgumentError(f"sizes {sizes} and, by name, {named}: expected one of them")
+        sizes = (named,)
+    if len(sizes) == 1 and not hasattr(type(sizes[0]), "__index__"):
+        sizes = sizes[0]
+    try:
+        return tuple(map(operator.index, sizes))
+    except TypeError:
+        raise DtypeError(f"expected integers, or a sequence of them, got {sizes!r}") from None
+
+
+def infer(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """`new` with its -1 replaced by what is left of `old`'s elements. Raises: ShapeError if they do not fit."""
+    total, known = math.prod(old), math.prod(n for n in new if n != -1)
+    if new.count(-1) == 1 and known > 0 and total % known == 0:
+        return tuple(total // known if n == -1 else n for n in new)
+    if -1 in new or any(n < 0 for n in new) or known != total:
+        raise ShapeError(f"{name}: shape {old} of {total} elements cannot become {new}")
+    return new
+
+
+def inserted(x: TensorBase, dim: int, name: str) -> int:
+    """`dim` as the non-negative place of a new dimension. Raises: RangeError."""
+    ndim: int = x.array.ndim
+    if not -ndim - 1 <= dim <= ndim:
+        raise RangeError(f"{name}: dimension {dim} of shape {x.array.shape}: expected {-ndim - 1} to {ndim}")
+    return dim % (ndim + 1)
+
+
+Dims = int | Sequence[int]
+
+
+def _by_repeat(xp: Any, times: Any, size: int | None) -> Any:
+    return xp.repeat(xp.arange(len(times)), times)
+
+
+def _by_search(xp: Any, times: Any, size: int | None) -> Any:
+    # CuPy's repeat takes no array.
+    ends = xp.cumsum(times)
+    total = int(ends[-1]) if size is None and len(times) else size or 0
+    return xp.searchsorted(ends, xp.arange(total), side="right")
+
+
+_PLACES = {"numpy": _by_repeat, "cupy": _by_search}
+
+
+class Shapes(TensorBase):
+    """Views share memory with the tensor, as in NumPy; a reshape that the memory does not allow is a copy."""
+
+    __slots__ = ()
+
+    def reshape(self, *sizes: int | Sequence[int], shape: Sequence[int] | None = None) -> Tensor:
+        """The same elements in another shape; one size may be -1. Raises: ShapeError if the elements do not fit."""
+        return _reshaped(self, infer(self.array.shape, spread(sizes, shape), "reshape"))
+
+    def reshape_as(self, other: TensorBase) -> Tensor:
+        """The same elements in the shape of `other`. Raises: ShapeError."""
+        return self.reshape(other.array.shape)
+
+    def view(self, *shape: Any, size: Sequence[int] | None = None) -> Tensor:
+        """As reshape, but never a copy: view(2, -1). view(dtype): the same bytes as numbers of another dtype.
+
+        A dtype of another size changes the last dimension; no gradient passes such a view.
+
+        Raises: ShapeError if the memory does not allow the shape, or the dtype, as a view.
+        """
+        if len(shape) == 1 and not hasattr(type(shape[0]), "__index__") and not isinstance(shape[0], Sequence):
+            return self._as_dtype(shape[0])
+        out = _reshaped(self, infer(self.array.shape, spread(shape, size), "view"))
+        if out.version is not self.version and out.array.size:
+            raise ShapeError(
+                f"view: shape {self.array.shape} with strides {self.array.strides} cannot be seen as "
+                f"{out.array.shape} without a copy; use reshape()"
+            )
+        return out
+
+    def _as_dtype(self, dtype: Any) -> Tensor:
+        kind = parse(dtype)
+        if kind == self.array.dtype:
+            return self.reshape(self.array.shape)
+        try:
+            return wrap(self.array.view(kind), self._device, self)
+        except ValueError as error:
+            raise ShapeError(
+                f"view({kind}): the last dimension of shape {self.array.shape} of {self.array.dtype}: {error}"
+            ) from error
+
+    def view_as(self, other: TensorBase) -> Tensor:
+        """As view, in the shape of `other`. Raises: ShapeError."""
+        return self.view(other.array.shape)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+        """Dimensions start_dim to end_dim (inclusive) joined into one."""
+        old: tuple[int, ...] = self.array.shape or (1,)
+        first, last = axis(self, start_dim, "flatten"), axis(self, end_dim, "flatten")
+        if first > last:
+            raise ArgumentError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {old}")
+        return _reshaped(self, (*old[:first], math.prod(old[first : last + 1]), *old[last + 1 :]))
+
+    def ravel(self) -> Tensor:
+        """All dimensions joined into one."""
+        return self.flatten()
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
+        """Dimension `dim` cut into several of these sizes; one may be -1. Raises: ShapeError if they do not fit."""
+        old: tuple[int, ...] = self.array.shape
+        at = axis(self, dim, "unflatten")
+        if not old:
+            raise ShapeError("unflatten: a 0-d tensor has no dimension to cut")
+        return _reshaped(self, (*old[:at], *infer((old[at],), tuple(sizes), "unflatten"), *old[at + 1 :]))
+
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        """Two dimensions exchanged."""
+        dims = list(range(self.array.ndim))
+        a, b = axis(self, dim0, "transpose"), axis(self, dim1, "transpose")
+        if dims:
+            dims[a], dims[b] = dims[b], dims[a]
+        return _permuted(self, tuple(dims))
+
+    def swapaxes(self, axis0: int, axis1: int) -> Tensor:
+        """Two dimensions exchanged: transpose under NumPy's name."""
+        return self.transpose(axis0, axis1)
+
+    def swapdims(self, dim0: int, dim1: int) -> Tensor:
+        """Two dimensions exchanged: transpose under another name."""
+        return self.transpose(dim0, dim1)
+
+    def permute(self, *order: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
+        """The dimensions in another order. Raises: ArgumentError unless each is named once."""
+        wanted = spread(order, dims)
+        places = tuple([axis(self, d, "permute") for d in wanted])
+        if sorted(places) != list(range(self.array.ndim)):
+            raise ArgumentError(f"permute: {wanted} does not name each dimension of {self.array.shape} once")
+        return _permuted(self, places)
+
+    def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+        """Dimensions moved to other places; the rest keep their order. Raises: RangeError, ArgumentError."""
+        pairs = [(d,) if isinstance(d, int) else tuple(d) for d in (source, destination)]
+        taken, places = (tuple([axis(self, d, "movedim") for d in dims]) for dims in pairs)
+        if len(taken) != len(places) or len(set(taken)) < len(taken) or len(set(places)) < len(places):
+            raise ArgumentError(f"movedim: {source} to {destination}: expected as many of both, each named once")
+        rest = iter(i for i in range(self.array.ndim) if i not in taken)
+        back = dict(zip(places, taken, strict=True))
+        return _permuted(self, tuple([back[i] if i in back else next(rest) for i in range(self.array.ndim)]))
+
+    def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+        """Dimensions moved to other places: movedim under NumPy's name."""
+        return self.movedim(source, destination)
+
+    @property
+    def T(self) -> Tensor:
+        """The dimensions reversed."""
+        return _permuted(self, tuple(reversed(range(self.array.ndim))))
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two dimensions exchanged. Raises: ShapeError for fewer than two."""
+        if self.array.ndim < 2:
+            raise ShapeError(f"mT: expected at least 2 dimensions, got shape {self.array.shape}")
+        return self.transpose(-2, -1)
+
+    def t(self) -> Tensor:
+        """The transpose of a matrix; vectors stay. Raises: ShapeError beyond two dimensions."""
+        if self.array.ndim > 2:
+            raise ShapeError(f"t: expected at most 2 dimensions, got shape {self.array.shape}")
+        return self.T
+
+    def expand(self, *sizes: int | Sequence[int], size: Sequence[int] | None = None) -> Tensor:
+        """Dimensions of size 1, and new leading ones, repeated without copying; -1 keeps a size.
+
+        Raises: ShapeError for any other change of size.
+        """
+        old: tuple[int, ...] = self.array.shape
+        wanted = spread(sizes, size)
+        lead = len(wanted) - len(old)
+        new = tuple([old[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted)])
+        if lead < 0 or any(n < 0 or (i >= lead and old[i - lead] not in (1, n)) for i, n in enumerate(new)):
+            raise ShapeError(f"expand: shape {old} cannot be expanded to {wanted}")
+        return apply(shape.expand, (self,), shape=new)
+
+    def expand_as(self, other: TensorBase) -> Tensor:
+        """As expand, to the shape of `other`. Raises: ShapeError."""
+        return self.expand(other.array.shape)
+
+    def broadcast_to(self, size: Sequence[int]) -> Tensor:
+        """As expand, to `size`. Raises: ShapeError."""
+        return self.expand(size)
+
+    @spelled
+    def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
+        """Without dimensions of size 1: all of them, or those of `dim` that are."""
+        old: tuple[int, ...] = self.array.shape
+        among = range(len(old)) if dim is None else () if dim == () else axes(self, dim, "squeeze")
+        return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
+
+    @spelled
+    def unsqueeze(self, dim: int) -> Tensor:
+        """With a new dimension of size 1 at `dim`. Raises: RangeError."""
+        old: tuple[int, ...] = self.array.shape
+        at = inserted(self, dim, "unsqueeze")
+        return _reshaped(self, (*old[:at], 1, *old[at:]))
+
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+        """Stretches of `split_size` along `dim`, the last one shorter if need be, or of the sizes given.
+
+        Raises: ShapeError if sizes do not add up; ArgumentError for a size below 1.
+        """
+        at, n = _dimension(self, dim, "split")
+        if not isinstance(split_size, int):
+            return self.split_with_sizes(split_size, dim)
+        if split_size < 0 or (split_size == 0 and n):
+            raise ArgumentError(f"split: pieces of {split_size} of shape {self.array.shape}, dimension {at}")
+        whole, rest = divmod(n, split_size) if n else (0, 0)
+        return _split(self, at, (split_size,) * whole + ((rest,) if rest or not n else ()))
+
+    def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+        """Stretches of these sizes along `dim`. Raises: ShapeError if they do not add up to its size."""
+        at, n = _dimension(self, dim, "split")
+        lengths = tuple(split_sizes)
+        if sum(lengths) != n or any(length < 0 for length in lengths):
+            raise ShapeError(f"split: sizes {lengths} do not add up to {n}, dimension {at} of {self.array.shape}")
+        return _split(self, at, lengths)
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+        """At most `chunks` stretches of one size along `dim`; the last one may be shorter. Raises: ArgumentError."""
+        at, n = _dimension(self, dim, "chunk")
+        if chunks < 1:
+            raise ArgumentError(f"chunk: expected at least 1 chunk, got {chunks}")
+        if not n:
+            return _split(self, at, (0,) * chunks)
+        return self.split(-(-n // chunks), at)
+
+    def tensor_split(self, indices_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+        """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
+        at, n = _dimension(self, dim, "tensor_split")
+        if isinstance(indices_or_sections, TensorBase):
+            indices_or_sections = place(indices_or_sections.array, CPU).tolist()
+        if isinstance(indices_or_sections, int):
+            if indices_or_sections < 1:
+                raise ArgumentError(f"tensor_split: expected at least 1 section, got {indices_or_sections}")
+            size, longer = divmod(n, indices_or_sections)
+            return _split(self, at, (size + 1,) * longer + (size,) * (indices_or_sections - longer))
+        cuts = [None, *indices_or_sections, None]
+        return tuple([_viewed(self, at, slice(*pair)) for pair in pairwise(cuts)])
+
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """The slices along `dim`, which vanishes."""
+        at, _ = _dimension(self, dim, "unbind")
+        return _views(self, apply(shape.unbind, (self,), dim=at))
+
+    def narrow(self, dim: int, start: Any, length: int) -> Tensor:
+        """`length` elements along `dim`, from `start` on. Raises: RangeError, ShapeError if they are not there."""
+        at, n = _dimension(self, dim, "narrow")
+        first = int(start)
+        if not -n <= first <= n:
+            raise RangeError(f"narrow: start {first} in dimension {at} of shape {self.array.shape}")
+        first += n if first < 0 else 0
+        if length < 0 or first + length > n:
+            raise ShapeError(f"narrow: {first} + {length} elements in dimension {at} of shape {self.array.shape}")
+        return _viewed(self, at, slice(first, first + length))
+
+    def select(self, dim: int, index: int) -> Tensor:
+        """The slice at `index` along `dim`, which vanishes. Raises: RangeError."""
+        at, n = _dimension(self, dim, "select")
+        if not -n <= index < n:
+            raise RangeError(f"select: index {index} in dimension {at} of shape {self.array.shape}")
+        return _viewed(self, at, int(index))
+
+    def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+        """The diagonal over two dimensions, as a last dimension; above the main one if offset > 0."""
+        at = _two(self, dim1, dim2, "diagonal")
+        return apply(shape.diagonal, (self,), offset=offset, dim0=at[0], dim1=at[1])
+
+    def unfold(self, dimension: int, size: int, step: int) -> Tensor:
+        """Windows of `size` elements along `dimension`, `step` apart, their elements in a new last dimension.
+
+        Raises: ShapeError if no window fits; ArgumentError for a step below 1.
+        """
+        at = axis(self, dimension, "unfold")
+        n = self.array.shape[at] if self.array.ndim else 1
+        if step < 1 or size < 0:
+            raise ArgumentError(f"unfold: windows of {size}, {step} apart: expected a step of at least 1")
+        if size > n:
+            raise ShapeError(f"unfold: windows of {size} in dimension {at} of shape {self.array.shape}")
+        if not self.array.ndim:
+            return cast(Any, self).reshape(1)[:size]
+        return apply(shape.unfold, (self,), dim=at, size=size, step=step)
+
+    def as_strided(self, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
+        """The elements of a contiguous tensor at these strides (in elements), as a view to read from.
+
+        Elements may show in several places, so it should not be written to.
+
+        Raises: ShapeError unless contiguous; RangeError if an element lies outside of it.
+        """
+        array = self.array
+        if not array.flags.c_contiguous:
+            raise ShapeError(f"as_strided: shape {array.shape} with strides {array.strides} is not contiguous")
+        if len(size) != len(stride) or any(n < 0 for n in (*size, *stride, storage_offset)):
+            raise ArgumentError(f"as_strided: sizes {tuple(size)} with strides {tuple(stride)}, from {storage_offset}")
+        last = storage_offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        if 0 not in size and last >= array.size:
+            raise RangeError(f"as_strided: element {last} of a tensor of {array.size} elements")
+        return apply(shape.as_strided, (self,), shape=tuple(size), stride=tuple(stride), offset=storage_offset)
+
+    def __len__(self) -> int:
+        if not self.array.ndim:
+            raise DtypeError("len() of a 0-d tensor")
+        return len(self.array)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.array.ndim:
+            raise DtypeError("iteration over a 0-d tensor")
+        return iter(self.unbind(0))
+
+    def repeat(self, *sizes: int | Sequence[int], repeats: Sequence[int] | None = None) -> Tensor:
+        """Laid out so many times along each dimension; further ones lead. Raises: ShapeError for fewer."""
+        times = spread(sizes, repeats)
+        ndim = self.array.ndim
+        if len(times) < ndim or any(n < 0 for n in times):
+            raise ShapeError(f"repeat: {times} for shape {self.array.shape}: expected a number for each dimension")
+        if not times:
+            return cast(Any, self).clone()
+        x = cast(Any, self)[(None,) * (len(times) - ndim)] if len(times) > ndim else self
+        return apply(shape.repeat, (x,), times=tuple(times))
+
+    def tile(self, *sizes: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
+        """As repeat, but fewer numbers count from the last dimension."""
+        times = spread(sizes, dims)
+        return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
+
+    def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
+        """Each element, or slice along `dim`, repeated next to itself. repeats: a number, or a tensor of one for each.
+
+        output_size: how many there are at the end; on a GPU the host need not wait to learn it from `repeats`.
+        Raises: ShapeError, ArgumentError, DtypeError.
+        """
+        x: Any = self
+        if dim is None or not self.array.ndim:
+            x, dim = x.reshape(-1), 0
+        at = axis(x, dim, "repeat_interleave")
+        n, xp = x.array.shape[at], self._device.xp
+        if isinstance(repeats, TensorBase):
+            times = place(repeats.array, self._device)
+            if times.dtype.kind not in "iu":
+                raise DtypeError(f"repeat_interleave: repeats are int64, not {times.dtype}")
+            if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
+                raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {at}")
+            where = _PLACES[xp.__name__](xp, xp.broadcast_to(times, (n,)), output_size)
+            return apply(indexing.index, (x,), places=along(x, at, where))
+        if repeats < 0:
+            raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
+        shape = x.array.shape
+        wide = x.unsqueeze(at + 1).expand(*shape[: at + 1], repeats, *shape[at + 1 :])
+        return wide.reshape(*shape[:at], n * repeats, *shape[at + 1 :])
+
+    def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
+        """The order along `dims` reversed. Raises: RangeError, ArgumentError if one is named twice."""
+        wanted = spread(order, dims)
+        return apply(shape.flip, (self,), dims=axes(self, wanted, "flip") if wanted else ())
+
+    def fliplr(self) -> Tensor:
+        """The order of dimension 1 reversed. Raises: RangeError for fewer than two."""
+        return self.flip(1)
+
+    def flipud(self) -> Tensor:
+        """The order of dimension 0 reversed."""
+        return self.flip(0)
+
+    def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+        """Turned k times by 90 degrees, from the first of two dimensions towards the second."""
+        first, second = axes(self, dims, "rot90")
+        x: Any = self
+        turned = {
+            0: lambda: x.clone(),
+            1: lambda: x.flip(second).transpose(first, second),
+            2: lambda: x.flip(first, second),
+            3: lambda: x.flip(first).transpose(first, second),
+        }
+        return turned[k % 4]()
+
+    def roll(self, shifts: Dims, dims: Dims | None = None) -> Tensor:
+        """Shifted along `dims`, around the end; without `dims`, along the flattened order.
+
+        Raises: ArgumentError unless there are as many shifts as dims.
+        """
+        by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+        at = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+        if not at:
+            if len(by) != 1:
+                raise ArgumentError(f"roll: shifts {by} without dims: expected one shift")
+            return cast(Any, apply(shape.roll, (cast(Any, self).reshape(-1),), shifts=by, dims=(0,))).reshape(
+                self.array.shape
+            )
+        if len(at) != len(by):
+            raise ArgumentError(f"roll: {len(by)} shifts {by} for {len(at)} dims {at}")
+        return apply(shape.roll, (self,), shifts=by, dims=tuple([axis(self, d, "roll") for d in at]))
+
+    def tril(self, diagonal: int = 0) -> Tensor:
+        """Zero above the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
+        return apply(shape.tril, (_matrix(self, "tril"),), diagonal=diagonal)
+
+    def triu(self, diagonal: int = 0) -> Tensor:
+        """Zero below the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
+        return apply(shape.triu, (_matrix(self, "triu"),), diagonal=diagonal)
+
+    def diag(self, diagonal: int = 0) -> Tensor:
+        """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal. Raises: ShapeError."""
+        if self.array.ndim not in (1, 2):
+            raise ShapeError(f"diag: expected a vector or a matrix, got shape {self.array.shape}")
+        if self.array.ndim == 1:
+            return self.diag_embed(diagonal)
+        return cast(Any, self).diagonal(diagonal).clone()
+
+    def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+        """The last dimension on the diagonal over two new ones, zero elsewhere. Raises: ShapeError, RangeError."""
+        x: Any = self if self.array.ndim else cast(Any, self).reshape(1)
+        a, b = inserted(x, dim1, "diag_embed"), inserted(x, dim2, "diag_embed")
+        if a == b:
+            raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
+        return apply(shape.diag_embed, (x,), offset=offset, dim0=a, dim1=b)
+
+
+def _reshaped(x: TensorBase, new: tuple[int, ...]) -> Tensor:
+    return apply(shape.reshape, (x,), shape=new)
+
+
+def _permuted(x: TensorBase, dims: tuple[int, ...]) -> Tensor:
+    return apply(shape.permute, (x,), dims=dims)
+
+
+def _dimension(x: TensorBase, dim: int, name: str) -> tuple[int, int]:
+    """The dimension, non-negative, and its size. Raises: RangeError; ShapeError for a 0-d tensor."""
+    at = axis(x, dim, name)
+    if not x.array.ndim:
+        raise ShapeError(f"{name}: a 0-d tensor has no dimension to cut")
+    return at, x.array.shape[at]
+
+
+def _two(x: TensorBase, dim1: int, dim2: int, name: str) -> tuple[int, int]:
+    a, b = axis(x, dim1, name), axis(x, dim2, name)
+    if a == b or x.array.ndim < 2:
+        raise ShapeError(f"{name}: dimensions {dim1} and {dim2} of shape {x.array.shape}: expected two of them")
+    return a, b
+
+
+def _viewed(x: TensorBase, at: int, part: int | slice) -> Tensor:
+    return apply(indexing.getitem, (x,), index=(*(slice(None),) * at, part, ...))
+
+
+def _split(x: TensorBase, dim: int, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return _views(x, apply(shape.split, (x,), dim=dim, lengths=lengths))
+
+
+def _views(x: TensorBase, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    for part in parts:
+        see(part, x)
+    return parts
+
+
+def _matrix(x: TensorBase, name: str) -> TensorBase:
+    if x.array.ndim < 2:
+        raise ShapeError(f"{name}: expected at least 2 dimensions, got shape {x.array.shape}")
+    return x
