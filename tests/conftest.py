@@ -219,12 +219,14 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
 def _nothing_of_a_gpu_stays() -> Iterator[None]:
     """What remembers the stand-in of a test lets go of it: tests of the CPU may come after it in the same process."""
     yield
-    installing, lanes = (sys.modules.get(name) for name in ("tests.gpu.installing", "ddp._engine.lanes"))
+    installing, stream_sync = (sys.modules.get(name) for name in ("tests.gpu.installing", "ddp._engine.stream_sync"))
     if installing is not None and installing.MADE:
         installing.forget()
-    if lanes is not None:
-        lanes.switch.on = lanes.switch.blocking = lanes.switch.crowded = False
-        lanes.state.observers = tuple(each for each in lanes.state.observers if each is not lanes.stamp)
+    if stream_sync is not None:
+        stream_sync.switch.on = stream_sync.switch.blocking = stream_sync.switch.several_gpus = False
+        stream_sync.state.observers = tuple(
+            each for each in stream_sync.state.observers if each is not stream_sync.note_stream
+        )
 
 
 @pytest.fixture(autouse=True, scope="session")

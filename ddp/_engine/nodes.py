@@ -50,17 +50,17 @@ class NodeMetadata:
     retained_grad: where a copy of it goes
     recompute: fills in saved values that were dropped, before backward reads them
     trace: the line of user code that ran the op
-    lane: the CUDA stream that the op ran on, where there are several
+    stream: the CUDA stream that the op ran on, where there are several
     """
 
-    __slots__ = ("hooks", "lane", "recompute", "retained_grad", "trace")
+    __slots__ = ("hooks", "recompute", "retained_grad", "stream", "trace")
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
         self.retained_grad: GradBuffer | None = None
         self.recompute: Callable[[], None] | None = None
         self.trace: str | None = None
-        self.lane: Any = None
+        self.stream: Any = None
 
 
 _numbers = itertools.count()

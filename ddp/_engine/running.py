@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ddp._engine import lanes
+from ddp._engine import stream_sync
 from ddp._engine.anomaly import check_gradients
 from ddp._engine.leaves import Array, GradReadyHook, Leaf
 from ddp._engine.modes import state
@@ -51,9 +51,9 @@ def backward(
             active.append(watcher)
             watcher.begin(leaves)
         with np.errstate(all="ignore"):  # infinities and nan are values here; anomaly mode looks for them
-            if lanes.switch.on or (lanes.switch.crowded and lanes.elsewhere(grads)):
-                with lanes.Courier(pending) as courier:
-                    _run(roots, grads, retain_graph, sinks, leading, pending, watching, courier)
+            if stream_sync.switch.on or (stream_sync.switch.several_gpus and stream_sync.on_other_gpu(grads)):
+                with stream_sync.StreamSync(pending) as sync:
+                    _run(roots, grads, retain_graph, sinks, leading, pending, watching, sync)
             else:
                 _run(roots, grads, retain_graph, sinks, leading, pending, watching)
         while active:
@@ -142,7 +142,7 @@ def _run(
     leading: tuple[set[Edge], set[Edge]] | None,
     pending: dict[Edge, int],
     watching: dict[Leaf, GradReadyHook],
-    courier: lanes.Courier | None = None,
+    sync: stream_sync.StreamSync | None = None,
 ) -> None:
     incoming: dict[Edge, Any] = {}  # what has come for each node so far
     owned: set[Edge] = set()  # nodes whose incoming array is our own, so that it may be added to in place
@@ -201,11 +201,11 @@ def _run(
 
     for root, g in zip(roots, grads, strict=True):
         if leading is None or root in leading[0]:
-            if courier is not None:
-                courier.towards(root, g)
+            if sync is not None:
+                sync.before_delivery(root, g)
             deliver(root, g)
-            if courier is not None:
-                courier.there(root, incoming)
+            if sync is not None:
+                sync.after_delivery(root, incoming)
     anomaly = state.anomaly
     while ready:
         node = heappop(ready)[1]
@@ -214,33 +214,33 @@ def _run(
         g = incoming.pop(node, None)
         owned.discard(node)
         results: Sequence[Any]
-        if courier is not None:
-            courier.enter(node, g)
+        if sync is not None:
+            sync.enter(node, g)
         if g is None and type(node) is not CollectiveNode:  # every use gave None, and None is what its inputs get
             results = (None,) * len(edges)
         elif leading is not None:
             results = node.run(g, tuple([n and e in leading[0] for n, e in zip(node.needs, edges, strict=True)]))
-        elif node.op.into and (courier is None or courier.at_home):
+        elif node.op.into and (sync is None or sync.on_home_stream):
             results = node.run(g, node.needs, _targets(edges, node.op.into == "adding"))
         else:
             results = node.run(g, node.needs)
-        if courier is not None:
-            courier.left(node, g)
+        if sync is not None:
+            sync.leave(node, g)
         if anomaly:
             check_gradients(node, results)
         if not retain_graph:
             node.free()
         del g
-        if courier is None:
+        if sync is None:
             for edge, result in zip(edges, results, strict=True):
                 if edge is not None and (leading is None or edge in leading[0]):
                     deliver(edge, result)
         else:
             for edge, result in zip(edges, results, strict=True):
                 if edge is not None and (leading is None or edge in leading[0]):
-                    courier.towards(edge, result)
+                    sync.before_delivery(edge, result)
                     deliver(edge, result)
-                    courier.there(edge, incoming)
+                    sync.after_delivery(edge, incoming)
         del results, edges, node
         # `edge` and `result` are overwritten at the next node; they hold at most one gradient.
 

@@ -147,7 +147,7 @@ def share_storage(self: Self, data: TensorBase) -> Self:
     """Makes `self`, a new object, a tensor over the memory of `data`, outside of the graph."""
     self.array, self._device = data.array, data._device
     self.edge = self.maybe_leaf = self.grad_view = None
-    see(self, data)
+    alias(self, data)
     return self
 
 
@@ -162,11 +162,11 @@ def wrap(array: Array, where: Device, like: TensorBase | None = None) -> Tensor:
         self.version = Version()
         self._epoch = 0
     else:
-        see(self, like)
+        alias(self, like)
     return self
 
 
-def see(view: TensorBase, x: TensorBase) -> None:
+def alias(view: TensorBase, x: TensorBase) -> None:
     """`view` shares the memory of `x` from now on, and its version."""
     version = view.version = x.version
     if x._epoch < 0:  # from here on a write into one of the two moves the other's place, too
@@ -233,7 +233,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
         out = xp.asarray(out)  # a 0-d result of NumPy is a scalar
     result = wrap(out, where)
     if op.view and xp.may_share_memory(out, arrays[0]):
-        see(result, inputs[0])
+        alias(result, inputs[0])
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
         if wide and run is op and not op.backward_supports_bfloat16:  # only the backward may have to compute
             run, residual = op.upcast, (residual, None)
@@ -336,7 +336,7 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
         x.leaf.grad_buffer.zeroed = True
 
 
-def borrowed(array: Array, *readers: Any) -> Array:
+def copy_if_needed(array: Array, *readers: Any) -> Array:
     """`array`, whose memory somebody else may write to; a copy where backward will read it for one of `readers`.
 
     An index, a class target or a plain array has no version that would tell of the write.

@@ -201,7 +201,7 @@ def transfer(x: TensorBase, where: device, non_blocking: Flag = False) -> Tensor
     result = wrap(place(x.array, where, non_blocking), where)
     result._device = device_of(result.array)
     if where.type == x._device.type == "cuda":  # between two GPUs
-        _engine.lanes.begin()
+        _engine.stream_sync.enable()
     if x.edge is not None and _engine.is_grad_enabled():
         result.edge = Node(elementwise.transfer, where.xp, (x.edge,), (True,), (), (), x._device)
         for observer in _engine.modes.state.observers:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from ddp._device import CPU, device, on
-from ddp._engine import lanes
+from ddp._engine import stream_sync
 from ddp._engine.anomaly import user_line
 from ddp._engine.modes import state
 
@@ -23,7 +23,7 @@ def needs_guard(where: device) -> bool:
         return False
     if where.watched == 2:
         return True
-    lanes.switch.crowded = True
+    stream_sync.switch.several_gpus = True
     return bool(where.xp.cuda.runtime.getDevice() != where.index)
 
 
@@ -68,7 +68,7 @@ def guarded_run(name: str, where: device, arrays: Sequence[Any], run: Callable[[
     from ddp._cuda import cuda_errors, device_checks, stream_order
 
     blocking = cuda_errors.blocking()
-    lanes.begin(blocking)
+    stream_sync.enable(blocking)
     before, state.guarded = state.guarded, True
     try:
         with on(where):

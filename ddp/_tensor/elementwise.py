@@ -11,14 +11,14 @@ from ddp._tensor.base import TensorBase, apply, together, wrap
 from ddp._tensor.dtypes import bfloat16, finfo, is_float, promote_scalar
 from ddp._tensor.operands import (
     Other,
-    aligned,
-    beside,
     binary,
     broadcast,
     compare,
     convert,
     flat_integers,
-    jointly,
+    number_as_tensor,
+    promote_all,
+    promote_pair,
     required,
     unary,
 )
@@ -173,11 +173,11 @@ class Elementwise(TensorBase):
 
     def addcmul(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
         """self + value*tensor1*tensor2; all broadcast."""
-        return apply(ops.addcmul, jointly("addcmul", self, tensor1, tensor2), value=value)
+        return apply(ops.addcmul, promote_all("addcmul", self, tensor1, tensor2), value=value)
 
     def addcdiv(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
         """self + value*tensor1/tensor2; all broadcast. Raises: DtypeError for integers."""
-        xs = jointly("addcdiv", self, tensor1, tensor2)
+        xs = promote_all("addcdiv", self, tensor1, tensor2)
         if not is_float(xs[0].array.dtype):
             raise DtypeError(f"addcdiv: expected floating tensors, got {xs[0].array.dtype}")
         return apply(ops.addcdiv, xs, value=value)
@@ -185,9 +185,9 @@ class Elementwise(TensorBase):
     def lerp(self, end: TensorBase, weight: Other) -> Tensor:
         """self + weight*(end - self); weight: a number or a tensor. Raises: DtypeError for integers."""
         if isinstance(weight, TensorBase):
-            xs: Sequence[Any] = jointly("lerp", self, end, weight)
+            xs: Sequence[Any] = promote_all("lerp", self, end, weight)
         else:
-            xs = (*jointly("lerp", self, end), float(weight))
+            xs = (*promote_all("lerp", self, end), float(weight))
         if not is_float(xs[0].array.dtype):
             raise DtypeError(f"lerp: expected floating tensors, got {xs[0].array.dtype}")
         return apply(ops.lerp, xs)
@@ -368,9 +368,10 @@ class Elementwise(TensorBase):
             raise ArgumentError("clamp: expected min, max or both")
         if isinstance(min, TensorBase) or isinstance(max, TensorBase):
             bounds = [
-                each if each is None or isinstance(each, TensorBase) else beside(each, self) for each in (min, max)
+                each if each is None or isinstance(each, TensorBase) else number_as_tensor(each, self)
+                for each in (min, max)
             ]
-            found = iter(jointly("clamp", self, *[each for each in bounds if each is not None]))
+            found = iter(promote_all("clamp", self, *[each for each in bounds if each is not None]))
             x = next(found)
             return apply(elementwise.clamp_between, (x, *[None if each is None else next(found) for each in bounds]))
         x = self
@@ -554,7 +555,7 @@ class Elementwise(TensorBase):
 
         Raises: ShapeError if they do not broadcast; DeviceError.
         """
-        pair = aligned(self, other, "isclose")
+        pair = promote_pair(self, other, "isclose")
         if pair is None:
             return required(None, "isclose", other)
         x, y = pair
@@ -576,7 +577,7 @@ def scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) ->
     """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x. Raises: DtypeError for a fractional `alpha` of integers."""
     if alpha == 1:
         return required(binary(op, x, y, swap), op.name, y)
-    pair = aligned(x, y, op.name)
+    pair = promote_pair(x, y, op.name)
     if pair is not None and isinstance(alpha, float) and not is_float(pair[0].array.dtype):
         raise DtypeError(f"{op.name}: alpha={alpha} for a result of {pair[0].array.dtype}: expected an integer")
     return required(binary(op, x, y, swap, alpha=alpha), op.name, y)
@@ -589,7 +590,7 @@ def divided(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: A
     for, gives what the GPU makes of it.
     """
     name = "div" if op is ops.div_rounded else op.name
-    pair = aligned(x, y, name)
+    pair = promote_pair(x, y, name)
     if pair is None:
         return NotImplemented
     if not is_float(pair[0].array.dtype):
@@ -614,8 +615,8 @@ def chosen(condition: TensorBase, input: Any, other: Any) -> Tensor:
     values = [input, other]
     for i, each in enumerate(values):
         if not isinstance(each, TensorBase):
-            values[i] = beside(each, values[1 - i] if isinstance(values[1 - i], TensorBase) else condition)
-    pair = jointly("where", *values)
+            values[i] = number_as_tensor(each, values[1 - i] if isinstance(values[1 - i], TensorBase) else condition)
+    pair = promote_all("where", *values)
     for x in pair:
         broadcast(condition.array.shape, x.array.shape, "where")
     return apply(elementwise.where, (condition, *pair))

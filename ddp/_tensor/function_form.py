@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 from ddp._engine import modes
 from ddp._tensor.base import TensorBase
-from ddp._tensor.inplace import become
-from ddp._tensor.operands import beside
+from ddp._tensor.inplace import assign
+from ddp._tensor.operands import number_as_tensor
 from ddp.errors import ArgumentError, DeviceError, DtypeError, InplaceError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +33,7 @@ def function_form(method: F, *, number_first: bool = False) -> F:
             other: Any = args[1] if len(args) > 1 else named.get("other")
             if not number_first:
                 raise DtypeError(f"{name}: input is a Tensor, not {type(args[0]).__name__}")
-            args = (beside(args[0], other), *args[1:])
+            args = (number_as_tensor(args[0], other), *args[1:])
         result = getattr(args[0], name)(*args[1:], **named)
         return result if out is None else _write_out(name, result, out)
 
@@ -88,4 +88,4 @@ def _write_one(name: str, result: Any, out: Any) -> Any:
     if not out.array.size and out.array.shape != result.array.shape:
         out.check_replaceable()
         out.array, out.maybe_leaf, out.grad_view = out._device.xp.empty(result.array.shape, out.array.dtype), None, None
-    return become(cast(Any, out), name, result)
+    return assign(cast(Any, out), name, result)

@@ -13,7 +13,7 @@ from ddp._tensor.dtypes import bool_, of_number, promote, promote_scalar
 from ddp._tensor.elementwise import chosen
 from ddp._tensor.function_form import function_form, with_out
 from ddp._tensor.interop import Interop
-from ddp._tensor.operands import spelled
+from ddp._tensor.operands import numpy_names
 from ddp._tensor.reductions import Dims
 from ddp._tensor.sorting import searchsorted
 from ddp.errors import DtypeError
@@ -244,7 +244,7 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     return chosen(condition, input, other)
 
 
-@spelled
+@numpy_names
 def var_mean(
     input: Tensor,
     dim: Dims | bool = None,
@@ -258,7 +258,7 @@ def var_mean(
     return input.var(dim, unbiased, keepdim, correction=correction), input.mean(over, keepdim)
 
 
-@spelled
+@numpy_names
 def std_mean(
     input: Tensor,
     dim: Dims | bool = None,
@@ -273,14 +273,14 @@ def std_mean(
 
 
 @with_out
-@spelled
+@numpy_names
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
     """The largest element; with `dim`, (values, indices) along it; of two tensors, the larger of both elementwise."""
     return input.max(other) if other is not None else input.max(dim, keepdim) if keepdim else input.max(dim)
 
 
 @with_out
-@spelled
+@numpy_names
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
     """The smallest element; with `dim`, (values, indices) along it; of two tensors, the smaller of both elementwise."""
     return input.min(other) if other is not None else input.min(dim, keepdim) if keepdim else input.min(dim)

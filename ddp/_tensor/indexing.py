@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ddp._device import CPU, place
-from ddp._tensor.base import TensorBase, apply, borrowed, wrap
+from ddp._tensor.base import TensorBase, apply, copy_if_needed, wrap
 from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
@@ -152,7 +152,7 @@ def _consumed(part: Any) -> int:
 
 def kept(step: Step, *readers: Any) -> Step:
     """`step`, its arrays copied where backward will read them for one of `readers`."""
-    return tuple([borrowed(part, *readers) if hasattr(part, "dtype") else part for part in step])
+    return tuple([copy_if_needed(part, *readers) if hasattr(part, "dtype") else part for part in step])
 
 
 def read(x: TensorBase, step: Step) -> Tensor:

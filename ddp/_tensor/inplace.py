@@ -31,7 +31,7 @@ T = TypeVar("T", bound=TensorBase)
 P = ParamSpec("P")
 
 
-def followed(x: TensorBase, name: str, *operands: Other) -> bool:
+def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     """Whether autograd must follow a write of `operands` into `x`. Raises: InplaceError if it cannot.
 
     Called before each write, followed or not: ops that saved their own result in this memory get a copy of it.
@@ -68,17 +68,17 @@ def _written(x: TensorBase, values: Any) -> None:
         x.array[...] = values
 
 
-def become(x: Self, name: str, result: TensorBase) -> Self:
+def assign(x: Self, name: str, result: TensorBase) -> Self:
     """Writes the values of `result`, which was computed of `x`, into `x`, which takes over its place in the graph.
 
-    Raises: ShapeError, DtypeError if it does not fit; InplaceError (see `followed`). Nothing is written then.
+    Raises: ShapeError, DtypeError if it does not fit; InplaceError (see `must_record`). Nothing is written then.
     """
     array, values = x.array, result.array
     if values.shape != array.shape:
         raise ShapeError(f"{name}: a result of shape {values.shape} does not fit a tensor of shape {array.shape}")
     if _CATEGORY[values.dtype.kind] > _CATEGORY[array.dtype.kind]:
         raise DtypeError(f"{name}: a result of {values.dtype} does not fit a tensor of {array.dtype}")
-    if not followed(x, name, result):
+    if not must_record(x, name, result):
         if values is not array:
             _written(x, values)
             x.version.count += 1
@@ -150,8 +150,8 @@ def raw(x: TensorBase, y: Other, name: str) -> Any:
 
 def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> Self:
     """x = function(x, y) in the memory of `x`; where autograd need not follow, by the array module's `ufunc`."""
-    if followed(x, name, y):
-        return become(x, name, function(x, y))
+    if must_record(x, name, y):
+        return assign(x, name, function(x, y))
     if isinstance(y, TensorBase) and y._device is not x._device and (y.array.ndim or y._device.type != "cpu"):
         raise DeviceError(f"{name}: one tensor is on {x._device}, another on {y._device}")
     where = x._device
@@ -159,7 +159,7 @@ def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, 
         return guarded_run(name, where, (x.array,), partial(update, x, name, function, ufunc, y))
     value = raw(x, y, name)
     if x.array.dtype.kind == "V":  # bfloat16 computes in float32
-        return become(x, name, function(x, y))
+        return assign(x, name, function(x, y))
     try:
         with np.errstate(all="ignore"):
             getattr(x._device.xp, ufunc)(x.array, value, out=x.array, casting="same_kind")
@@ -180,8 +180,8 @@ def in_place(method: Callable[Concatenate[Any, P], Any], ufunc: str = "") -> Cal
 
     def form(x: Any, /, *args: Any, **named: Any) -> Any:
         array = x.array
-        if not ufunc or array.dtype.kind != "f" or followed(x, name):
-            return become(x, name, getattr(x, name[:-1])(*args, **named))
+        if not ufunc or array.dtype.kind != "f" or must_record(x, name):
+            return assign(x, name, getattr(x, name[:-1])(*args, **named))
         with np.errstate(all="ignore"), on(x._device):
             getattr(x._device.xp, ufunc)(array, *args, out=array, **named)
         x.version.count += 1
@@ -245,7 +245,7 @@ class InPlace(TensorBase):
         if self._device.watched and needs_guard(self._device):
             return guarded_run("copy_", self._device, (self.array,), partial(self.copy_, source, non_blocking))
         if isinstance(source, TensorBase) and source._device is not self._device:
-            plain = not followed(self, "copy_", source)
+            plain = not must_record(self, "copy_", source)
             if plain and "cpu" in (source._device.type, self._device.type) and self.array.flags.c_contiguous:
                 from ddp._cuda import copies  # only where there is a GPU
 
@@ -253,7 +253,7 @@ class InPlace(TensorBase):
                     self.version.count += 1
                     return self
         value = raw(self, source, "copy_")
-        if followed(self, "copy_", source):
+        if must_record(self, "copy_", source):
             self[...] = source
             return self
         try:
@@ -269,7 +269,7 @@ class InPlace(TensorBase):
             return guarded_run("fill_", self._device, (self.array,), partial(self.fill_, value))
         if isinstance(value, TensorBase) and value.array.size != 1:
             raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {value.array.shape}")
-        if followed(self, "fill_", value):
+        if must_record(self, "fill_", value):
             self[...] = value
             return self
         try:
@@ -307,7 +307,7 @@ class InPlace(TensorBase):
             return
         try:
             selects, rest = index_parts(self, where)
-            if followed(self, name, value):
+            if must_record(self, name, value):
                 if isinstance(value, TensorBase):
                     value = assignable(convert(value, self.array.dtype))
                     if value._device is not self._device:
@@ -316,7 +316,7 @@ class InPlace(TensorBase):
                     value = wrap(self._device.xp.asarray(value, self.array.dtype), self._device)
                 rest = kept(rest, self, value)
                 steps = (rest,) if selects is None else (selects, rest)
-                become(self, name, apply(indexing.setitem, (self, value), steps=steps, within=True))
+                assign(self, name, apply(indexing.setitem, (self, value), steps=steps, within=True))
                 return
             source = place(assignable(value).array, self._device) if isinstance(value, TensorBase) else value
             target = self.array if selects is None else self.array[selects]
@@ -408,12 +408,12 @@ class InPlace(TensorBase):
     def clamp_(self: Self, min: Other = None, max: Other = None) -> Self:
         """self held within [min, max], numbers or tensors."""
         numbers = not (isinstance(min, TensorBase) or isinstance(max, TensorBase) or (min is None and max is None))
-        if numbers and self.array.dtype.kind == "f" and not followed(self, "clamp_"):
+        if numbers and self.array.dtype.kind == "f" and not must_record(self, "clamp_"):
             self._device.xp.clip(self.array, min, max, out=self.array)
             self.version.count += 1
             return self
         x: Any = self
-        return become(self, "clamp_", x.clamp(min, max))
+        return assign(self, "clamp_", x.clamp(min, max))
 
     clip_ = clamp_
 
@@ -430,7 +430,7 @@ class InPlace(TensorBase):
         if rounding_mode is None:
             return update(self, "div_", lambda x, y: x / y, "true_divide", other)
         x: Any = self
-        return become(self, "div_", x.div(other, rounding_mode=rounding_mode))
+        return assign(self, "div_", x.div(other, rounding_mode=rounding_mode))
 
     divide_ = true_divide_ = div_
 
@@ -482,11 +482,11 @@ class InPlace(TensorBase):
 
     def tril_(self: Self, diagonal: int = 0) -> Self:
         """tril() in place: the elements above the diagonal become 0."""
-        return become(self, "tril_", self.tril(diagonal))  # type: ignore[attr-defined]  # as above
+        return assign(self, "tril_", self.tril(diagonal))  # type: ignore[attr-defined]  # as above
 
     def triu_(self: Self, diagonal: int = 0) -> Self:
         """triu() in place: the elements below the diagonal become 0."""
-        return become(self, "triu_", self.triu(diagonal))  # type: ignore[attr-defined]  # as above
+        return assign(self, "triu_", self.triu(diagonal))  # type: ignore[attr-defined]  # as above
 
     def fill_diagonal_(self: Self, fill_value: float) -> Self:
         """The diagonal of a matrix becomes `fill_value`. Raises: ShapeError for other dimensions."""
@@ -502,7 +502,7 @@ def _check_floating(x: TensorBase, name: str) -> None:
 
 
 def _drawn(x: Self, name: str, numbers: Any) -> Self:
-    if followed(x, name):
+    if must_record(x, name):
         x[...] = wrap(numbers.astype(x.array.dtype), x._device)
     else:
         x.array[...] = numbers

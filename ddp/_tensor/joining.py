@@ -14,7 +14,7 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import parse, promote
 from ddp._tensor.function_form import with_out
 from ddp._tensor.indexing import broadcast_shape
-from ddp._tensor.operands import convert, spelled
+from ddp._tensor.operands import convert, numpy_names
 from ddp._tensor.reductions import axis
 from ddp._tensor.shapes import inserted
 from ddp.errors import ArgumentError, DtypeError, ShapeError
@@ -33,7 +33,7 @@ def _one_dtype(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
 
 
 @with_out
-@spelled
+@numpy_names
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`; all other sizes are equal. A tensor of shape (0,) goes with any shape.
 
@@ -51,21 +51,21 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 @with_out
-@spelled
+@numpy_names
 def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`: cat under another name."""
     return cat(tensors, dim)
 
 
 @with_out
-@spelled
+@numpy_names
 def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors joined along `dim`: cat under NumPy's name."""
     return cat(tensors, dim)
 
 
 @with_out
-@spelled
+@numpy_names
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, all of one shape, side by side along a new `dim`. Raises: ShapeError, ArgumentError, RangeError."""
     xs = _one_dtype(tensors, "stack")

@@ -9,7 +9,7 @@ from ddp._engine import modes
 from ddp._tensor.base import TensorBase, apply
 from ddp._tensor.function_form import with_out
 from ddp._tensor.inplace import in_place
-from ddp._tensor.operands import adopted, broadcast, required
+from ddp._tensor.operands import array_as_tensor, broadcast, required
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import products
@@ -71,11 +71,11 @@ class LinearAlgebra(TensorBase):
     __slots__ = ()
 
     def __matmul__(self, y: Other) -> Tensor:
-        other = y if isinstance(y, TensorBase) else adopted(self, y)
+        other = y if isinstance(y, TensorBase) else array_as_tensor(self, y)
         return NotImplemented if other is None else matmul(self, other)
 
     def __rmatmul__(self, y: Other) -> Tensor:
-        other = adopted(self, y)  # a tensor on the left would have answered itself
+        other = array_as_tensor(self, y)  # a tensor on the left would have answered itself
         return NotImplemented if other is None else matmul(other, self)
 
     def matmul(self, other: TensorBase) -> Tensor:

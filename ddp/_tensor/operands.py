@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from ddp._device import on, place
-from ddp._tensor.base import TensorBase, apply, borrowed, together, wrap
+from ddp._tensor.base import TensorBase, apply, copy_if_needed, together, wrap
 from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.dtypes import SUPPORTED, get_default_dtype, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
@@ -30,11 +30,11 @@ def convert(x: TensorBase, dtype: np.dtype[Any]) -> TensorBase:
     return x if x.array.dtype == dtype else apply(ops.cast, (x,), dtype=dtype)
 
 
-def adopted(x: TensorBase, y: Other) -> Tensor | None:
+def array_as_tensor(x: TensorBase, y: Other) -> Tensor | None:
     """An array `y` as a tensor beside `x`; None if it is no array."""
     if not hasattr(y, "dtype") or y.dtype not in SUPPORTED:
         return None
-    return wrap(place(borrowed(y, x), x._device), x._device)
+    return wrap(place(copy_if_needed(y, x), x._device), x._device)
 
 
 def refusal(name: str, error: Exception) -> DdpError:
@@ -45,7 +45,7 @@ def refusal(name: str, error: Exception) -> DdpError:
 REFUSED = (TypeError, ValueError, OverflowError)  # bool - bool, integer ** -1, uint8 + 300
 
 
-def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple[TensorBase, Any] | None:
+def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple[TensorBase, Any] | None:
     """`x` and `y` in the dtype of their result; None if `y` is nothing to compute with.
 
     floating: integers become float32, as in a true division. Raises: ShapeError if they do not broadcast.
@@ -58,7 +58,7 @@ def aligned(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple
             dtype = get_default_dtype()
         return convert(x, dtype), y
     if not isinstance(y, TensorBase):
-        y = adopted(x, y)
+        y = array_as_tensor(x, y)
         if y is None:
             return None
     a, b = x.array, y.array
@@ -96,7 +96,7 @@ def flat_integers(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
 
 def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool = False, **parameters: Any) -> Any:
     """op(x, y), or op(y, x) with `swap`; NotImplemented if `y` is nothing to compute with."""
-    pair = aligned(x, y, op.name, floating)
+    pair = promote_pair(x, y, op.name, floating)
     if pair is None:
         return NotImplemented
     try:
@@ -109,7 +109,7 @@ def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool =
 
 def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     """A tensor of bool or integers outside the graph, by the array module's function `name`."""
-    pair = aligned(x, y, name)
+    pair = promote_pair(x, y, name)
     if pair is None:
         return NotImplemented
     a, b = pair
@@ -138,7 +138,7 @@ def required(result: Any, name: str, y: Other) -> Tensor:
     return result
 
 
-def beside(number: Other, x: TensorBase) -> Tensor:
+def number_as_tensor(number: Other, x: TensorBase) -> Tensor:
     """A number as a 0-d tensor, in the dtype that it has beside `x`; an array as a tensor."""
     if isinstance(number, np.generic):
         number = number.item()
@@ -149,10 +149,10 @@ def beside(number: Other, x: TensorBase) -> Tensor:
                 return wrap(x._device.xp.asarray(number, dtype), x._device)
         except REFUSED as error:
             raise refusal("number", error) from error
-    return required(adopted(x, number) if isinstance(x, TensorBase) else None, "operand", number)
+    return required(array_as_tensor(x, number) if isinstance(x, TensorBase) else None, "operand", number)
 
 
-def jointly(name: str, *tensors: TensorBase) -> list[TensorBase]:
+def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
     """The tensors in the dtype of their common result. Raises: ShapeError if they do not broadcast."""
     first = tensors[0]
     dtype, dims, shape = first.array.dtype, first.array.ndim, first.array.shape
@@ -170,7 +170,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _OURS = {"axis": "dim", "keepdims": "keepdim"}
 
 
-def spelled(function: F) -> F:
+def numpy_names(function: F) -> F:
     """`function`, which takes dim and keepdim, under NumPy's names of them too. Raises: ArgumentError for both."""
 
     @functools.wraps(function)

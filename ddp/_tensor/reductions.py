@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from ddp._tensor import results
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
-from ddp._tensor.operands import convert, floating, spelled
+from ddp._tensor.operands import convert, floating, numpy_names
 from ddp.errors import ArgumentError, DtypeError, RangeError
 from ddp.ops import reduction, softmax_ops
 from ddp.ops.op import upcast
@@ -64,32 +64,32 @@ class Reductions(TensorBase):
 
     __slots__ = ()
 
-    @spelled
+    @numpy_names
     def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum; of integers and bool it is int64. dtype: to convert to before."""
         return apply(reduction.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
 
-    @spelled
+    @numpy_names
     def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum of what is not nan."""
         x = typed(self, dtype)
         op = reduction.nansum if is_float(x.array.dtype) else reduction.sum
         return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
 
-    @spelled
+    @numpy_names
     def mean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean. Raises: DtypeError unless floating."""
         x = required_float(typed(self, dtype), "mean")
         return apply(reduction.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
 
-    @spelled
+    @numpy_names
     def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean of what is not nan. Raises: DtypeError unless floating."""
         x: Any = required_float(typed(self, dtype), "nanmean")
         there = wrap(x.array == x.array, x._device)
         return x.nansum(dim, keepdim) / there.sum(dim, keepdim)
 
-    @spelled
+    @numpy_names
     def var(
         self,
         dim: Dims | bool = None,
@@ -110,7 +110,7 @@ class Reductions(TensorBase):
             correction = 1 if unbiased is None or unbiased else 0
         return apply(reduction.var, (x,), dims=axes(x, dim, "var"), keepdim=keepdim, correction=correction)
 
-    @spelled
+    @numpy_names
     def std(
         self,
         dim: Dims | bool = None,
@@ -122,7 +122,7 @@ class Reductions(TensorBase):
         """The square root of var(), with the same arguments."""
         return apply(reduction.deviation, (self.var(dim, unbiased, keepdim, correction=correction),))
 
-    @spelled
+    @numpy_names
     def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
         x = typed(self, dtype)
@@ -143,51 +143,51 @@ class Reductions(TensorBase):
             filled(x, dims, "norm")
         return apply(reduction.vector_norm, (x,), p=p, dims=dims, keepdim=keepdim)
 
-    @spelled
+    @numpy_names
     def logsumexp(self, dim: Dims, keepdim: bool = False) -> Tensor:
         """log(sum(exp(self))), without overflow."""
         x = floating(self)
         return apply(softmax_ops.logsumexp, (x,), dims=axes(x, dim, "logsumexp"), keepdim=keepdim)
 
-    @spelled
+    @numpy_names
     def softmax(self, dim: int, dtype: Any = None) -> Tensor:
         """exp(self) / sum(exp(self)) along `dim`. dtype: to convert to before."""
         return along(softmax_ops.softmax, floating(typed(self, dtype)), dim)
 
-    @spelled
+    @numpy_names
     def log_softmax(self, dim: int, dtype: Any = None) -> Tensor:
         """log(softmax(self)) along `dim`, without loss of small probabilities. dtype: to convert to before."""
         return along(softmax_ops.log_softmax, floating(typed(self, dtype)), dim)
 
-    @spelled
+    @numpy_names
     def all(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Whether every element is non-zero: bool, of uint8 uint8."""
         return _truth(self, "all", dim, keepdim)
 
-    @spelled
+    @numpy_names
     def any(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Whether some element is non-zero: bool, of uint8 uint8."""
         return _truth(self, "any", dim, keepdim)
 
-    @spelled
+    @numpy_names
     def count_nonzero(self, dim: Dims = None) -> Tensor:
         """How many elements are not zero, int64."""
         xp = self._device.xp
         return wrap(xp.asarray((self.array != 0).sum(axis=axes(self, dim, "count_nonzero"))), self._device)
 
-    @spelled
+    @numpy_names
     def amax(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """The largest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
         dims = axes(self, dim, "amax")
         return apply(reduction.amax, (filled(self, dims, "amax"),), dims=dims, keepdim=keepdim)
 
-    @spelled
+    @numpy_names
     def amin(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """The smallest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
         dims = axes(self, dim, "amin")
         return apply(reduction.amin, (filled(self, dims, "amin"),), dims=dims, keepdim=keepdim)
 
-    @spelled
+    @numpy_names
     def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> results.aminmax:
         """The smallest and the largest element, as (min, max)."""
         return results.aminmax(self.amin(dim, keepdim), self.amax(dim, keepdim))
@@ -198,7 +198,7 @@ class Reductions(TensorBase):
     def max(self, dim: TensorBase) -> Tensor: ...
     @overload
     def max(self, dim: int, keepdim: bool = False) -> results.max: ...
-    @spelled
+    @numpy_names
     def max(self, dim: Any = None, keepdim: bool = False) -> Any:
         """The largest element of all; with `dim`, (values, indices) along it, the gradient going to the index; with
         another tensor in its place, the larger of both elementwise."""
@@ -214,7 +214,7 @@ class Reductions(TensorBase):
     def min(self, dim: TensorBase) -> Tensor: ...
     @overload
     def min(self, dim: int, keepdim: bool = False) -> results.min: ...
-    @spelled
+    @numpy_names
     def min(self, dim: Any = None, keepdim: bool = False) -> Any:
         """The smallest element of all; with `dim`, (values, indices) along it, the gradient going to the index; with
         another tensor in its place, the smaller of both elementwise."""
@@ -224,12 +224,12 @@ class Reductions(TensorBase):
             return self.minimum(dim)  # type: ignore[attr-defined]  # every tensor has the mixins
         return results.min(*_at(self, "min", _arg(self, "argmin", dim, True), dim, keepdim))
 
-    @spelled
+    @numpy_names
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Where the first largest element is, int64; without `dim`, its place in the flattened tensor."""
         return wrap(_arg(self, "argmax", dim, keepdim), self._device)
 
-    @spelled
+    @numpy_names
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Where the first smallest element is, int64; without `dim`, its place in the flattened tensor."""
         return wrap(_arg(self, "argmin", dim, keepdim), self._device)
@@ -238,7 +238,7 @@ class Reductions(TensorBase):
     def median(self) -> Tensor: ...
     @overload
     def median(self, dim: int, keepdim: bool = False) -> results.median: ...
-    @spelled
+    @numpy_names
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
         if dim is None:
@@ -255,22 +255,22 @@ class Reductions(TensorBase):
             found = xp.where(nan.any(axis=at, keepdims=True), nan.argmax(axis=at, keepdims=True), found)
         return results.median(*_at(self, "median", found, dim, keepdim))
 
-    @spelled
+    @numpy_names
     def cumsum(self, dim: int, *, dtype: Any = None) -> Tensor:
         """The sums of all elements up to each along `dim`; of integers and bool int64."""
         return along(reduction.cumsum, typed(self, dtype), dim)
 
-    @spelled
+    @numpy_names
     def cumprod(self, dim: int, *, dtype: Any = None) -> Tensor:
         """The products of all elements up to each along `dim`; of integers and bool int64."""
         return along(reduction.cumprod, typed(self, dtype), dim)
 
-    @spelled
+    @numpy_names
     def cummax(self, dim: int) -> results.cummax:
         """(values, indices): the largest element up to each along `dim`, and its last place."""
         return results.cummax(*_running(self, "maximum", dim))
 
-    @spelled
+    @numpy_names
     def cummin(self, dim: int) -> results.cummin:
         """(values, indices): the smallest element up to each along `dim`, and its last place."""
         return results.cummin(*_running(self, "minimum", dim))

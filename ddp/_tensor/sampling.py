@@ -30,7 +30,7 @@ from ddp._tensor.dtypes import (
     is_float,
     parse,
 )
-from ddp._tensor.inplace import followed
+from ddp._tensor.inplace import must_record
 from ddp._tensor.shapes import spread
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.indexing import check_all
@@ -381,7 +381,7 @@ def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
 
 
 def _overwritten(x: Self, name: str, numbers: Any) -> Self:
-    followed(x, name)  # raises in the name of this operation, where copy_ would in its own
+    must_record(x, name)  # raises in the name of this operation, where copy_ would in its own
     x.copy_(wrap(x._device.xp.asarray(numbers), x._device))  # type: ignore[attr-defined]  # every tensor has the mixins
     return x
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from ddp._device import CPU, place
-from ddp._tensor.base import TensorBase, apply, borrowed, wrap
+from ddp._tensor.base import TensorBase, apply, copy_if_needed, wrap
 from ddp._tensor.indexing import along, assignable, broadcast_shape, gatherable, index_parts, indices, kept
-from ddp._tensor.inplace import InPlace, become, followed
+from ddp._tensor.inplace import InPlace, assign, must_record
 from ddp._tensor.operands import REFUSED, broadcast, convert, refusal
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
@@ -125,10 +125,10 @@ def _copied(x: TensorBase, name: str, call: Call) -> Tensor:
 
 
 def _written(x: Self, name: str, call: Call) -> Self:
-    tracked = followed(x, name, call[1])
+    tracked = must_record(x, name, call[1])
     result = _copied(x, name, (call[0], call[1], {**call[2], "within": True}))
     if tracked:
-        return become(x, name, result)
+        return assign(x, name, result)
     if result.array is not x.array:  # bfloat16 was widened for a sum
         x.array[...] = result.array
     x.version.count += 1
@@ -255,7 +255,7 @@ def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bo
 
 def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
     value = _number(x, name, value)
-    return indexing.masked_fill, value, {"mask": borrowed(_mask(x, name, mask), x, value)}
+    return indexing.masked_fill, value, {"mask": copy_if_needed(_mask(x, name, mask), x, value)}
 
 
 def _mask(x: TensorBase, name: str, mask: TensorBase) -> Any:
@@ -275,7 +275,7 @@ def _scattered(x: TensorBase, name: str, where: Any, source: Any) -> Call:
     told = f"{name}: more places than the {{limit}} elements of the source"
     which = indexing.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, told)
     value = apply(ops.index, (value,), places=(which,)).reshape(x.array.shape)
-    return indexing.masked_fill, value, {"mask": borrowed(where, x, value)}
+    return indexing.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
 
 
 def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> Call:
@@ -287,4 +287,4 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
     if source.array.size < count:
         raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
     value = cast(Any, source).reshape(-1)[:count]
-    return ops.setitem, value, {"steps": ((borrowed(where, x, value),) if where.ndim else (where.reshape(1),),)}
+    return ops.setitem, value, {"steps": ((copy_if_needed(where, x, value),) if where.ndim else (where.reshape(1),),)}

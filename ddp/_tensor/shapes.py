@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from ddp._device import CPU, place
-from ddp._tensor.base import TensorBase, apply, see, wrap
+from ddp._tensor.base import TensorBase, alias, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.indexing import along
-from ddp._tensor.operands import spelled
+from ddp._tensor.operands import numpy_names
 from ddp._tensor.reductions import axes, axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
@@ -215,14 +215,14 @@ class Shapes(TensorBase):
         """As expand, to `size`. Raises: ShapeError."""
         return self.expand(size)
 
-    @spelled
+    @numpy_names
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
         """Without dimensions of size 1: all of them, or those of `dim` that are."""
         old: tuple[int, ...] = self.array.shape
         among = range(len(old)) if dim is None else () if dim == () else axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
-    @spelled
+    @numpy_names
     def unsqueeze(self, dim: int) -> Tensor:
         """With a new dimension of size 1 at `dim`. Raises: RangeError."""
         old: tuple[int, ...] = self.array.shape
@@ -483,7 +483,7 @@ def _split(x: TensorBase, dim: int, lengths: tuple[int, ...]) -> tuple[Tensor, .
 
 def _views(x: TensorBase, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     for part in parts:
-        see(part, x)
+        alias(part, x)
     return parts
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ddp._engine import Leaf, Node, ReusableNode, Version, lanes, modes
+from ddp._engine import Leaf, Node, ReusableNode, Version, modes, stream_sync
 from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import bfloat16, float16, float32, is_float, parse
 from ddp._tensor.operands import convert
@@ -147,7 +147,10 @@ def _cast_leaf(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
     """`x` in 16 bits, for all graphs that will ask for it."""
     state = modes.state
     # Of no checkpointed region: another run of it finds this one made. But of the stream that it is made on.
-    before, state.observers = state.observers, tuple([each for each in state.observers if each is lanes.stamp])
+    before, state.observers = (
+        state.observers,
+        tuple([each for each in state.observers if each is stream_sync.note_stream]),
+    )
     try:
         result = convert(x, low)
     finally:

@@ -13,7 +13,7 @@ from ddp._cuda import device_checks
 from ddp._cuda.cuda_errors import status_of, translate
 from ddp._cuda.stream_order import DeviceStream, StreamGuard, current, default, sweep
 from ddp._device import device
-from ddp._engine import lanes, modes
+from ddp._engine import modes, stream_sync
 from ddp.cuda._devices import Where, _index, _needed
 from ddp.errors import ArgumentError, DtypeError
 
@@ -185,9 +185,9 @@ def set_stream(stream: Stream) -> None:
 
 def _remember() -> None:
     """From now on nodes remember the stream that is current, so that backward finds it."""
-    lanes.begin()
-    if lanes.stamp not in modes.state.observers:
-        modes.state.observers = (*modes.state.observers, lanes.stamp)
+    stream_sync.enable()
+    if stream_sync.note_stream not in modes.state.observers:
+        modes.state.observers = (*modes.state.observers, stream_sync.note_stream)
 
 
 class stream:
@@ -204,7 +204,7 @@ class stream:
         if self._inside is None:
             return
         self._inside.__enter__()
-        self._stamped = lanes.stamp in modes.state.observers
+        self._stamped = stream_sync.note_stream in modes.state.observers
         _remember()
 
     def __exit__(self, *exc: object) -> None:
@@ -212,7 +212,9 @@ class stream:
             return
         self._inside.__exit__(*exc)
         if not self._stamped:
-            modes.state.observers = tuple([each for each in modes.state.observers if each is not lanes.stamp])
+            modes.state.observers = tuple(
+                [each for each in modes.state.observers if each is not stream_sync.note_stream]
+            )
 
 
 StreamContext = stream

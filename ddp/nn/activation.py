@@ -13,7 +13,7 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty_like, full, zeros_like
 from ddp._tensor.dtypes import parse
 from ddp._tensor.functions import sigmoid, tanh
-from ddp._tensor.inplace import become
+from ddp._tensor.inplace import assign
 from ddp._tensor.operands import convert
 from ddp._tensor.reductions import axis, required_float
 from ddp.errors import ArgumentError, ShapeError
@@ -32,7 +32,7 @@ def _apply_with_slope(op: Any, input: Tensor, inplace: bool = False, **parameter
 
 def _apply(op: Any, input: Tensor, inplace: bool, **parameters: Any) -> Tensor:
     result = apply(op, (required_float(input, op.name),), **parameters)
-    return become(input, f"{op.name}_", result) if inplace else result
+    return assign(input, f"{op.name}_", result) if inplace else result
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:

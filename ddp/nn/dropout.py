@@ -7,7 +7,7 @@ import warnings
 from ddp._device import generator
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
-from ddp._tensor.inplace import become
+from ddp._tensor.inplace import assign
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.module import Module
@@ -21,7 +21,7 @@ def _dropped(name: str, input: Tensor, p: float, training: bool, inplace: bool, 
         return input
     required_float(input, name)
     result = apply(activation.dropout, (input,), p=p, shape=shape, generator=generator(input.device))
-    return become(input, f"{name}_", result) if inplace else result
+    return assign(input, f"{name}_", result) if inplace else result
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

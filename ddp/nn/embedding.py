@@ -6,7 +6,7 @@ from typing import Any
 
 from ddp._device import on
 from ddp._engine import no_grad
-from ddp._tensor.base import apply, borrowed, wrap
+from ddp._tensor.base import apply, copy_if_needed, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty
 from ddp._tensor.device_guard import guarded_function
@@ -52,7 +52,7 @@ def embedding(
     if max_norm is not None:
         _renormalize(weight, index, max_norm, norm_type)
     if weight.device.type != "cuda":  # on a GPU it is a new array already
-        index = borrowed(index, weight)
+        index = copy_if_needed(index, weight)
     out: Tensor = apply(
         indexing.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq
     )

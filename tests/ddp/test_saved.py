@@ -59,5 +59,5 @@ def test_without_a_graph_nothing_is_copied() -> None:
     array = np.ones(2, np.float32)
     x = ddp.ones(2, requires_grad=True)
     with ddp.no_grad():
-        assert ddp._tensor.base.borrowed(array, x) is array
-    assert ddp._tensor.base.borrowed(array, x.detach(), 2.0) is array
+        assert ddp._tensor.base.copy_if_needed(array, x) is array
+    assert ddp._tensor.base.copy_if_needed(array, x.detach(), 2.0) is array

@@ -12,7 +12,7 @@ import pytest
 from ddp import _device
 from ddp._cuda import copies, device_checks, gradient_kernels, memory_pool, raw_kernel, stream_order
 from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
-from ddp._engine import lanes
+from ddp._engine import stream_sync
 from tests.collectives.backends.device.machine import Machine
 from tests.gpu import capturing, dnn_fake, lt_fake
 from tests.gpu.standin import Cupy
@@ -94,7 +94,7 @@ def forget() -> None:
     for each in _device._known.values():
         for name in {"xp", "watched"}.intersection(_set_slots(each) if each.type == "cuda" else ()):
             delattr(each, name)
-    lanes.switch.on = lanes.switch.blocking = lanes.switch.crowded = False
+    stream_sync.switch.on = stream_sync.switch.blocking = stream_sync.switch.several_gpus = False
     copies._refused = False
     for where in [each for each in _device._random.streams if each.type == "cuda"]:
         del _device._random.streams[where]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._engine import lanes
+from ddp._engine import stream_sync
 from ddp.errors import ArgumentError, DeviceError, DtypeError
 from ddp.nn import functional as F
 from tests.ddp.on_devices import At
@@ -274,7 +274,7 @@ def test_staying_on_one_device_takes_no_long_way(gpu: Any) -> None:
         with ddp.cuda.device(where):
             x = ddp.ones(3, device=where, requires_grad=True)
             (x * 2).exp().sum().backward()
-        assert not lanes.switch.on
+        assert not stream_sync.switch.on
     with ddp.cuda.device(1):
         y = (x * 2).exp().sum()
     gpu.machine.log.clear()

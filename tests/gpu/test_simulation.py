@@ -147,7 +147,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         stream_order, "record", lambda array, lane: None
     ),
     "backward crosses streams without an edge": lambda m: unless_called_by(
-        m, stream_order.DeviceStream, "wait", "lanes.py"
+        m, stream_order.DeviceStream, "wait", "stream_sync.py"
     ),
 }
 

@@ -4,7 +4,7 @@ As in PyTorch: a node made while `ddp.cuda.stream(s)` was on runs its backward o
 on the stream that `backward` was called on, and that one waits, at the end, for all others. So a call of `backward`
 may be followed by anything that the call of an op may be followed by.
 
-Nothing here runs before a second stream, or a second GPU, is used, or CUDA_LAUNCH_BLOCKING=1: `begin` is the switch.
+Nothing here runs before a second stream, or a second GPU, is used, or CUDA_LAUNCH_BLOCKING=1: `enable` is the switch.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Switch:
 
     on = False
     blocking = False
-    crowded = False  # there are several GPUs
+    several_gpus = False  # there are several GPUs
 
 
 switch = Switch()
 
 
-def begin(blocking: bool = False) -> None:
+def enable(blocking: bool = False) -> None:
     """From now on backward looks for streams and devices. blocking: and every node waits for its work."""
     switch.on = True
     switch.blocking = switch.blocking or blocking
 
 
-def elsewhere(grads: Iterable[Any]) -> bool:
+def on_other_gpu(grads: Iterable[Any]) -> bool:
     """Whether some gradient that a backward begins with is on another GPU than the current one."""
     here = None
     for g in grads:
@@ -48,19 +48,19 @@ def elsewhere(grads: Iterable[Any]) -> bool:
     return False
 
 
-def stamp(node: Node) -> None:
+def note_stream(node: Node) -> None:
     """An observer of new nodes: they remember the current stream."""
     # What brings numbers to the CPU is launched on the GPU, too, and so is its backward.
     xp = node.residual.xp if node.op.name == "transfer" and node.xp.__name__ == "numpy" else node.xp
     if xp.__name__ != "numpy":
-        node.ensure_metadata().lane = _device.runtime().current(xp)
+        node.ensure_metadata().stream = _device.runtime().current(xp)
 
 
-class Courier:
-    """Carries gradients between the streams of one backward; a context manager around it.
+class StreamSync:
+    """Runs each node of one backward on its stream, and orders gradients that cross; a context manager around it.
 
-    edges: all that this backward will come to. enter(node, g) and left(node, g) go around a node's run, and
-    towards(edge, result) and there(edge, …) around a delivery.
+    edges: all that this backward will come to. enter(node, g) and leave(node, g) go around a node's run, and
+    before_delivery(edge, result) and after_delivery(edge, …) around a delivery.
     """
 
     def __init__(self, edges: Iterable[Edge]) -> None:
@@ -69,44 +69,44 @@ class Courier:
         self._streams = _device.runtime()
         self._home: Any = _device.runtime().current(xp)
         # Where nodes run that remember no stream: they were made before a stream was chosen.
-        self._usual = _device.runtime().default(xp) if stamp in state.observers else self._home
+        self._usual = _device.runtime().default(xp) if note_stream in state.observers else self._home
         self._at = self._home  # the current one
         self._source, self._mark = self._home, None  # whose gradients are delivered, and the event that they are there
         self._before = {self._home.device: self._home}  # what was current on each device
-        self._met: dict[Any, None] = {}  # the streams that were used, but for that one
+        self._used: dict[Any, None] = {}  # the streams that were used, but for that one
         self._crossed: dict[Edge, list[Any]] = {}  # what came from another stream, by who reads it
         self._node: Node | None = None
-        self._several = any(type(edge) is not Leaf and self._lane_of(edge) != self._home for edge in edges)
+        self._several = any(type(edge) is not Leaf and self._stream_of(edge) != self._home for edge in edges)
 
-    def __enter__(self) -> Courier:
+    def __enter__(self) -> StreamSync:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            for lane in self._met:
-                self._home.after(lane)
+            for stream in self._used:
+                self._home.after(stream)
             for arrays in self._crossed.values():  # what was asked for, and what an error left behind
                 for each in arrays:
                     self._streams.record(getattr(each, "gradient", each), self._home)
         finally:
-            for lane in self._before.values():
-                lane.use()
+            for stream in self._before.values():
+                stream.use()
             self._home.use()
         if isinstance(error, Exception) and switch.blocking and self._node is not None:
-            self._accuse(error, self._node)
+            self._name_failed_op(error, self._node)
 
     def enter(self, node: Node, g: Any) -> None:
         """Before `node` runs on `g`: its stream is the current one."""
         self._node = node
-        self._source, self._mark = self._lane_of(node, g), None
+        self._source, self._mark = self._stream_of(node, g), None
         self._use(self._source)
 
     @property
-    def at_home(self) -> bool:
+    def on_home_stream(self) -> bool:
         """Whether the current stream is that of leaves, so that their memory may be written to."""
         return self._at == self._home
 
-    def left(self, node: Node, g: Any) -> None:
+    def leave(self, node: Node, g: Any) -> None:
         """After `node` ran on `g`, and before it lets go of what it saved."""
         # A context of CuPy's that the user's code was in ends on a stream that CuPy knows of, and not on ours.
         if self._streams.current(self._xp) != self._at:
@@ -118,47 +118,47 @@ class Courier:
             try:
                 self._source.stream.synchronize()
             except Exception as error:
-                self._accuse(error, node)
+                self._name_failed_op(error, node)
                 raise
 
-    def towards(self, edge: Edge, result: Any) -> None:
+    def before_delivery(self, edge: Edge, result: Any) -> None:
         """Before `result` is delivered: the stream of who gets it is the current one, and waits for it."""
-        lane = self._lane_of(edge, result)
-        if result is not None and lane != self._source:
+        stream = self._stream_of(edge, result)
+        if result is not None and stream != self._source:
             if self._mark is None:
                 self._mark = self._source.record()
-            lane.wait(self._mark)
+            stream.wait(self._mark)
             self._crossed.setdefault(edge, []).append(result)
-        self._use(lane)
+        self._use(stream)
 
-    def there(self, edge: Edge, incoming: Mapping[Edge, Any]) -> None:
+    def after_delivery(self, edge: Edge, incoming: Mapping[Edge, Any]) -> None:
         """After a delivery: a leaf has read what came, unless it still collects it."""
         if type(edge) is Leaf and edge not in incoming and (arrays := self._crossed.pop(edge, None)) is not None:
             self._streams.hold(self._at, *arrays)
 
-    def _lane_of(self, edge: Edge, result: Any = None) -> Any:
+    def _stream_of(self, edge: Edge, result: Any = None) -> Any:
         if isinstance(edge, Node):
             if type(edge.op) is SelectOutput and edge.edges:  # a port launches nothing of its own
-                return self._lane_of(edge.edges[0], result)  # type: ignore[arg-type]  # its joint
-            if edge.metadata is not None and edge.metadata.lane is not None:
-                return edge.metadata.lane
+                return self._stream_of(edge.edges[0], result)  # type: ignore[arg-type]  # its joint
+            if edge.metadata is not None and edge.metadata.stream is not None:
+                return edge.metadata.stream
         index = _device_of(result)
         if index is not None and index != self._home.device:  # there are several GPUs
             return self._before.get(index) or self._streams.current(self._xp, index)
         return self._home if isinstance(edge, Leaf) else self._usual
 
-    def _use(self, lane: Any) -> None:
-        if lane == self._at:
+    def _use(self, stream: Any) -> None:
+        if stream == self._at:
             return
-        if lane.device not in self._before:
-            self._before[lane.device] = self._streams.current(self._xp, lane.device)
-        if lane != self._home:
-            self._met[lane] = None
-        lane.use()
-        self._at = lane
+        if stream.device not in self._before:
+            self._before[stream.device] = self._streams.current(self._xp, stream.device)
+        if stream != self._home:
+            self._used[stream] = None
+        stream.use()
+        self._at = stream
 
     @staticmethod
-    def _accuse(error: Exception, node: Node) -> None:
+    def _name_failed_op(error: Exception, node: Node) -> None:
         """Raises: CudaError if CUDA reported `error`, naming the op whose backward ran."""
 
         inputs = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in node.saved if hasattr(x, "shape"))
