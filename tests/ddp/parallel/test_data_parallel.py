@@ -421,23 +421,6 @@ def test_frozen_parameters_are_part_of_the_description() -> None:
     collectives.run_threads(rank, 2)
 
 
-def test_a_model_without_trained_parameters_is_refused() -> None:
-    def rank(comm: Communicator) -> None:
-        with pytest.raises(ParallelError, match="no parameter of this module requires grad"):
-            DataParallel(nn.ReLU(), comm)
-
-    collectives.run_threads(rank, 1)
-
-
-def test_buckets_of_no_size_are_refused() -> None:
-    def rank(comm: Communicator) -> None:
-        for sizes in ({"bucket_cap_mb": 0}, {"first_bucket_mb": -1}):
-            with pytest.raises(ArgumentError, match="more than 0 MiB"):
-                DataParallel(make_net(), comm, **sizes)
-
-    collectives.run_threads(rank, 1)
-
-
 def misuse(check: Callable[[DataParallel, Communicator], None]) -> None:
     def rank(comm: Communicator) -> None:
         check(DataParallel(make_net(), comm), comm)

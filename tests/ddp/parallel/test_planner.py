@@ -151,14 +151,6 @@ def test_what_nobody_uses_ten_times_loses_its_place_and_keeps_it_once_it_came_ba
     }
 
 
-def test_a_place_is_not_lost_in_backwards_that_reach_nothing() -> None:
-    made = planner(Fake(), cap=4, first=4)
-    made.begin(ALL)
-    for _ in range(25):
-        made.after_backward(np.full(4, NAN), 5.0, [False] * 4)
-    assert made.assigned == ALL
-
-
 def test_an_automatic_cap_is_chosen_once_from_the_times_of_a_warm_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
 
@@ -357,36 +349,6 @@ def test_a_plan_is_saved_beside_the_model_and_pinned(tmp_path: Path) -> None:
     (plan, *_), pinned = on_ranks(first, 3), on_ranks(second, 3)
     assert Plan.from_state(json.loads(json.dumps(plan.state()))).buckets == plan.buckets
     assert all(each.buckets == plan.buckets for each in pinned)
-
-
-def test_a_plan_pinned_to_itself_gives_the_same_bits() -> None:
-    state = Plan(buckets=(("two.weight", "four.weight"), ("one.weight", "three.weight")), nbytes=(144, 144), origin="x")
-
-    def rank(comm: Communicator) -> Any:
-        found = []
-        for plan in (state, state.state(), DataParallel(Net(), comm, plan=state).plan):
-            model = DataParallel(Net(), comm, plan=plan)
-            for order in ("one two three four", "four three two one"):
-                model(rows(comm.rank), order).sum().backward()
-            found.append(gradients(model.module))
-        return found
-
-    for first, second, third in on_ranks(rank, 3):
-        for name in first:
-            assert_array_equal(first[name], second[name])
-            assert_array_equal(first[name], third[name])
-
-
-def test_ranks_with_different_plans_are_told_so() -> None:
-    def rank(comm: Communicator) -> None:
-        buckets = [["one.weight", "two.weight"], ["three.weight", "four.weight"]]
-        plan = {"buckets": buckets[:: 1 if comm.rank < 2 else -1], "nbytes": [144, 144], "from": "x"}
-        net = Net()
-        with pytest.raises(ParallelError, match=r"plan is .* on rank 0, but .* on rank 2"):
-            DataParallel(net, comm, plan=plan)
-        DataParallel(net, comm)
-
-    on_ranks(rank, 3)
 
 
 def test_parameters_of_every_dtype_and_shape_have_their_places() -> None:

@@ -115,17 +115,6 @@ def test_the_numbers_do_not_depend_on_the_plan() -> None:
             assert_allclose(a[name], b[name], rtol=0, atol=1e-12)
 
 
-def test_the_random_start_depends_on_seed_and_name() -> None:
-    g = np.random.default_rng(0).standard_normal((20, 20))
-    steps = [[{"a": g, "b": g}]]
-    first = drive(lambda: PowerSGD(1, 0), steps, [1.0])[0][0]
-    again = drive(lambda: PowerSGD(1, 0), steps, [1.0])[0][0]
-    other = drive(lambda: PowerSGD(1, 0, seed=1), steps, [1.0])[0][0]
-    assert_array_equal(first["a"], again["a"])
-    assert np.abs(first["a"] - first["b"]).max() > 0.01
-    assert np.abs(first["a"] - other["a"]).max() > 0.01
-
-
 def test_a_matrix_without_a_gradient_comes_back() -> None:
     """Its P and Q are zero then, and a product with zero would stay zero for ever."""
     some = np.random.default_rng(0).standard_normal((20, 10))

@@ -17,9 +17,8 @@ from collectives import Communicator, Work
 from collectives.errors import CollectiveTimeout, CommunicatorClosed, MismatchError
 from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.parallel.buckets import Buckets
-from ddp.parallel.comm_hooks import hook_exchange as hooking
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket
-from ddp.parallel.comm_hooks.hook_exchange import DeviceHookStream, HookExchange, HostHookStream, hook_stream
+from ddp.parallel.comm_hooks.hook_exchange import HookExchange, hook_stream
 from tests.ddp.parallel.comm_hooks.driving import Control, buckets_of, step
 
 NAMES = [f"layer{index}" for index in range(6)]
@@ -233,28 +232,6 @@ def test_another_plan_may_follow() -> None:
                 assert (g == 1).all()
 
     collectives.run_threads(rank, 2)
-
-
-def test_one_lane_serves_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a hook remembers is freed in the order of the stream that it was made on: it must not be used on another."""
-    made: list[Any] = []
-
-    def lane_noted(xp: Any) -> Any:
-        made.append(xp)
-        return hook_stream(xp)
-
-    monkeypatch.setattr(hooking, "hook_stream", lane_noted)
-
-    def rank(comm: Communicator) -> None:
-        exchange = HookExchange(three_rounds, comm, NAMES)
-        nothing = buckets_of({}, [])
-        exchange.set_buckets(nothing)
-        assert step(exchange, nothing, {}, 1.0, NAMES) == {}
-        for _ in range(3):
-            exchange.set_buckets(buckets_of(gradients(), PLAN))
-
-    collectives.run_threads(rank, 1)
-    assert made == [np]
 
 
 def broken_hooks() -> list[Any]:
@@ -504,8 +481,3 @@ def test_on_a_gpu_a_hook_computes_beside_backward(monkeypatch: pytest.MonkeyPatc
         "backward waits for rest of it on stream",
         "optimizer on backward",
     ]
-
-
-def test_host_arrays_need_no_lane() -> None:
-    assert isinstance(hook_stream(np), HostHookStream)
-    assert isinstance(hook_stream(Streams()), DeviceHookStream)
