@@ -13,7 +13,6 @@ TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a 
 if TYPE_CHECKING:
     from typing import Any
 
-    from collectives.backends.nccl.config import NcclConfig as NcclConfig
     from collectives.communicator import Communicator as Communicator
     from collectives.engine.call import Work as Work
     from collectives.errors import ArgumentError as ArgumentError
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collectives.errors import PeerLeft as PeerLeft
     from collectives.errors import WorldError as WorldError
     from collectives.flight.recorder import mark_step as mark_step
+    from collectives.nccl_config import NcclConfig as NcclConfig
     from collectives.reduction import ReduceOp as ReduceOp
     from collectives.simulation import run_threads as run_threads
     from collectives.start import init as init
@@ -43,7 +43,7 @@ _HOMES = {
     "CommunicatorClosed": "errors",
     "DtypeError": "errors",
     "MismatchError": "errors",
-    "NcclConfig": "backends.nccl.config",
+    "NcclConfig": "nccl_config",
     "NcclError": "errors",
     "PeerLeft": "errors",
     "ReduceOp": "reduction",

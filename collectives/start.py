@@ -24,7 +24,7 @@ from collectives.world import APART, World, promised, started_by_torchrun, torch
 
 if TYPE_CHECKING:
     from collectives.backends.mpi.mpi_world import MPIWorld
-    from collectives.backends.nccl.config import NcclConfig
+    from collectives.nccl_config import NcclConfig
 
 _BACKENDS = ("auto", "single", "mpi", "nccl")
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from collectives.time_limit import TimeLimit
 
 if TYPE_CHECKING:
-    from collectives.backends.nccl.config import NcclConfig
+    from collectives.nccl_config import NcclConfig
 
 import os
 import threading

@@ -20,12 +20,12 @@ from collectives.backends.device.device_transport import DeviceTransport, Single
 from collectives.backends.device.host_staged import HostStagedTransport
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.backends.nccl import issuer, library
-from collectives.backends.nccl.config import NcclConfig
 from collectives.backends.nccl.limits import run_in_thread
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.table import UNIQUE_ID_BYTES, Nccl
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import BackendError, CollectivesError
+from collectives.nccl_config import NcclConfig
 from collectives.reduction import Array
 from collectives.transport import Steps, Transport
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.backends.nccl.config import NcclConfig, configuration
 from collectives.backends.nccl.limits import StillRunning, run_within
 from collectives.backends.nccl.table import (
     HOST_IMMEDIATE,
@@ -34,6 +33,7 @@ from collectives.backends.nccl.table import (
     UniqueId,
 )
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed, NcclError
+from collectives.nccl_config import NcclConfig, configuration
 from collectives.reduction import ReduceOp
 from collectives.time_limit import TimeLimit
 

@@ -17,8 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from collectives.backends.nccl.config import Config
 from collectives.errors import BackendError, DtypeError, NcclError
+from collectives.nccl_config import Config
 from collectives.reduction import ReduceOp
 
 UNIQUE_ID_BYTES = 128

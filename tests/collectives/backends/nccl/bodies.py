@@ -15,7 +15,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from collectives.backends.nccl.config import NcclConfig
 from collectives.backends.nccl.issuer import Issuer
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, allocate, free, unique_id
 from collectives.backends.nccl.table import DTYPES, Nccl
@@ -28,6 +27,7 @@ from collectives.errors import (
     DtypeError,
     NcclError,
 )
+from collectives.nccl_config import NcclConfig
 from collectives.reduction import ReduceOp
 from tests.collectives.backends.nccl.stub.build import Stub
 

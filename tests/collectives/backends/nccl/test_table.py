@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from collectives.backends.nccl import table
-from collectives.backends.nccl.config import SINCE, Config, NcclConfig, configuration
 from collectives.backends.nccl.library import wheel
 from collectives.backends.nccl.table import DTYPES, FUNCTIONS, OPS, RESULTS, Nccl, UniqueId, parse_version
 from collectives.errors import ArgumentError, BackendError, DtypeError
+from collectives.nccl_config import SINCE, Config, NcclConfig, configuration
 from collectives.reduction import ReduceOp
 
 C_TYPES: dict[str, Any] = {
