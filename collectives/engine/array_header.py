@@ -1,6 +1,6 @@
 """What must be told before an array can be received: dtype and shape, in a message of known size.
 
-A root tells it before it scatters, with each rank's length; a sender writes it at the head of its letter.
+A root tells it before it scatters, with each rank's length; a sender writes it at the head of its eager message.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class EagerMessage(NamedTuple):
 
 
 def encode_eager(array: Array, tag: int, apart: int) -> tuple[Array, int]:
-    """The letter of a C-contiguous array, (n,) uint8, and `apart`, or 0 if the array itself fits in.
+    """The eager message of a C-contiguous array, (n,) uint8, and `apart`, or 0 if the array itself fits in.
 
     apart: the tag under which the array follows if it does not
     """

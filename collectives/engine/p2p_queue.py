@@ -5,7 +5,7 @@ in the caller, which keeps those of one rank in their order of calls. What is le
 waits for it, first by repeated tests without a pause and then with pauses; what no thread waits for, by one helper
 thread for all of a communicator's asynchronous sends and receives.
 
-Letters of all ranks and tags arrive in one stream, and are matched with receives here, as MPI does it (MPI 4.1, §3.5):
+Eager messages of all ranks and tags arrive in one stream, and are matched with receives here as in MPI (4.1, §3.5):
 in the order in which they were sent and posted. So a receive may name any source, and a tag any number.
 """
 
@@ -45,7 +45,7 @@ class Receive:
         self.letter: EagerMessage | None = None
 
     def takes(self, letter: EagerMessage) -> bool:
-        """True if it may be matched with that letter."""
+        """True if it may be matched with that message."""
         return self.tag == letter.tag and (self.src is None or self.src == letter.src)
 
 
@@ -56,7 +56,7 @@ class P2PQueue:
         self._queue = queue
         self._transport = transport
         self._unexpected: list[EagerMessage] = []
-        # Of each rank: letters sent to it, and arrived from it; large arrays received from it, and received by it.
+        # By rank: eager messages sent to it and arrived from it; large arrays received from it and received by it.
         self._sent, self._arrived, self._received, self._fetched = ([0] * transport.size for _ in range(4))
         queue.p2p_counts, queue.forked = self.counts, self._begin
         self._begin()
@@ -87,7 +87,7 @@ class P2PQueue:
         return receive
 
     def matched(self, receive: Receive) -> bool:
-        """Looks for letters that have arrived, for all receives; True if this one has got its own."""
+        """Looks for eager messages that have arrived, for all receives; True if this one has got its own."""
         if receive.letter is None:
             with self._matching:
                 while (arrived := self._transport.arrived()) is not None:
@@ -97,7 +97,7 @@ class P2PQueue:
         return receive.letter is not None
 
     def deliver(self, letter: EagerMessage) -> None:
-        """Takes in a letter that this rank sends to itself."""
+        """Takes in an eager message that this rank sends to itself."""
         with self._matching:
             self._deliver(letter)
 
@@ -118,7 +118,7 @@ class P2PQueue:
     # Ranks that have left --------------------------------------------------------------------------------------------
 
     def sent(self, dst: int) -> None:
-        """A letter to that rank has been posted."""
+        """An eager message to that rank has been posted."""
         with self._matching:
             self._sent[dst] += 1
 
@@ -144,7 +144,7 @@ class P2PQueue:
         return left_before(left, self._line(self._transport.rank, dst, "received"), self._fetched[dst])
 
     def counts(self) -> dict[str, int]:
-        """What the others need to know when this rank leaves: how many letters it sent and large arrays it received."""
+        """How many eager messages this rank sent and large arrays it received, for the others when it leaves."""
         me = self._transport.rank
         sent = {self._line(me, dst, "sent"): n for dst, n in enumerate(self._sent) if n}
         return sent | {self._line(src, me, "received"): n for src, n in enumerate(self._received) if n}

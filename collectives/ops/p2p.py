@@ -1,7 +1,7 @@
 """Point to point: send and recv, for what only two ranks have to do with.
 
-A letter goes first: dtype and shape, and the array itself if it is small. A large array follows under a tag that the
-letter names, so that it can go straight into its place whatever else is under way between the two ranks.
+An eager message goes first: dtype and shape, and the array itself if it is small. A large array follows under a tag
+that the message names, so that it can be received in place whatever else is under way between the two ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PointToPoint(CommunicatorBase):
     def send(self, x: Any, dst: int, *, tag: int = 0, async_op: bool = False) -> Any:
         """Sends x to rank dst, which receives it by `recv`.
 
-        x: (...), of any dtype; dst: a rank; tag: 0 to 2,147,483,647, letters of different tags do not mix
+        x: (...), of any dtype; dst: a rank; tag: 0 to 2,147,483,647, messages of different tags do not mix
         What is sent to one rank under one tag arrives in order. An array of up to about 4,000 bytes is on its way when
         this returns; a larger one is complete only when dst receives it, so two ranks that exchange large arrays must
         send with `async_op=True`, or one of them receive first. What a rank sends to itself is copied.
@@ -76,7 +76,7 @@ class PointToPoint(CommunicatorBase):
 
         src, tag: as in `send`; out: (...) of the sender's shape and dtype
         Returns: a new array of the sender's shape and dtype, or out; for src None a pair of that and the sender's rank
-        Raises: ArgumentError if there is no such rank or tag, or out does not fit, in which case the letter is lost;
+        Raises: ArgumentError if there is no such rank or tag, or out does not fit, in which case the message is lost;
         PeerLeft if src leaves without sending it, and for src None if every other rank does, or one has failed.
         """
         if src is not None:

@@ -31,6 +31,7 @@ from collectives.transport import (
     Test,
     Transport,
     all_of,
+    chunks,
     completed,
     offsets,
     then,
@@ -47,7 +48,7 @@ _TOGETHER = 8 << 20
 # Beyond the tags of `send` and `recv`, and beyond those that every MPI must have; the ones that need it have 2^31.
 _PIECES = 2 * RENDEZVOUS_TAG
 
-# Letters that MPI was still writing when their communicator was closed.
+# Eager messages that MPI was still writing when their communicator was closed.
 _unfinished: list[Any] = []
 
 
@@ -73,7 +74,7 @@ class MPITransport(Transport):
         self._members = members
         self.key = key
         self._limit = limit
-        self._longest = max(limit, EAGER_LIMIT)  # letters go in one piece
+        self._longest = max(limit, EAGER_LIMIT)  # eager messages go in one piece
         self.placement = membership.placement(members, members.index(membership.rank))
         self._headers: Array | None = None
         self._status = MPI.Status()
@@ -119,9 +120,7 @@ class MPITransport(Transport):
             np.copyto(out, x)
         if len(out) <= self._limit:
             return self._comm.Iallreduce(in_place, out, ours).Test
-        return _in_turn(
-            self._comm.Iallreduce(in_place, out[piece], ours).Test for piece in _pieces(0, len(out), self._limit)
-        )
+        return _in_turn(self._comm.Iallreduce(in_place, out[a:b], ours).Test for a, b in chunks(len(out), self._limit))
 
     def _reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
         if x.nbytes >= _TOGETHER:
@@ -130,8 +129,8 @@ class MPITransport(Transport):
         if len(x) <= self._limit:
             return self._comm.Ireduce(x, out, ours, root).Test
         return _in_turn(
-            self._comm.Ireduce(x[piece], None if out is None else out[piece], ours, root).Test
-            for piece in _pieces(0, len(x), self._limit)
+            self._comm.Ireduce(x[a:b], None if out is None else out[a:b], ours, root).Test
+            for a, b in chunks(len(x), self._limit)
         )
 
     def _reduce_together(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Iterator[Test]:
@@ -146,19 +145,15 @@ class MPITransport(Transport):
         if len(x) <= self._limit:
             return self._comm.Ireduce_scatter(x, out, list(counts), ours).Test
         return _in_turn(
-            self._comm.Ireduce(
-                x[piece], out[piece.start - start : piece.stop - start] if rank == self.rank else None, ours, rank
-            ).Test
+            self._comm.Ireduce(x[start + a : start + b], out[a:b] if rank == self.rank else None, ours, rank).Test
             for rank, (start, count) in enumerate(zip(offsets(counts), counts, strict=True))
-            for piece in _pieces(start, start + count, self._limit)
+            for a, b in chunks(count, self._limit)
         )
 
     def broadcast(self, x: Array, root: int) -> Test:
         if len(x) <= self._limit:
             return self._comm.Ibcast([x, self._MPI.BYTE], root).Test
-        return _in_turn(
-            self._comm.Ibcast([x[piece], self._MPI.BYTE], root).Test for piece in _pieces(0, len(x), self._limit)
-        )
+        return _in_turn(self._comm.Ibcast([x[a:b], self._MPI.BYTE], root).Test for a, b in chunks(len(x), self._limit))
 
     def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
         if sum(counts) <= self._limit:
@@ -184,17 +179,14 @@ class MPITransport(Transport):
         if len(x) <= self._longest:
             return self._comm.Isend([x, self._MPI.BYTE], dst, tag).Test
         return all_of(
-            [self._comm.Isend([x[piece], self._MPI.BYTE], dst, tag).Test for piece in _pieces(0, len(x), self._longest)]
+            [self._comm.Isend([x[a:b], self._MPI.BYTE], dst, tag).Test for a, b in chunks(len(x), self._longest)]
         )
 
     def recv(self, out: Array, src: int, tag: int) -> Test:
         if len(out) <= self._longest:
             return self._comm.Irecv([out, self._MPI.BYTE], src, tag).Test
         return all_of(
-            [
-                self._comm.Irecv([out[piece], self._MPI.BYTE], src, tag).Test
-                for piece in _pieces(0, len(out), self._longest)
-            ]
+            [self._comm.Irecv([out[a:b], self._MPI.BYTE], src, tag).Test for a, b in chunks(len(out), self._longest)]
         )
 
     def arrived(self) -> tuple[int, Array] | None:
@@ -317,11 +309,6 @@ def _split(whole: Array, counts: Sequence[int]) -> list[tuple[int, Array]]:
     return [
         (rank, whole[start : start + n]) for rank, (start, n) in enumerate(zip(offsets(counts), counts, strict=True))
     ]
-
-
-def _pieces(start: int, stop: int, limit: int) -> list[slice]:
-    """`_pieces(3, 10, 4) == [slice(3, 7), slice(7, 10)]`"""
-    return [slice(at, min(at + limit, stop)) for at in range(start, stop, limit)]
 
 
 def _in_turn(started: Iterator[Test]) -> Test:

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from collectives.backends.shm.control_block import STAGING_BYTES, ControlBlock
+from collectives.transport import Finish, chunks
 
 Array = np.ndarray[Any, Any]
 #: Yields what to wait for.
 Waits = Generator[Callable[[], bool], None, None]
-#: Turns a part of a reduction's total into the answer, in place.
-Finish = Callable[[Array], None]
 
 # Up to this many ranks each one sums whole tiles for itself: fewer phases, and nothing to copy back.
 _SUM_ALONE = 3
@@ -45,11 +44,6 @@ def combine_all(sources: Sequence[Array], out: Array, ufunc: np.ufunc, scratch: 
     ufunc(left, sources[-1], out=out)
 
 
-def tiles(length: int, step: int) -> list[tuple[int, int]]:
-    """`tiles(5, 2) == [(0, 2), (2, 4), (4, 5)]`"""
-    return [(start, min(start + step, length)) for start in range(0, length, step)]
-
-
 def share(length: int, itemsize: int, size: int, rank: int) -> tuple[int, int]:
     """The part of `length` items that a rank reduces for all; parts begin on cache lines."""
     line = max(1, _ALIGN // itemsize)
@@ -62,7 +56,7 @@ def share(length: int, itemsize: int, size: int, rank: int) -> tuple[int, int]:
 
 def reduce_visible(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
     """out = the reduction of the sources, tile by tile. All: (n,) of one dtype; out overlaps none of them."""
-    for start, stop in tiles(len(out), STAGING_BYTES // out.itemsize):
+    for start, stop in chunks(len(out), STAGING_BYTES // out.itemsize):
         part = out[start:stop]
         combine_all([source[start:stop] for source in sources], part, ufunc)
         if finish is not None:
@@ -78,7 +72,7 @@ def reduce_into_all(
     step = STAGING_BYTES // itemsize
     scratch = np.empty(min(step, last - first), outs[me].dtype) if len(sources) > 2 else None
     others = [out for rank, out in enumerate(outs) if rank != me]
-    for start, stop in tiles(last - first, step):
+    for start, stop in chunks(last - first, step):
         start, stop = first + start, first + stop
         part = outs[me][start:stop]
         between = None if scratch is None else scratch[: stop - start]
@@ -96,7 +90,7 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, fin
     """x, out: (n,); out may be x."""
     alone = control.size <= _SUM_ALONE
     scratch = None if alone else np.empty(STAGING_BYTES // x.itemsize // control.size + _ALIGN, x.dtype)
-    for start, stop in tiles(len(x), STAGING_BYTES // x.itemsize):
+    for start, stop in chunks(len(x), STAGING_BYTES // x.itemsize):
         staged = _staged(control, x.dtype, stop - start)
         np.copyto(staged[control.me], x[start:stop])
         control.advance()
@@ -123,7 +117,7 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, fin
 
 def reduce(control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, finish: Finish | None) -> Waits:
     """x: (n,); out: (n,) on the root, None elsewhere."""
-    for start, stop in tiles(len(x), STAGING_BYTES // x.itemsize):
+    for start, stop in chunks(len(x), STAGING_BYTES // x.itemsize):
         staged = _staged(control, x.dtype, stop - start)
         np.copyto(staged[control.me], x[start:stop])
         control.advance()
@@ -140,7 +134,7 @@ def reduce_scatter(
 ) -> Waits:
     """x: (sum(counts),); out: (counts[me],)."""
     step = STAGING_BYTES // x.itemsize // control.size
-    for start, stop in tiles(max(counts), step):
+    for start, stop in chunks(max(counts), step):
         staged = _staged(control, x.dtype, step * control.size)
         at = 0
         for rank, count in enumerate(counts):
@@ -158,7 +152,7 @@ def reduce_scatter(
 
 def broadcast(control: ControlBlock, x: Array, root: int) -> Waits:
     """x: (n,) uint8, read on the root, written elsewhere."""
-    for start, stop in tiles(len(x), STAGING_BYTES):
+    for start, stop in chunks(len(x), STAGING_BYTES):
         staged = control.turn()[root][: stop - start]
         if control.me == root:
             np.copyto(staged, x[start:stop])
@@ -170,7 +164,7 @@ def broadcast(control: ControlBlock, x: Array, root: int) -> Waits:
 
 def gather(control: ControlBlock, x: Array, out: Array | None, counts: Sequence[int]) -> Waits:
     """x: (counts[me],) uint8; out: (sum(counts),) uint8 where the whole is wanted, None elsewhere."""
-    for start, stop in tiles(max(counts), STAGING_BYTES):
+    for start, stop in chunks(max(counts), STAGING_BYTES):
         staging = control.turn()
         mine = x[start:stop]
         np.copyto(staging[control.me][: len(mine)], mine)
@@ -189,7 +183,7 @@ def gather(control: ControlBlock, x: Array, out: Array | None, counts: Sequence[
 def scatter(control: ControlBlock, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Waits:
     """x: (sum(counts),) uint8 on the root, None elsewhere; out: (counts[me],) uint8."""
     step = _step(control)
-    for start, stop in tiles(max(counts), step):
+    for start, stop in chunks(max(counts), step):
         staged = control.turn()[root]
         if x is not None:
             _stage(staged, x, counts, root, start, stop, step)
@@ -207,7 +201,7 @@ def all_to_all(control: ControlBlock, x: Array, out: Array, table: Sequence[Sequ
     me, step = control.me, _step(control)
     sends, receives = table[me], [row[me] for row in table]
     own_from, own_to = sum(sends[:me]), sum(receives[:me])
-    for start, stop in tiles(max(max(row) for row in table), step):
+    for start, stop in chunks(max(max(row) for row in table), step):
         staging = control.turn()
         _stage(staging[me], x, sends, me, start, stop, step)
         control.advance()

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from collectives.backends.shm import segment
-from collectives.backends.shm.algorithms import combine_all, share, tiles
+from collectives.backends.shm.algorithms import combine_all, share
 from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES, ControlBlock, control_bytes
+from collectives.transport import chunks
 
 
 def boards(size: int) -> list[ControlBlock]:
@@ -79,8 +80,8 @@ def test_a_phase_is_over_when_every_rank_has_done_its_part() -> None:
     ("length", "step", "expected"),
     [(0, 4, []), (1, 4, [(0, 1)]), (4, 4, [(0, 4)]), (5, 4, [(0, 4), (4, 5)]), (9, 3, [(0, 3), (3, 6), (6, 9)])],
 )
-def test_tiles(length: int, step: int, expected: list[tuple[int, int]]) -> None:
-    assert tiles(length, step) == expected
+def test_chunks(length: int, step: int, expected: list[tuple[int, int]]) -> None:
+    assert chunks(length, step) == expected
 
 
 @pytest.mark.parametrize(
