@@ -98,7 +98,7 @@ def by_messages(limit: int) -> Communicator:
     from collectives.backends.mpi.mpi_transport import MPITransport
 
     comm = collectives.init("mpi", timeout=20, check="always")
-    twin: Any = comm.duplicate()._transport
+    twin: Any = comm.duplicate().transport
     below = getattr(twin, "_inner", twin)
     messages = MPITransport(below._MPI, below._comm, below._membership, below._members, f"limit {limit}", limit)
     return Communicator(messages, 20, comm.registry)

@@ -64,7 +64,7 @@ class SeatedElsewhere:
         self._membership = membership
         self._nodes = nodes
 
-    def seat(self, members: Sequence[int], rank: int) -> Placement:
+    def placement(self, members: Sequence[int], rank: int) -> Placement:
         return place_rank([b"node %d" % self._nodes[member] for member in members], rank)
 
     def __getattr__(self, name: str) -> Any:
@@ -74,7 +74,7 @@ class SeatedElsewhere:
 @functools.cache
 def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     comm = collectives.init("mpi", timeout=20, check="always")
-    twin: Any = comm.duplicate()._transport
+    twin: Any = comm.duplicate().transport
     below = getattr(twin, "_inner", twin)
     elsewhere: Any = SeatedElsewhere(below._membership, nodes)
     seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._limit)
