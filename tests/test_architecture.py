@@ -1,171 +1,425 @@
-"""The floors: a module imports only from floors below its own, and the base install stays light."""
+"""The architecture and its limits: floors, names, sizes. Each rule is a function from sources to offenders.
+
+`docs/architecture.md` describes what is held here; `python tests/test_architecture.py` prints the sizes.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
-import importlib
-import subprocess
-import sys
-from collections.abc import Iterator
+import io
+import re
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("collectives", "ddp", "launcher")
 
-# The longest prefix counts. A module may import from lower floors, and from its own package on the same floor.
-FLOORS = {
-    "ddp._aliases": 0,
-    "ddp._block": 0,
-    "ddp._device": 0,
-    "ddp._files": 0,
-    "ddp._heap": 0,
-    "ddp._precision": 0,
-    "ddp.errors": 0,
-    "ddp._engine": 1,
-    "ddp.ops": 2,
-    "ddp._cuda": 2.5,
-    "ddp._tensor": 3,
-    "ddp._layout": 3,
-    "ddp.nn": 4,
-    "ddp.optim": 4,
-    "ddp.amp": 4,
-    "ddp.autograd": 4,
-    "ddp.backends": 4,
-    "ddp.cuda": 4,
-    "ddp.linalg": 4,
-    "ddp.return_types": 4,
-    "ddp._einops": 5,
-    "ddp.accelerator": 5,
-    "ddp.distributed": 5,
-    "ddp.parallel": 5,
-    "ddp.serialization": 5,
-    "ddp.multiprocessing": 5,
-    "ddp.data": 6,
-    "ddp.metrics": 6,
-    "ddp.checkpoint": 7,
-    "ddp.tracing": 7,
-    "examples": 8,
-    "benchmarks": 8,
-}
-TOP = {"ddp"}  # the package's own __init__ gathers the public names of all floors
-SEE_COLLECTIVES = ("ddp.distributed", "ddp.parallel", "ddp.data", "ddp.checkpoint", "launcher.bench", "launcher.doctor")
-# What the rest of the launcher may import: the environment contract, and what ranks left in their flight records.
-LAUNCHER_SEES = (
-    "collectives.world",
-    "collectives.version",
-    "collectives.errors",
-    "collectives.flight.reader",
-    "collectives.flight.report",
-)
-HEAVY = {
-    "mpi4py": ("collectives.backends.mpi.mpi_world", "launcher.bench.timing", "launcher.doctor.probes"),
-    "cupy": (
-        "ddp._device",
-        "ddp._cuda",
-        "collectives.backends.device.cuda",
-        "collectives.backends.nccl.library",
-        "launcher.bench.implementations",
-    ),
-    "cudnn": ("ddp._cuda.cudnn_graph",),
-    "pynccl": ("collectives.backends.nccl.library",),
-    "torch": ("launcher.bench.implementations",),
-    "matplotlib": ("ddp.tracing.step_picture", "launcher.bench.plot"),
-}
-
-
-def modules() -> Iterator[tuple[str, Path]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+Sources = Mapping[str, str]  # path below the repository -> text
 
 
 @functools.cache
-def imports(path: Path) -> set[str]:
+def sources(*folders: str) -> Sources:
+    return {
+        str(path.relative_to(ROOT)): path.read_text()
+        for folder in folders
+        for path in ([ROOT / folder] if folder.endswith(".py") else sorted((ROOT / folder).rglob("*.py")))
+    }
+
+
+@functools.lru_cache(maxsize=2000)
+def tree(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@functools.lru_cache(maxsize=2000)
+def nodes(text: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(text)))
+
+
+def folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+class Size(NamedTuple):
+    """Code lines of a folder: what it may hold today, and the goal that it is meant to reach."""
+
+    limit: int
+    goal: int
+    folders: tuple[str, ...]
+
+
+# The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
+SIZES = {
+    "ddp/_engine, ddp/autograd": Size(1142, 800, ("ddp/_engine", "ddp/autograd")),
+    "ddp/_tensor": Size(5428, 3200, ("ddp/_tensor",)),
+    "ddp/ops": Size(4009, 4100, ("ddp/ops",)),  # 900 of it until native kernels replace its CPU tricks
+    "ddp/_cuda, ddp/cuda": Size(5992, 4000, ("ddp/_cuda", "ddp/cuda")),
+    "ddp/nn": Size(5079, 3600, ("ddp/nn",)),
+    "ddp/optim": Size(1908, 1200, ("ddp/optim",)),
+    "ddp/data": Size(2994, 1700, ("ddp/data",)),
+    "ddp/checkpoint, ddp/serialization": Size(2886, 1600, ("ddp/checkpoint", "ddp/serialization")),
+    "ddp/parallel, ddp/tracing": Size(4701, 2900, ("ddp/parallel", "ddp/tracing")),
+    "ddp/multiprocessing": Size(677, 450, ("ddp/multiprocessing",)),
+    "rest of ddp": Size(1700, 900, ("ddp",)),
+    "collectives": Size(8681, 5400, ("collectives",)),
+    "launcher": Size(8967, 6500, ("launcher",)),
+    "benchmarks": Size(4456, 2400, ("benchmarks",)),
+    "tests": Size(57582, 34000, ("tests",)),
+}
+FILES = {"ddp": (428, 220), "collectives": (90, 50), "launcher": (125, 75)}  # limit, goal
+
+
+def code_lines(text: str) -> int:
+    """Lines that hold code: not blank, no comment, no docstring."""
+    strings: set[int] = set()
+    for node in nodes(text):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                strings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    silent = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in silent:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - strings)
+
+
+def sizes(files: Sources) -> Counter[str]:
+    owners = {folder: row for row, size in SIZES.items() for folder in size.folders}
+    lines: Counter[str] = Counter()
+    for path, text in files.items():
+        at = folder_of(path)
+        while at not in owners:
+            at = folder_of(at)
+            assert at, f"{path} belongs to no row of SIZES"
+        lines[owners[at]] += code_lines(text)
+    return lines
+
+
+def table() -> str:
+    now = sizes(sources(*PACKAGES, "benchmarks", "tests"))
+    rows = [f"{'code lines':<36}{'now':>8}{'limit':>8}{'goal':>8}"]
+    rows += [f"{row:<36}{now[row]:>8,}{size.limit:>8,}{size.goal:>8,}" for row, size in SIZES.items()]
+    rows += [f"{'files':<36}{'now':>8}{'limit':>8}{'goal':>8}"]
+    rows += [f"{each:<36}{len(sources(each)):>8,}{limit:>8,}{goal:>8,}" for each, (limit, goal) in FILES.items()]
+    return "\n".join(rows)
+
+
+def test_every_folder_keeps_within_its_limit() -> None:
+    now = sizes(sources(*PACKAGES, "benchmarks", "tests"))
+    over = {row: (now[row], size.limit) for row, size in SIZES.items() if now[row] > size.limit}
+    over |= {each: (len(sources(each)), limit) for each, (limit, _) in FILES.items() if len(sources(each)) > limit}
+    assert not over, f"code lines or files over the limit (now, limit): {over}"
+
+
+def test_a_code_line_is_counted_and_nothing_else() -> None:
+    text = '"""What it is."""\n\n# why\nx = (\n    1,\n)\n\ndef f():\n    """Says."""\n    return """a\nb"""\n'
+    assert code_lines(text) == 6
+    assert sizes({"ddp/nn/functional/a.py": text, "ddp/b.py": text}) == {"ddp/nn": 6, "rest of ddp": 6}
+
+
+def test_a_line_is_a_line_of_the_formatters_making() -> None:
+    settings = (ROOT / "pyproject.toml").read_text()
+    assert "line-length = 120" in settings
+    assert not re.search(r"fmt: *(off|skip)", "".join(sources(*PACKAGES).values())), "formatted by hand"
+
+
+# --- floors --------------------------------------------------------------------------------------------------------
+
+# A module imports from floors below its own and from its own room. A room is a name of this table, the longest that
+# fits; rooms of one floor do not see each other, but for those written in one string.
+FLOORS = {
+    "collectives": (
+        ("errors", "world", "version", "cores"),
+        ("reduction", "lengths", "exit_notice", "time_limit", "flight"),
+        ("dlpack",),
+        ("arrays", "transport"),
+        ("backends.nccl",),
+        ("engine",),
+        ("backends",),
+        ("ops",),
+        ("communicator",),
+        ("simulation", "heartbeat"),
+        ("start",),
+    ),
+    "ddp": (
+        ("errors", "_aliases", "_files", "_layout"),
+        ("_device", "_block", "_precision"),
+        ("_engine", "ops"),
+        ("_cuda",),
+        ("_tensor",),
+        ("nn", "optim", "amp", "autograd", "backends", "cuda", "linalg", "return_types", "distributed"),
+        ("serialization", "multiprocessing", "parallel", "accelerator", "_einops"),
+        ("data", "metrics", "tracing"),
+        ("checkpoint",),
+    ),
+    "launcher": (
+        ("errors", "debugger", "function_worker"),
+        ("linux", "network", "placement", "protocol", "arguments", "tracing"),
+        ("job", "options"),
+        ("config", "engines"),
+        ("agent", "diagnosis"),
+        ("console",),
+        ("supervisor",),
+        ("cli", "function", "bench"),
+        ("doctor", "__main__"),
+    ),
+}
+# Whom each package may see of the others.
+SEES = {
+    "collectives": (),
+    "launcher": ("collectives.world", "collectives.version", "collectives.errors", "collectives.flight.reader"),
+    "launcher.bench": ("collectives",),
+    "launcher.doctor": ("collectives",),
+    "ddp": (),
+    "ddp.distributed": ("collectives",),
+    "ddp.parallel": ("collectives",),
+    "ddp.data": ("collectives",),
+    "ddp.checkpoint": ("collectives",),
+}
+
+
+def within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def longest(name: str, names: Iterable[str]) -> str | None:
+    return max((each for each in names if within(name, each)), key=len, default=None)
+
+
+@functools.lru_cache(maxsize=2000)
+def imports(text: str) -> set[str]:
     """Everything a module imports, wherever in it: full names of modules, or of names in modules."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(text):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute here"
+            assert node.level == 0, "imports are absolute here"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
-def floor(name: str) -> int | None:
-    prefixes = [prefix for prefix in FLOORS if name == prefix or name.startswith(prefix + ".")]
-    return FLOORS[max(prefixes, key=len)] if prefixes else None
-
-
-def home(name: str) -> str:
-    return ".".join(name.split(".")[:2])
-
-
-MODULES = dict(modules())
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_from_below(name: str) -> None:
-    mine = floor(name)
-    if name.startswith("ddp") and name not in TOP:
-        assert mine is not None, f"{name} stands on no floor: give it one in this table"
-    for imported in imports(MODULES[name]):
-        package = imported.split(".")[0]
-        if package not in PACKAGES or name in TOP:
+def imports_from_above(files: Sources) -> list[str]:
+    """Imports that do not go down: to the same floor or a higher one, or to what the package does not see."""
+    floors = {
+        f"{package}.{room}": floor
+        for package, rows in FLOORS.items()
+        for floor, rooms in enumerate(rows)
+        for room in rooms
+    }
+    found = []
+    for path, text in files.items():
+        name = module_of(path)
+        if name in PACKAGES:
+            continue  # gathers the public names of all floors
+        mine = longest(name, floors)
+        if mine is None:
+            found.append(f"{path} stands on no floor")
             continue
-        if name.startswith("collectives"):
-            assert package == "collectives", f"{name} imports {imported}: collectives imports none of ours"
-        elif name.startswith("launcher"):
-            seen = ("collectives",) if name.startswith(SEE_COLLECTIVES) else LAUNCHER_SEES
-            allowed = package == "launcher" or imported.startswith(seen)
-            assert allowed, f"{name} imports {imported}: of collectives the launcher sees only {LAUNCHER_SEES}"
-        elif package == "collectives":
-            assert name.startswith(SEE_COLLECTIVES), f"{name} imports {imported}: only {SEE_COLLECTIVES} may"
-        else:
-            theirs = floor(imported)
-            assert mine is not None
-            assert theirs is not None, f"{name} imports {imported}, which stands on no floor"
-            # The ground floor is one room: a device is asked for by name, and what it does is CuPy's.
-            below = theirs < mine or theirs == mine == 0 or home(imported) in (home(name), "ddp.errors")
-            assert below, f"{name} (floor {mine}) imports {imported} ({theirs})"
+        for imported in sorted(imports(text)):
+            package = imported.split(".")[0]
+            if package not in PACKAGES:
+                continue
+            if package != name.split(".")[0]:
+                seen = SEES[longest(name, SEES) or ""]
+                if not any(within(imported, each) for each in seen):
+                    found.append(f"{path} imports {imported}: of {package} it sees {seen or 'nothing'}")
+                continue
+            theirs = longest(imported, floors)
+            if theirs is None:
+                found.append(f"{path} imports {imported}, which stands on no floor")
+            elif theirs != mine and floors[theirs] >= floors[mine]:
+                found.append(f"{path} (floor {floors[mine]}) imports {imported} (floor {floors[theirs]})")
+    return found
 
 
-@pytest.mark.parametrize("library", HEAVY)
-def test_a_backend_library_is_imported_by_the_one_module_that_speaks_to_it(library: str) -> None:
-    users = {name for name, path in MODULES.items() if any(each.split(".")[0] == library for each in imports(path))}
-    assert all(name.startswith(HEAVY[library]) for name in users), users
+def circles(files: Sources) -> list[str]:
+    """Folders that import each other, directly or through others; a module at a package's top is a folder by itself.
 
+    A folder and those inside it are one topic: they may import each other.
+    """
 
-def test_importing_us_imports_no_backend_library() -> None:
-    code = (
-        "import sys, collectives, ddp, launcher\n"
-        f"loaded = {set(HEAVY)} & {{name.split('.')[0] for name in sys.modules}}\n"
-        "assert not loaded, loaded"
+    def node(name: str) -> str | None:
+        while name:
+            path = name.replace(".", "/")
+            if f"{path}/__init__.py" in files:
+                return name if "." in name else None  # the package itself gathers the names of all its folders
+            if f"{path}.py" in files:
+                parent = name.rpartition(".")[0]
+                return parent if "." in parent else name
+            name = name.rpartition(".")[0]
+        return None
+
+    edges: dict[str, set[str]] = defaultdict(set)
+    for path, text in files.items():
+        mine = node(module_of(path))
+        for imported in imports(text):
+            theirs = node(imported)
+            if mine and theirs and not within(mine, theirs) and not within(theirs, mine):
+                edges[mine].add(theirs)
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for following in edges.get(todo.pop(), ()):
+                if following not in seen:
+                    seen.add(following)
+                    todo.append(following)
+        return seen
+
+    reach = {each: reached(each) for each in list(edges)}
+    return sorted(
+        {" <-> ".join(sorted((a, b))) for a in reach for b in reach[a] if a in reach.get(b, ()) and b in edges[a]}
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
 
 
-def test_a_module_never_bears_the_name_of_a_public_function_or_class() -> None:
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("__init__.py"):
-            siblings = {
-                each.stem for each in path.parent.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()
-            }
-            public = {
-                alias.asname or alias.name
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.ImportFrom) and node.module != ".".join(path.parent.relative_to(ROOT).parts)
-                for alias in node.names
-            }
-            assert not siblings & public, f"{path}: {siblings & public}"
+# --- names ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name, path in MODULES.items() if "__all__ = " in path.read_text()])
-def test_every_all_is_true(name: str) -> None:
-    module = importlib.import_module(name)  # ruff sorts it
-    assert len(set(module.__all__)) == len(module.__all__)
-    assert all(hasattr(module, each) for each in module.__all__)
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in OF_LIBRARIES
+
+
+# Names of libraries: namedtuple, os, ctypes (`CDLL._name`), numpy and CuPy (`BitGenerator._state`).
+OF_LIBRARIES = ("_replace", "_asdict", "_make", "_fields", "_fields_", "_exit", "_as_parameter_", "_name", "_state")
+
+
+def private_names_that_cross(files: Sources) -> list[str]:
+    """Uses of a name with a leading underscore outside the folder that defines it, and the folders in it."""
+    homes: dict[str, set[str]] = defaultdict(set)
+    for path, text in files.items():
+        folder = folder_of(path)
+        for node in nodes(text):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                homes[node.name].add(folder)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                    homes[node.attr].add(folder)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                homes[node.id].add(folder)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                homes[node.value].add(folder)  # __slots__
+    found = []
+    for path, text in files.items():
+        folder = folder_of(path)
+        for node in nodes(text):
+            if isinstance(node, ast.Attribute) and is_private(node.attr):
+                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                own |= isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
+                at_home = any((folder + "/").startswith(home + "/") for home in homes[node.attr])
+                if not own and homes[node.attr] and not at_home:
+                    found.append(f"{path}:{node.lineno} uses .{node.attr} of {sorted(homes[node.attr])}")
+        for imported in imports(text):
+            parts = imported.split(".")
+            for depth, part in enumerate(parts):
+                home = "/".join(parts[:depth])
+                if home + ".py" in files:
+                    home = folder_of(home)
+                if is_private(part) and parts[0] in PACKAGES and not (folder + "/").startswith(home + "/"):
+                    found.append(f"{path} imports {imported}")
+    return sorted(set(found))
+
+
+def classes_defined_twice(files: Sources) -> list[str]:
+    found = defaultdict(list)
+    for path, text in files.items():
+        for node in tree(text).body:
+            if isinstance(node, ast.ClassDef):
+                found[path.split("/")[0], node.name].append(path)
+    return [f"{name}: {', '.join(paths)}" for (_, name), paths in sorted(found.items()) if len(paths) > 1]
+
+
+# Families that mirror each other by design: a layer or a method of tensors and its op, `cuda` as in PyTorch.
+MIRRORED: tuple[tuple[str, ...], ...] = (("ddp/nn", "ddp/ops"), ("ddp/_tensor", "ddp/ops"), ("ddp/amp", "ddp/backends"))
+
+
+def files_named_twice(files: Sources) -> list[str]:
+    found = defaultdict(list)
+    for path in files:
+        package, name = path.split("/")[0], path.rpartition("/")[2].removesuffix(".py").lstrip("_")
+        if name not in ("", "init__", "main__"):
+            found[package, name].append(folder_of(path))
+    return [
+        f"{name}.py: {', '.join(folders)}"
+        for (_, name), folders in sorted(found.items())
+        if len(folders) > 1 and not any(set(folders) <= set(family) for family in MIRRORED)
+    ]
+
+
+# --- one place for each decision -----------------------------------------------------------------------------------
+
+
+def comparisons_of_the_array_module(files: Sources) -> list[str]:
+    """Code outside ddp/_cuda that asks whether arrays are NumPy's or CuPy's."""
+    found = []
+    for path, text in files.items():
+        if folder_of(path).startswith("ddp/_cuda") or not path.startswith("ddp/"):
+            continue
+        for node in nodes(text):
+            if isinstance(node, ast.Compare):
+                sides = [ast.unparse(each) for each in (node.left, *node.comparators)]
+                asked = any(side in ("np", "numpy", "cp", "cupy") for side in sides) and "None" not in sides
+            else:
+                asked = isinstance(node, ast.Attribute) and ast.unparse(node) in ("xp.__name__", "self.xp.__name__")
+            if asked:
+                found.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+# --- the rules, and a violation that each catches --------------------------------------------------------------------
+
+Rule = Callable[[Sources], list[str]]
+RULES: dict[Rule, Sources] = {
+    imports_from_above: {"ddp/ops/a.py": "from ddp.nn import Linear"},
+    circles: {
+        "ddp/nn/__init__.py": "",
+        "ddp/nn/a.py": "import ddp.optim.b",
+        "ddp/optim/__init__.py": "",
+        "ddp/optim/b.py": "def f():\n    import ddp.nn.a",
+    },
+    private_names_that_cross: {
+        "ddp/nn/a.py": "class A:\n    def __init__(self):\n        self._x = 1",
+        "ddp/optim/b.py": "def f(a):\n    return a._x",
+    },
+    classes_defined_twice: {"ddp/nn/a.py": "class A: ...", "ddp/optim/b.py": "class A: ..."},
+    files_named_twice: {"ddp/nn/_a.py": "", "ddp/optim/a.py": ""},
+    comparisons_of_the_array_module: {"ddp/ops/a.py": "fast = xp is np"},
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule(rule: Rule) -> None:
+    assert len(rule(RULES[rule])) == 1, "the planted violation"
+    offenders = rule(sources(*PACKAGES))
+    assert not offenders, f"{len(offenders)}:\n" + "\n".join(offenders)
+
+
+if __name__ == "__main__":
+    print(table())
