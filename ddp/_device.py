@@ -233,7 +233,7 @@ class _Capturing(threading.local):
 capturing = _Capturing()
 
 
-class Stream:
+class BaseGenerator:
     """One stream of random numbers on one device, which begins at a seed; `ddp.Generator` to the user.
 
     Its state is this process's own: a `numpy.random.Generator`, or CuPy's of the same interface, made on first use.
@@ -306,11 +306,11 @@ class Stream:
         return f"<ddp.Generator on {self.device}, seed {self._seed}>"
 
 
-S = TypeVar("S", bound=Stream)
+S = TypeVar("S", bound=BaseGenerator)
 _device = device  # the name, where an attribute `device` hides it
 _PCG64 = struct.Struct("<32sBIQ")
 _UINT64 = 2**64 - 1
-_kind: list[type[Stream]] = [Stream]  # the class of the streams made here: ddp.Generator, once it exists
+_kind: list[type[BaseGenerator]] = [BaseGenerator]  # the class of the streams made here: ddp.Generator, once it exists
 
 
 class _Random(threading.local):
@@ -318,13 +318,13 @@ class _Random(threading.local):
 
     def __init__(self) -> None:
         self.seed = entropy()
-        self.streams: dict[device, Stream] = {}
+        self.streams: dict[device, BaseGenerator] = {}
 
 
 _random = _Random()
 
 
-def manual_seed(seed: int) -> Stream:
+def manual_seed(seed: int) -> BaseGenerator:
     """Seeds the random numbers of this thread on every device. A thread that was never seeded draws its own entropy.
 
     seed: a non-negative integer. Returns the stream of the CPU. Raises: ArgumentError for a negative seed.
@@ -341,7 +341,7 @@ def initial_seed() -> int:
     return _random.seed
 
 
-def stream(where: device) -> Stream:
+def stream(where: device) -> BaseGenerator:
     """This thread's stream on `where`."""
     if where.type == "cuda" and where.index is None:
         where = device("cuda", where.xp.cuda.Device().id)  # one stream, whichever way the device is named
@@ -351,12 +351,12 @@ def stream(where: device) -> Stream:
     return found
 
 
-def thread_streams() -> list[Stream]:
+def thread_generators() -> list[BaseGenerator]:
     """The streams of CUDA devices that this thread has drawn from."""
     return [each for where, each in _random.streams.items() if where.type == "cuda"]
 
 
-def generator(where: device, given: Stream | None = None) -> Any:
+def generator(where: device, given: BaseGenerator | None = None) -> Any:
     """The generator to draw from on `where`: that of `given`, or else this thread's.
 
     It is a `numpy.random.Generator`, or CuPy's of the same interface. Raises: DeviceError if `given` is elsewhere.
@@ -368,7 +368,7 @@ def generator(where: device, given: Stream | None = None) -> Any:
     return given.rng
 
 
-def exchange_streams(other: tuple[int, dict[device, Stream]]) -> tuple[int, dict[device, Stream]]:
+def exchange_generators(other: tuple[int, dict[device, BaseGenerator]]) -> tuple[int, dict[device, BaseGenerator]]:
     """Puts this thread on other streams: a seed and what began there, or {}. Returns those that it was on."""
     own = _random.seed, _random.streams
     _random.seed, _random.streams = other

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import io
 import re
+import subprocess
+import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -168,7 +171,7 @@ FLOORS = {
         ("start",),
     ),
     "ddp": (
-        ("errors", "_aliases", "_files", "_layout"),
+        ("errors", "_aliases", "_files", "_heap", "_layout"),
         ("_device", "_block", "_precision"),
         ("_engine", "ops"),
         ("_cuda",),
@@ -347,13 +350,20 @@ def private_names_that_cross(files: Sources) -> list[str]:
     return sorted(set(found))
 
 
+NAMED_TWICE_BY_PYTORCH = ("device",)  # torch.device and torch.cuda.device
+
+
 def classes_defined_twice(files: Sources) -> list[str]:
     found = defaultdict(list)
     for path, text in files.items():
         for node in tree(text).body:
             if isinstance(node, ast.ClassDef):
                 found[path.split("/")[0], node.name].append(path)
-    return [f"{name}: {', '.join(paths)}" for (_, name), paths in sorted(found.items()) if len(paths) > 1]
+    return [
+        f"{name}: {', '.join(paths)}"
+        for (_, name), paths in sorted(found.items())
+        if len(paths) > 1 and name not in NAMED_TWICE_BY_PYTORCH
+    ]
 
 
 # Families that mirror each other by design: a layer or a method of tensors and its op, `cuda` as in PyTorch.
@@ -414,11 +424,97 @@ RULES: dict[Rule, Sources] = {
 }
 
 
+# Places that are still to be cleared; more is an error, and so is a number here that is larger than what is left.
+LEFT = {comparisons_of_the_array_module: 18}
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_rule(rule: Rule) -> None:
     assert len(rule(RULES[rule])) == 1, "the planted violation"
     offenders = rule(sources(*PACKAGES))
-    assert not offenders, f"{len(offenders)}:\n" + "\n".join(offenders)
+    assert len(offenders) == LEFT.get(rule, 0), f"{len(offenders)}:\n" + "\n".join(offenders)
+
+
+# --- what importing costs ------------------------------------------------------------------------------------------
+
+# Libraries, and the modules that may import them: each is loaded only where it is used.
+HEAVY = {
+    "mpi4py": ("collectives.backends.mpi", "launcher.bench.timing", "launcher.doctor.probes"),
+    "cupy": (
+        "ddp._device",
+        "ddp._cuda",
+        "collectives.backends.device.cuda",
+        "collectives.backends.nccl.library",
+        "launcher.bench.implementations",
+    ),
+    "cudnn": ("ddp._cuda",),
+    "pynccl": ("collectives.backends.nccl.library",),
+    "torch": ("launcher.bench.implementations",),
+    "matplotlib": ("ddp.tracing.picture", "launcher.bench.plot"),
+}
+
+
+def test_a_library_is_imported_only_by_the_modules_that_speak_to_it() -> None:
+    for library, users in HEAVY.items():
+        for path, text in sources(*PACKAGES).items():
+            if any(each.split(".")[0] == library for each in imports(text)):
+                assert any(within(module_of(path), user) for user in users), f"{path} imports {library}"
+
+
+def test_importing_us_imports_no_backend_library() -> None:
+    code = (
+        "import sys, collectives, ddp, launcher\n"
+        f"loaded = {set(HEAVY)} & {{name.split('.')[0] for name in sys.modules}}\n"
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+
+
+def test_a_module_never_bears_the_name_of_a_public_function_or_class() -> None:
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("__init__.py"):
+            siblings = {
+                each.stem for each in path.parent.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()
+            }
+            public = {
+                alias.asname or alias.name
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ImportFrom) and node.module != ".".join(path.parent.relative_to(ROOT).parts)
+                for alias in node.names
+            }
+            assert not siblings & public, f"{path}: {siblings & public}"
+
+
+def test_every_all_is_true() -> None:
+    for path, text in sources(*PACKAGES).items():
+        if "__all__ = " in text:
+            module = importlib.import_module(module_of(path))  # ruff sorts it
+            assert len(set(module.__all__)) == len(module.__all__), path
+            assert all(hasattr(module, each) for each in module.__all__), path
+
+
+# --- the reading order of docs/architecture.md ---------------------------------------------------------------------
+
+READING_ORDER = (
+    "ddp/_engine/nodes.py",
+    "ddp/_engine/running.py",
+    "ddp/ops/op.py",
+    "ddp/ops/elementwise.py",
+    "ddp/_tensor/base.py",
+    "ddp/parallel/buckets.py",
+    "ddp/parallel/control.py",
+    "ddp/parallel/reducer.py",
+    "ddp/parallel/data_parallel.py",
+    "ddp/optim/optimizer.py",
+)
+
+
+def test_the_ten_files_of_the_reading_order_are_named_in_it_and_short() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    places = [page.index(f"`{path}`") for path in READING_ORDER]
+    assert places == sorted(places)
+    lines = {path: len((ROOT / path).read_text().splitlines()) for path in READING_ORDER}
+    assert sum(lines.values()) < 3_000, lines
 
 
 if __name__ == "__main__":

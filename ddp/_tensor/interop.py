@@ -43,7 +43,7 @@ _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
 
 # `collectives.dlpack` reads the same structs: a standard's layout is cheaper twice than a door between the packages, as
 # tensors know nothing of collectives.
-class _Tensor(ctypes.Structure):
+class _DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -65,7 +65,7 @@ class _Versioned(ctypes.Structure):
         ("manager", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", _DLTensor),
     )
 
 
@@ -78,12 +78,12 @@ def _pointers() -> tuple[Any, Any]:
     return valid, pointer
 
 
-def _tensor(capsule: Any) -> _Tensor:
+def _tensor(capsule: Any) -> _DLTensor:
     valid, pointer = _pointers()
     if valid(capsule, b"dltensor_versioned"):
         whole: _Versioned = ctypes.cast(pointer(capsule, b"dltensor_versioned"), ctypes.POINTER(_Versioned)).contents
         return whole.tensor
-    return ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
+    return ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
 
 
 def give(array: Any, options: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ddp import _device
-from ddp._device import CPU, Stream, generator, on, stream
+from ddp._device import CPU, BaseGenerator, generator, on, stream
 from ddp._tensor.base import TensorBase, together, wrap
 from ddp._tensor.creation import Size, Where, alike, made, pinned, sizes, target
 from ddp._tensor.device_guard import guarded_function
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
 
-class Generator(Stream):
+class Generator(BaseGenerator):
     """A stream of random numbers beside the thread's own: `ddp.randn(3, generator=ddp.Generator().manual_seed(0))`.
 
     device: where it draws. A new one begins at one fixed seed, as in PyTorch.
@@ -89,7 +89,7 @@ def set_rng_state(new_state: TensorBase) -> None:
 
 def seed() -> int:
     """Seeds this thread's random numbers from the system's entropy, and returns the seed."""
-    return _device.manual_seed(Stream().seed()).initial_seed()
+    return _device.manual_seed(BaseGenerator().seed()).initial_seed()
 
 
 _BITS = {float16: 11, bfloat16: 8}  # of precision
@@ -111,13 +111,13 @@ def draw(source: Any, method: str, shape: tuple[int, ...], kind: np.dtype[Any]) 
     return drawn.astype(kind)
 
 
-def origin(device: Where, source: Stream | None) -> _device.device:
+def origin(device: Where, source: BaseGenerator | None) -> _device.device:
     """Where numbers are drawn: the device that was asked for, else the generator's."""
     return target(device) if source is None or device is not None else source.device
 
 
 def _drawn(
-    method: str, shape: tuple[int, ...], source: Stream | None, dtype: Any, device: Where, requires_grad: bool
+    method: str, shape: tuple[int, ...], source: BaseGenerator | None, dtype: Any, device: Where, requires_grad: bool
 ) -> Tensor:
     kind = get_default_dtype() if dtype is None else parse(dtype)
     where = origin(device, source)
@@ -129,7 +129,7 @@ def _drawn(
 def rand(
     *sizes_: Size,
     size: Size | None = None,
-    generator: Stream | None = None,
+    generator: BaseGenerator | None = None,
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
@@ -143,7 +143,7 @@ def rand(
 def randn(
     *sizes_: Size,
     size: Size | None = None,
-    generator: Stream | None = None,
+    generator: BaseGenerator | None = None,
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
@@ -159,7 +159,7 @@ def randint(
     low: int = 0,
     high: int | None = None,
     size: Size | None = None,
-    generator: Stream | None = None,
+    generator: BaseGenerator | None = None,
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
@@ -183,7 +183,13 @@ def randint(
 
 
 def _integers(
-    low: int, high: int, shape: tuple[int, ...], source: Stream | None, dtype: Any, device: Where, requires_grad: bool
+    low: int,
+    high: int,
+    shape: tuple[int, ...],
+    source: BaseGenerator | None,
+    dtype: Any,
+    device: Where,
+    requires_grad: bool,
 ) -> Tensor:
     if high <= low:
         raise ArgumentError(f"randint: no integer is in [{low}, {high})")
@@ -203,7 +209,7 @@ _PERMUTATIONS: dict[str, Any] = {
 def randperm(
     n: int,
     *,
-    generator: Stream | None = None,
+    generator: BaseGenerator | None = None,
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
@@ -225,7 +231,7 @@ def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def like(
         input: TensorBase,
         *,
-        generator: Stream | None = None,
+        generator: BaseGenerator | None = None,
         dtype: Any = None,
         device: Where = None,
         requires_grad: bool = False,
@@ -247,7 +253,7 @@ def randint_like(
     low: int = 0,
     high: int | None = None,
     *,
-    generator: Stream | None = None,
+    generator: BaseGenerator | None = None,
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
@@ -267,7 +273,7 @@ def normal(
     std: Any = 1.0,
     size: Size | None = None,
     *,
-    generator: Stream | None = None,
+    generator: BaseGenerator | None = None,
     dtype: Any = None,
     device: Where = None,
     requires_grad: bool = False,
@@ -304,7 +310,7 @@ def normal(
 
 
 @guarded_function
-def bernoulli(input: TensorBase, p: float | None = None, *, generator: Stream | None = None) -> Tensor:
+def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGenerator | None = None) -> Tensor:
     """1 with the probability that `input` (floating) gives for each element, or with `p`, else 0; outside the graph.
 
     Raises: ArgumentError for probabilities outside [0, 1]; DtypeError for integers without `p`.
@@ -325,7 +331,7 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: Stream | 
 
 @guarded_function
 def multinomial(
-    input: TensorBase, num_samples: int, replacement: bool = False, *, generator: Stream | None = None
+    input: TensorBase, num_samples: int, replacement: bool = False, *, generator: BaseGenerator | None = None
 ) -> Tensor:
     """`num_samples` categories drawn by the weights of `input`: (C,) or (N, C) to (num_samples,) or (N, num_samples).
 
@@ -391,15 +397,17 @@ class Drawing(TensorBase):
 
     __slots__ = ()
 
-    def bernoulli(self, p: float | None = None, *, generator: Stream | None = None) -> Tensor:
+    def bernoulli(self, p: float | None = None, *, generator: BaseGenerator | None = None) -> Tensor:
         """1 with the probability of each element, or `p`, else 0: see `ddp.bernoulli`."""
         return bernoulli(self, p, generator=generator)
 
-    def multinomial(self, num_samples: int, replacement: bool = False, *, generator: Stream | None = None) -> Tensor:
+    def multinomial(
+        self, num_samples: int, replacement: bool = False, *, generator: BaseGenerator | None = None
+    ) -> Tensor:
         """Categories drawn by these weights: see `ddp.multinomial`."""
         return multinomial(self, num_samples, replacement, generator=generator)
 
-    def bernoulli_(self: Self, p: Any = 0.5, *, generator: Stream | None = None) -> Self:
+    def bernoulli_(self: Self, p: Any = 0.5, *, generator: BaseGenerator | None = None) -> Self:
         """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.
 
         Raises: ArgumentError for a probability outside [0, 1].
@@ -413,14 +421,14 @@ class Drawing(TensorBase):
         drawn = _device.generator(self._device, generator).random(self.array.shape)
         return _overwritten(self, "bernoulli_", drawn < chance)
 
-    def exponential_(self: Self, lambd: float = 1.0, *, generator: Stream | None = None) -> Self:
+    def exponential_(self: Self, lambd: float = 1.0, *, generator: BaseGenerator | None = None) -> Self:
         """Random numbers, exponentially distributed with rate `lambd`. Raises: ArgumentError unless it is positive."""
         if not lambd > 0:
             raise ArgumentError(f"exponential_: lambd={lambd} is not positive")
         drawn = _exponential(self._device.xp, _device.generator(self._device, generator), self.array.shape)
         return _overwritten(self, "exponential_", drawn / lambd)
 
-    def random_(self: Self, low: int = 0, high: int | None = None, *, generator: Stream | None = None) -> Self:
+    def random_(self: Self, low: int = 0, high: int | None = None, *, generator: BaseGenerator | None = None) -> Self:
         """Random integers in [low, high), or in [0, low) given one number; given none, as high as the dtype counts.
 
         Raises: ArgumentError for an empty range.

@@ -91,7 +91,7 @@ class Storage(TensorBase):
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _check_leaf(self, "pickling")
+        check_leaf(self, "pickling")
         arguments = (type(self), place(self.array, CPU), self._device, self.edge is not None)
         return _rebuild, arguments, getattr(self, "__dict__", None)
 
@@ -115,21 +115,21 @@ class Storage(TensorBase):
         return self._device is not CPU or is_shared(self.array)
 
 
-def _check_leaf(x: TensorBase, name: str) -> None:
+def check_leaf(x: TensorBase, name: str) -> None:
     if isinstance(x.edge, Node):
         raise GraphError(f"{name} the result of an op: the graph cannot go along; use detach()")
 
 
 def _twin(x: T, array: Any, name: str, like: TensorBase | None = None) -> T:
     """A leaf of the class of `x` around `array`. Raises: GraphError for the result of an op."""
-    _check_leaf(x, name)
-    twin = _of_class(type(x), wrap(array, x._device, like))
+    check_leaf(x, name)
+    twin = of_class(type(x), wrap(array, x._device, like))
     if like is not None and hasattr(x, "__dict__"):
         twin.__dict__.update(x.__dict__)
     return twin.requires_grad_() if x.edge is not None else twin
 
 
-def _of_class(kind: type[T], plain: Any) -> T:
+def of_class(kind: type[T], plain: Any) -> T:
     """A tensor of the class `kind` in the place of a new one."""
     if kind is type(plain):
         return plain
@@ -141,7 +141,7 @@ def _of_class(kind: type[T], plain: Any) -> T:
 
 
 def _rebuild(kind: type[T], array: Any, where: device, requires_grad: bool) -> T:
-    self = _of_class(kind, wrap(place(array, where), where))
+    self = of_class(kind, wrap(place(array, where), where))
     return self.requires_grad_() if requires_grad else self
 
 

@@ -57,7 +57,7 @@ class FunctionContext:
         self.materialize_grads = value
 
 
-class _Backward:
+class _FunctionBackward:
     """The op of one Function, as the engine sees it."""
 
     saves: tuple[str, ...] = ()
@@ -123,11 +123,11 @@ class Function:
     Raises, in backward: ArgumentError for another number of gradients; ShapeError, DtypeError where one does not fit.
     """
 
-    _op: _Backward
+    _op: _FunctionBackward
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._op = _Backward(cls)
+        cls._op = _FunctionBackward(cls)
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -112,8 +112,8 @@ class Restorer:
             return
         for number, model in enumerate(parallel):
             if self._size != self._saved.size:
-                if model._buffer_sync is not None:
-                    model._buffers_at = -1  # ranks may have others' now
+                if model.buffer_sync is not None:
+                    model.buffers_at = -1  # ranks may have others' now
             elif len(plans) == len(parallel):
                 try:
                     model.load_plan_state(plans[number])

@@ -360,8 +360,8 @@ def _model(model: Module, parallel: Sequence[DataParallel], alike: _ArrayTable, 
 
 def _pending_buffers(model: DataParallel) -> Iterator[tuple[TensorBase, Array]]:
     """Buffers that are to become others at the next forward: it is these that count."""
-    if model._buffer_sync is not None:
-        yield from model._buffer_sync.coming()
+    if model.buffer_sync is not None:
+        yield from model.buffer_sync.coming()
 
 
 def _hook(model: DataParallel, where: str, own: _ArrayTable) -> JSON:

@@ -3,6 +3,7 @@
 from ddp import _aliases
 from ddp._tensor.legacy_constructors import ON_CUDA
 from ddp.cuda import memory, nvtx
+from ddp.cuda._async_read import Fetched, fetch
 from ddp.cuda._devices import (
     can_device_access_peer,
     current_device,
@@ -27,7 +28,6 @@ from ddp.cuda._devices import (
     set_rng_state,
     set_rng_state_all,
 )
-from ddp.cuda._fetching import Fetched, fetch
 from ddp.cuda._stepping import graphed_step
 from ddp.cuda.graphs import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing
 from ddp.cuda.memory import (

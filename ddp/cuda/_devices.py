@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ddp import _device
-from ddp._device import Stream, entropy, found_cupy
+from ddp._device import BaseGenerator, entropy, found_cupy
 from ddp.errors import DeviceError, DtypeError
 
 Where = _device.device | str | int | None
@@ -224,5 +224,5 @@ def _stream(where: Where) -> Any:  # a ddp.Generator
     return _device.stream(_device.device("cuda", _index(where)))
 
 
-def _streams() -> list[Stream]:
+def _streams() -> list[BaseGenerator]:
     return [_device.stream(_device.device("cuda", i)) for i in range(device_count())]

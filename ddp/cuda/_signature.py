@@ -25,7 +25,7 @@ def flatten(value: Any, tensors: list[TensorBase]) -> Hashable:
     if isinstance(value, TensorBase):
         tensors.append(value)
         array = value.array
-        return (_Tensor, array.shape, array.dtype.char if array.dtype.kind != "V" else "bfloat16")
+        return (_TensorPlace, array.shape, array.dtype.char if array.dtype.kind != "V" else "bfloat16")
     if isinstance(value, tuple | list):
         return (type(value), *[flatten(each, tensors) for each in value])
     if isinstance(value, dict):
@@ -40,7 +40,7 @@ def flatten(value: Any, tensors: list[TensorBase]) -> Hashable:
     return type(value), value
 
 
-class _Tensor:
+class _TensorPlace:
     """In the place of a tensor."""
 
 
@@ -107,7 +107,7 @@ class Surroundings:
 
     def state(self) -> Hashable:
         """Which modules train, which tensors they hold, which of these want gradients; the optimizers' settings."""
-        mark = self.roots[0]._registration_count() if self.roots else 0
+        mark = self.roots[0].registration_count() if self.roots else 0
         if mark != self._mark:
             self._mark = mark
             self._walk()
@@ -128,7 +128,7 @@ class Surroundings:
         self.tensors = [
             tensor
             for module in self._modules
-            for tensor in (*module._parameters.values(), *module._buffers.values())
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
             if tensor is not None
         ]
 

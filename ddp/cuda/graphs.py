@@ -77,7 +77,7 @@ class CUDAGraph:
         stream = self._xp.cuda.get_current_stream()
         if stream.ptr in (0, 1, 2):
             raise ArgumentError("capture_begin: the default stream cannot be captured; use ddp.cuda.graph()")
-        for each in _device.thread_streams():  # one that is made within the graph would begin anew with each replay
+        for each in _device.thread_generators():  # one that is made within the graph would begin anew with each replay
             _ = each.rng
         self._pool = capture.private_pool(self._xp) if pool is None else pool
         self._stream = stream

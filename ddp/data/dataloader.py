@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp._device import CPU, Stream, generator
+from ddp._device import CPU, BaseGenerator, generator
 from ddp.data import device_prefetcher
 from ddp.data.collate import default_collate, default_convert
 from ddp.data.datasets import IterableDataset
@@ -75,7 +75,7 @@ class DataLoader:
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
-        generator: Stream | None = None,
+        generator: BaseGenerator | None = None,
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ddp._device import CPU, Stream, generator
+from ddp._device import CPU, BaseGenerator, generator
 from ddp.errors import ArgumentError, RangeError, ShapeError
 
 T = TypeVar("T")
@@ -210,7 +210,9 @@ def split_lengths(length: int, parts: Sequence[float]) -> list[int]:
     return [int(part) for part in parts]
 
 
-def random_split(dataset: Dataset[T], lengths: Sequence[float], generator: Stream | None = None) -> list[Subset[T]]:
+def random_split(
+    dataset: Dataset[T], lengths: Sequence[float], generator: BaseGenerator | None = None
+) -> list[Subset[T]]:
     """Subsets without a common sample, drawn at random, that together are the dataset.
 
     lengths: of the subsets; or fractions that add up to 1: rounded down, what is left goes to the first, one each
@@ -225,6 +227,6 @@ def random_split(dataset: Dataset[T], lengths: Sequence[float], generator: Strea
     return [Subset(dataset, order[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
-def drawn_order(length: int, source: Stream | None) -> np.ndarray[Any, Any]:
+def drawn_order(length: int, source: BaseGenerator | None) -> np.ndarray[Any, Any]:
     """0 to length - 1 in random order: (length) int64, drawn from `source` or this thread's stream."""
     return generator(CPU, source).permutation(length)

@@ -53,17 +53,17 @@ class SeededGenerators:
         self._own: Any = None
 
     def __enter__(self) -> None:
-        self._own = _device.exchange_streams((self._seed, {}))
+        self._own = _device.exchange_generators((self._seed, {}))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _device.exchange_streams(self._own)
+        _device.exchange_generators(self._own)
 
 
 def seed_generators(seed: int) -> None:
     """Seeds what a worker draws from: this package's generators, NumPy's global one and Python's."""
-    _device.exchange_streams((seed, {}))
+    _device.exchange_generators((seed, {}))
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ddp._device import CPU, Stream, generator
+from ddp._device import CPU, BaseGenerator, generator
 from ddp.errors import ArgumentError, StateDictError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -171,7 +171,7 @@ class _Drawn(PositionedSampler):
     Raises: DeviceError for a generator of a GPU.
     """
 
-    def __init__(self, source: Stream | None) -> None:
+    def __init__(self, source: BaseGenerator | None) -> None:
         super().__init__()
         if source is not None:
             generator(CPU, source)  # raises for one of a GPU
@@ -217,7 +217,7 @@ class _Drawn(PositionedSampler):
         """That of a generator. Raises: StateDictError if it is none."""
         try:
             snapshot = bytes.fromhex(text)
-            Stream().restore(snapshot)
+            BaseGenerator().restore(snapshot)
         except (ArgumentError, TypeError, ValueError) as error:
             raise StateDictError(f"{type(self).__name__}: no state of its generator in the state: {error}") from error
         return snapshot
@@ -246,7 +246,7 @@ class RandomSampler(_Drawn):
         data_source: Any,
         replacement: bool = False,
         num_samples: int | None = None,
-        generator: Stream | None = None,
+        generator: BaseGenerator | None = None,
     ) -> None:
         super().__init__(generator)
         self.data_source = data_source
@@ -287,7 +287,7 @@ class SubsetRandomSampler(_Drawn):
     generator: where the seed of a pass is drawn; None: this thread's stream
     """
 
-    def __init__(self, indices: Sequence[int], generator: Stream | None = None) -> None:
+    def __init__(self, indices: Sequence[int], generator: BaseGenerator | None = None) -> None:
         super().__init__(generator)
         self.indices = indices
 
@@ -317,7 +317,7 @@ class WeightedRandomSampler(_Drawn):
     """
 
     def __init__(
-        self, weights: Any, num_samples: int, replacement: bool = True, generator: Stream | None = None
+        self, weights: Any, num_samples: int, replacement: bool = True, generator: BaseGenerator | None = None
     ) -> None:
         super().__init__(generator)
         self.num_samples = _asked(num_samples)

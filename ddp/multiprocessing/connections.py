@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ddp.errors import SharingError
-from ddp.multiprocessing.reductions import PackedObject, pack, register_fd_type, take_fd
+from ddp.multiprocessing.pickling import PackedObject, pack, register_fd_type, take_fd
 
 _HEADER = struct.Struct("!IQ")  # descriptors, bytes
 _MOST = 253  # descriptors a sendmsg; the kernel's SCM_MAX_FD

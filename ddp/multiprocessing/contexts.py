@@ -10,7 +10,7 @@ from multiprocessing import context
 from typing import Any
 
 from ddp.multiprocessing.connections import JoinableQueue, Queue, SharingConnection, SimpleQueue, make_pipe
-from ddp.multiprocessing.reductions import share_small_tensors
+from ddp.multiprocessing.pickling import share_small_tensors
 
 
 class _SharingContext(context.BaseContext):

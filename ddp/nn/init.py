@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ddp._device import Stream, on, place
+from ddp._device import BaseGenerator, on, place
 from ddp._device import generator as source
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
@@ -35,13 +35,13 @@ __all__ = [
 
 
 @no_grad()
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Stream | None = None) -> Tensor:
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
     """Uniform in [a, b)."""
     return tensor.uniform_(a, b, generator=generator)
 
 
 @no_grad()
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Stream | None = None) -> Tensor:
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
     """Normally distributed."""
     return tensor.normal_(mean, std, generator=generator)
 
@@ -53,7 +53,7 @@ def trunc_normal_(
     std: float = 1.0,
     a: float = -2.0,
     b: float = 2.0,
-    generator: Stream | None = None,
+    generator: BaseGenerator | None = None,
 ) -> Tensor:
     """Normally distributed, of the values in [a, b] alone. Raises: ArgumentError unless a <= b."""
     if a > b:
@@ -156,7 +156,7 @@ def kaiming_uniform_(
     a: float = 0.0,
     mode: str = "fan_in",
     nonlinearity: str = "leaky_relu",
-    generator: Stream | None = None,
+    generator: BaseGenerator | None = None,
 ) -> Tensor:
     """Uniform, with the variance that keeps a signal's through layers of `nonlinearity` (`a`: leaky_relu's slope).
 
@@ -171,7 +171,7 @@ def kaiming_normal_(
     a: float = 0.0,
     mode: str = "fan_in",
     nonlinearity: str = "leaky_relu",
-    generator: Stream | None = None,
+    generator: BaseGenerator | None = None,
 ) -> Tensor:
     """Normally distributed, with the variance that keeps a signal's; see kaiming_uniform_."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
@@ -181,19 +181,19 @@ def _xavier_std(tensor: Tensor, gain: float) -> float:
     return gain * math.sqrt(2.0 / max(sum(fans(tensor)), 1))
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Stream | None = None) -> Tensor:
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
     """Uniform, balancing fan in and fan out. Raises: ShapeError. Source: Glorot and Bengio 2010."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound, generator)
 
 
-def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Stream | None = None) -> Tensor:
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
     """Normally distributed, balancing fan in and fan out. Raises: ShapeError. Source: Glorot and Bengio 2010."""
     return normal_(tensor, 0.0, _xavier_std(tensor, gain), generator)
 
 
 @no_grad()
-def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Stream | None = None) -> Tensor:
+def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
     """`gain` times a random matrix with orthonormal rows, or columns if there are more rows. tensor: (out, ...).
 
     Raises: ShapeError below two dimensions. Source: Saxe et al. 2013, arXiv:1312.6120.
@@ -212,7 +212,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Stream | None = No
 
 
 @no_grad()
-def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Stream | None = None) -> Tensor:
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: BaseGenerator | None = None) -> Tensor:
     """Normally distributed, but 0 in a fraction `sparsity` of each column, drawn at random.
 
     Raises: ShapeError unless two-dimensional. Source: Martens 2010, Deep learning via Hessian-free optimization.

@@ -165,7 +165,7 @@ class Module(HasStateDict, HasHooks):
         self._put(name, module, self._modules)
 
     @staticmethod
-    def _registration_count() -> int:
+    def registration_count() -> int:
         return _registrations
 
     def named_children(self) -> Iterator[tuple[str, Module]]:

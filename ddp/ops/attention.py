@@ -65,7 +65,7 @@ def grid(lead: tuple[int, ...], length: int, keys: int, causal: bool, item: int,
     return Grid(lead, length, keys, causal, rows, max(1, min(lead[-1], tile // (rows * keys_bytes))))
 
 
-class Layout:
+class AttentionPlan:
     """What forward and backward prepare alike: wide inputs over all leading axes, the grid, the mask by tile."""
 
     def __init__(self, xp: Any, q: Array, k: Array, v: Array, mask: Array | None, causal: bool) -> None:
@@ -164,7 +164,7 @@ def _attention(
     xp: Any, q: Array, k: Array, v: Array, mask: Array | None, scale: float, causal: bool, p: float, seed: int
 ) -> tuple[Array, Any]:
     """q: (..., L, D), k: (..., S, D), v: (..., S, E), mask: (..., L, S), bool or floating; leading axes broadcast."""
-    work = Layout(xp, q, k, v, mask, causal)
+    work = AttentionPlan(xp, q, k, v, mask, causal)
     out, outs = work.result(q, v.shape[-1])
     sums = xp.zeros(outs.shape[:-1], work.dtype)
     if work.empty:
@@ -216,7 +216,7 @@ def _keep(xp: Any, random: Any, shape: tuple[int, ...], p: float) -> Array:
 def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     q, k, v, mask, out = saved
     sums, scale, causal, p, seed = residual
-    work = Layout(xp, q, k, v, mask, causal)
+    work = AttentionPlan(xp, q, k, v, mask, causal)
     results = [work.result(x, x.shape[-1]) if need else (None, None) for x, need in zip((q, k, v), needs, strict=False)]
     (dq, dqs), (dk, dks), (dv, dvs) = results
     dmask = xp.zeros(mask.shape, work.dtype) if needs[3] else None
@@ -232,7 +232,7 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
 
 
 def _tiles_backward(
-    work: Layout,
+    work: AttentionPlan,
     gs: Array,
     outs: Array,
     sums: Array,
@@ -244,7 +244,7 @@ def _tiles_backward(
     dvs: Array | None,
     dmasks: Array | None,
 ) -> None:
-    """Fills the gradients that are wanted: all as `Layout.laid` has them, the mask's transposed besides."""
+    """Fills the gradients that are wanted: all as `AttentionPlan.laid` has them, the mask's transposed besides."""
     xp, cuts = work.xp, work.grid
     depth, wide = work.q.shape[-1], work.v.shape[-1]
     tile, slopes = work.memory(cuts.rows, cuts.keys), work.memory(cuts.rows, cuts.keys)

@@ -217,7 +217,7 @@ normalize = Op("normalize", _normalize, _normalize_backward, inputs=("x",), save
 Tell = Callable[[Array, Array, int], None]
 
 
-class Layout:
+class RowGroups:
     """Which rows are normalised together.
 
     matrix: (N, C); positions: the length of a row; count: over how many elements a statistic is taken, at least 1
@@ -250,7 +250,7 @@ class Layout:
         raise NotImplementedError
 
 
-class Batch(Layout):
+class BatchRows(RowGroups):
     """A channel of all samples is normalised together: statistics are (C,)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -269,7 +269,7 @@ class Batch(Layout):
         return statistic
 
 
-class _Groups(Layout):
+class _ChannelGroups(RowGroups):
     """The channels of a group of one sample are normalised together: statistics are (N, groups)."""
 
     def __init__(self, shape: tuple[int, ...], groups: int) -> None:
@@ -313,12 +313,12 @@ def channel_sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tup
     return first, second
 
 
-def _per_row(xp: Any, layout: Layout, values: Array) -> Array:
+def _per_row(xp: Any, layout: RowGroups, values: Array) -> Array:
     """What broadcasts against (N, C), as one number a row."""
     return xp.broadcast_to(values, layout.matrix).reshape(-1)
 
 
-def _matrix(xp: Any, layout: Layout, x: Array, *values: Array) -> Iterator[tuple[slice, list[Array]]] | None:
+def _matrix(xp: Any, layout: RowGroups, x: Array, *values: Array) -> Iterator[tuple[slice, list[Array]]] | None:
     """Tiles of samples with the values of each element, where rows are short: all samples are a matrix of long rows.
 
     None where rows are long, or where values differ from sample to sample. x: (N * C, positions); values broadcast
@@ -335,7 +335,7 @@ def _matrix(xp: Any, layout: Layout, x: Array, *values: Array) -> Iterator[tuple
     )
 
 
-def _draw(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array) -> Array:
+def _draw(xp: Any, layout: RowGroups, x: Array, scale: Array, shift: Array) -> Array:
     """x*scale + shift. x: (N * C, positions); scale, shift broadcast against (N, C)."""
     rows, n = x.shape
     out = xp.empty(x.shape, x.dtype)
@@ -356,7 +356,7 @@ def _draw(xp: Any, layout: Layout, x: Array, scale: Array, shift: Array) -> Arra
     return out
 
 
-def _draw_plane(xp: Any, layout: Layout, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
+def _draw_plane(xp: Any, layout: RowGroups, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
     """x*a + y*s + c. x, y: (N * C, positions); a, s, c broadcast against (N, C)."""
     rows, n = x.shape
     out = xp.empty(x.shape, x.dtype)
@@ -382,7 +382,7 @@ def _draw_plane(xp: Any, layout: Layout, x: Array, a: Array, y: Array, s: Array,
 # with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over samples and positions;
 # where m and r are given, fixed:  dx = r*g*w
 def _forward(
-    xp: Any, x: Array, w: Array | None, b: Array | None, layout: Layout, eps: float, tell: Tell | None
+    xp: Any, x: Array, w: Array | None, b: Array | None, layout: RowGroups, eps: float, tell: Tell | None
 ) -> tuple[Array, Any]:
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = as_float32(x, w, b)
@@ -395,7 +395,9 @@ def _forward(
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, False)
 
 
-def _line(xp: Any, layout: Layout, mean: Array, rstd: Array, w: Array | None, b: Array | None) -> tuple[Array, Array]:
+def _line(
+    xp: Any, layout: RowGroups, mean: Array, rstd: Array, w: Array | None, b: Array | None
+) -> tuple[Array, Array]:
     """The factor and the summand of (x - mean)*rstd*w + b."""
     scale = layout.spread(xp, rstd) if w is None else layout.spread(xp, rstd) * w
     shift = layout.spread(xp, mean) * scale
@@ -443,14 +445,14 @@ def _batch_norm(
     b: Array | None,
     eps: float,
     tell: Tell | None,
-    layout: Batch | None = None,
+    layout: BatchRows | None = None,
 ) -> tuple[Array, Any]:
     """x: (N, C, ...); w, b: (C,).
 
     tell: called with the means and the biased variances, (C,), and the number of elements each was taken over.
     layout: None: the samples of x are the whole batch
     """
-    return _forward(xp, x, w, b, Batch(x.shape) if layout is None else layout, eps, tell)
+    return _forward(xp, x, w, b, BatchRows(x.shape) if layout is None else layout, eps, tell)
 
 
 batch_norm = Op("batch_norm", _batch_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
@@ -463,7 +465,7 @@ def _group_norm(
 
     tell: called with the means and the biased variances, (N, groups), and the number of elements of each.
     """
-    return _forward(xp, x, w, b, _Groups(x.shape, groups), eps, tell)
+    return _forward(xp, x, w, b, _ChannelGroups(x.shape, groups), eps, tell)
 
 
 group_norm = Op("group_norm", _group_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
@@ -475,7 +477,7 @@ def _channel_affine(
     """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b, mean, var = as_float32(x, w, b, upcast(mean), upcast(var))
-    layout = Batch(shape)
+    layout = BatchRows(shape)
     x = x.reshape(math.prod(layout.matrix), layout.positions)
     mean, rstd = mean.astype(x.dtype), (1 / xp.sqrt(var + float(eps))).astype(x.dtype)
     out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp.optim._memory import Array, Tile
-from ddp.optim._tiled import Tiled, Update
 from ddp.optim.adam import check_betas
 from ddp.optim.optimizer import Group, Params, check, number
+from ddp.optim.tiled_update import Tiled, Update
+from ddp.optim.update_memory import Array, Tile
 
 
 class Lion(Tiled):

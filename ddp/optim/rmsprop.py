@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddp.optim._memory import Tile
-from ddp.optim._tiled import Tiled, Update
 from ddp.optim.optimizer import Group, Params, check, number
+from ddp.optim.tiled_update import Tiled, Update
+from ddp.optim.update_memory import Tile
 
 
 class RMSprop(Tiled):

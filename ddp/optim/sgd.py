@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp.errors import ArgumentError
-from ddp.optim._memory import Array, Tile
-from ddp.optim._tiled import Tiled, Update
 from ddp.optim.optimizer import Group, Params, check, number
+from ddp.optim.tiled_update import Tiled, Update
+from ddp.optim.update_memory import Array, Tile
 
 
 class SGD(Tiled):

@@ -73,7 +73,7 @@ class CollectiveCall:
             raise DtypeError(f"{name}: expected a tensor, got {type(x).__name__}")
         if x is not None:
             check_current(name, x)
-        self._op = _Backward(name)
+        self._op = _CollectiveBackward(name)
         self._edge = None if x is None else x.edge
         self._where = device("cpu") if x is None else x.device
         self.recorded = False
@@ -118,7 +118,7 @@ class CollectiveCall:
         return result
 
 
-class _Backward:
+class _CollectiveBackward:
     """The op of one collective, as the engine sees it."""
 
     saves: tuple[str, ...] = ()

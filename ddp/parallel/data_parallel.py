@@ -167,8 +167,8 @@ class DataParallel(Module):
             if id(tensor) not in watched:
                 tensor.leaf.ready_hook = FrozenParameterCheck(self, name)
         self._parameters_check = ParameterCheck(module)
-        self._buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
-        self._buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
+        self.buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
+        self.buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
         self.reducer.before.append(self._before_backward)
         self._joining: join.JoinContext | None = None
         self._closed: str | None = None  # why it cannot be used any more
@@ -200,7 +200,7 @@ class DataParallel(Module):
             self.reducer.load_plan_state(state)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ParallelError("load_plan_state: expected what `model.plan_state()` gave") from None
-        self._buffers_at = -1 if state.get("buffers_due") else self.reducer.steps
+        self.buffers_at = -1 if state.get("buffers_due") else self.reducer.steps
 
     def close(self) -> None:
         """Gives the module back: its backward is its own again, and it may be wrapped anew. Gradients stay."""
@@ -222,14 +222,14 @@ class DataParallel(Module):
         self._parameters_check.check()
         begun = monotonic_ns()
         # A checkpointed region runs again inside backward: there the buffers are what they were.
-        if self._buffer_sync is not None and not self.reducer.running:
+        if self.buffer_sync is not None and not self.reducer.running:
             if capturing.now is not None:
-                at = self._buffers_at
+                at = self.buffers_at
                 capturing.now.fix(self._buffers_due)  # whether the graph has the buffers' call
-                capturing.now.undo(lambda: setattr(self, "_buffers_at", at))
+                capturing.now.undo(lambda: setattr(self, "buffers_at", at))
             if self._buffers_due() and self.training and modes.state.enabled:
                 self._sync_buffers()
-            self._buffer_sync.take()
+            self.buffer_sync.take()
         result = self.module(*args, **kwargs)
         self.reducer.forward = (begun, monotonic_ns())
         return result
@@ -313,11 +313,11 @@ class DataParallel(Module):
                 joining.join_until_done()
             finally:
                 self._joining = None
-        if self._buffer_sync is not None:
-            self._buffer_sync.take()
+        if self.buffer_sync is not None:
+            self.buffer_sync.take()
         tensors = list(itertools.chain(self.module.parameters(), self.module.buffers()))
         join.take_over(self.comm, joining.source, tensors, given)
-        self._buffers_at = self.reducer.steps
+        self.buffers_at = self.reducer.steps
 
     @property
     def comm_hook(self) -> Hook | None:
@@ -392,7 +392,7 @@ class DataParallel(Module):
             self._joining.announce(join.BACKWARD)
 
     def _buffers_due(self) -> bool:
-        return self._buffer_sync is not None and self._buffers_at != self.reducer.steps
+        return self.buffer_sync is not None and self.buffers_at != self.reducer.steps
 
     def _sync_buffers(self) -> None:
         source = 0
@@ -402,10 +402,10 @@ class DataParallel(Module):
         self._buffers_of(source)
 
     def _buffers_of(self, source: int) -> None:
-        self._buffers_at = self.reducer.steps
-        if self._buffer_sync is not None:
+        self.buffers_at = self.reducer.steps
+        if self.buffer_sync is not None:
             with error_context("the buffers, before forward"):
-                self._buffer_sync.run(source)
+                self.buffer_sync.run(source)
 
     def _join_no_op_step(self, source: int) -> None:
         for step in self.no_op_steps:

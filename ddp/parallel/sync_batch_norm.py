@@ -21,7 +21,7 @@ from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
 from ddp.nn.normalization import BatchNorm, affine_dtype, check_channels, running_stats_update
-from ddp.ops.normalization import Batch, batch_norm
+from ddp.ops.normalization import BatchRows, batch_norm
 from ddp.ops.op import BFLOAT16
 from ddp.parallel.collectives import Array, CollectiveCall
 
@@ -150,7 +150,7 @@ def _synchronized(layer: BatchNorm, comm: Communicator | None) -> SyncBatchNorm:
     return new
 
 
-class WholeBatch(Batch):
+class WholeBatch(BatchRows):
     """The layout of a batch that lies on all ranks: a channel of all samples of all of them is normalised together."""
 
     def __init__(self, call: CollectiveCall, mode: int) -> None:
@@ -220,7 +220,7 @@ def _check_together(inputs: tuple[Tensor, Tensor | None, Tensor | None]) -> None
             check_current("SyncBatchNorm", x)
 
 
-class _Backward:
+class _SyncBatchNormBackward:
     """The op as the engine sees it."""
 
     name = "sync_batch_norm"
@@ -252,7 +252,7 @@ def _record(result: Tensor, inputs: Sequence[Tensor | None], op: Any, residual: 
             versions.append((x.version, x.version.count, len(saved)))
         saved.append(None if x is None else x.array)
     kind = CollectiveNode if meets else Node
-    node = kind(_Backward(op), result.device.xp, edges, needs, tuple(saved), versions, residual)
+    node = kind(_SyncBatchNormBackward(op), result.device.xp, edges, needs, tuple(saved), versions, residual)
     result.edge = node
     for observer in modes.state.observers:
         observer(node)

@@ -48,7 +48,7 @@ loss.item(), x.tolist(), x.numpy(), repr(x), x.erf(), x.relu_()
 
 met = [name for name in sys.modules if name.startswith(("ddp._cuda.", "ddp.cuda"))]
 assert not met, met
-assert not {"cupy", "cudnn", "ddp.optim._launched"} & {*sys.modules}
+assert not {"cupy", "cudnn", "ddp.optim.device_update"} & {*sys.modules}
 """
 
 

@@ -21,8 +21,8 @@ from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
 from ddp.optim import Optimizer
-from ddp.optim._tiled import Tiled
 from ddp.optim.optimizer import Group
+from ddp.optim.tiled_update import Tiled
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.error_context import error_context
 from ddp.parallel.zero.shards import Piece, Shard
@@ -191,7 +191,7 @@ class ShardOptimizer:
     def share_scratch(self, other: ShardOptimizer) -> None:
         """Uses the other's scratch memory, since only one of them updates at a time."""
         if isinstance(self._optimizer, Tiled) and isinstance(other._optimizer, Tiled):
-            self._optimizer._scratch = other._optimizer._scratch
+            self._optimizer.scratch = other._optimizer.scratch
 
     def update(self, found: Any = None) -> None:
         """One step of this rank's pieces, with the settings as they are now. found: see `ShardSet.step`"""

@@ -24,7 +24,7 @@ from ddp import nn
 from ddp._block import block_of
 from ddp.data.shared_batches import Block, Lease
 from ddp.errors import GraphError, SharingError
-from ddp.multiprocessing import reductions
+from ddp.multiprocessing import pickling
 from tests.ddp.multiprocessing.children import labelled
 from tests.ddp.multiprocessing.counting import all_descriptors, descriptors, mappings
 
@@ -135,7 +135,7 @@ def test_small_tensors_of_a_message_share_a_block(pipe: tuple[Any, Any]) -> None
 
 
 def test_more_descriptors_than_one_call_takes(pipe: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reductions, "_SMALL", -1)
+    monkeypatch.setattr(pickling, "_SMALL", -1)
     reader, writer = pipe
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
@@ -150,7 +150,7 @@ def test_more_descriptors_than_one_call_takes(pipe: tuple[Any, Any], monkeypatch
 
 
 def test_a_receiver_with_too_many_files_open_says_so(pipe: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reductions, "_SMALL", -1)
+    monkeypatch.setattr(pickling, "_SMALL", -1)
     reader, writer = pipe
     writer.send([ddp.ones(1) for _ in range(20)])
     writer.send("next")

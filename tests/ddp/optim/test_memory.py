@@ -13,7 +13,7 @@ import pytest
 import ddp
 from ddp._layout import FlatBuckets, lay_out
 from ddp.errors import StateDictError
-from ddp.optim import _memory
+from ddp.optim import update_memory
 
 SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2)]
 MAKE: list[Callable[..., Any]] = [
@@ -26,8 +26,8 @@ Change = Callable[[list[Any], Any, int], None]
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_memory, "_TILE", 50)
-    monkeypatch.setattr(_memory, "_PACK", 20)
+    monkeypatch.setattr(update_memory, "_TILE", 50)
+    monkeypatch.setattr(update_memory, "_PACK", 20)
 
 
 def parameters() -> list[Any]:
@@ -263,7 +263,7 @@ def test_patterns_of_empty_slots_are_bounded() -> None:
         optimizer.step()
     assert [p.tolist() for p in params] == [[-15.0, -15.0]] * 6
     [(_, memory)] = optimizer._memories.values()
-    assert len(memory._tiles) <= _memory._KEPT
+    assert len(memory._tiles) <= update_memory._KEPT
 
 
 def test_state_of_the_wrong_shape() -> None:

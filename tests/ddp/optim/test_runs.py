@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ddp.optim._runs import Cut, Gradient, Home, Member, Part, Segment, arrange, cut, find_runs
+from ddp.optim.gradient_runs import Cut, Gradient, Home, Member, Part, Segment, arrange, cut, find_runs
 
 
 def gradient(size: int, buffer: int | None = None, start: int = 0, kind: str = "", rigid: bool = False) -> Gradient:

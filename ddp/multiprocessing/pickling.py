@@ -22,7 +22,7 @@ from ddp._cuda import ipc
 from ddp._cuda.ipc import IpcReference
 from ddp._device import CPU, device, device_of
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.storage import _check_leaf, _of_class, for_each_class, move
+from ddp._tensor.storage import check_leaf, for_each_class, move, of_class
 
 _SMALL = 1 << 16  # bytes
 
@@ -128,7 +128,7 @@ def share_small_tensors(obj: Any) -> None:
 
 
 def _reduce_tensor(x: Any) -> tuple[Any, ...]:
-    _check_leaf(x, "sending")
+    check_leaf(x, "sending")
     state = getattr(x, "__dict__", None)
     if x.device is not CPU:
         where = ipc.export_array(x.array, x.device)
@@ -155,7 +155,7 @@ def _tensor(
 ) -> Any:
     array = np.ndarray(shape, dtype, block.array(np.uint8, block.nbytes), at, strides)
     array.flags.writeable = writeable
-    x = _of_class(kind, wrap(array, CPU))
+    x = of_class(kind, wrap(array, CPU))
     return x.requires_grad_() if requires_grad else x
 
 
@@ -170,7 +170,7 @@ def _gpu_tensor(
     requires_grad: bool,
 ) -> Any:
     array = ipc.import_array(where, claim, memory, dtype, shape, strides)
-    x = _of_class(kind, wrap(array, device_of(array)))  # its number may be another one here
+    x = of_class(kind, wrap(array, device_of(array)))  # its number may be another one here
     return x.requires_grad_() if requires_grad else x
 
 

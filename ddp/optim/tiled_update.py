@@ -15,11 +15,11 @@ from ddp._device import CPU, capturing, device, on
 from ddp._engine import enable_grad
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
-from ddp.optim._memory import Memory, Scratch, Tile
 from ddp.optim.optimizer import Closure, Group, Optimizer, Params
+from ddp.optim.update_memory import Memory, Scratch, Tile
 
 if TYPE_CHECKING:
-    from ddp.optim._launched import Launched
+    from ddp.optim.device_update import Launched
 
 Update = Callable[[Tile], None]
 _device_of = attrgetter("device")
@@ -55,7 +55,7 @@ class Tiled(Optimizer):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._scratch = Scratch()
+        self.scratch = Scratch()
         self._memories: dict[int, tuple[Group, Memory]] = {}
         self._launched: dict[tuple[int, device], tuple[Group, Launched]] = {}
 
@@ -118,9 +118,9 @@ class Tiled(Optimizer):
             key, names = (id(group), where), self.names(group)
             known = self._launched.get(key)
             if known is None or known[0] is not group or known[1].names != names:
-                from ddp.optim._launched import Launched  # only where there is a GPU
+                from ddp.optim.device_update import Launched  # only where there is a GPU
 
-                known = self._launched[key] = group, Launched(self, group, where, names, self._scratch)
+                known = self._launched[key] = group, Launched(self, group, where, names, self.scratch)
             with on(where):
                 known[1].step(share, self.found_inf)
         if capturing.now is not None:
@@ -133,6 +133,6 @@ class Tiled(Optimizer):
         names = self.names(group)
         known = self._memories.get(id(group))
         if known is None or known[0] is not group or known[1].names != names:
-            memory = Memory(names, self.counted, self.initial(group), self._scratch)
+            memory = Memory(names, self.counted, self.initial(group), self.scratch)
             known = self._memories[id(group)] = group, memory
         return known[1]

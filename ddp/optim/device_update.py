@@ -21,10 +21,10 @@ from ddp._device import capturing, device
 from ddp._tensor.base import TensorBase
 from ddp._tensor.core import Tensor
 from ddp.errors import CaptureError
-from ddp.optim._memory import Memory, Scratch
+from ddp.optim.update_memory import Memory, Scratch
 
 if TYPE_CHECKING:
-    from ddp.optim._tiled import Tiled
+    from ddp.optim.tiled_update import Tiled
 
 Array = Any
 Group = dict[str, Any]
@@ -34,7 +34,7 @@ _LINE = 64  # bytes
 _KEPT = 8  # patterns of empty and full slots, and of gradients' addresses, whose batches are kept
 
 
-class Batch:
+class UpdateBatch:
     """Parameters of one dtype that have a gradient. before, after: copies of those whose elements lie with gaps"""
 
     __slots__ = ("after", "before", "dtype", "numbers", "table")
@@ -54,8 +54,8 @@ class Launched(Memory):
         self._of, self._group = of, group
         self._clock, self._xp = where, where.xp
         self._forms: list[Any] = []
-        self._batches: OrderedDict[Any, list[Batch]] = OrderedDict()
-        self._last: tuple[Any, SeenArrays, list[Batch]] | None = None  # stream, gradients, and what they led to
+        self._batches: OrderedDict[Any, list[UpdateBatch]] = OrderedDict()
+        self._last: tuple[Any, SeenArrays, list[UpdateBatch]] | None = None  # stream, gradients, and what they led to
         self._held: Array | None = None
         self._sent: Sequence[float] = ()
 
@@ -106,7 +106,7 @@ class Launched(Memory):
             return self._of.settings({**self._group, "lr": 0.0}), rate.array
         return self._of.settings(self._group), None
 
-    def _tell(self, graph: Any, batches: list[Batch], wanted: list[bool]) -> Array:
+    def _tell(self, graph: Any, batches: list[UpdateBatch], wanted: list[bool]) -> Array:
         """The settings in device memory for a graph, which brings there what has changed before each replay."""
         xp, of, group = self._xp, self._of, self._group
         with graph.lasting(xp):
@@ -181,7 +181,7 @@ class Launched(Memory):
             for index, is_fresh in adopted.items():
                 self._steps[index : index + 1] = 0 if is_fresh else 1
 
-    def _found(self, slots: Sequence[Any], full: Sequence[bool]) -> list[Batch]:
+    def _found(self, slots: Sequence[Any], full: Sequence[bool]) -> list[UpdateBatch]:
         """The batches of these gradients."""
         xp, graph = self._xp, capturing.now
         gradients = [slot.array if is_full else None for slot, is_full in zip(slots, full, strict=True)]
@@ -210,7 +210,7 @@ class Launched(Memory):
                 self._batches.popitem(last=False)
         return made
 
-    def _batch(self, dtype: Any, members: list[int], gradients: list[Array]) -> Batch:
+    def _batch(self, dtype: Any, members: list[int], gradients: list[Array]) -> UpdateBatch:
         xp = self._xp
         before: Copies = []
         after: Copies = []
@@ -230,7 +230,7 @@ class Launched(Memory):
             arrays.append((param, grad, states))
         with contextlib.nullcontext() if capturing.now is None else capturing.now.lasting(xp):
             table = ArrayTable(xp, dtype, arrays, members)
-        return Batch(dtype, table, xp.empty(table.length * optimizer_kernels.NUMBERS, wide(dtype)), before, after)
+        return UpdateBatch(dtype, table, xp.empty(table.length * optimizer_kernels.NUMBERS, wide(dtype)), before, after)
 
 
 def _mark(array: Array) -> Any:

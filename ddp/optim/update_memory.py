@@ -16,7 +16,7 @@ from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
-from ddp.optim._runs import Gradient, Home, Segment, arrange, cut, find_runs
+from ddp.optim.gradient_runs import Gradient, Home, Segment, arrange, cut, find_runs
 
 Array = Any
 State = dict[Any, dict[str, Any]]
