@@ -1,7 +1,9 @@
-"""What to say when a GPU's memory is full: how much was asked for, who holds what, and what helps.
+"""Device memory: CuPy's pool over a counted cudaMalloc, a limit, and the error when a device is full.
 
-Who holds what is found by asking Python for all objects, which takes milliseconds that nobody misses then. The classes
-are looked up among the modules that are loaded: this floor lies below all of them.
+CuPy's pool gets memory of CUDA through an allocator that it is given, and ours counts: it is called for a real
+cudaMalloc or cudaFree and for nothing else, so an array out of the pool costs what it costs in CuPy. Limits and errors
+belong there, too. The peak of what arrays hold is followed from the first `reset_peaks` on, which costs one more
+call in Python an allocation (0.2 us).
 """
 
 from __future__ import annotations
@@ -12,25 +14,25 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ddp._cuda import capture, ipc, stream_order
 from ddp.errors import ArgumentError, DeviceError, OutOfMemoryError
 
-# In this order: memory that is several things counts as the first of them.
-ROLES = ("parameters", "gradients", "optimizer state", "saved for backward", "other tensors", "arrays beside tensors")
-_HELP = {
-    "parameters": "a model in bfloat16, or shards of it (ddp.parallel.ZeroOptimizer)",
-    "gradients": "zero_grad() frees no memory, as it is used again; a smaller model or bfloat16 parameters do",
-    "optimizer state": "ddp.parallel.ZeroOptimizer, which divides it among the ranks, or an optimizer with less of it",
-    "saved for backward": "a smaller batch, no_grad() where no gradient is wanted, autocast, or autograd.checkpoint",
-    "other tensors": "a smaller batch, and no references to what is not needed: losses kept for a log, old outputs",
-    "arrays beside tensors": "fewer streams, each of which has scratch memory for products, and fewer CuPy arrays of "
-    "your own",
-}
-_MOST = 5  # lines
+NO_MEMORY = 2  # cudaErrorMemoryAllocation
+Malloc = Callable[[int], Any]
+
+
+def human(nbytes: int) -> str:
+    """Bytes as people read them: 1.50 GiB."""
+    size = float(nbytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{nbytes} bytes" if unit == "bytes" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,158 +47,34 @@ class Figures:
     limit: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Pieces of memory that are alike. count: how many; nbytes: of all of them, as the pool gave them"""
-
-    role: str
-    dtype: str
-    shape: tuple[int, ...]
-    count: int
-    nbytes: int
-
-
-def human(nbytes: int) -> str:
-    """Bytes as people read them: 1.50 GiB."""
-    size = float(nbytes)
-    for unit in ("bytes", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{nbytes} bytes" if unit == "bytes" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
-
-
-def holders(cupy: Any, device: int) -> list[Group]:
-    """Who holds a device's memory, the most first: pieces of memory of one role, dtype and shape together."""
-    pieces: dict[int, tuple[int, int, Any]] = {}  # by address: role, bytes, the largest array in it
-    for role, array in _arrays(cupy):
-        pointer = getattr(array, "data", None)  # the one that memory is wanted for has none yet
-        if pointer is None or pointer.device_id != device:
-            continue
-        memory = pointer.mem
-        if not memory.size or isinstance(memory, cupy.cuda.UnownedMemory):
-            continue
-        known = pieces.get(memory.ptr)
-        if known is None or (role, -array.nbytes) < (known[0], -known[2].nbytes):
-            pieces[memory.ptr] = role, memory.size, array
-    groups: dict[tuple[str, str, tuple[int, ...]], tuple[int, int]] = {}
-    for role, nbytes, array in pieces.values():
-        key = ROLES[role], str(array.dtype), tuple(array.shape)
-        count, size = groups.get(key, (0, 0))
-        groups[key] = count + 1, size + nbytes
-    found = [
-        Group(role=role, dtype=dtype, shape=shape, count=count, nbytes=nbytes)
-        for (role, dtype, shape), (count, nbytes) in groups.items()
-    ]
-    return sorted(found, key=lambda group: (-group.nbytes, group.role, group.shape))
-
-
-def totals(groups: Iterable[Group]) -> dict[str, int]:
-    """Bytes by role, the most first."""
-    sums: dict[str, int] = {}
-    for group in groups:
-        sums[group.role] = sums.get(group.role, 0) + group.nbytes
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-
-def _arrays(cupy: Any) -> Iterator[tuple[int, Any]]:
-    """Every array of CuPy that can be found, with the index of its role; some more than once."""
-    tensor, leaf, node, optimizer = (
-        getattr(sys.modules.get(module), name, ())
-        for module, name in (
-            ("ddp._tensor.base", "TensorBase"),
-            ("ddp._engine.leaves", "Leaf"),
-            ("ddp._engine.nodes", "Node"),
-            ("ddp.optim.optimizer", "Optimizer"),
-        )
-    )
-    for each in gc.get_objects():
-        kind = type(each)  # not isinstance: that asks objects for their __class__, and lazy ones do things when asked
-        found: list[Any] = []
-        if issubclass(kind, cupy.ndarray):
-            found, role = [each], 5
-        elif issubclass(kind, tensor):
-            array = getattr(each, "array", None)  # one that is just being made has none
-            found, role = [array], 0 if getattr(each, "maybe_leaf", None) is not None and each.requires_grad else 4
-        elif issubclass(kind, leaf):
-            found, role = [each.grad_buffer.array], 1
-        elif issubclass(kind, node):
-            found, role = [each.saved, each.residual], 3
-        elif issubclass(kind, optimizer):
-            found, role = [getattr(x, "array", x) for s in list(each.state.values()) for x in list(s.values())], 2
-        else:
-            continue
-        while found:
-            one = found.pop()
-            if isinstance(one, cupy.ndarray):
-                yield role, one
-            elif isinstance(one, tuple | list):
-                found.extend(one)
-
-
-def shortage(cupy: Any, device: int, figures: Figures) -> OutOfMemoryError:
-    """The error that says all this."""
-    try:
-        groups = holders(cupy, device)
-    except Exception:  # the message may lack this; that there is no memory has to be said
-        groups = []
-    error = OutOfMemoryError(explanation(device, figures, groups))
-    error.device = f"cuda:{device}"
-    error.requested, error.allocated, error.reserved = figures.asked, figures.held, figures.reserved
-    error.free, error.total, error.limit = figures.free, figures.total, figures.limit
-    return error
-
-
-def explanation(device: int, figures: Figures, groups: list[Group]) -> str:
-    """What the error says."""
-    cached = max(figures.reserved - figures.held, 0)
-    others = max(figures.total - figures.free - figures.reserved, 0)
-    told = (
-        f"cuda:{device} has no memory for another {human(figures.asked)}: of {human(figures.total)}, tensors of this "
-        f"process hold {human(figures.held)}, its pool keeps {human(cached)} that no tensor holds, "
-        f"{human(others)} are other processes' and CUDA's own, and {human(figures.free)} are free."
-    )
-    lines = [told]
-    if figures.limit is not None:
-        lines.append(f"This process is limited to {human(figures.limit)} (set_per_process_memory_fraction or _limit).")
-    lines += table(groups)
-    lines.append(f"What helps: {advice(figures, groups)}.")
-    return "\n".join(lines)
-
-
-def table(groups: list[Group]) -> list[str]:
-    """Who holds memory, in lines."""
-    if not groups:
-        return []
-    lines = [
-        "Held by " + ", ".join(f"{role} {human(nbytes)}" for role, nbytes in totals(groups).items()) + "; most by:"
-    ]
-    for group in groups[:_MOST]:
-        times = f"{group.count} x " if group.count > 1 else ""
-        lines.append(f"  {human(group.nbytes):>12}  {group.role}: {times}{group.dtype} {group.shape}")
-    return lines
-
-
-def advice(figures: Figures, groups: list[Group]) -> str:
-    """What to do, by who holds the most."""
-    cached = figures.reserved - figures.held
+def out_of_memory(device: int, figures: Figures) -> OutOfMemoryError:
+    """The error for memory that is not to be had: who holds how much, and what helps."""
+    cached, others = figures.reserved - figures.held, figures.total - figures.free - figures.reserved
     if figures.limit is not None and figures.free >= figures.asked:
-        return "a higher limit"
-    if figures.free + cached >= figures.asked:
-        return (
-            "enough is free, but in pieces: batches of one size, the largest allocations first, or "
-            "ddp.cuda.memory.use('async') at the start, by which CUDA puts pieces together"
+        advice = "a higher limit"
+    elif figures.free + cached >= figures.asked:
+        advice = "batches of one size, or ddp.cuda.memory.use('async') at the start: enough is free, but in pieces"
+    elif others > figures.held:
+        advice = "ending the other processes on this GPU (nvidia-smi names them)"
+    else:
+        advice = (
+            "a smaller batch, autocast, autograd.checkpoint, ddp.parallel.ZeroOptimizer, or no_grad() where possible"
         )
-    if figures.total - figures.free - figures.reserved > figures.held:
-        return "ending the other processes on this GPU (nvidia-smi names them)"
-    role = next(iter(totals(groups)), "other tensors")
-    return _HELP[role]
-
-
-# What all sources of device memory have in common: a book for each device, and a second try before an error.
-
-NO_MEMORY = 2  # cudaErrorMemoryAllocation
-Malloc = Callable[[int], Any]
+    limit = (
+        ""
+        if figures.limit is None
+        else f" This process is limited to {human(figures.limit)} (set_per_process_memory_fraction or _limit)."
+    )
+    error = OutOfMemoryError(
+        f"cuda:{device} has no memory for another {human(figures.asked)}: of {human(figures.total)}, tensors of this "
+        f"process hold {human(figures.held)}, its pool keeps {human(max(cached, 0))} that no tensor holds, "
+        f"{human(max(others, 0))} are other processes' and CUDA's own, and {human(figures.free)} are free.{limit} "
+        f"What helps: {advice}."
+    )
+    error.device, error.limit = f"cuda:{device}", figures.limit
+    error.requested, error.allocated, error.reserved = figures.asked, figures.held, figures.reserved
+    error.free, error.total = figures.free, figures.total
+    return error
 
 
 class Book:
@@ -323,7 +201,7 @@ class Source:
         free, total = self.cupy.cuda.runtime.memGetInfo()
         held, reserved = self.figures(device)
         figures = Figures(asked=size, held=held, reserved=reserved, free=free, total=total, limit=book.limit)
-        return shortage(self.cupy, device, figures)
+        return out_of_memory(device, figures)
 
     def again(self, size: int, device: int, attempt: Callable[[], Any]) -> Any:
         """`attempt`, which found no memory, once more after the pool's free blocks are CUDA's again.
@@ -395,114 +273,49 @@ class Full(Exception):
     """The limit leaves no room; never leaves this module."""
 
 
-# Sources of device memory besides CuPy's pool: CUDA's own pool, and an allocator that the user brings.
+class Other(Source):
+    """An allocator that is not ours: CuPy's over cudaMallocAsync, or the user's own. Only its errors are translated.
 
-_UNIT = 512  # bytes; what CuPy rounds sizes up to
-_EVER = 2**64 - 1  # as a release threshold: CUDA gives nothing back by itself
-
-
-class Async(Source):
-    """CUDA's own pool, by cudaMallocAsync: freed memory serves every stream, in the order that CUDA sees.
-
-    CUDA does the counting, and says nothing of how often it asks the driver. Raises: DeviceError if a device has none.
+    pool: says what is held, if there is one; None: the user's allocator, which does its own counting
     """
 
-    name = "async"
-
-    def __init__(self, cupy: Any) -> None:
+    def __init__(self, cupy: Any, name: str, malloc: Malloc, pool: Any = None) -> None:
         super().__init__(cupy)
-        runtime = cupy.cuda.runtime
-        for device in range(runtime.getDeviceCount()):
-            if not runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, device):
-                raise DeviceError(f"memory.use('async'): cuda:{device} has no cudaMallocAsync; use('pool') has all")
-        self._handles: dict[int, int] = {}
-
-    def _malloc(self, size: int) -> Any:
-        device = self.cupy.cuda.runtime.getDevice()
-        book = self._opened(device)
-
-        def attempt() -> Any:
-            if book.limit is not None and self.figures(device)[0] + size > book.limit:
-                raise Full
-            return self.cupy.cuda.malloc_async(-(-size // _UNIT) * _UNIT)
-
-        pointer = None
-        with self.no_memory():
-            pointer = attempt()
-        if pointer is None:
-            pointer = self.again(size, device, attempt)
-        book.allocations += 1
-        return pointer
-
-    def _opened(self, device: int) -> Book:
-        if device not in self._handles:
-            runtime = self.cupy.cuda.runtime
-            self._handles[device] = handle = runtime.deviceGetMemPool(device)
-            runtime.memPoolSetAttribute(handle, runtime.cudaMemPoolAttrReleaseThreshold, _EVER)
-        return self.book(device)
-
-    def _ask(self, device: int, name: str) -> int:
-        runtime = self.cupy.cuda.runtime
-        return int(runtime.memPoolGetAttribute(self._handles[device], getattr(runtime, f"cudaMemPoolAttr{name}")))
-
-    def _held(self, device: int) -> int:
-        return self._ask(device, "UsedMemCurrent") if device in self._handles else 0
-
-    def _reserved(self, device: int) -> int:
-        return self._ask(device, "ReservedMemCurrent") if device in self._handles else 0
-
-    def release(self, stream: Any = None) -> None:
-        super().release(stream)
-        device = self.cupy.cuda.runtime.getDevice()
-        if device in self._handles and stream is None:  # what is free serves every stream
-            self.cupy.cuda.Device(device).synchronize()  # what was freed on a stream is free once the stream is there
-            self.cupy.cuda.runtime.memPoolTrimTo(self._handles[device], 0)
-
-    def reset_peaks(self, device: int) -> None:
-        runtime = self.cupy.cuda.runtime
-        self._opened(device)
-        for name in (runtime.cudaMemPoolAttrUsedMemHigh, runtime.cudaMemPoolAttrReservedMemHigh):
-            runtime.memPoolSetAttribute(self._handles[device], name, 0)  # which is all that CUDA lets it be set to
-
-    def peak(self, device: int) -> int:
-        return self._ask(device, "UsedMemHigh") if device in self._handles else 0
-
-    def reserved_peak(self, device: int) -> int:
-        return self._ask(device, "ReservedMemHigh") if device in self._handles else 0
-
-
-class Given(Source):
-    """An allocator of the user's own. It does its own counting; of its errors, CuPy's are told as ours."""
-
-    name = "given"
-
-    def __init__(self, cupy: Any, malloc: Malloc) -> None:
-        super().__init__(cupy)
-        self._given = malloc
+        self.name, self._inner, self._pool = name, malloc, pool
 
     def _malloc(self, size: int) -> Any:
         try:
-            pointer = self._given(size)
+            pointer = self._inner(size)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             raise self.shortage(size, self.cupy.cuda.runtime.getDevice()) from error
         self.book(pointer.device_id).allocations += 1
         return pointer
 
     def _held(self, device: int) -> int:
-        return 0  # it is not ours to know
+        with self.cupy.cuda.Device(device):
+            return 0 if self._pool is None else int(self._pool.used_bytes())
+
+    def _reserved(self, device: int) -> int:
+        with self.cupy.cuda.Device(device):
+            return 0 if self._pool is None else int(self._pool.total_bytes())
+
+    def release(self, stream: Any = None) -> None:
+        super().release(stream)
+        if self._pool is not None:
+            self._pool.free_all_blocks(stream)
 
     def set_limit(self, device: int, nbytes: int | None) -> None:
-        raise DeviceError("a limit of GPU memory is for the allocator to keep that gives it, which is the user's own")
+        raise DeviceError("a limit of GPU memory is for the allocator to keep that gives it: CUDA's, or the user's own")
 
 
-# Device memory: who gives it, what is counted, and a second try before there is none.
-#
-# CuPy's pool gets memory of CUDA through an allocator that it is handed, and ours counts. It is called for a real
-# cudaMalloc or cudaFree and for nothing else: an array out of the pool costs what it costs in CuPy, and that a training
-# step makes no cudaMalloc can be counted. Limits are held and errors made there, too, on the way that is slow anyway.
-#
-# What only an allocation out of the pool could tell, the peak of what arrays hold, is followed from the first
-# `reset_peaks` on; from then an allocation costs one more call in Python (0.2 us).
+def _async(cupy: Any) -> Other:
+    try:
+        pool = cupy.cuda.MemoryAsyncPool()
+    except RuntimeError as error:
+        raise DeviceError(
+            f"memory.use('async'): this GPU has no cudaMallocAsync ({error}); use('pool') works"
+        ) from error
+    return Other(cupy, "async", pool.malloc, pool)
 
 
 class Pool(Source):
@@ -583,7 +396,7 @@ def source(cupy: Any) -> Source:
             if not _source or _source[0].cupy is not cupy:
                 before = cupy.cuda.get_allocator()
                 is_cupys = getattr(before, "__self__", None) is cupy.get_default_memory_pool()
-                found = Pool(cupy) if is_cupys else Given(cupy, before)
+                found = Pool(cupy) if is_cupys else Other(cupy, "given", before)
                 try:
                     _hand(found)
                 except DeviceError:
@@ -610,4 +423,4 @@ def use(cupy: Any, which: str | Malloc) -> None:
             f"memory.use({which!r}): this process has tensors on a GPU already, or has had some, by {now.name!r}; "
             "choose before the first"
         )
-    _hand(Given(cupy, which) if callable(which) else Pool(cupy) if which == "pool" else Async(cupy))
+    _hand(Other(cupy, "given", which) if callable(which) else Pool(cupy) if which == "pool" else _async(cupy))

@@ -123,7 +123,7 @@ def memory_stats(device: Where = None) -> dict[str, int]:
     num_device_alloc, num_device_free: calls of cudaMalloc and cudaFree: a training step makes none once it is warm;
     num_alloc_retries: tries again after the pool gave back what it kept; num_ooms: errors; allocated_bytes.all.* and
     reserved_bytes.all.*: as memory_allocated and memory_reserved; segment.all.*: blocks of cudaMalloc. Under
-    "async", CUDA counts neither its calls nor its blocks, and the names are not there.
+    "async", CUDA says neither, and the names are not there.
     """
     cupy = found_cupy()
     return {} if cupy is None else _source(cupy).statistics(_index(device))
@@ -141,7 +141,7 @@ def set_per_process_memory_limit(nbytes: int | None, device: Where = None) -> No
     """Lets this process have that many bytes for arrays on the device, and no more; None: as many as there are.
 
     Raises: OutOfMemoryError from then on, whatever else is free; ArgumentError unless positive; DeviceError without a
-    GPU, or if an allocator of the user's own gives the memory.
+    GPU, or under another allocator than "pool".
     """
     if nbytes is not None and (type(nbytes) is not int or nbytes <= 0):
         raise ArgumentError(f"set_per_process_memory_limit({nbytes!r}): expected a positive number of bytes, or None")
@@ -169,11 +169,11 @@ def get_per_process_memory_fraction(device: Where = None) -> float:
 
 
 def memory_summary(device: Where = None, abbreviated: bool = False) -> str:
-    """What is held and by whom, as a text; "" without a GPU. abbreviated: without who holds it."""
+    """What is held, as a text; "" without a GPU. abbreviated: without the counts of calls."""
     cupy = found_cupy()
     if cupy is None:
         return ""
-    from ddp._cuda.memory_pool import holders, human, table
+    from ddp._cuda.memory_pool import human
 
     index = _index(device)
     found, stats = _source(cupy), memory_stats(index)
@@ -182,5 +182,6 @@ def memory_summary(device: Where = None, abbreviated: bool = False) -> str:
     for name, words in (("allocated", "held by arrays"), ("reserved", "reserved for them")):
         now, most = (human(stats[f"{name}_bytes.all.{which}"]) for which in ("current", "peak"))
         lines.append(f"  {words:<18} {now:>12}   at most {most}")
-    lines += [f"  {name:<18} {stats[name]:>12}" for name in stats if name.startswith("num_")]
-    return "\n".join(lines if abbreviated else lines + table(holders(cupy, index)))
+    if not abbreviated:
+        lines += [f"  {name:<18} {stats[name]:>12}" for name in stats if name.startswith("num_")]
+    return "\n".join(lines)
