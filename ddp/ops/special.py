@@ -173,8 +173,8 @@ _OUTER = (
 
 def _erfinv64(x: Array) -> Array:
     w = -np.log((1 - x) * (1 + x))
-    root = np.sqrt(np.maximum(w, 5)) - 3
-    z = np.where(w < 5, _horner(_CENTRAL, np.minimum(w, 5) - 2.5), _horner(_OUTER, root)) * x
+    outer = np.sqrt(np.maximum(w, 5)) - 3
+    z = np.where(w < 5, _horner(_CENTRAL, np.minimum(w, 5) - 2.5), _horner(_OUTER, outer)) * x
     a, p = np.abs(z), np.abs(x)
     middle, rest = p < 0.5, 1 - p
     for _ in range(3):
