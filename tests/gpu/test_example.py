@@ -36,6 +36,6 @@ def test_losses_are_those_of_the_cpu_and_nobody_waits(
     assert found == pytest.approx(expected, rel=1e-4)
     assert len(found) == 6
     # DataParallel times its first steps to lay its buckets out; the guesses at the end are read.
-    steps = [where for _, where in gpu.waits if "ddp/parallel/planning/" not in where]
+    steps = [where for _, where in gpu.waits if "ddp/parallel/planner.py" not in where]
     assert len(steps) == 1
     assert "ddp/_cuda/copies.py" in steps[0]

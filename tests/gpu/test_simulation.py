@@ -140,7 +140,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         m, stream_order.DeviceStream, "after", "device_prefetcher.py", "_send"
     ),
     "pinned memory is written to under a copy": lambda m: m.setattr(
-        device_prefetcher._Buffer, "copied", property(lambda self: None, lambda self, event: None), raising=False
+        device_prefetcher._PinnedBuffer, "copied", property(lambda self: None, lambda self, event: None), raising=False
     ),
     "a loss is read before it is there": lambda m: m.setattr(Event, "synchronize", lambda self: None),
     "memory that a side stream reads is given away": lambda m: m.setattr(

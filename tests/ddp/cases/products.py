@@ -45,7 +45,7 @@ def products() -> Iterator[Case]:
     def fused(name: str, activation: str) -> Any:
         def run(t: Any, x: Any, *parameters: Any) -> Any:
             if t.__name__ != "torch":
-                return apply(getattr(products, name), (x, *parameters), activation=activation, keep=True)
+                return apply(getattr(ops, name), (x, *parameters), activation=activation, keep=True)
             y = t.nn.functional.linear(x, *parameters[:2])
             y = y.relu() if activation == "relu" else t.nn.functional.gelu(y, approximate="tanh")
             return y if name == "linear_act" else t.nn.functional.linear(y, *parameters[2:])
