@@ -207,7 +207,7 @@ GROUPS = {
         Option("--help", "", "", FLAG, "print the common options"),
         Option("--help-all", "", "", FLAG, "print all options", True),
     ),
-}  # fmt: skip
+}
 
 OPTIONS = tuple(option for group in GROUPS.values() for option in group)
 BY_NAME = {option.name: option for option in OPTIONS}

@@ -16,7 +16,7 @@ from collectives.communicator import Communicator
 from ddp import nn
 from ddp._tensor.base import apply
 from ddp.ops.op import OPS, Op
-from launcher import engines
+from launcher.engines.engine import REGISTRY, Engine, StartRequest, register
 from launcher.job import Job
 
 
@@ -109,17 +109,17 @@ def test_a_backend_is_a_transport() -> None:
     comm.close()
 
 
-class DirectEngine:
+class DirectEngine(Engine):
     """Starts its one rank without any MPI."""
 
     name = "direct"
-    elsewhere: tuple[str, ...] = ()
+    remote_hosts = ()
 
-    def __init__(self) -> None:
-        self.commands: list[Sequence[str]] = []
+    @classmethod
+    def select(cls, request: StartRequest) -> Engine | None:
+        return cls() if request.job.size == 1 else None
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        self.commands.append(rank)
         return list(rank)
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
@@ -127,13 +127,14 @@ class DirectEngine:
 
 
 @pytest.mark.mpi
-def test_an_engine_is_a_command_and_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_a_registered_class(tmp_path: Path) -> None:
     from launcher.supervisor.supervisor import launch
 
     script = tmp_path / "train.py"
     script.write_text(f"import os; open({str(tmp_path / 'by')!r}, 'w').write(os.environ['STARTED_BY'])")
-    engine = DirectEngine()
-    monkeypatch.setattr(engines, "choose_engine", lambda job, environ: engine)
-    assert launch(Job(script=str(script), n=1)) == 0
+    register("direct")(DirectEngine)
+    try:
+        assert launch(Job(script=str(script), n=1, engine="direct")) == 0
+    finally:
+        del REGISTRY["direct"]
     assert (tmp_path / "by").read_text() == "direct"
-    assert len(engine.commands) == 1

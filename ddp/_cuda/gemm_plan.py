@@ -175,12 +175,24 @@ class LtMatmul:
         size = found.workspace
 
         def launch(a: int, b: int, d: int, bias: int, aux: int, room: int, stream: int, found: Any = found) -> None:
-            # fmt: off
             status = matmul(
-                handle, desc, one, a, a_layout, b, b_layout, beta, d, d_layout, d, d_layout, algorithm, room, size,
+                handle,
+                desc,
+                one,
+                a,
+                a_layout,
+                b,
+                b_layout,
+                beta,
+                d,
+                d_layout,
+                d,
+                d_layout,
+                algorithm,
+                room,
+                size,
                 stream,
             )
-            # fmt: on
             if status:
                 raise DeviceError(f"cublasLtMatmul: {library.explain(status)}; the product is {spec}")
 
