@@ -20,7 +20,7 @@ from ddp._cuda import array_table, elementwise_kernels, gradient_kernels, norm_k
 from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from ddp._device import CPU
 from ddp.ops import indexing, special
-from ddp.ops.normalization import Batch, batch_norm
+from ddp.ops.normalization import BatchRows, batch_norm
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation, typed
 from tests.ddp.test_ops import CASES, leaves
@@ -157,7 +157,7 @@ def test_a_batch_on_several_ranks(dtype: Any) -> None:
     found = []
     for xp in (np, emulation.cupy):
         arrays = [each.astype(dtype) for each in (x, w, b)]
-        out, residual = batch_norm.forward(xp, *arrays, eps=1e-5, tell=None, layout=Batch(x.shape))
+        out, residual = batch_norm.forward(xp, *arrays, eps=1e-5, tell=None, layout=BatchRows(x.shape))
         found.append([out, *batch_norm.backward(xp, g.astype(dtype), (True,) * 3, (arrays[1], arrays[0]), residual)])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * 10)

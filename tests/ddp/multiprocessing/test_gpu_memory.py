@@ -169,7 +169,7 @@ class TestOrder:
         with other:
             assert doubled.get().tolist() == [2.0 * i for i in range(1000)]
         waits = [line for kind, line in gpu.waits if kind != "get"]
-        assert all("sharing.py" in line for line in waits), "a thread of its own waits"
+        assert all("ipc.py" in line for line in waits), "a thread of its own waits"
 
     def test_the_mapping_goes_before_the_claim(self, between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
         order: list[str] = []
@@ -274,7 +274,7 @@ class TestCalls:
 
     def test_not_while_a_graph_is_captured(self, between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
         x = ddp.ones(3, device="cuda")
-        monkeypatch.setattr(ipc.streams.Lane, "capturing", True)
+        monkeypatch.setattr(ipc.stream_order.DeviceStream, "capturing", True)
         with pytest.raises(SharingError, match="while a graph is captured"):
             self.offer(x)
 

@@ -84,7 +84,7 @@ def main() -> None:
     path, case = sys.argv[1:]
     cupy = rank(path)
     if case in ("windows", "late"):
-        comm = collectives.init("nccl", timeout=20 if case == "windows" else 3)
+        comm = collectives.init("nccl", timeout=20 if case == "windows" else 6)
         moved_without_copies(comm, cupy, Stub(path)) if case == "windows" else late_once(comm, cupy)
         return
     comm = collectives.init("auto" if case == "auto" else "nccl", timeout=20)
