@@ -81,6 +81,10 @@ class Transport(ABC):
     def placement(self, value: Placement) -> None:
         self.rank, self.size, self.local_rank, self.local_size, self.node = value
 
+    def call_cache(self, queue: Any) -> Any:
+        """The cache of the synchronous calls of a communicator with this queue; None: each takes the general path."""
+        return None
+
     # Verification ----------------------------------------------------------------------------------------------------
 
     @abstractmethod

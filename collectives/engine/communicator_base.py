@@ -29,6 +29,7 @@ class CommunicatorBase:
         self.registry = CommunicatorRegistry() if registry is None else registry
         self.queue = CallQueue(transport, self._ended)
         self.registry.join(transport.key, self.queue)
+        self._call_cache = transport.call_cache(self.queue)
         self.timeout = timeout
         self.rank = transport.rank
         self.size = transport.size
@@ -45,17 +46,44 @@ class CommunicatorBase:
         self.registry.leave(self.transport.key)
 
     @overload
-    def _run(self, name: str, x: Array | None, steps: Describe[T], async_op: Literal[False], more: str = "") -> T: ...
+    def _run(
+        self,
+        name: str,
+        x: Array | None,
+        steps: Describe[T],
+        async_op: Literal[False],
+        more: str = "",
+        plan: Any = None,
+    ) -> T: ...
     @overload
-    def _run(self, name: str, x: Array | None, steps: Describe[T], async_op: bool, more: str = "") -> T | Work[T]: ...
-    def _run(self, name: str, x: Array | None, steps: Describe[T], async_op: bool, more: str = "") -> T | Work[T]:
-        """Puts a call in the queue."""
+    def _run(
+        self,
+        name: str,
+        x: Array | None,
+        steps: Describe[T],
+        async_op: bool,
+        more: str = "",
+        plan: Any = None,
+    ) -> T | Work[T]: ...
+    def _run(
+        self,
+        name: str,
+        x: Array | None,
+        steps: Describe[T],
+        async_op: bool,
+        more: str = "",
+        plan: Any = None,
+    ) -> T | Work[T]:
+        """Puts a call in the queue. plan: how the next call like it can be served from the call cache."""
         call: CollectiveOp[T] = CollectiveOp(name, CallArguments(x, more), user_site(), self.timeout)
         call.steps = steps(call)
         if async_op:
             self.queue.submit(call)
             return Work(call)
-        return self.queue.run(call)
+        result = self.queue.run(call)
+        if plan is not None and self._call_cache is not None and call.signatures is not None:
+            self._call_cache.learn(call, x, plan)
+        return result
 
     def verify(
         self,

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from collectives.nccl_config import NcclConfig
 
 import os
+import sys
 import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,7 +37,7 @@ from collectives.errors import (
     TooManyCommunicators,
     no_rank,
 )
-from collectives.flight.recorder import QUEUED, STARTED, process_recorder
+from collectives.flight.recorder import FAILED, QUEUED, STARTED, process_recorder
 from collectives.transport import Transport
 
 T = TypeVar("T")
@@ -45,6 +47,15 @@ _IN_ORDER = (ArgumentError, MismatchError, TooManyCommunicators)
 
 # MPI cannot cancel a collective: what a broken call may still write into must live until the process ends.
 _never_freed: list[Any] = []
+
+
+class _HandedOver(NamedTuple):
+    """A call that has been begun, and that `run` shall go on with. frame: of the collective, which calls `run`."""
+
+    frame: FrameType
+    thread: int
+    record: int
+    number: int
 
 
 class CallQueue:
@@ -74,6 +85,8 @@ class CallQueue:
     def _begin(self) -> None:
         """Nothing is queued or under way."""
         self.lock = threading.RLock()  # a signal handler may close the communicator in the middle of a call
+        self.inside = False  # a prepared call is under way, in the thread that holds the lock
+        self._postponed = False  # close was called in the middle of one
         self._changed = threading.Condition(self.lock)
         self._queue: deque[CollectiveOp[Any]] = deque()
         self._busy = False  # a call is being driven, by whichever thread
@@ -81,6 +94,7 @@ class CallQueue:
         self._beside = 0
         self._waiting = 0  # threads, for calls that the helper thread drives
         self._draining = 0  # how many wait until nothing is under way
+        self._handed_over: _HandedOver | None = None
 
     def _detach_from_parent(self) -> None:
         """In a forked child: what is under way is the parent's, and so are the threads that see it through."""
@@ -95,10 +109,12 @@ class CallQueue:
         inline = False
         try:
             with self._changed:
-                self._not_in_helper(call)  # before it is counted
-                self._enter(call)
-                inline = not self._busy and not self._queue
-                self._enlist(call, STARTED if inline else QUEUED)
+                inline = self._taken_over(call)
+                if not inline:
+                    self._not_in_helper(call)  # before it is counted
+                    self._enter(call)
+                    inline = not self._busy and not self._queue
+                    self._enlist(call, STARTED if inline else QUEUED)
                 if inline:
                     self._busy = True
                 else:
@@ -149,6 +165,10 @@ class CallQueue:
         with self._changed:
             if self._closed:
                 return
+            if self.inside:
+                self._postponed = True
+                return
+            self._dropped()
             self._closed = True
             self._changed.notify_all()
             helped = self._helper is not None or self._busy or self._beside > 0
@@ -164,6 +184,7 @@ class CallQueue:
     def drain(self, limit: TimeLimit) -> bool:
         """Waits until nothing is queued or in flight; False if that is not so within the limit."""
         with self._changed:
+            self._dropped()
             self._draining += 1
             try:
                 while not self._changed.wait_for(self._finished, limit.remaining()):
@@ -204,6 +225,7 @@ class CallQueue:
     def drive(self, call: CollectiveOp[T]) -> T:
         """Runs an entered call to its end in this thread, and returns its result."""
         call.look = self._look
+        self.recorder.start(call.record)
         try:
             if self._error is not None:
                 raise copy_error(self._error)
@@ -230,6 +252,26 @@ class CallQueue:
             call.finish(None, error)
         else:
             self._break(call, error)
+
+    def occupied(self) -> bool:
+        """True if a call could not be run now, in the calling thread. Asked with the lock held."""
+        ends = self._closed or self._postponed or self._error is not None
+        return ends or self.inside or self._busy or bool(self._queue)
+
+    def hand_over(self, index: int, frame: FrameType) -> None:
+        """What this frame calls `run` with next has been begun already: its header is published, under this record.
+
+        Called with the lock held, by a thread that found the queue unoccupied.
+        """
+        self._busy = True
+        self._handed_over = _HandedOver(frame, threading.get_ident(), index, self.started)
+        self.started += 1
+
+    def interrupt(self, what: str, index: int, error: BaseException) -> None:
+        """A call that this thread ran by itself ended half-way, so ranks no longer agree. Called with the lock held."""
+        self.recorder.end(index, FAILED)
+        self._error = _interrupted(self._transport.rank, what, error)
+        self._busy, self._handed_over = False, None
 
     def break_off(self, error: CollectivesError, heard: Callable[[], None]) -> None:
         """From any thread: what a finished call left running on a device has failed, so no further call can be trusted.
@@ -258,6 +300,28 @@ class CallQueue:
         call.number = self.started
         self.started += 1
 
+    def _taken_over(self, call: CollectiveOp[Any]) -> bool:
+        given = self._handed_over
+        if given is None or given.thread != threading.get_ident() or self._dropped():
+            return False
+        self._handed_over = None
+        call.record, call.recorder, call.number = given.record, self.recorder, given.number
+        return True
+
+    def _dropped(self) -> bool:
+        """True if this thread was to go on with a call and never will, for Ctrl-C came in between: that breaks us."""
+        given = self._handed_over
+        if given is None or given.thread != threading.get_ident():
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame is given.frame:
+                return False
+            frame = frame.f_back
+        self.interrupt(f"call #{given.number}", given.record, KeyboardInterrupt())
+        self._changed.notify_all()
+        return True
+
     def _enlist(self, call: CollectiveOp[Any], state: int) -> None:
         signature = self.intern(call.name, call.what, call.site)
         call.record = self.recorder.begin(self.communicator, call.number, signature, state)
@@ -271,7 +335,12 @@ class CallQueue:
         if self._error is not None:
             self._heard()
             raise copy_error(self._error)
-        if self._closed:
+        if self.inside:
+            raise CollectivesError(
+                f"rank {self._transport.rank}: {call.name} ({call.site}) was called in the middle of another call of "
+                "this communicator, by a signal handler or a finalizer"
+            )
+        if self._closed or self._postponed:
             raise CommunicatorClosed(f"rank {self._transport.rank}: {call.name} ({call.site}) on a closed communicator")
 
     def _enqueue(self, call: CollectiveOp[Any]) -> None:
@@ -302,7 +371,6 @@ class CallQueue:
                     break
                 call = self._queue.popleft()
                 self._busy = True
-            self.recorder.start(call.record)
             try:
                 self.drive(call)
             except BaseException:  # published in the call, raised where it is waited for

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,9 @@ from collectives.arrays import (
     rows,
     writable,
 )
+from collectives.backends.shm import call_cache
+from collectives.backends.shm.call_cache import MISS, CallPlan
+from collectives.backends.shm.control_block import ControlBlock
 from collectives.engine import array_header as header
 from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase
@@ -25,7 +29,7 @@ from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, MismatchError
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
 from collectives.reduction import Array
-from collectives.transport import ROWS, Signature, Signatures, Steps
+from collectives.transport import ROWS, Signature, Signatures, Steps, Test
 
 
 class DataMovement(CommunicatorBase):
@@ -38,6 +42,10 @@ class DataMovement(CommunicatorBase):
         Returns: x
         Raises: ArgumentError if there is no such root, or x is read-only off the root.
         """
+        if self._call_cache is not None and not async_op and type(x) is np.ndarray:
+            y = self._call_cache.run("broadcast", x, root, None, None)
+            if y is not MISS:
+                return y
         root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).broadcast(x, root, async_op=async_op)
@@ -55,7 +63,19 @@ class DataMovement(CommunicatorBase):
                 np.copyto(array, moved)
             return x
 
-        return self._run("broadcast", array, steps, async_op, f"root {root}")
+        plan = None
+        if array is x:
+            brings, result = (
+                self.rank == root,
+                partial(call_cache.filled, root=root, dtype=array.dtype, shape=array.shape),
+            )
+
+            def start(x: Array, out: Any, scale: Any) -> tuple[Test, Array]:
+                return self.transport.broadcast(as_bytes(x), root), x
+
+            wire = array.dtype if brings else None
+            plan = CallPlan(root, wire, lambda control, signatures: result(control), start, writes=not brings)
+        return self._run("broadcast", array, steps, async_op, f"root {root}", plan)
 
     def gather(self, x: Any, root: int = 0, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on the root alone.
@@ -66,6 +86,10 @@ class DataMovement(CommunicatorBase):
         Returns: (n_0 + n_1 + ..., ...) on the root, None elsewhere
         Raises: ArgumentError if there is no such root, or lengths or out do not fit.
         """
+        if self._call_cache is not None and not async_op and type(x) is np.ndarray and type(lengths) is not list:
+            y = self._call_cache.run("gather", x, (root, lengths), out if self.rank == root else None, None)
+            if y is not MISS:
+                return y
         root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).gather(x, root, lengths=lengths, out=out, async_op=async_op)
@@ -85,7 +109,8 @@ class DataMovement(CommunicatorBase):
             yield self.transport.gather(sent, room, [n * width for n in counts], root)
             return None if whole is None else _hand_out(whole, target, out)
 
-        return self._run("gather", part, steps, async_op, more)
+        plan = self._joining((root, lengths), part, lengths, root) if part is x else None
+        return self._run("gather", part, steps, async_op, more, plan)
 
     def all_gather(self, x: Any, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on every rank.
@@ -94,6 +119,10 @@ class DataMovement(CommunicatorBase):
         Returns: (n_0 + n_1 + ..., ...)
         Raises: ArgumentError if lengths or out do not fit.
         """
+        if self._call_cache is not None and not async_op and type(x) is np.ndarray and type(lengths) is not list:
+            y = self._call_cache.run("all_gather", x, lengths, out, None)
+            if y is not MISS:
+                return y
         if is_device_array(x):
             return self._device(x).all_gather(x, lengths=lengths, out=out, async_op=async_op)
         part = rows(as_array(x))
@@ -111,7 +140,8 @@ class DataMovement(CommunicatorBase):
             yield self.transport.all_gather(sent, as_bytes(whole), [n * width for n in counts])
             return _hand_out(whole, target, out)
 
-        return self._run("all_gather", part, steps, async_op, more)
+        plan = self._joining(lengths, part, lengths, None) if part is x else None
+        return self._run("all_gather", part, steps, async_op, more, plan)
 
     def scatter(
         self, x: Any, root: int = 0, *, lengths: Sequence[int] | None = None, out: Any = None, async_op: bool = False
@@ -123,6 +153,13 @@ class DataMovement(CommunicatorBase):
         Returns: (n_r, ...) of the root's dtype
         Raises: ArgumentError if there is no such root, or x, lengths or out do not fit.
         """
+        if self._call_cache is not None and not async_op and lengths is None:
+            if self.rank != root:
+                y = self._call_cache.run("scatter", None, root, out, None)
+            else:
+                y = self._call_cache.run("scatter", x, root, out, None) if type(x) is np.ndarray else MISS
+            if y is not MISS:
+                return y
         root = self._check_root(root)
         near = x if is_device_array(x) else out  # off the root, out alone tells that the root's x is on a GPU
         if is_device_array(near):
@@ -148,7 +185,23 @@ class DataMovement(CommunicatorBase):
             yield self.transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
             return _hand_out(room, target, out)
 
-        return self._run("scatter", whole, steps, async_op, f"root {root}")
+        def result(control: ControlBlock, signatures: Signatures) -> call_cache.Result:
+            dtype, row_shape, parts = header.decode(told)
+            first = sum(parts[: self.rank])
+            mine = call_cache.Rows(root, (sum(parts), *row_shape), first, first + parts[self.rank], len(told))
+            return call_cache.concatenated(control, dtype, [mine])
+
+        def start(x: Array | None, out: Array | None, scale: Any) -> tuple[Test, Array]:
+            dtype, row_shape, parts = header.decode(told)
+            room = np.empty((parts[self.rank], *row_shape), dtype) if out is None else out
+            width = row_bytes(room)
+            sent = None if x is None else as_bytes(x)
+            return self.transport.scatter(sent, as_bytes(room), [n * width for n in parts], root), room
+
+        plan = None
+        if lengths is None and (whole is None or whole is x):
+            plan = CallPlan(root, None if whole is None else whole.dtype, result, start, prefix)
+        return self._run("scatter", whole, steps, async_op, f"root {root}", plan)
 
     def all_to_all(
         self,
@@ -169,6 +222,10 @@ class DataMovement(CommunicatorBase):
         Raises: ArgumentError if x is 0-d, or lengths or out do not fit; MismatchError on every rank if dtypes or
         row shapes differ and lengths are exchanged.
         """
+        if self._call_cache is not None and not async_op and type(x) is np.ndarray and lengths is None:
+            y = self._call_cache.run("all_to_all", x, None, out, None)
+            if y is not MISS:
+                return y
         if is_device_array(x):
             return self._device(x).all_to_all(x, lengths=lengths, out=out, async_op=async_op)
         whole = _splittable(x, "all_to_all")
@@ -195,7 +252,56 @@ class DataMovement(CommunicatorBase):
             yield self.transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
             return _hand_out(room, target, out)
 
-        return self._run("all_to_all", whole, steps, async_op, more)
+        def result(control: ControlBlock, signatures: Signatures) -> call_cache.Result:
+            # A slot holds the rows that its rank sends to each, then x.
+            pieces = []
+            for rank, theirs in enumerate(tables[0]):
+                first = sum(theirs[: self.rank])
+                shape = (sum(theirs), *whole.shape[1:])
+                pieces.append(call_cache.Rows(rank, shape, first, first + theirs[self.rank], row.nbytes))
+            return call_cache.concatenated(control, whole.dtype, pieces)
+
+        def start(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array]:
+            room = out
+            if room is None:
+                room = np.empty((sum(theirs[self.rank] for theirs in tables[0]), *x.shape[1:]), x.dtype)
+            width = row_bytes(x)
+            bytes_sent = [[n * width for n in theirs] for theirs in tables[0]]
+            return self.transport.all_to_all(as_bytes(x), as_bytes(room), bytes_sent), room
+
+        plan = None
+        if whole is x and lengths is None:
+            plan = CallPlan(None, whole.dtype, result, start, as_bytes(row))
+        return self._run("all_to_all", whole, steps, async_op, more, plan)
+
+    def _joining(self, option: Hashable, part: Array, lengths: Lengths, root: int | None) -> CallPlan | None:
+        """The plan of a gather. root: None if the result is wanted everywhere."""
+        if not isinstance(lengths, str | None) or part.ndim == 0:
+            return None
+        here = root is None or root == self.rank
+        counts: list[int] = []
+
+        def result(control: ControlBlock, signatures: Signatures) -> call_cache.Result:
+            rows_of = [each[ROWS] for each in signatures]
+            counts[:] = [n * row_bytes(part) for n in rows_of]
+            if not here:
+                return call_cache.no_result()
+            shapes = [(n, *part.shape[1:]) for n in rows_of]
+            pieces = [call_cache.Rows(rank, shape, 0, shape[0]) for rank, shape in enumerate(shapes)]
+            return call_cache.concatenated(control, part.dtype, pieces)
+
+        def start(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array | None]:
+            whole = None
+            if here:
+                length = sum(counts) // row_bytes(x)
+                whole = np.empty((length, *x.shape[1:]), x.dtype) if out is None else out
+            room = None if whole is None else as_bytes(whole)
+            if root is None:
+                assert room is not None
+                return self.transport.all_gather(as_bytes(x), room, counts), whole
+            return self.transport.gather(as_bytes(x), room, counts, root), whole
+
+        return CallPlan(option, part.dtype, result, start)
 
     def _lengths(self, part: Array, known: list[int] | None, signatures: Signatures | None) -> Steps[list[int]]:
         if signatures is not None:

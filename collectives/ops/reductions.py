@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,15 @@ from collectives.arrays import (
     is_plain,
     writable,
 )
+from collectives.backends.shm import call_cache
+from collectives.backends.shm.call_cache import MISS, CallPlan, Start
 from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.lengths import split_rows
 from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
-from collectives.transport import Finish, Signature, Steps
+from collectives.transport import Finish, Signature, Steps, Test, then
 
 
 class Reductions(CommunicatorBase):
@@ -41,9 +45,13 @@ class Reductions(CommunicatorBase):
         Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
         Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
         """
+        if self._call_cache is not None and not async_op and type(x) is np.ndarray:
+            y = self._call_cache.run("all_reduce", x, op, out, scale)
+            if y is not MISS:
+                return y
         if is_device_array(x):
             return self._device(x).all_reduce(x, op, scale=scale, out=out, async_op=async_op)
-        source = as_array(x)
+        source, given = as_array(x), op
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
@@ -59,7 +67,17 @@ class Reductions(CommunicatorBase):
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        return self._run("all_reduce", source, steps, async_op, op.value)
+        plan = None
+        if source is x:
+
+            def start(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array]:
+                total = np.empty(x.shape, wire) if out is None else out
+                sent = flat(x)
+                finish = _finisher(op, self.size, scale)
+                return self.transport.all_reduce(sent, sent if out is x else flat(total), wire_op(op), finish), total
+
+            plan = _plan(given, wire, source, partial(call_cache.reduced, op=op), start)
+        return self._run("all_reduce", source, steps, async_op, op.value, plan)
 
     def reduce(
         self,
@@ -77,10 +95,14 @@ class Reductions(CommunicatorBase):
         Returns: (...) of x's dtype on the root, None elsewhere
         Raises: as `all_reduce`; ArgumentError if there is no such root.
         """
+        if self._call_cache is not None and not async_op and type(x) is np.ndarray:
+            y = self._call_cache.run("reduce", x, (op, root), out if self.rank == root else None, scale)
+            if y is not MISS:
+                return y
         root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).reduce(x, op, root, scale=scale, out=out, async_op=async_op)
-        source = as_array(x)
+        source, given = as_array(x), op
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
@@ -102,7 +124,22 @@ class Reductions(CommunicatorBase):
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        return self._run("reduce", source, steps, async_op, more)
+        plan = None
+        if source is x:
+
+            def start(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array | None]:
+                total = None
+                if here:
+                    total = np.empty(x.shape, wire) if out is None or out is x else out
+                arrived = None if total is None else flat(total)
+                finish = _finisher(op, self.size, scale)
+                test = self.transport.reduce(flat(x), arrived, wire_op(op), root, finish)
+                if out is not x or total is None:
+                    return test, total
+                return then(test, lambda came: np.copyto(x, came), total), x
+
+            plan = _plan((given, root), wire, source, partial(call_cache.reduced, op=op) if here else None, start)
+        return self._run("reduce", source, steps, async_op, more, plan)
 
     def reduce_scatter(
         self,
@@ -123,9 +160,13 @@ class Reductions(CommunicatorBase):
         Returns: (n_r, ...) of x's dtype
         Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
         """
+        if self._call_cache is not None and not async_op and lengths is None and type(x) is np.ndarray:
+            y = self._call_cache.run("reduce_scatter", x, op, out, scale)
+            if y is not MISS:
+                return y
         if is_device_array(x):
             return self._device(x).reduce_scatter(x, op, scale=scale, lengths=lengths, out=out, async_op=async_op)
-        source = as_array(x)
+        source, given = as_array(x), op
         op = ReduceOp.parse(op)
         wire = wire_dtype(source.dtype, op)
         check_scale(source.dtype, scale)
@@ -148,7 +189,19 @@ class Reductions(CommunicatorBase):
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        return self._run("reduce_scatter", source, steps, async_op, more)
+        plan = None
+        if source is x and lengths is None:
+            first = sum(parts[: self.rank])
+            mine = (first, first + parts[self.rank])
+            counts = [n * math.prod(source.shape[1:]) for n in parts]
+
+            def start(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array]:
+                total = np.empty(shape, wire) if out is None else out
+                finish = _finisher(op, self.size, scale)
+                return self.transport.reduce_scatter(flat(x), flat(total), counts, wire_op(op), finish), total
+
+            plan = _plan(given, wire, source, partial(call_cache.reduced, op=op, rows=mine), start)
+        return self._run("reduce_scatter", source, steps, async_op, more, plan)
 
 
 def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
@@ -157,6 +210,20 @@ def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
     if source.dtype.kind == "b":
         return contiguous(source).view(wire)
     return source.astype(wire, order="C")
+
+
+def _plan(
+    option: Hashable,
+    wire: np.dtype[Any],
+    source: Array,
+    result: Callable[..., call_cache.Result] | None,
+    start: Start,
+) -> CallPlan:
+    dtype, shape = source.dtype, source.shape
+    starts = start if wire == dtype else None  # else the way to the wire's dtype and back is what takes time
+    if result is None:
+        return CallPlan(option, wire, lambda control, signatures: call_cache.no_result(), starts)
+    return CallPlan(option, wire, lambda control, signatures: result(control, dtype=dtype, shape=shape), starts)
 
 
 def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:

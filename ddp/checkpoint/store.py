@@ -218,7 +218,7 @@ def remove_target(target: SaveTarget) -> None:
 _log = logging.getLogger("ddp.checkpoint")
 
 
-def remove_leftovers(folder: str) -> None:
+def remove_unfinished_saves(folder: str) -> None:
     """Removes what saves and removals that were killed have left."""
     for name in filter(is_temporary, disk.names(folder)):
         path = os.path.join(folder, name)
@@ -333,7 +333,7 @@ class Store:
                 self._holding.take()
                 if self._holding.alone():
                     with describing_os_errors("reading", self._folder):
-                        remove_leftovers(self._folder)
+                        remove_unfinished_saves(self._folder)
                 target = choose_target(self._folder, step)
                 make_target(target)
             return mine, target

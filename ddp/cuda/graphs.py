@@ -14,7 +14,7 @@ from ddp._cuda import capture, memory_pool
 from ddp._cuda.capture import MODES, Capture
 from ddp._cuda.stream_order import StreamGuard
 from ddp._device import device
-from ddp.cuda.streams import _lane_of
+from ddp.cuda.streams import device_stream_of
 from ddp.errors import ArgumentError, CaptureError, DtypeError
 
 
@@ -172,7 +172,7 @@ class graph:
         xp = cuda_graph._xp
         if stream is None:
             stream = xp.cuda.Stream(non_blocking=True)
-        self._inside = StreamGuard(_lane_of(stream, "graph"))
+        self._inside = StreamGuard(device_stream_of(stream, "graph"))
 
     def __enter__(self) -> None:
         _alone()

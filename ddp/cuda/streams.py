@@ -100,7 +100,7 @@ class Stream:
 
     def wait_stream(self, stream: Stream) -> None:
         """What it is given from now on begins when all that `stream` was given so far is done."""
-        self._lane.after(_lane_of(stream, "wait_stream"))
+        self._lane.after(device_stream_of(stream, "wait_stream"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other._lane == self._lane
@@ -155,7 +155,7 @@ def _around(lane: DeviceStream) -> Stream:
     return found
 
 
-def _lane_of(given: Any, call: str) -> DeviceStream:
+def device_stream_of(given: Any, call: str) -> DeviceStream:
     """The lane of a stream, ours or CuPy's. Raises: DtypeError."""
     if isinstance(given, Stream):
         return given._lane
@@ -179,7 +179,7 @@ def set_stream(stream: Stream) -> None:
     """From now on this thread's work goes to `stream`, and its GPU is the current one; None changes nothing."""
     if stream is None:
         return
-    _lane_of(stream, "set_stream").use()
+    device_stream_of(stream, "set_stream").use()
     _remember()
 
 
@@ -198,7 +198,7 @@ class stream:
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
-        self._inside = None if stream is None else StreamGuard(_lane_of(stream, "stream"))
+        self._inside = None if stream is None else StreamGuard(device_stream_of(stream, "stream"))
 
     def __enter__(self) -> None:
         if self._inside is None:
@@ -249,7 +249,7 @@ class Event:
 
         Raises: ArgumentError for a stream of another GPU than the first it was recorded on.
         """
-        lane = current(_needed()) if stream is None else _lane_of(stream, "Event.record")
+        lane = current(_needed()) if stream is None else device_stream_of(stream, "Event.record")
         if self._lane is not None and self._lane.device != lane.device:
             raise ArgumentError(f"Event.record: an event of cuda:{self._lane.device} and a stream of {lane.device}")
         if self._event is None:
@@ -261,7 +261,7 @@ class Event:
     def wait(self, stream: Stream | None = None) -> None:
         """What `stream` is given from now on begins when this has passed; None: the current stream."""
         if self._event is not None:
-            (current(_needed()) if stream is None else _lane_of(stream, "Event.wait")).wait(self._event)
+            (current(_needed()) if stream is None else device_stream_of(stream, "Event.wait")).wait(self._event)
 
     def query(self) -> bool:
         """Whether it has passed; True before it was recorded. Raises: CudaError."""

@@ -5,7 +5,7 @@
     probe      asks a question in a process of its own, which may crash or hang; probes: the questions
     ranks      starts ranks that call every collective; trial is one of them
     hosts      what other machines answer
-    leftovers  `ddp-doctor sweep`
+    shm_cleanup  `ddp-doctor sweep`
     calls      `ddp-doctor calls`: what running ranks did last, seen from outside
 
 Each check is a module: it gathers facts, which depend on the machine, and judges them, which does not.

@@ -30,7 +30,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
             return calls(args.pids, args.last, args.json)
         if args.command == "sweep":
-            from launcher.doctor.leftovers import sweep
+            from launcher.doctor.shm_cleanup import sweep
 
             return sweep()
         from launcher.doctor.checkup import checkup

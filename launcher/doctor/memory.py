@@ -100,7 +100,7 @@ def judge(facts: Memory) -> list[Finding]:
     return found
 
 
-def judge_leftovers(answer: Answer, shm: int | None) -> list[Finding]:
+def judge_stale_segments(answer: Answer, shm: int | None) -> list[Finding]:
     """What follows from files that killed jobs have left."""
     files, nbytes = (answer.value["files"], answer.value["nbytes"]) if answer.value else (0, 0)
     if not files:
@@ -133,7 +133,7 @@ def check() -> list[Finding]:
     return [
         *judge(facts),
         *sharing,
-        *judge_leftovers(ask("launcher.doctor.probes", "leftovers", limit=_LIMIT), facts.shm),
+        *judge_stale_segments(ask("launcher.doctor.probes", "stale_segments", limit=_LIMIT), facts.shm),
     ]
 
 

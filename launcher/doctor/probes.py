@@ -173,12 +173,12 @@ def shared_memory() -> dict[str, Any]:
     return {"unsupported": "", "trouble": trouble}
 
 
-def leftovers() -> dict[str, Any]:
+def stale_segments() -> dict[str, Any]:
     """Files of killed MPI jobs: asked of the kernel by signals and leases, which need the main thread."""
-    from launcher.doctor.leftovers import look
+    from launcher.doctor.shm_cleanup import look
 
     return look()._asdict()
 
 
 if __name__ == "__main__":
-    answer({each.__name__: each for each in (blas, cuda, cupy, leftovers, mpi, nccl, shared_memory)}[sys.argv[1]])
+    answer({each.__name__: each for each in (blas, cuda, cupy, mpi, nccl, shared_memory, stale_segments)}[sys.argv[1]])

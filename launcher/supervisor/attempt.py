@@ -246,7 +246,7 @@ class Attempt:
                 mask = reading | (select.POLLOUT if process.channel.backlog else 0)
                 table[process.channel.fileno()] = mask, partial(self._messages.on_readable, rank, process)
         for fileno in self._listener.filenos():
-            table[fileno] = select.POLLIN, partial(self._on_reception, fileno)
+            table[fileno] = select.POLLIN, partial(self._on_connection, fileno)
         table[self._wakeup] = select.POLLIN, self._on_signal
         if not self._reaper.lost:
             table[self._reaper.fileno()] = select.POLLIN, self._on_reaper
@@ -300,7 +300,7 @@ class Attempt:
 
     # -- events
 
-    def _on_reception(self, fileno: int) -> None:
+    def _on_connection(self, fileno: int) -> None:
         news = self._listener.serve(fileno)
         if news is None:
             return

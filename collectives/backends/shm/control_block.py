@@ -42,7 +42,7 @@ class ControlBlock:
     """One rank's view of the board.
 
     words, bytes: the control part, as memoryviews, since their items are read twenty times as fast as an array's
-    sequence: of this rank's last header
+    sequence: of this rank's last header; published: it belongs to a call that has not gone on from there
     """
 
     def __init__(self, segment: Segment, me: int, size: int) -> None:
@@ -59,6 +59,7 @@ class ControlBlock:
         self.inline = [[inline[parity, rank] for rank in range(size)] for parity in (0, 1)]
         self.staging = [[staging[parity, rank] for rank in range(size)] for parity in (0, 1)]
         self.sequence = 0
+        self.published = False
         self.phase = 0
         self._turn = 0
         first = 2 * size * WORDS

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from collectives.backends.shm import algorithms as rounds
+from collectives.backends.shm.call_cache import CallCache
 from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
 from collectives.backends.shm.segment import NOWHERE, ArrayLocation, SharedArrays, segment_bytes, share_segment
 from collectives.engine.progress import spin
+from collectives.engine.queue import CallQueue
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import (
     IN,
@@ -76,11 +78,17 @@ class ShmTransport(LayeredTransport):
 
     # Meeting ---------------------------------------------------------------------------------------------------------
 
+    def call_cache(self, queue: CallQueue) -> CallCache:
+        return CallCache(self, queue)
+
     def exchange_signatures(
         self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
         control, nbytes, before, come, go = self.control, -1, 0, NOWHERE, NOWHERE
         self._announced = False
+        if control.published:  # a prepared call has begun this one
+            control.published = False
+            return self._met
         inline_buffer = control.inline_buffer()
         if prefix is not None:
             before = len(prefix)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.doctor import leftovers, limits, memory, python, threads
+from launcher.doctor import limits, memory, python, shm_cleanup, threads
 from launcher.doctor.findings import Finding, Level, install
 from launcher.doctor.probe import Answer
 
@@ -162,7 +162,7 @@ def test_memory(change: dict[str, Any], expected: list[Expected]) -> None:
     ],
 )
 def test_leftovers(said: Any, expected: list[Expected]) -> None:
-    assert_found(memory.judge_leftovers(Answer(said, ""), 8 * GIB), *expected)
+    assert_found(memory.judge_stale_segments(Answer(said, ""), 8 * GIB), *expected)
 
 
 @pytest.mark.parametrize(
@@ -263,16 +263,16 @@ def test_only_what_nobody_uses_is_swept(capsys: pytest.CaptureFixture[str]) -> N
             path.write_bytes(bytes(mmap.PAGESIZE))
         with open(paths[2], "r+b") as file:
             held = mmap.mmap(file.fileno(), 0)
-        assert leftovers.look(folder) == (2, 2 * mmap.PAGESIZE)
-        assert leftovers.sweep(folder) == 0
+        assert shm_cleanup.look(folder) == (2, 2 * mmap.PAGESIZE)
+        assert shm_cleanup.sweep(folder) == 0
         assert [path.exists() for path in paths] == [False, False, True, True]
         assert "2 files of killed MPI jobs removed" in capsys.readouterr().out
         held.close()
-        assert leftovers.look(folder).files == 1
+        assert shm_cleanup.look(folder).files == 1
 
 
 def test_there_may_be_no_shared_memory_at_all() -> None:
-    assert leftovers.look("/nonexistent") == (0, 0)
+    assert shm_cleanup.look("/nonexistent") == (0, 0)
 
 
 def test_this_machine_has_facts() -> None:

@@ -17,14 +17,14 @@ FOLDER = "/dev/shm"
 _NAMES = ("mpich_shm_", "mpich_vci_", "sm_segment.", "vader_segment.", "ucx_shm_posix_")
 
 
-class Leftovers(NamedTuple):
+class StaleSegments(NamedTuple):
     """How many files nobody uses, and the bytes that they take."""
 
     files: int
     nbytes: int
 
 
-def look(folder: str = FOLDER) -> Leftovers:
+def look(folder: str = FOLDER) -> StaleSegments:
     """Counts this user's. Only for the main thread, as it has to ignore a signal."""
     try:
         paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(_NAMES)]
@@ -36,7 +36,7 @@ def look(folder: str = FOLDER) -> Leftovers:
         sizes = [size for path in paths if (size := _unused(path)) is not None]
     finally:
         signal.signal(signal.SIGIO, before)
-    return Leftovers(len(sizes), sum(sizes))
+    return StaleSegments(len(sizes), sum(sizes))
 
 
 def sweep(folder: str = FOLDER) -> int:

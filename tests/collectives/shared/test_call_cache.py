@@ -1,0 +1,294 @@
+"""Cached calls give what the general path gives, whatever the other ranks do meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import collectives
+from collectives import Communicator
+from collectives.backends.shm import call_cache
+from collectives.backends.shm.call_cache import MISS
+from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
+from collectives.backends.shm.shm_transport import ShmTransport
+from tests.collectives.shared.ranks import run_sharing
+
+SIZES = pytest.mark.parametrize("size", [2, 3, 5])
+LENGTHS = [1, INLINE_BYTES // 8, INLINE_BYTES // 8 + 1, 40_000]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many cached calls were carried out, and how many were left to the general path."""
+    counted: Counter[str] = Counter()
+    for kind in (call_cache._InlineCall, call_cache._StagedCall):
+
+        def run(self: Any, x: Any, out: Any, scale: Any, way: Callable[..., Any] = kind.run) -> Any:
+            result = way(self, x, out, scale)
+            counted["left" if result is MISS else "taken"] += 1
+            return result
+
+        monkeypatch.setattr(kind, "run", run)
+    return counted
+
+
+def all_calls(comm: Communicator, x: Any, root: int) -> list[Any]:
+    """Every collective, each at one place."""
+    mine = x.copy()
+    results = [
+        comm.all_reduce(x),
+        comm.all_reduce(x, "mean"),
+        comm.all_reduce(x, scale=0.5),
+        comm.all_reduce(x, out=np.empty_like(x)),
+        comm.all_reduce(mine, out=mine),
+        comm.reduce(x, "max", root),
+        comm.reduce_scatter(x),
+        comm.broadcast(x.copy(), root),
+        comm.gather(x, root),
+        comm.gather(x[: comm.rank + 1], root),
+        comm.all_gather(x),
+        comm.all_gather(x, lengths="equal"),
+        comm.scatter(x if comm.rank == root else None, root),
+        comm.all_to_all(x),
+        comm.barrier(),
+    ]
+    return [None if result is None else (result.dtype, result.shape, result.tobytes()) for result in results]
+
+
+@SIZES
+@pytest.mark.parametrize("dtype", ["f4", "f2", "f8"])
+def test_the_same_bits_as_the_general_way(taken: Counter[str], size: int, dtype: str) -> None:
+    def check(comm: Communicator) -> list[Any]:
+        results = []
+        for length in LENGTHS:
+            x = np.random.default_rng([length, comm.rank]).normal(size=length).astype(dtype)
+            first, *copy_error = [
+                all_calls(comm, x, comm.size - 1) for _ in range(3)
+            ]  # the first prepares, the others use it
+            assert copy_error == [first] * 2
+            results.append(first)
+        return results
+
+    assert run_sharing(check, [0] * size) == collectives.run_threads(check, size)
+    assert taken["taken"] > 0
+
+
+@SIZES
+def test_what_changes_from_call_to_call_is_looked_at(taken: Counter[str], size: int) -> None:
+    def total(comm: Communicator, x: Any, **options: Any) -> Any:
+        return comm.all_reduce(x, **options)  # one place for all of these
+
+    def check(comm: Communicator) -> None:
+        n, sum_of_ranks = comm.size, sum(range(comm.size))
+        for _ in range(3):
+            for shape in ((4,), (2, 2), (), (0,), (4, 1)):
+                for dtype in (np.float64, np.int32):
+                    x = np.full(shape, comm.rank, dtype)
+                    y = total(comm, x)
+                    assert (y.shape, y.dtype) == (shape, dtype)
+                    assert (y == sum_of_ranks).all()
+            base = np.arange(12.0).reshape(3, 4)
+            for x in (base, base[::-1], base.T.copy().T, np.asfortranarray(base), np.repeat(base, 2, 1)[:, ::2]):
+                assert_array_equal(total(comm, x), n * x)
+            frozen = base.copy()
+            frozen.flags.writeable = False
+            assert_array_equal(total(comm, frozen), n * base)
+            for out in (np.empty((3, 4)), np.empty((3, 8))[:, ::2], np.empty((4, 3)).T):
+                assert total(comm, base, out=out) is out
+                assert_array_equal(out, n * base)
+            both = np.arange(20.0)
+            total(comm, both[:12], out=both[8:])
+            assert_array_equal(both[8:], n * np.arange(12.0))
+            with pytest.raises(collectives.ArgumentError, match="read-only"):
+                total(comm, base, out=frozen)
+            with pytest.raises(collectives.ArgumentError, match="out should be"):
+                total(comm, base, out=np.empty(12))
+            assert_array_equal(total(comm, base, scale=2), 2 * n * base)
+            assert_array_equal(total(comm, base, scale=0.5), n / 2 * base)
+            assert_array_equal(total(comm, base, scale=lambda: 0.25), n / 4 * base)
+            assert_array_equal(total(comm, base, op="max"), base)
+            assert_array_equal(total(comm, base, op=collectives.ReduceOp.MIN), base)
+            assert_array_equal(total(comm, base.view(np.recarray)), n * base)
+            with pytest.raises(collectives.DtypeError):
+                total(comm, np.array([True]))
+            assert_array_equal(total(comm, np.array([comm.rank == 0]), op="max"), [True])
+
+    run_sharing(check, [0] * size)
+    assert taken["taken"] > 0
+
+
+@SIZES
+def test_rows_that_change_on_one_rank_alone(taken: Counter[str], size: int) -> None:
+    def check(comm: Communicator) -> None:
+        for step in range(20):
+            rows = [1 + (step // 3 + rank) % 3 * (rank == step % comm.size) for rank in range(comm.size)]
+            got = comm.all_gather(np.full(rows[comm.rank], comm.rank))
+            assert_array_equal(got, np.repeat(np.arange(comm.size), rows))
+            parts = np.arange(comm.size + 1 + step // 5 % 2) if comm.rank == 0 else None
+            assert_array_equal(
+                comm.scatter(parts), np.array_split(np.arange(comm.size + 1 + step // 5 % 2), size)[comm.rank]
+            )
+            x = np.full(comm.size + (step // 4 % 2) * comm.rank, comm.rank)
+            want = [
+                len(np.array_split(np.empty(size + (step // 4 % 2) * rank), size)[comm.rank]) for rank in range(size)
+            ]
+            assert_array_equal(comm.all_to_all(x), np.repeat(np.arange(size), want))
+
+    run_sharing(check, [0] * size)
+    assert taken["taken"] > 0
+
+
+@SIZES
+def test_a_rank_that_comes_late_or_queues_its_calls_finds_the_others_there(taken: Counter[str], size: int) -> None:
+    def check(comm: Communicator) -> None:
+        rng = np.random.default_rng(comm.rank)
+        for step in range(60):
+            if rng.integers(4) == 0:
+                time.sleep(float(rng.random()) * 1e-3)
+            x = np.full(50, step + comm.rank)
+            # Some ranks make this call from their helper thread, others at once.
+            queued = rng.integers(3) == 0
+            y = comm.all_reduce(x, async_op=True).wait(timeout=20) if queued else comm.all_reduce(x)
+            assert (y == size * step + sum(range(size))).all()
+
+    run_sharing(check, [0] * size)
+    assert taken["left"] > 0
+    assert taken["taken"] > 0
+
+
+@SIZES
+def test_another_call_on_another_rank_is_told_to_all_and_forgotten(taken: Counter[str], size: int) -> None:
+    def check(comm: Communicator) -> None:
+        for step in range(30):
+
+            def call(odd: bool) -> Any:
+                return comm.all_gather(np.ones(4)) if odd else comm.all_reduce(np.ones(4))
+
+            if step % 10 != 9:
+                assert (call(odd=False) == comm.size).all()
+                continue
+            with pytest.raises(collectives.MismatchError, match=rf"all_reduce #{step} ") as caught:
+                call(odd=comm.rank == step // 10 % comm.size)
+            assert f"all_gather #{step} " in str(caught.value)
+
+    run_sharing(check, [0] * size)
+    assert taken["taken"] > 0
+
+
+def test_two_places_that_look_alike_are_two_calls() -> None:
+    def check(comm: Communicator) -> None:
+        for step in range(6):
+            x = np.ones(4)
+            if step % 3 == 2:
+                with pytest.raises(collectives.MismatchError, match=r"(?s)all_reduce #\d+ +sum .*all_reduce #\d+ +max"):
+                    comm.all_reduce(x, "sum") if comm.rank == 0 else comm.all_reduce(x, "max")
+            # Two calls in one line, and the same call in a loop.
+            one, two = comm.all_reduce(x), comm.all_reduce(2 * x)
+            assert (one.tolist(), two.tolist()) == ([comm.size] * 4, [2 * comm.size] * 4)
+            assert [comm.all_reduce(np.full(2, i))[0] for i in range(3)] == [0, comm.size, 2 * comm.size]
+
+    run_sharing(check, [0, 0, 0])
+
+
+@pytest.mark.parametrize("where", ["met", "polls", "stages"])
+def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    strikes: set[int] = set()
+
+    def striking(wait: Callable[..., bool]) -> Callable[..., bool]:
+        def look(self: Any, *args: Any) -> bool:
+            control = getattr(self, "_control", self)
+            if threading.get_ident() in strikes and control.me == 0:
+                strikes.clear()
+                raise KeyboardInterrupt
+            return wait(self, *args)
+
+        return look
+
+    waits = {
+        "met": (ControlBlock, "met"),
+        "polls": (call_cache._CachedCall, "_all_agree"),
+        "stages": (ControlBlock, "advanced"),
+    }
+    owner, name = waits[where]
+    monkeypatch.setattr(owner, name, striking(getattr(owner, name)))
+    x = np.ones(100_000 if where == "stages" else 100)
+
+    def check(comm: Communicator) -> str:
+        def call_again_and_again() -> None:
+            for i in range(50):
+                # A cached call does not ask whether all have met: that takes a new shape each time.
+                comm.all_reduce(x[i:] if where == "met" else x)
+
+        call_again_and_again()
+        comm.timeout = 1.0
+        if comm.rank == 0:
+            strikes.add(threading.get_ident())
+            with pytest.raises(KeyboardInterrupt):
+                call_again_and_again()
+            with pytest.raises(collectives.CollectiveInterrupted) as caught:
+                comm.all_reduce(x)
+            with pytest.raises(collectives.CollectiveInterrupted):
+                comm.barrier(async_op=True)
+            done.set()
+            return str(caught.value)
+        with pytest.raises(collectives.CollectivesError):
+            call_again_and_again()
+        assert done.wait(20)
+        return ""
+
+    done = threading.Event()
+    told, _ = run_sharing(check, [0, 0])
+    assert "all_reduce #" in told
+    assert "was interrupted (KeyboardInterrupt)" in told
+
+
+def test_threads_with_communicators_of_their_own_at_once(taken: Counter[str]) -> None:
+    def check(comm: Communicator) -> None:
+        def work(mine: Communicator, number: int) -> None:
+            try:
+                for step in range(40):
+                    for length in (10, 20_000):
+                        y = mine.all_reduce(np.full(length, number + step))
+                        assert (y == mine.size * (number + step)).all()
+                    mine.barrier()
+            except BaseException as error:
+                failed.append(error)
+
+        failed: list[BaseException] = []
+        twins = [comm.duplicate() for _ in range(4)]
+        threads = [threading.Thread(target=work, args=(twin, number)) for number, twin in enumerate(twins)]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            assert comm.all_reduce(np.ones(3))[0] == comm.size
+        for thread in threads:
+            thread.join(30)
+        assert not failed
+        assert isinstance(comm.transport, ShmTransport)
+
+    run_sharing(check, [0, 0, 0])
+    assert taken["taken"] > 0
+
+
+def test_threads_that_share_a_communicator_take_turns() -> None:
+    def check(comm: Communicator) -> None:
+        def work() -> None:
+            for _ in range(50):
+                totals.append(float(comm.all_reduce(np.ones(5))[0]))
+
+        totals: list[float] = []
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert totals == [comm.size] * 150
+
+    run_sharing(check, [0, 0])
