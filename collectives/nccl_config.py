@@ -16,17 +16,17 @@ from collectives.errors import ArgumentError, BackendError
 Version = tuple[int, ...]
 _UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 _MAGIC = 0xCAFEBEEF
-_FIRST = (2, 14)
+_FIRST = (2, 18)  # the oldest version that is used
 
 
-# Source: nccl.h of 2.14 to 2.32. Each field after the first three, its type, and the version that brought it.
+# Source: nccl.h of 2.18 to 2.32. Each field after the first three, its type, and the version that brought it.
 _FIELDS: tuple[tuple[str, Any, Version], ...] = (
     ("blocking", c_int, _FIRST),
-    ("cgaClusterSize", c_int, (2, 17)),
-    ("minCTAs", c_int, (2, 17)),
-    ("maxCTAs", c_int, (2, 17)),
-    ("netName", c_char_p, (2, 17)),
-    ("splitShare", c_int, (2, 18)),
+    ("cgaClusterSize", c_int, _FIRST),
+    ("minCTAs", c_int, _FIRST),
+    ("maxCTAs", c_int, _FIRST),
+    ("netName", c_char_p, _FIRST),
+    ("splitShare", c_int, _FIRST),
     ("trafficClass", c_int, (2, 26)),
     ("commName", c_char_p, (2, 27)),
     ("collnetEnable", c_int, (2, 27)),

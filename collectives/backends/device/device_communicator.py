@@ -64,7 +64,7 @@ class DeviceCommunicator(DeviceReductions, DeviceDataMovement, DeviceP2P):
         Returns: None where the new communicator's ranks are left to negotiate, at its first array on a GPU
         """
         transport = self._device_transport
-        if not isinstance(transport, NcclTransport) or not transport.can_split():
+        if not isinstance(transport, NcclTransport):
             return None
         if child is not None and child.size == 1 and child.registry.wanted != "nccl":
             color = None  # it copies

@@ -1,6 +1,6 @@
 """Device arrays over NCCL: what NCCL does natively, and how the rest is put together from that.
 
-    mean, scaled sum   AVG and PreMulSum where the library has them, else a kernel after the sum
+    mean, scaled sum   AVG and PreMulSum for reals, else a kernel after the sum
     complex            the sum of twice as many reals; a product gathers all ranks' arrays (size times the memory)
     int16, uint16      as 32 bits, which wrap to the same 16
     max, min of reals  with a mask of NaNs beside it: NCCL's own prefers numbers, and a NaN must win on every rank
@@ -48,16 +48,16 @@ class NativeReduction(NamedTuple):
     rest: Remainder
 
 
-def plan_native(op: ReduceOp, factor: Any, size: int, *, real: bool, has_mean: bool, has_pre: bool) -> NativeReduction:
+def plan_native(op: ReduceOp, factor: Any, size: int, *, real: bool) -> NativeReduction:
     """The most that NCCL can do of a reduction by itself.
 
     factor: a Python number, a 0-d device array or None; real: the dtype is floating or complex
     """
     known = isinstance(factor, (int, float)) and factor != 1
-    if real and has_pre and known and op in (ReduceOp.SUM, ReduceOp.MEAN):
+    if real and known and op in (ReduceOp.SUM, ReduceOp.MEAN):
         pre = factor / size if op is ReduceOp.MEAN else factor
         return NativeReduction(ReduceOp.SUM, pre, Remainder(ReduceOp.SUM, None))
-    if real and has_mean and op is ReduceOp.MEAN:
+    if real and op is ReduceOp.MEAN:
         return NativeReduction(op, None, Remainder(ReduceOp.SUM, factor))
     return NativeReduction(wire_op(op), None, Remainder(op, factor))
 
@@ -130,9 +130,7 @@ class NcclTransport:
             return Remainder(op, factor, (wide, total))
         if x.dtype.kind == "f" and op in _ORDER:
             return (yield from self._order_with_nans(x, out, op, factor, issue))
-        nccl, real = self._nccl.nccl, x.dtype.kind in "fc"
-        has_mean, has_pre = nccl.has_op(ReduceOp.MEAN), nccl.has("ncclRedOpCreatePreMulSum")
-        native = plan_native(op, factor, self._nccl.size, real=real, has_mean=has_mean, has_pre=has_pre)
+        native = plan_native(op, factor, self._nccl.size, real=x.dtype.kind in "fc")
         dtype = _REALS.get(x.dtype, x.dtype)
         send, recv = x.view(dtype), None if out is None else out.view(dtype)
 
@@ -208,10 +206,6 @@ class NcclTransport:
         yield from self._exchange(parts_of(x, table[rank]), parts_of(out, [row[rank] for row in table]))
 
     # Life ------------------------------------------------------------------------------------------------------------
-
-    def can_split(self) -> bool:
-        """True if the library can."""
-        return self._nccl.nccl.has("ncclCommSplit")
 
     def split(self, color: int | None, key: int) -> Steps[NcclCommunicator | None]:
         """A communicator of the ranks that give the same color, ordered by key; None if color is None. Collective."""

@@ -20,7 +20,6 @@ from collectives.backends.device.device_transport import DeviceTransport, Single
 from collectives.backends.device.host_staged import HostStagedTransport
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.backends.nccl import issuer, library
-from collectives.backends.nccl.limits import run_in_thread
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.table import UNIQUE_ID_BYTES, Nccl
 from collectives.backends.nccl.watchdog import Watchdog
@@ -177,7 +176,7 @@ def _connect(
     def connect() -> NcclCommunicator:
         return NcclCommunicator.connect(nccl, unique, rank, size, timeout=timeout, enter=enter, config=config)
 
-    connected = run_in_thread(connect, "collectives-connect")  # it waits for the other ranks
+    connected = issuer.run_in_thread(connect, "collectives-connect")  # it waits for the other ranks
     yield connected.done
     try:
         return connected.result(), ""

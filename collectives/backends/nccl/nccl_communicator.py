@@ -1,8 +1,7 @@
 """One rank's end of an NCCL communicator: the collectives on raw pointers, groups, scaled sums, splits; its life.
 
-NCCL has no time limits. Where the library can (2.14 and newer), communicators are nonblocking: a call that has not
-finished says so, and is asked again until its limit. What may block nevertheless runs in a thread that can be left
-behind. An older library's collectives may block in the calling thread; `abort` from another thread ends that.
+NCCL has no time limits, so communicators are nonblocking: a call that has not finished says so, and is asked again
+until its limit. What may block nevertheless runs in a thread that can be left behind.
 
 Calls come from one thread at a time, in the same order on every rank. `abort` and `async_error` may come from any
 thread at any time: the handle is used and taken away under a lock, so that it is never used after it was freed.
@@ -20,11 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.backends.nccl.limits import StillRunning, run_within
+from collectives.backends.nccl.issuer import StillRunning, run_within
 from collectives.backends.nccl.table import (
     HOST_IMMEDIATE,
     IN_PROGRESS,
     NO_COLOR,
+    OPS,
     SUCCESS,
     SYMMETRIC,
     TIMEOUT,
@@ -78,7 +78,7 @@ class NcclCommunicator:
     """One rank's end of an NCCL communicator. Made by `connect` and `split`.
 
     rank, size: this rank and how many there are
-    timeout: s; no call blocks longer (a call of a library older than 2.14 may, until `abort`)
+    timeout: s; no call blocks longer
 
     Pointers and streams are plain integers (device addresses, `cudaStream_t`); counts are values, not bytes, and may
     pass 2**31; `dtype` is a NumPy dtype, bfloat16 that of ml_dtypes. The buffers must live until the stream has passed
@@ -128,18 +128,16 @@ class NcclCommunicator:
             raise ArgumentError(f"a unique id has {UNIQUE_ID_BYTES} bytes, this one {len(unique_id)}")
         limit = TimeLimit(timeout)
         handle, structure = c_void_p(), configuration(config, nccl.version)
-        name, more = "ncclCommInitRank", ()
-        if nccl.has("ncclCommInitRankConfig"):
-            name, more = "ncclCommInitRankConfig", (byref(structure),)  # type: ignore[assignment]
+        name = "ncclCommInitRankConfig"
         communicator = cls(nccl, handle, rank, size, timeout)
 
         def meet() -> int:
             enter()
             given = UniqueId.from_buffer_copy(unique_id)
-            return int(nccl.call(name, byref(handle), size, given, rank, *more))
+            return int(nccl.call(name, byref(handle), size, given, rank, byref(structure)))
 
         try:
-            # Without limit in an old library, and where NCCL_COMM_BLOCKING overrides the configuration.
+            # Without limit where NCCL_COMM_BLOCKING overrides the configuration.
             result = run_within(timeout, meet, f"nccl-connect-{rank}")
         except StillRunning:
             communicator._handle = None  # what is still being made must not be touched
@@ -231,7 +229,6 @@ class NcclCommunicator:
         """A sum of arrays of `dtype` whose terms are multiplied by `factor` first: an op for calls in the body.
 
         The body may end as soon as the last call that was given it (or that call's group) has returned.
-        Raises: BackendError before NCCL 2.11.
         """
         code, scalar = c_int(), np.array([factor], dtype)
         with self._calling:
@@ -264,7 +261,6 @@ class NcclCommunicator:
         """A communicator of the ranks that give the same color, ordered by key; None if color is None. Collective.
 
         color: not negative
-        Raises: BackendError before NCCL 2.18.
         """
         if color is not None and color < 0:
             raise ArgumentError(f"color should be a natural number or None, is {color}")
@@ -319,16 +315,14 @@ class NcclCommunicator:
         Returns: True if it finished within the limit, in good order.
         """
         limit = TimeLimit(timeout)
-        if self.nccl.has("ncclCommFinalize"):
-            if self._handle is None:
-                return True
-            try:
-                self._finalize(timeout, limit)
-            except (CollectivesError, StillRunning):
-                self.abort(timeout=timeout)
-                return False
+        if self._handle is None:
+            return True
+        try:
+            self._finalize(timeout, limit)
+        except (CollectivesError, StillRunning):
+            self.abort(timeout=timeout)
+            return False
         handle = self._take()
-        # Before 2.14 it waits for what is under way, and cannot be aborted any more.
         return handle is None or self._bounded("ncclCommDestroy", handle, max(1.0, limit.remaining()))
 
     def _finalize(self, timeout: float, limit: TimeLimit) -> None:
@@ -349,7 +343,7 @@ class NcclCommunicator:
         """Count, dtype and op as NCCL takes them."""
         assert count >= 0, count  # ctypes would make a huge one of it
         typed = (count, self.nccl.dtype_code(dtype))
-        return typed if op is None else (*typed, op if isinstance(op, int) else self.nccl.op_code(op))
+        return typed if op is None else (*typed, op if isinstance(op, int) else OPS[op])
 
     def _run(self, name: str, *arguments: Any, stream: int) -> None:
         with self._calling:
@@ -403,7 +397,7 @@ class NcclCommunicator:
     def _take(self) -> c_void_p | None:
         """The handle, for the one who frees it; None if another thread was first."""
         self._stopped = True
-        # An old library's call may be stuck, and only the abort frees it.
+        # A call may be stuck, and only the abort frees it.
         waited = self._calling.acquire(timeout=_GRACE)
         try:
             with self._taking:

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from collectives.errors import BackendError, DtypeError, NcclError
 from collectives.nccl_config import Config
-from collectives.reduction import ReduceOp
+from collectives.reduction import BFLOAT16, ReduceOp
 
 UNIQUE_ID_BYTES = 128
 NO_COLOR = -1  # of a rank that takes part in ncclCommSplit and is in none of the new communicators
@@ -51,16 +49,6 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]  # ctypes reads it so
 
 
-@dataclass(frozen=True)
-class Function:
-    """One function of libnccl. since: the version that brought it, (major, minor)"""
-
-    name: str
-    arguments: tuple[Any, ...]
-    since: tuple[int, int]
-    result: Any = c_int
-
-
 _COMM = c_void_p
 _STREAM = c_void_p
 _BUFFER = c_void_p
@@ -68,64 +56,54 @@ _DTYPE = c_int
 _OP = c_int
 _REGISTERED = c_void_p
 
-FUNCTIONS = {
-    function.name: function
-    for function in (
-        Function("ncclGetVersion", (POINTER(c_int),), (2, 3)),
-        Function("ncclGetUniqueId", (POINTER(UniqueId),), (2, 0)),
-        Function("ncclGetErrorString", (c_int,), (2, 0), c_char_p),
-        Function("ncclGetLastError", (_COMM,), (2, 13), c_char_p),
-        Function("ncclCommInitRank", (POINTER(_COMM), c_int, UniqueId, c_int), (2, 0)),
-        Function("ncclCommInitRankConfig", (POINTER(_COMM), c_int, UniqueId, c_int, POINTER(Config)), (2, 14)),
-        Function("ncclCommSplit", (_COMM, c_int, c_int, POINTER(_COMM), POINTER(Config)), (2, 18)),
-        Function("ncclCommFinalize", (_COMM,), (2, 14)),
-        Function("ncclCommDestroy", (_COMM,), (2, 0)),
-        Function("ncclCommAbort", (_COMM,), (2, 4)),
-        Function("ncclCommGetAsyncError", (_COMM, POINTER(c_int)), (2, 4)),
-        Function("ncclCommCount", (_COMM, POINTER(c_int)), (2, 0)),
-        Function("ncclCommUserRank", (_COMM, POINTER(c_int)), (2, 0)),
-        Function("ncclRedOpCreatePreMulSum", (POINTER(_OP), c_void_p, _DTYPE, c_int, _COMM), (2, 11)),
-        Function("ncclRedOpDestroy", (_OP, _COMM), (2, 11)),
-        Function("ncclAllReduce", (_BUFFER, _BUFFER, c_size_t, _DTYPE, _OP, _COMM, _STREAM), (2, 0)),
-        Function("ncclReduce", (_BUFFER, _BUFFER, c_size_t, _DTYPE, _OP, c_int, _COMM, _STREAM), (2, 0)),
-        Function("ncclBroadcast", (_BUFFER, _BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM), (2, 2)),
-        Function("ncclAllGather", (_BUFFER, _BUFFER, c_size_t, _DTYPE, _COMM, _STREAM), (2, 0)),
-        Function("ncclReduceScatter", (_BUFFER, _BUFFER, c_size_t, _DTYPE, _OP, _COMM, _STREAM), (2, 0)),
-        Function("ncclSend", (_BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM), (2, 7)),
-        Function("ncclRecv", (_BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM), (2, 7)),
-        Function("ncclGroupStart", (), (2, 0)),
-        Function("ncclGroupEnd", (), (2, 0)),
-        Function("ncclMemAlloc", (POINTER(c_void_p), c_size_t), (2, 19)),
-        Function("ncclMemFree", (c_void_p,), (2, 19)),
-        Function("ncclCommRegister", (_COMM, _BUFFER, c_size_t, POINTER(_REGISTERED)), (2, 19)),
-        Function("ncclCommDeregister", (_COMM, _REGISTERED), (2, 19)),
-        Function("ncclCommWindowRegister", (_COMM, _BUFFER, c_size_t, POINTER(_REGISTERED), c_int), (2, 27)),
-        Function("ncclCommWindowDeregister", (_COMM, _REGISTERED), (2, 27)),
+#: The arguments of every function; all return a result code, but those of `_TEXTS`.
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "ncclGetVersion": (POINTER(c_int),),
+    "ncclGetUniqueId": (POINTER(UniqueId),),
+    "ncclGetErrorString": (c_int,),
+    "ncclGetLastError": (_COMM,),
+    "ncclCommInitRankConfig": (POINTER(_COMM), c_int, UniqueId, c_int, POINTER(Config)),
+    "ncclCommSplit": (_COMM, c_int, c_int, POINTER(_COMM), POINTER(Config)),
+    "ncclCommFinalize": (_COMM,),
+    "ncclCommDestroy": (_COMM,),
+    "ncclCommAbort": (_COMM,),
+    "ncclCommGetAsyncError": (_COMM, POINTER(c_int)),
+    "ncclCommCount": (_COMM, POINTER(c_int)),
+    "ncclCommUserRank": (_COMM, POINTER(c_int)),
+    "ncclRedOpCreatePreMulSum": (POINTER(_OP), c_void_p, _DTYPE, c_int, _COMM),
+    "ncclRedOpDestroy": (_OP, _COMM),
+    "ncclAllReduce": (_BUFFER, _BUFFER, c_size_t, _DTYPE, _OP, _COMM, _STREAM),
+    "ncclReduce": (_BUFFER, _BUFFER, c_size_t, _DTYPE, _OP, c_int, _COMM, _STREAM),
+    "ncclBroadcast": (_BUFFER, _BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM),
+    "ncclAllGather": (_BUFFER, _BUFFER, c_size_t, _DTYPE, _COMM, _STREAM),
+    "ncclReduceScatter": (_BUFFER, _BUFFER, c_size_t, _DTYPE, _OP, _COMM, _STREAM),
+    "ncclSend": (_BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM),
+    "ncclRecv": (_BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM),
+    "ncclGroupStart": (),
+    "ncclGroupEnd": (),
+    # From 2.19 on
+    "ncclMemAlloc": (POINTER(c_void_p), c_size_t),
+    "ncclMemFree": (c_void_p,),
+    "ncclCommRegister": (_COMM, _BUFFER, c_size_t, POINTER(_REGISTERED)),
+    "ncclCommDeregister": (_COMM, _REGISTERED),
+    # From 2.27 on
+    "ncclCommWindowRegister": (_COMM, _BUFFER, c_size_t, POINTER(_REGISTERED), c_int),
+    "ncclCommWindowDeregister": (_COMM, _REGISTERED),
+}
+_TEXTS = ("ncclGetErrorString", "ncclGetLastError")
+#: The oldest version that is used: it has nonblocking communicators and splits them.
+OLDEST = (2, 18)
+
+#: NCCL's number of a dtype.
+DTYPES: dict[np.dtype[Any], int] = {
+    np.dtype(kind): code
+    for code, kind in enumerate(
+        (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64, BFLOAT16)
     )
 }
 
-#: NCCL's number of a dtype, and the version that brought it.
-DTYPES: dict[np.dtype[Any], tuple[int, tuple[int, int]]] = {
-    np.dtype(np.int8): (0, (2, 0)),
-    np.dtype(np.uint8): (1, (2, 0)),
-    np.dtype(np.int32): (2, (2, 0)),
-    np.dtype(np.uint32): (3, (2, 0)),
-    np.dtype(np.int64): (4, (2, 0)),
-    np.dtype(np.uint64): (5, (2, 0)),
-    np.dtype(np.float16): (6, (2, 0)),
-    np.dtype(np.float32): (7, (2, 0)),
-    np.dtype(np.float64): (8, (2, 0)),
-    np.dtype(ml_dtypes.bfloat16): (9, (2, 10)),
-}
-
-#: NCCL's number of a reduction, and the version that brought it. NCCL's mean of integers is their sum, divided.
-OPS: dict[ReduceOp, tuple[int, tuple[int, int]]] = {
-    ReduceOp.SUM: (0, (2, 0)),
-    ReduceOp.PROD: (1, (2, 0)),
-    ReduceOp.MAX: (2, (2, 0)),
-    ReduceOp.MIN: (3, (2, 0)),
-    ReduceOp.MEAN: (4, (2, 10)),
-}
+#: NCCL's number of a reduction. NCCL's mean of integers is their sum, divided.
+OPS = {ReduceOp.SUM: 0, ReduceOp.PROD: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.MEAN: 4}
 
 
 def parse_version(code: int) -> tuple[int, int, int]:
@@ -134,50 +112,43 @@ def parse_version(code: int) -> tuple[int, int, int]:
     return code // unit, code % unit // 100, code % 100
 
 
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
 class Nccl:
     """A loaded libnccl under the table.
 
     path: the file it was loaded from; version: (major, minor, patch)
-
-    Raises: BackendError if the library has no ncclGetVersion, and so is not NCCL.
+    Raises: BackendError if the library is not NCCL, or older than 2.18.
     """
 
     def __init__(self, dll: ctypes.CDLL, path: str = "libnccl") -> None:
         self.path = path
         self._functions: dict[str, Any] = {}
-        for function in FUNCTIONS.values():
-            if hasattr(dll, function.name):
-                found = dll[function.name]  # a new object: other users of the library keep their declarations
-                found.argtypes = function.arguments
-                found.restype = function.result
-                self._functions[function.name] = found
-        if "ncclGetVersion" not in self._functions:
+        for name, arguments in FUNCTIONS.items():
+            if hasattr(dll, name):
+                found = dll[name]  # a new object: other users of the library keep their declarations
+                found.argtypes, found.restype = arguments, c_char_p if name in _TEXTS else c_int
+                self._functions[name] = found
+        if not self.has("ncclGetVersion"):
             raise BackendError(f"{path} is not NCCL: it has no ncclGetVersion")
         code = c_int()
-        result = self._functions["ncclGetVersion"](ctypes.byref(code))
+        result = self.call("ncclGetVersion", ctypes.byref(code))
         if result != SUCCESS:
             raise BackendError(f"{path} cannot tell its version: ncclGetVersion returned {RESULTS.get(result, result)}")
         self.version = parse_version(code.value)
+        if self.version[:2] < OLDEST:
+            raise BackendError(f"{self!r} is too old: NCCL {'.'.join(map(str, OLDEST))} or newer is needed")
 
     def __repr__(self) -> str:
-        return f"<NCCL {_dotted(self.version)} of {self.path}>"
+        return f"<NCCL {'.'.join(map(str, self.version))} of {self.path}>"
 
     def has(self, name: str) -> bool:
         """True if the library has this function of the table."""
-        assert name in FUNCTIONS, name
         return name in self._functions
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The function's result, unchecked. Raises: BackendError naming the version that has it, if this has not."""
-        try:
-            function = self._functions[name]
-        except KeyError:
-            raise BackendError(self._lack(name)) from None
-        return function(*arguments)
+        """The function's result, unchecked. Raises: BackendError if the library has no such function."""
+        if name not in self._functions:
+            raise BackendError(f"{self!r} has no {name}: it is too old, or incomplete")
+        return self._functions[name](*arguments)
 
     def checked(self, name: str, *arguments: Any) -> None:
         """Makes a call that belongs to no communicator. Raises: NcclError if it fails; BackendError as `call`."""
@@ -185,44 +156,20 @@ class Nccl:
         if result != SUCCESS:
             raise NcclError(f"{name} returned {self.explain(result)}")
 
-    def has_op(self, op: ReduceOp) -> bool:
-        """True if the library is new enough for this reduction."""
-        return self.version[:2] >= OPS[op][1]
-
-    def op_code(self, op: ReduceOp) -> int:
-        """NCCL's number of a reduction. Raises: BackendError if the library is too old for it."""
-        code, since = OPS[op]
-        if self.version[:2] < since:
-            raise BackendError(f"a {op.value} by NCCL needs version {_dotted(since)}, and this is {self!r}")
-        return code
-
     def dtype_code(self, dtype: np.dtype[Any]) -> int:
-        """NCCL's number of a dtype. Raises: DtypeError if NCCL has none; BackendError if the library is too old."""
+        """NCCL's number of a dtype. Raises: DtypeError if NCCL has none."""
         if dtype not in DTYPES:
             raise DtypeError(f"NCCL has no {dtype}; it has {', '.join(map(str, DTYPES))}: move it as bytes (uint8)")
-        code, since = DTYPES[dtype]
-        if self.version[:2] < since:
-            raise BackendError(f"{dtype} by NCCL needs version {_dotted(since)}, and this is {self!r}")
-        return code
-
-    def last_error(self) -> str:
-        """NCCL's own words about the last error of this process; "" if it has none, or is older than 2.13."""
-        if not self.has("ncclGetLastError"):
-            return ""
-        text = self.call("ncclGetLastError", None)
-        return text.decode(errors="replace").strip() if text else ""
+        return DTYPES[dtype]
 
     def explain(self, result: int) -> str:
-        """A result code in words, with NCCL's last error."""
+        """A result code in words, with NCCL's own words about the last error of this process."""
         meaning = RESULTS.get(result)
         if meaning is None:
-            text = self.call("ncclGetErrorString", result)
-            meaning = text.decode(errors="replace") if text else "which this version of NCCL does not explain"
-        words = self.last_error()
+            meaning = _text(self.call("ncclGetErrorString", result)) or "which this version of NCCL does not explain"
+        words = _text(self.call("ncclGetLastError", None))
         return f"{result} ({meaning})" + (f"; NCCL says: {words}" if words else "")
 
-    def _lack(self, name: str) -> str:
-        since = FUNCTIONS[name].since
-        if self.version[:2] < since:
-            return f"{name} needs NCCL {_dotted(since)} or newer, and this is {self!r}"
-        return f"{self!r} has no {name}, though NCCL has it since {_dotted(since)}: the library is incomplete"
+
+def _text(text: bytes | None) -> str:
+    return text.decode(errors="replace").strip() if text else ""

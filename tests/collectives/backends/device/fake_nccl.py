@@ -21,7 +21,7 @@ from tests.collectives.backends.device.machine import GARBAGE, Machine, Meeting
 
 
 class FakeLibrary:
-    """`Nccl`. lacks: functions and operations that an older one has not"""
+    """`Nccl`. lacks: functions that an older one has not"""
 
     def __init__(self, version: tuple[int, int, int] = (2, 32, 3), lacks: tuple[str, ...] = ()) -> None:
         self.version = version
@@ -31,9 +31,6 @@ class FakeLibrary:
 
     def has(self, name: str) -> bool:
         return name not in self.lacks
-
-    def has_op(self, op: ReduceOp) -> bool:
-        return op.value not in self.lacks
 
     def checked(self, name: str, *arguments: Any) -> None:
         """Memory of NCCL's own: kept until the end, so that a stray pointer hits garbage and no other process."""

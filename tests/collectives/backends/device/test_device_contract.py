@@ -19,8 +19,7 @@ from collectives.backends.device import host_staged
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
-OLD = FakeLibrary((2, 8, 4), lacks=("mean", "ncclRedOpCreatePreMulSum"))
-TRANSPORTS = {"staged": None, "nccl": FakeLibrary(), "old nccl": OLD}
+TRANSPORTS = {"staged": None, "nccl": FakeLibrary()}
 DTYPES = (
     *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64, np.complex128, np.bool_),
     *(np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64),

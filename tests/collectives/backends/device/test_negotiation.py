@@ -148,26 +148,19 @@ def test_init_by_name_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("op", "factor", "has", "expected"),
+    ("op", "factor", "real", "expected"),
     [
         (SUM, None, True, NativeReduction(SUM, None, Remainder(SUM, None))),
         (SUM, 0.5, True, NativeReduction(SUM, 0.5, Remainder(SUM, None))),
         (SUM, 1.0, True, NativeReduction(SUM, None, Remainder(SUM, 1.0))),
-        (SUM, 0.5, False, NativeReduction(SUM, None, Remainder(SUM, 0.5))),
         (MEAN, None, True, NativeReduction(MEAN, None, Remainder(SUM, None))),
         (MEAN, 0.5, True, NativeReduction(SUM, 0.125, Remainder(SUM, None))),
-        (MEAN, None, False, NativeReduction(SUM, None, Remainder(MEAN, None))),
         (MAX, 0.5, True, NativeReduction(MAX, None, Remainder(MAX, 0.5))),
+        (MEAN, None, False, NativeReduction(SUM, None, Remainder(MEAN, None))),  # divided by our own rule
     ],
 )
-def test_what_nccl_does_by_itself(op: ReduceOp, factor: Any, has: bool, expected: NativeReduction) -> None:
-    assert plan_native(op, factor, 4, real=True, has_mean=has, has_pre=has) == expected
-
-
-def test_a_mean_of_integers_is_divided_by_our_own_rule() -> None:
-    assert plan_native(MEAN, None, 4, real=False, has_mean=True, has_pre=True) == NativeReduction(
-        SUM, None, Remainder(MEAN, None)
-    )
+def test_what_nccl_does_by_itself(op: ReduceOp, factor: Any, real: bool, expected: NativeReduction) -> None:
+    assert plan_native(op, factor, 4, real=real) == expected
 
 
 def test_how_arrays_are_cut() -> None:

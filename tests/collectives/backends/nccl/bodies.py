@@ -74,8 +74,6 @@ def reductions(r: Rank) -> None:
     }
     for dtype in DTYPES:
         for op, expected in combine.items():
-            if not (r.nccl.has_op(op) and has_dtype(r, dtype)):
-                continue
             for count in (0, 1, 7):
                 x, out = values(r.rank, count, dtype), np.zeros(count, dtype)
                 total = expected(np.stack([values(each, count, np.float64) for each in range(r.size)])).astype(dtype)
@@ -114,7 +112,7 @@ def in_place_and_large(r: Rank) -> None:
 
 def movements(r: Rank) -> None:
     comm = r.connect()
-    for dtype in [each for each in DTYPES if has_dtype(r, each)]:
+    for dtype in DTYPES:
         for root in range(r.size):
             x, out = values(root + 10, 5, dtype), np.zeros(5, dtype)
             comm.broadcast(at(x) if r.rank == root else 0, at(out), 5, dtype, root, STREAM)
@@ -223,12 +221,11 @@ def registered(r: Rank) -> None:
 
 def configured(r: Rank) -> None:
     """What is configured reaches NCCL; what the library is too old for is named before the ranks meet."""
-    config = NcclConfig(max_ctas=3)
-    if r.nccl.version < (2, 17):
-        with raises(BackendError, r"max_ctas needs NCCL 2\.17 or newer, and this is 2\.\d+\.3"):
+    if r.nccl.version < (2, 26):
+        with raises(BackendError, r"traffic_class needs NCCL 2\.26 or newer, and this is 2\.\d+\.3"):
+            config = NcclConfig(traffic_class=3)
             NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=config)
-        return
-    comm = NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=config)
+    comm = NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=NcclConfig(max_ctas=3))
     assert r.stub.most_ctas() == 3
     r.close(comm)
 
@@ -245,35 +242,12 @@ def huge_count(r: Rank) -> None:
     r.close(comm)
 
 
-def old_version(r: Rank) -> None:
-    """What a library lacks is named, with the version that has it; the rest works."""
-    comm = r.connect()
-    x = np.ones(2, np.float32)
-    comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, STREAM)
-    r.wait()
-    assert x[0] == r.size
-    bf16 = np.dtype(ml_dtypes.bfloat16)
-    minor = r.nccl.version[1]
-    lacks: list[tuple[int, str, Callable[[], object]]] = [
-        (10, "mean", lambda: comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.MEAN, STREAM)),
-        (10, "bfloat16", lambda: comm.all_reduce(at(x), at(x), 2, bf16, ReduceOp.SUM, STREAM)),
-        (11, "ncclRedOpCreatePreMulSum", lambda: comm.pre_mul_sum(2.0, x.dtype).__enter__()),
-        (18, "ncclCommSplit", lambda: comm.split(None, 0)),
-    ]
-    for since, name, call in lacks:
-        if minor < since:
-            with raises(BackendError, rf"{name}.*2\.{since}.*2\.{minor}\.3"):
-                call()
-    assert comm.close()
-
-
 def wrong_arguments(r: Rank) -> None:
     comm = r.connect()
     x = np.ones(2, np.float32)
     with raises(DtypeError, "complex64"):
         comm.all_reduce(at(x), at(x), 2, np.dtype(np.complex64), ReduceOp.SUM, STREAM)
-    words = "NCCL says: ncclBroadcast: no such" if r.nccl.has("ncclGetLastError") else "ncclInvalidArgument"
-    with raises(NcclError, rf"rank {r.rank} of {r.size}: ncclBroadcast returned 4 .*{words}"):
+    with raises(NcclError, rf"rank {r.rank} of {r.size}: ncclBroadcast returned 4 .*NCCL says: ncclBroadcast: no such"):
         comm.broadcast(at(x), at(x), 2, x.dtype, 17, STREAM)
     with raises(NcclError, "ncclReduce returned 4"), comm.group():
         comm.reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, 17, STREAM)
@@ -321,8 +295,7 @@ def never_comes(r: Rank) -> None:
         with raises(CollectiveTimeout, "one has not arrived"):
             r.connect(timeout=0.5)
         assert time.monotonic() - begun < SOON
-        if r.nccl.has("ncclCommInitRankConfig"):
-            assert r.stub.live() == 0
+        assert r.stub.live() == 0
 
 
 def hangs_in_a_call(r: Rank) -> None:
@@ -518,11 +491,6 @@ def watchdog_ends_a_deaf_program(r: Rank) -> None:
     dog.watch(r.stub.record(STREAM), x, "all_reduce #0 (train.py:7)", 0.3)
     time.sleep(20)
     print("the program was not ended")
-
-
-def has_dtype(r: Rank, dtype: np.dtype[Any]) -> bool:
-    """Whether the library is new enough for it."""
-    return r.nccl.version[:2] >= DTYPES[dtype][1]
 
 
 class raises(contextlib.AbstractContextManager[None]):

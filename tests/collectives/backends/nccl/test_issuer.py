@@ -1,4 +1,4 @@
-"""The issuing thread: one order, outcomes to whoever waits, nothing kept alive."""
+"""The issuing thread: one order, outcomes to whoever waits, nothing kept alive; and calls with a time limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from collectives.backends.nccl import issuer
-from collectives.backends.nccl.issuer import Issuer
+from collectives.backends.nccl.issuer import Issuer, StillRunning, run_within
 
 
 def refuse() -> None:
@@ -26,14 +26,9 @@ def test_calls_are_made_in_order_in_one_thread() -> None:
     for each in waiting:
         each.result(10)
     assert made == list(range(100))
-    assert thread.submit(lambda: threading.current_thread().name).result(10) == "test-issuer"
-
-
-def test_an_exception_goes_to_whoever_waits_and_the_thread_goes_on() -> None:
-    thread = Issuer("test-issuer")
     with pytest.raises(ZeroDivisionError):
         thread.submit(lambda: 1 / 0).result(10)
-    assert thread.submit(lambda: 1).result(10) == 1
+    assert thread.submit(lambda: threading.current_thread().name).result(10) == "test-issuer"
 
 
 def test_a_thread_that_cannot_enter_its_device_says_so_to_everybody() -> None:
@@ -66,3 +61,29 @@ def test_one_issuer_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert issuer.of_device(1) is not first
     first.submit(threading.get_ident).result(10)
     assert entered == [0]
+
+
+def test_in_time_and_too_late() -> None:
+    release = threading.Event()
+    assert run_within(20, lambda: 3, "three") == 3
+    with pytest.raises(ZeroDivisionError):
+        run_within(20, lambda: 1 // 0, "one")
+    with pytest.raises(StillRunning, match="late"):
+        run_within(0.05, release.wait, "late")
+    release.set()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("can't create new thread at interpreter shutdown", StillRunning),  # from Python 3.12 on
+        ("can't start new thread", RuntimeError),  # the process has too many
+    ],
+)
+def test_where_no_thread_starts(words: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(kind, match=words):
+        run_within(20, lambda: 3, "three")
