@@ -1,7 +1,7 @@
-"""The jobs of the drill: started, struck from outside, started again, and followed to their end.
+"""Jobs of the chaos test: started, struck from outside, started again, and followed to their end.
 
-Everything that a job consists of is found again by a mark in its environment: what is left when it has ended is a
-failure, and is killed.
+All processes of a job are found by a mark in their environment: what is left when it has ended is a failure, and is
+killed.
 """
 
 from __future__ import annotations
@@ -17,35 +17,30 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.chaos_worker import Strike
+from benchmarks.harness import ROOT
 from benchmarks.startup import MARK, kill, processes
 from collectives.world import STOPPED
 
-WORKER = Path(__file__).resolve().parent / "chaos_worker.py"
-ROOT = WORKER.parent.parent
 LIMIT = 60.0  # s a start
 GONE = 5.0  # s until nothing is left of a job that has ended
-PAUSE = 0.02  # s a step, so that there is time to be struck in
+PAUSE = 0.02  # s a step, so that there is time to strike
 STILL = 0.3  # s for which a rank is stopped
-ROOM = 2 << 20  # bytes of the disk that becomes full: a few checkpoints
-_ALONE = "DDP_DRILL_ALONE"
 
 
 class Ended(NamedTuple):
-    """A job that has come to its end, or failed to.
+    """A job that has ended, or failed to.
 
-    wrong: what should not be, "" if nothing; said: by all of its starts
-    struck: what was to befall it has
+    wrong: what should not be, "" if nothing; output: of all starts; struck: the strike hit
     starting: seconds from the shell to the first step of the first start
-    restarts: by the launcher; starts: by the drill, the first included
+    restarts: by the launcher; starts: by this test, the first included
     notes: of all ranks, by rank and in order; results: of each rank of the last start
     """
 
     wrong: str
-    said: str
+    output: str
     struck: bool
     starting: float
     restarts: int
@@ -55,10 +50,10 @@ class Ended(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """What the drill strikes in the first start of a job.
+    """What is struck from outside in the first start of a job.
 
     kind: how, and whom; rank: which, if it is one
-    moment: in steps, so many of which are made; below 0: in seconds, before the first step is expected
+    moment: in steps; below 0: in seconds, before the first step is expected
     starting: seconds from the shell to the first step
     """
 
@@ -68,43 +63,19 @@ class Victim(NamedTuple):
     starting: float
 
 
-def alone() -> None:
-    """Goes on in a mount namespace of its own, where that may be had: what is mounted there ends with it."""
-    there = ["unshare", "--mount"]
-    if _ALONE in os.environ or shutil.which(there[0]) is None:
-        return
-    if subprocess.run([*there, "true"], capture_output=True).returncode == 0:
-        os.environ[_ALONE] = "1"
-        os.execvp(there[0], [*there, sys.executable, *sys.argv])
+class Plan(NamedTuple):
+    """A job and its strikes.
 
+    sizes: ranks of its first start, its second, and so on: as many starts as it may have
+    restarts: that the launcher may make in each; strikes: what ranks do to themselves
+    victim: what is struck from outside in the first start; background: saves are asynchronous
+    """
 
-class Disk:
-    """A small disk of its own, if one may be mounted: `real` says so. A context."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.real = False
-
-    def __enter__(self) -> Disk:
-        self.folder.mkdir()
-        if _ALONE in os.environ:  # else it might stay
-            mount = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(self.folder)]
-            self.real = subprocess.run(mount, capture_output=True).returncode == 0
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.real:
-            subprocess.run(["umount", str(self.folder)], check=True)
-
-    def fill(self) -> None:
-        """Not a byte is left."""
-        with contextlib.suppress(OSError), (self.folder / "ballast").open("ab", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-
-    def empty(self) -> None:
-        """There is room again."""
-        (self.folder / "ballast").unlink(missing_ok=True)
+    sizes: Sequence[int]
+    restarts: int
+    strikes: Sequence[Strike] = ()
+    victim: Victim | None = None
+    background: bool = False
 
 
 def write_digits(path: Path, samples: int) -> None:
@@ -117,91 +88,71 @@ def write_digits(path: Path, samples: int) -> None:
     np.savez(path, images=(digits.images / 16.0)[some][:, None], labels=digits.target[some])
 
 
-class Plan(NamedTuple):
-    """What a job is, and what befalls it.
-
-    sizes: ranks of its first start, its second, and so on: as many starts as it may have
-    restarts: that the launcher may make in each; strikes: what ranks do to themselves
-    victim: what the drill strikes in the first start; beside: saves go on in the background
-    """
-
-    sizes: Sequence[int]
-    restarts: int
-    strikes: Sequence[Strike] = ()
-    victim: Victim | None = None
-    beside: bool = False
-
-
-def run(folder: Path, plan: Plan, disk: Disk | None = None) -> Ended:
-    """One job from nothing to its end. folder: with the digits; disk: for the checkpoints, if it is a real one"""
-    real = disk is not None and disk.real
-    if plan.victim is not None and plan.victim.kind == "full" and not real:
-        at = Strike(0, plan.victim.rank, "full", max(0, int(plan.victim.moment)))
-        plan = plan._replace(strikes=[at], victim=None)
+def run(folder: Path, plan: Plan) -> Ended:
+    """Runs one job from nothing to its end. folder: with the digits"""
     work = folder / "job"
     work.mkdir()
     try:
-        checkpoints = disk.folder / "checkpoints" if disk is not None and disk.real else work / "checkpoints"
-        with (work / "said").open("w+") as said:
-            return _Job(plan, work, [folder / "digits.npz", checkpoints], said, disk).run()
+        return _Job(plan, work, folder / "digits.npz").run()
     finally:
         shutil.rmtree(work)
-        if disk is not None:
-            disk.empty()
-            shutil.rmtree(disk.folder / "checkpoints", ignore_errors=True)
 
 
 class _Job:
-    """A job on its way. paths: what the worker is told, after `work`"""
+    """A job in the folder `work`."""
 
-    def __init__(self, plan: Plan, work: Path, paths: Sequence[Path], said: IO[str], disk: Disk | None) -> None:
-        self.plan, self.work, self.paths, self.said, self.disk = plan, work, paths, said, disk
-        self.events = work / "events.jsonl"
+    def __init__(self, plan: Plan, work: Path, digits: Path) -> None:
+        self.plan, self.work = plan, work
+        self.script = ["-m", "benchmarks.chaos_worker", str(work), str(digits), str(work / "checkpoints")]
+        self.script += [f"--pause={PAUSE}", f"--strikes={json.dumps(plan.strikes)}"]
+        self.script += ["--async-save"] if plan.background else []
+        self.events, self.output = work / "events.jsonl", work / "output"
         self.struck = False
-        self.stepped_at: float | None = None  # first
+        self.first_step = 0.0
 
     def run(self) -> Ended:
-        """Starts it as often as it takes, and may be."""
-        # After these the same command goes on: stopped as asked; killed, and ddp-launch too, or nobody was to restart.
-        going_on = {STOPPED, -signal.SIGKILL if self.plan.restarts else 128 + signal.SIGKILL}
-        began, number, wrong = time.monotonic(), 0, ""
+        # After these the same command is started again: stopped on request; killed, and ddp-launch too, or without
+        # restarts.
+        again = {0, STOPPED, -signal.SIGKILL if self.plan.restarts else 128 + signal.SIGKILL}
+        began, number, code, wrong = time.monotonic(), 0, None, ""
         for number, ranks in enumerate(self.plan.sizes):
             code, wrong = self._start(number, ranks)
+            if not wrong and code not in again:
+                wrong = f"start {number} ended with code {code}"
             if wrong or code == 0:
-                break
-            wrong = "" if code in going_on else f"start {number} ended with code {code}"
-            if wrong:
                 break
         else:
             wrong = f"{number + 1} starts were not enough"
-        starting = 0.0 if self.stepped_at is None else self.stepped_at - began
-        again, starts = self._happened().count("restart"), number + 1
-        notes, results = ([], []) if wrong else _read(self.work, self.plan.sizes[number])
-        self.said.seek(0)
-        struck = self.struck or again > 0 or starts > 1
-        return Ended(wrong, self.said.read(), struck, starting, again, starts, notes, results)
+        restarts, starts = _lines(self.events).count("restart"), number + 1
+        notes, results = [], []
+        if not wrong:
+            notes = [
+                json.loads(line) for path in sorted(self.work.glob("rank-*")) for line in path.read_text().splitlines()
+            ]
+            paths = [self.work / f"result-{rank}.json" for rank in range(self.plan.sizes[number])]
+            results = [json.loads(path.read_text()) for path in paths]
+        struck = self.struck or restarts > 0 or starts > 1
+        starting = max(0.0, self.first_step - began)
+        return Ended(wrong, self.output.read_text(), struck, starting, restarts, starts, notes, results)
 
     def _start(self, number: int, ranks: int) -> tuple[int | None, str]:
-        """One start, to its end: the launcher's exit code, and what is wrong with that, "" if nothing."""
+        """Runs one start to its end: the launcher's exit code, and what is wrong with that, "" if nothing."""
         launch = [sys.executable, "-m", "launcher", "-n", str(ranks), f"--max-restarts={self.plan.restarts}"]
-        told = [f"--run={number}", f"--pause={PAUSE}", f"--strikes={json.dumps(self.plan.strikes)}"]
-        told += ["--async-save"] if self.plan.beside else []
-        script = [str(WORKER), str(self.work), *map(str, self.paths), *told]
-        self.said.write(f"--- start {number}, on {ranks} ranks\n")
-        self.said.flush()
         mark = uuid.uuid4().hex
-        job = subprocess.Popen(
-            [*launch, "--events", str(self.events), *script],
-            stdin=subprocess.DEVNULL,
-            stdout=self.said,
-            stderr=self.said,
-            # Idle BLAS threads would spin on the cores that other ranks need.
-            env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"},
-            cwd=ROOT,
-        )
+        with self.output.open("a") as output:
+            print(f"--- start {number}, on {ranks} ranks", file=output, flush=True)
+            job = subprocess.Popen(
+                [*launch, "--events", str(self.events), *self.script, f"--run={number}"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Idle BLAS threads would spin on the cores that other ranks need.
+                env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"},
+                cwd=ROOT,
+            )
         try:
             if number == 0:
-                self._meanwhile(job, mark)
+                self._strike(job, mark)
             code = job.wait(LIMIT)
             ended = time.monotonic()
             while (left := processes(mark)) and time.monotonic() < ended + GONE:
@@ -213,12 +164,12 @@ class _Job:
             kill(mark)
             job.wait()
 
-    def _meanwhile(self, job: subprocess.Popen[Any], mark: str) -> None:
-        """Notes when the first step is made, and strikes the victim at its moment."""
+    def _strike(self, job: subprocess.Popen[Any], mark: str) -> None:
+        """Strikes the victim at its moment. Without one, notes when the first step is made."""
         victim = self.plan.victim
         if victim is None:
             _wait(job, lambda: self._steps() > 0)
-            self.stepped_at = time.monotonic()
+            self.first_step = time.monotonic()
             return
         wait = max(0.0, victim.starting + victim.moment)
         if victim.moment >= 0:
@@ -231,55 +182,31 @@ class _Job:
             job.kill()
         elif victim.kind == "all":
             kill(mark)
-        elif victim.kind == "full":
-            self._fill_the_disk(job)
-            return  # a restart tells whether that was in time
-        elif not self._strike_rank(job, mark, victim):
-            return
+        else:
+            path = self.work / f"pid-{victim.rank}"
+            _wait(job, lambda: _pid(path, mark) is not None)
+            if (pid := _pid(path, mark)) is None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                if victim.kind == "stop":
+                    os.kill(pid, signal.SIGSTOP)
+                    time.sleep(STILL)
+                os.kill(pid, signal.SIGTERM if victim.kind == "asked" else signal.SIGKILL)
         self.struck = True
-
-    def _fill_the_disk(self, job: subprocess.Popen[Any]) -> None:
-        """Until the job has failed by it."""
-        assert self.disk is not None
-        self.disk.fill()
-        try:
-            _wait(job, lambda: "restart" in self._happened())
-        finally:
-            self.disk.empty()
-
-    def _strike_rank(self, job: subprocess.Popen[Any], mark: str, victim: Victim) -> bool:
-        """False if it was not there any more."""
-        path = self.work / f"pid-{victim.rank}"
-        _wait(job, lambda: _pid(path, mark) is not None)
-        pid = _pid(path, mark)
-        if pid is None:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            if victim.kind == "stop":
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(STILL)
-            os.kill(pid, signal.SIGTERM if victim.kind == "asked" else signal.SIGKILL)
-        return True
 
     def _steps(self) -> int:
         """How many rank 0 has made."""
         path = self.work / "rank-0.jsonl"
         return path.read_text().count('"step"') if path.exists() else 0
 
-    def _happened(self) -> list[str]:
-        """The launcher's events so far."""
-        if not self.events.exists():
-            return []
-        return [json.loads(line)["event"] for line in self.events.read_text().splitlines()]
 
-
-def _read(work: Path, ranks: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    notes = [json.loads(line) for path in sorted(work.glob("rank-*.jsonl")) for line in path.read_text().splitlines()]
-    return notes, [json.loads((work / f"result-{rank}.json").read_text()) for rank in range(ranks)]
+def _lines(events: Path) -> list[str]:
+    """The launcher's events so far."""
+    return [json.loads(line)["event"] for line in events.read_text().splitlines()] if events.exists() else []
 
 
 def _wait(job: subprocess.Popen[Any], ready: Callable[[], bool]) -> None:
-    """Until it is so, or the job has ended. Raises: TimeoutExpired."""
+    """Waits until it is ready, or the job has ended. Raises: TimeoutExpired."""
     deadline = time.monotonic() + LIMIT
     while job.poll() is None and not ready():
         if time.monotonic() > deadline:
@@ -288,7 +215,7 @@ def _wait(job: subprocess.Popen[Any], ready: Callable[[], bool]) -> None:
 
 
 def _pid(path: Path, mark: str) -> int | None:
-    """The rank that has left its pid there, if it runs."""
+    """The rank that has written its pid there, if it runs."""
     try:
         pid = int(path.read_text())
     except (FileNotFoundError, ValueError):  # not there yet

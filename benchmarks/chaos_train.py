@@ -1,9 +1,9 @@
 """Kill it anywhere, lose nothing: a training job is struck at random moments and must end as if nothing had been.
 
-    python benchmarks/chaos_train.py [--kills 100] [--moves 20] [--only rank,save] [--seed 0] [--json FILE]
+    python -m benchmarks.chaos_train [--kills 100] [--moves 20] [--only rank,save] [--seed 0] [--json FILE]
 
 A small CNN learns digits on two ranks, in a few steps, with a checkpoint every few of them (`chaos_worker.py`). It
-runs once undisturbed. Then it runs again and again, each time from nothing, and each time something befalls it:
+runs once undisturbed. Then it runs again and again, each time from nothing, and each time it is struck:
 
 rank      one of the two is killed, at any moment from the start on
 launcher  ddp-launch is killed
@@ -11,7 +11,7 @@ all       everything is killed at once: launcher, MPI, agents, ranks
 stop      a rank is stopped (SIGSTOP) for a while, and then killed
 save      a rank is killed in the middle of a save: at, or just after, any one thing that it does to a file
 load      the same in the middle of a load, after a rank was killed at any step
-full      the disk becomes full (a tmpfs; where none may be mounted, a limit on the size of files), and has room again
+full      a rank can write no more to its disk (a limit on the size of files), until it is restarted
 asked     a rank gets SIGTERM: all save and leave with 75
 
 In half of the jobs saves go on in the background. ddp-launch restarts the job; where it was the victim, or the job has
@@ -34,18 +34,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
-
-from benchmarks import harness  # noqa: E402
-from benchmarks.chaos_jobs import Disk, Ended, Plan, Victim, alone, run, write_digits  # noqa: E402
-from benchmarks.chaos_worker import EVERY, SAMPLES, Strike  # noqa: E402
+from benchmarks import harness
+from benchmarks.chaos_jobs import Ended, Plan, Victim, run, write_digits
+from benchmarks.chaos_worker import EVERY, SAMPLES, Strike
 
 KINDS = ("save", "rank", "launcher", "load", "all", "stop", "full", "asked")
-OUTSIDE = ("rank", "launcher", "all", "stop", "full", "asked")  # struck by the drill, at a moment
+OUTSIDE = ("rank", "launcher", "all", "stop", "asked")  # struck from outside, at a moment
 RESTARTS = 5  # of the launcher
-STARTS = 4  # of the drill
+STARTS = 4  # of the same command
+MOVE = "2 -> 1 -> 4"
 TRIES = 6  # to hit
 ROUNDING = 1e-9  # of a loss
 Note = dict[str, Any]
@@ -56,13 +53,13 @@ class Case(NamedTuple):
 
     moment: when the drill strikes, as a share of all steps; below 0: of the time from the shell to the first step
     rank: whom
-    beside: saves go on in the background; strikes: what ranks do to themselves, at exact moments
+    background: saves are asynchronous; strikes: what ranks do to themselves, at exact moments
     """
 
     kind: str
     moment: float
     rank: int
-    beside: bool
+    background: bool
     strikes: tuple[Strike, ...] = ()
 
 
@@ -82,19 +79,19 @@ class Undisturbed(NamedTuple):
 class Result(NamedTuple):
     """How a job ended that was struck.
 
-    wrong: what should not be, "" if all is well; restarts: by the launcher; starts: by the drill, the first included
+    wrong: what should not be, "" if all is well; restarts: by the launcher; starts: by this test, the first included
     repeated: steps that were made again; loss: by how much one differs at most, relatively
     """
 
     case: str
     wrong: str
-    restarts: int
-    starts: int
-    repeated: int
-    loss: float
+    restarts: int = 0
+    starts: int = 0
+    repeated: int = 0
+    loss: float = 0.0
 
 
-# -- what befalls a job
+# -- what a job meets
 
 
 def cases(count: int, kinds: Sequence[str], saving: Sequence[int], chance: random.Random) -> list[Case]:
@@ -103,15 +100,17 @@ def cases(count: int, kinds: Sequence[str], saving: Sequence[int], chance: rando
 
 
 def _case(kind: str, saving: Sequence[int], chance: random.Random) -> Case:
-    rank, moment, beside = chance.randrange(2), chance.uniform(-0.3, 0.95), chance.random() < 0.5
+    rank, moment, background = chance.randrange(2), chance.uniform(-0.3, 0.95), chance.random() < 0.5
     # Half of them at the event itself, half within what follows it: in the middle of a write, say.
     delay = chance.choice((0.0, chance.uniform(1e-5, 5e-3)))
     if kind == "save":
-        return Case(kind, moment, rank, beside, (Strike(0, rank, "save", chance.randrange(saving[rank]), delay),))
+        return Case(kind, moment, rank, background, (Strike(0, rank, "save", chance.randrange(saving[rank]), delay),))
+    if kind == "full":
+        return Case(kind, moment, rank, background, (Strike(0, rank, "full", chance.randrange(20)),))
     if kind == "load":
         first = Strike(0, chance.randrange(2), "step", EVERY + chance.randrange(10))
-        return Case(kind, moment, rank, beside, (first, Strike(1, rank, "load", chance.randrange(9), delay)))
-    return Case(kind, moment, rank, beside)
+        return Case(kind, moment, rank, background, (first, Strike(1, rank, "load", chance.randrange(9), delay)))
+    return Case(kind, moment, rank, background)
 
 
 def moves(chance: random.Random) -> tuple[Strike, ...]:
@@ -205,14 +204,14 @@ def judge(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, i
     return "" if apart <= ROUNDING else f"a loss differs by {apart:.1e}", again, apart
 
 
-# -- the drill
+# -- the test
 
 
 def undisturbed(folder: Path) -> Undisturbed:
     """Raises: SystemExit if even that goes wrong."""
     ended = run(folder, Plan([2], restarts=0))
     if ended.wrong:
-        raise SystemExit(f"the undisturbed run: {ended.wrong}\n{ended.said}")
+        raise SystemExit(f"the undisturbed run: {ended.wrong}\n{ended.output}")
     saving = [result["events"]["save"] for result in ended.results]
     steps = that_count(ended.notes)
     if wrong := samples_wrong(steps, steps):
@@ -220,29 +219,31 @@ def undisturbed(folder: Path) -> Undisturbed:
     return Undisturbed(ended.starting, saving, ended.results[0]["sha256"], steps)
 
 
-def strike(folder: Path, case: Case, reference: Undisturbed, disk: Disk) -> tuple[Result, str]:
-    """Has it befall a job, sooner if need be; how that ended, and what was said."""
+def result(what: Case | tuple[Strike, ...], ended: Ended, reference: Undisturbed) -> Result:
+    """How a job ended that was struck, or that moved to other numbers of ranks."""
+    wrong, again, apart = (ended.wrong, 0, 0.0) if ended.wrong else judge(ended, reference, isinstance(what, Case))
+    return Result(str(what), wrong, ended.restarts, ended.starts, again, apart)
+
+
+def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[Result, str]:
+    """Strikes a job, sooner if need be; how that ended, and its output."""
     for _ in range(TRIES):
         span = len(reference.steps) if case.moment >= 0 else reference.starting
         victim = Victim(case.kind, case.rank, case.moment * span, reference.starting)
         outside = victim if case.kind in OUTSIDE else None
-        ended = run(folder, Plan([2] * STARTS, RESTARTS, case.strikes, outside, case.beside), disk)
+        ended = run(folder, Plan([2] * STARTS, RESTARTS, case.strikes, outside, case.background))
         if ended.struck or ended.wrong:
-            break
+            return result(case, ended, reference), ended.output
         case = earlier(case)
-    else:
-        return Result(str(case), "it could not be struck", 0, 0, 0, 0.0), ended.said
-    wrong, again, apart = (ended.wrong, 0, 0.0) if ended.wrong else judge(ended, reference, exactly=True)
-    return Result(str(case), wrong, ended.restarts, ended.starts, again, apart), ended.said
+    return Result(str(case), "it could not be struck"), ended.output
 
 
 def move(folder: Path, strikes: tuple[Strike, ...], reference: Undisturbed) -> tuple[Result, str]:
-    """Has a job move from two ranks to one to four; how that ended, and what was said."""
+    """Has a job move from two ranks to one to four; how that ended, and its output."""
     ended = run(folder, Plan([2, 1, 4], restarts=0, strikes=strikes))
-    wrong, again, apart = (ended.wrong, 0, 0.0) if ended.wrong else judge(ended, reference, exactly=False)
-    if not wrong and ended.starts != 3:
-        wrong = f"it was started {ended.starts} times"
-    return Result(str(strikes), wrong, ended.restarts, ended.starts, again, apart), ended.said
+    if not ended.wrong and ended.starts != 3:
+        ended = ended._replace(wrong=f"it was started {ended.starts} times")
+    return result(strikes, ended, reference), ended.output
 
 
 ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>8}"
@@ -251,7 +252,7 @@ ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>8}"
 def table(results: Mapping[str, Sequence[Result]]) -> str:
     """A row for each kind."""
     rows = [
-        ROW.format("struck", "times", "restarts (launcher)", "starts (drill)", "steps repeated", "loss apart", "same")
+        ROW.format("struck", "times", "restarts (launcher)", "starts (command)", "steps repeated", "loss apart", "same")
     ]
     for kind, each in results.items():
         if each:
@@ -263,40 +264,31 @@ def table(results: Mapping[str, Sequence[Result]]) -> str:
 
 
 def main() -> None:
-    parser = harness.parser(__doc__)
+    parser = harness.parser(__doc__, only=KINDS)
     parser.add_argument("--kills", type=int, default=100, help="jobs that are struck (default: 100)")
     parser.add_argument("--moves", type=int, default=20, help="jobs that move from 2 to 1 to 4 ranks (default: 20)")
-    parser.add_argument("--only", type=harness.listed(KINDS), default=[*KINDS], help="of the above (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    kinds = args.only
-    alone()
     chance = random.Random(args.seed)
-    results: dict[str, list[Result]] = {kind: [] for kind in (*kinds, "2 -> 1 -> 4")}
-    with tempfile.TemporaryDirectory() as name, Disk(Path(name) / "disk") as disk:
+    results: dict[str, list[Result]] = {kind: [] for kind in (*args.only, MOVE)}
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_digits(folder / "digits.npz", SAMPLES)
         reference = undisturbed(folder)
-        planned: list[tuple[str, Any]] = [
-            (case.kind, case) for case in cases(args.kills, kinds, reference.saving, chance)
-        ]
-        planned += [("2 -> 1 -> 4", moves(chance)) for _ in range(args.moves)]
-        for number, (kind, what) in enumerate(planned, 1):
-            if isinstance(what, Case):
-                result, said = strike(folder, what, reference, disk)
-            else:
-                result, said = move(folder, what, reference)
-            results[kind].append(result)
-            print(f"{number}/{len(planned)} {kind}: {result.wrong or 'same'}", flush=True)
-            if result.wrong:
-                print(f"{result.case}\n{said}", flush=True)
-        on = "a tmpfs" if disk.real else "a limit on the size of files, as no tmpfs could be mounted"
-    print(f"\n{table(results)}\nseed {args.seed}; a full disk is {on}")
-    wrong = sum(bool(one.wrong) for each in results.values() for one in each)
-    found = {kind: [one._asdict() for one in each] for kind, each in results.items()}
-    about = {"seed": args.seed, "full disk": on, "sha256": reference.sha256}
-    harness.write(args.json, "chaos_train", **about, results=found)
-    sys.exit(wrong > 0)
+        planned: list[Any] = [*cases(args.kills, args.only, reference.saving, chance)]
+        planned += [moves(chance) for _ in range(args.moves)]
+        for number, what in enumerate(planned, 1):
+            struck = isinstance(what, Case)
+            kind = what.kind if struck else MOVE
+            found, output = strike(folder, what, reference) if struck else move(folder, what, reference)
+            results[kind].append(found)
+            print(f"{number}/{len(planned)} {kind}: {found.wrong or 'same'}", flush=True)
+            if found.wrong:
+                print(f"{found.case}\n{output}", flush=True)
+    print(f"\n{table(results)}\nseed {args.seed}")
+    plain = {kind: [one._asdict() for one in each] for kind, each in results.items()}
+    harness.write(args.json, "chaos_train", seed=args.seed, sha256=reference.sha256, results=plain)
+    sys.exit(any(one.wrong for each in results.values() for one in each))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A rank of the drill: a small CNN that learns digits, notes what it does, and may be struck at an exact moment.
+"""A rank of the chaos test: a small CNN that learns digits, notes what it does, and may be struck at an exact moment.
 
-`chaos_train.py` starts it. In a folder it leaves what the drill wants to know: `rank-R.jsonl` has a line a step, and
+`chaos_train.py` starts it. In a folder it leaves its notes: `rank-R.jsonl` has a line a step, and
 one when everything is loaded, `pid-R` says who that rank is, and `result-R.json` how it ended.
 
 A strike in the middle of a save or of a load counts what Python does to files of the checkpoints (its audit events:
@@ -21,20 +21,16 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+import numpy as np
 
-import numpy as np  # noqa: E402
-
-import collectives  # noqa: E402
-import ddp  # noqa: E402
-from ddp import nn  # noqa: E402
-from ddp.checkpoint import Checkpointer  # noqa: E402
-from ddp.data import DataLoader, DistributedSampler, TensorDataset  # noqa: E402
-from ddp.nn import functional as F  # noqa: E402
-from ddp.optim import SGD  # noqa: E402
-from ddp.optim.lr_scheduler import StepLR  # noqa: E402
+import collectives
+import ddp
+from ddp import nn
+from ddp.checkpoint import Checkpointer
+from ddp.data import DataLoader, DistributedSampler, TensorDataset
+from ddp.nn import functional as F
+from ddp.optim import SGD
+from ddp.optim.lr_scheduler import StepLR
 
 SAMPLES = 150
 BATCH = 16  # images a step, over all ranks; the last step of an epoch has fewer
@@ -45,7 +41,7 @@ _FILES = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir"
 
 
 class Strike(NamedTuple):
-    """What befalls a rank at an exact moment.
+    """What strikes a rank at an exact moment.
 
     start: of the job: 100 times the run, plus the attempt of the launcher in it; rank: which
     during: "save" or "load", of which file events are counted, or "step": it is killed; "asked": at a step it gets
@@ -68,9 +64,9 @@ class Struck:
         self.during = "load"
         self.events = {"load": 0, "save": 0, "step": 0}
         self._strikes = strikes
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._audit)
 
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event in _FILES and isinstance(args[0], str | os.PathLike) and os.fspath(args[0]).startswith(self.folder):
             self._count(self.during)
 
@@ -127,7 +123,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="for notes")
     parser.add_argument("digits", type=Path)
     parser.add_argument("checkpoints", type=Path)
-    parser.add_argument("--run", type=int, default=0, help="how often the drill itself has started this job before")
+    parser.add_argument("--run", type=int, default=0, help="how often this job was started before")
     parser.add_argument("--pause", type=float, default=0.0, help="s that each step takes longer")
     parser.add_argument("--async-save", action="store_true")
     parser.add_argument("--strikes", default="[]", help="JSON: a list of what `Strike` says")

@@ -1,8 +1,8 @@
 """How fast checkpoints are written, beside `dd` and `torch.save`, and how long training is held up by a save.
 
-    python benchmarks/checkpoint.py [--mb 500] [--rounds 7] [--folder DIR] [--only write,hold-up] [--json FILE]
+    python -m benchmarks.checkpoint [--mb 500] [--rounds 7] [--folder DIR] [--only write,hold-up] [--json FILE]
 
-write     MB/s from memory to the disk, fsync and all, of a model with AdamW's state:
+write     s from memory to the disk, fsync and all, of a model with AdamW's state:
               dd          dd if=/dev/zero of=... bs=8M conv=fsync
               ours        ddp.checkpoint.Store, one rank
               ours, 2     two ranks (threads) that write half of it each
@@ -10,9 +10,8 @@ write     MB/s from memory to the disk, fsync and all, of a model with AdamW's s
 hold-up   s by which a save makes a stretch of training longer: of the same steps with a save at their beginning, waited
           for (sync) or in the background (async), minus without one; training leaves one core free
 
-Implementations take turns in each round, so that all of them see the same disk; ratios are medians over rounds. What
-was written is removed before the next turn, outside the time. Goals: ours at least 0.8 of dd's speed; async below 0.1
-of sync.
+What was written is removed before the next turn, outside the time. Goals: ours at least 0.8 of dd's speed; async at
+most 0.1 of sync.
 """
 
 from __future__ import annotations
@@ -20,190 +19,85 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+import numpy as np
+import threadpoolctl
 
-import numpy as np  # noqa: E402
-import threadpoolctl  # noqa: E402
+import collectives
+import ddp
+from benchmarks import harness
+from benchmarks.harness import Rounds
+from ddp import nn
+from ddp.checkpoint import Checkpointer, Store
 
-import collectives  # noqa: E402
-import ddp  # noqa: E402
-from benchmarks import harness  # noqa: E402
-from ddp import nn  # noqa: E402
-from ddp.checkpoint import Checkpointer, Store  # noqa: E402
-
-Array = np.ndarray[Any, Any]
 MB = 1_000_000
-GOALS = {"write": (">=", 0.8), "hold-up": ("<", 0.1)}
+Prepare = Callable[[], Callable[[], object]]  # removes what the last turn wrote → what is timed
 
 
-def main() -> None:
-    parser = harness.parser(__doc__, rounds=7)
-    parser.add_argument("--mb", type=float, default=500, help="of state (default: 500)")
-    parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: that of temporary files)")
-    parser.add_argument("--only", type=harness.listed(GOALS), default=[*GOALS], help=f"of {', '.join(GOALS)}")
-    args = parser.parse_args()
-    found: dict[str, Any] = {"mb": args.mb, "load": os.getloadavg()[0]}
-    with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=args.folder) as name:
-        folder = Path(name)
-        if "write" in args.only:
-            calls = {
-                name: lambda prepare=prepare: flushed(prepare) for name, prepare in writers(args.mb, folder).items()
-            }
-            found["write"] = rows = harness.take_turns(calls, args.rounds, warmup=1)  # makes the files' room
-            show("write: MB/s", {key: [args.mb / each for each in times] for key, times in rows.items()}, "dd")
-        if "hold-up" in args.only:
-            found["hold-up"] = rows = hold_up(args.mb, folder, args.rounds)
-            show("hold-up: s", rows, "sync")
-    harness.write(args.json, "checkpoint", **found)
+def layers(mb: float) -> int:
+    """Linear layers of 1024x1024 whose parameters and AdamW's two moments of each take `mb`."""
+    return max(1, round(mb * MB / (3 * 4 * (1024 * 1024 + 1024))))
 
 
-def flushed(prepare: Callable[[], Callable[[], object]]) -> float:
+def writers(mb: float, folder: Path) -> dict[str, Prepare]:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        f"{part}.{layer}.{name}": rng.standard_normal(shape, np.float32)
+        for part in ("model", "exp_avg", "exp_avg_sq")
+        for layer in range(layers(mb))
+        for name, shape in (("weight", (1024, 1024)), ("bias", (1024,)))
+    }
+    path = folder / "written"
+
+    def dd() -> object:
+        count = [f"count={sum(array.nbytes for array in arrays.values())}", "iflag=count_bytes"]
+        command = ["dd", "if=/dev/zero", f"of={path}", "bs=8M", "conv=fsync", *count]
+        return subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+    def ours(ranks: int) -> object:
+        def save(comm: collectives.Communicator) -> None:
+            store = Store(path, comm)
+            store.write(1, {name: arrays[name] for name in list(arrays)[comm.rank :: ranks]}, {}, {})
+            store.close()
+
+        return collectives.run_threads(save, size=ranks, timeout=600)
+
+    found: dict[str, Callable[[], object]] = {"dd": dd, "ours": lambda: ours(1), "ours, 2": lambda: ours(2)}
+    if harness.has_torch():
+        import torch
+
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+        def torch_save() -> None:
+            with open(path, "wb") as file:
+                torch.save(tensors, file)
+                file.flush()
+                os.fsync(file.fileno())
+
+        found["torch.save"] = torch_save
+
+    def prepared(write: Callable[[], object]) -> Callable[[], object]:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        return write
+
+    return {name: lambda write=write: prepared(write) for name, write in found.items()}
+
+
+def flushed(prepare: Prepare) -> float:
     """Seconds of what `prepare` returns, with nothing of before left to be written."""
     turn = prepare()
     os.sync()
     return harness.seconds(turn)
 
 
-# -- write
-
-
-def state(mb: float) -> dict[str, Array]:
-    """Parameters and AdamW's two moments of each: matrices of 4 MB, and a vector for each."""
-    rng = np.random.default_rng(0)
-    layers = max(1, round(mb * MB / (3 * 4 * (1024 * 1024 + 1024))))
-    shapes = {f"{i}.{kind}": shape for i in range(layers) for kind, shape in (("w", (1024, 1024)), ("b", (1024,)))}
-    return {
-        f"{part}.{name}": rng.standard_normal(shape, np.float32)
-        for part in ("model", "exp_avg", "exp_avg_sq")
-        for name, shape in shapes.items()
-    }
-
-
-def writers(mb: float, folder: Path) -> dict[str, Callable[[], Callable[[], object]]]:
-    arrays = state(mb)
-    nbytes = sum(array.nbytes for array in arrays.values())
-
-    def dd() -> Callable[[], object]:
-        path = folder / "dd"
-        path.unlink(missing_ok=True)
-        count = [f"count={nbytes}", "iflag=count_bytes"]
-        command = ["dd", "if=/dev/zero", f"of={path}", "bs=8M", "conv=fsync", *count]
-        return lambda: subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-
-    def ours(ranks: int) -> Callable[[], Callable[[], object]]:
-        def prepare() -> Callable[[], object]:
-            path = folder / f"ours-{ranks}"
-            shutil.rmtree(path, ignore_errors=True)
-            names = list(arrays)
-
-            def save(comm: collectives.Communicator) -> None:
-                mine = {name: arrays[name] for name in names[comm.rank :: ranks]}
-                store = Store(path, comm)
-                store.write(1, mine, {}, {})
-                store.close()
-
-            return lambda: collectives.run_threads(save, size=ranks, timeout=600)
-
-        return prepare
-
-    found = {"dd": dd, "ours": ours(1), "ours, 2": ours(2)}
-    try:
-        import torch
-    except ImportError:
-        return found
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    def torch_save() -> Callable[[], object]:
-        path = folder / "torch"
-        path.unlink(missing_ok=True)
-
-        def save() -> None:
-            with open(path, "wb") as file:
-                torch.save(tensors, file)
-                file.flush()
-                os.fsync(file.fileno())
-
-        return save
-
-    return {**found, "torch.save": torch_save}
-
-
-# -- hold-up
-
-
-def hold_up(mb: float, folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Seconds that a save adds, by kind; one number a round. Training leaves it one core."""
-    with threadpoolctl.threadpool_limits(max(1, (os.cpu_count() or 2) - 1)):
-        return held_up(mb, folder, rounds)
-
-
-def held_up(mb: float, folder: Path, rounds: int) -> dict[str, list[float]]:
-    model, optimizer, step = training(mb)
-    start = time.perf_counter()
-    for _ in range(3):
-        step()
-    each = (time.perf_counter() - start) / 3
-    comm = collectives.init("single")
-
-    def saver(name: str, background: bool) -> Callable[[], None]:
-        path = folder / name
-        shutil.rmtree(path, ignore_errors=True)
-        ckpt = Checkpointer(path, model=model, optimizer=optimizer, keep=1, async_save=background, comm=comm)
-
-        def save() -> None:
-            ckpt.step += 1
-            ckpt.save()
-
-        save()  # makes the room for the copy
-        ckpt.wait()
-        savers.append(ckpt)
-        return save
-
-    savers: list[Checkpointer] = []
-    sync, background = saver("sync", False), saver("async", True)
-    # As many steps as the save goes on for, and some.
-    start = time.perf_counter()
-    sync()
-    count = max(3, round(2 * (time.perf_counter() - start) / each))
-
-    def stretch(save: Callable[[], None] | None) -> float:
-        os.sync()
-        start = time.perf_counter()
-        if save is not None:
-            save()
-        for _ in range(count):
-            step()
-        passed = time.perf_counter() - start
-        for ckpt in savers:
-            ckpt.wait()
-        return passed
-
-    found: dict[str, list[float]] = {"sync": [], "async": []}
-    for _ in range(rounds):
-        before = stretch(None)
-        with_sync, with_async = stretch(sync), stretch(background)
-        without = (before + stretch(None)) / 2
-        found["sync"].append(with_sync - without)
-        found["async"].append(with_async - without)
-    for ckpt in savers:
-        ckpt.close()
-    print(f"steps of {1e3 * each:.0f} ms, {count} of them")
-    return found
-
-
-def training(mb: float) -> tuple[nn.Module, ddp.optim.Optimizer, Callable[[], None]]:
-    """A model whose state with AdamW's is of that size, and a step of its training on one batch."""
-    layers = max(1, round(mb * MB / (3 * 4 * (1024 * 1024 + 1024))))
-    model = nn.Sequential(*[each for _ in range(layers) for each in (nn.Linear(1024, 1024), nn.ReLU())])
+def hold_up(mb: float, folder: Path, rounds: int) -> Rounds:
+    """Seconds that a save adds, by kind; one number a round."""
+    linear = [each for _ in range(layers(mb)) for each in (nn.Linear(1024, 1024), nn.ReLU())]
+    model = nn.Sequential(*linear)
     optimizer = ddp.optim.AdamW(model.parameters(), lr=1e-5)
     x = ddp.tensor(np.random.default_rng(0).standard_normal((64, 1024), np.float32))
 
@@ -212,18 +106,67 @@ def training(mb: float) -> tuple[nn.Module, ddp.optim.Optimizer, Callable[[], No
         (model(x) ** 2).mean().backward()
         optimizer.step()
 
-    return model, optimizer, step
+    def checkpointer(name: str, background: bool) -> Checkpointer:
+        made = Checkpointer(folder / name, model=model, optimizer=optimizer, keep=1, async_save=background, comm=comm)
+        save(made)  # makes room for the copy
+        made.wait()
+        return made
+
+    def save(ckpt: Checkpointer) -> None:
+        ckpt.step += 1
+        ckpt.save()
+
+    comm = collectives.init("single")
+    each = harness.seconds(step, 3)
+    savers = {"sync": checkpointer("sync", False), "async": checkpointer("async", True)}
+    count = max(3, round(2 * harness.seconds(lambda: save(savers["sync"])) / each))  # a save is over before they are
+    print(f"steps of {1e3 * each:.0f} ms, {count} of them")
+
+    def stretch(name: str) -> float:
+        def run() -> None:
+            if name in savers:
+                save(savers[name])
+            for _ in range(count):
+                step()
+
+        os.sync()
+        taken = harness.seconds(run)
+        for ckpt in savers.values():
+            ckpt.wait()
+        return taken
+
+    found: Rounds = {"sync": [], "async": []}
+    for _ in range(rounds):
+        before, sync, background, after = map(stretch, ("", "sync", "async", ""))
+        found["sync"].append(sync - (before + after) / 2)
+        found["async"].append(background - (before + after) / 2)
+    for ckpt in savers.values():
+        ckpt.close()
+    return found
 
 
-# -- what is said
-
-
-def show(title: str, rows: dict[str, list[float]], base: str) -> None:
-    sign, goal = GOALS[title.partition(":")[0]]
-    print(f"\n{title:<12} {'median':>8} {'least':>8} {'most':>8}  to {base}")
-    for name, values in rows.items():
-        judged = f"  goal {sign} {goal}" if name in ("ours", "ours, 2", "async") else ""
-        print(f"{name:<12} {harness.spread(values, 8)}  {harness.over(values, rows[base]):.2f}{judged}")
+def main() -> None:
+    parser = harness.parser(__doc__, rounds=7, only=("write", "hold-up"))
+    parser.add_argument("--mb", type=float, default=500, help="of state (default: 500)")
+    parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: that of temporary files)")
+    args = parser.parse_args()
+    found: dict[str, Rounds] = {}
+    goals = []
+    with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=args.folder) as name:
+        if "write" in args.only:
+            calls = {who: lambda each=each: flushed(each) for who, each in writers(args.mb, Path(name)).items()}
+            rows = found["write"] = harness.take_turns(calls, args.rounds, warmup=1)
+            for who in ("ours", "ours, 2"):
+                goals.append(harness.at_least(f"speed of {who} / dd's", 0.8, harness.over(rows["dd"], rows[who])))
+        if "hold-up" in args.only:
+            with threadpoolctl.threadpool_limits(max(1, (os.cpu_count() or 2) - 1)):
+                rows = found["hold-up"] = hold_up(args.mb, Path(name), args.rounds)
+            goals.append(harness.at_most("hold-up, async / sync", 0.1, harness.over(rows["async"], rows["sync"])))
+    for matter, rows in found.items():
+        print(f"\n{matter + ', s':<12} {'median':>10} {'least':>10} {'most':>10}")
+        for who, values in rows.items():
+            print(f"{who:<12} {harness.spread(values)}")
+    harness.write(args.json, "checkpoint", goals, mb=args.mb, **found)
 
 
 if __name__ == "__main__":

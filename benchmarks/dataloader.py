@@ -1,6 +1,6 @@
 """What a loader costs beside the work: ours and PyTorch's side by side on the same arrays, from 0, 1 and 2 workers.
 
-    python benchmarks/dataloader.py [--rounds 9] [--only samples,tensors,start] [--json FILE]
+    python -m benchmarks.dataloader [--rounds 9] [--only samples,tensors,start] [--json FILE]
 
 samples   samples/s of a dataset whose `__getitem__` gives (array, label), each a NumPy array, put together by default
 tensors   the same of a TensorDataset, each library's own
@@ -8,7 +8,7 @@ start     from `iter(loader)` to the first batch, of new workers
 
 Arrays of 3 KB (batches of 64) and of 600 KB (batches of 16), float32, read in random order; of every batch one number
 in each line of the cache is read. Each round runs every implementation once, so that all of them see the same machine.
-What is printed are medians of rounds; a ratio is the median of the rounds' ratios to PyTorch's. PyTorch starts workers
+PyTorch starts workers
 by fork, which copies a process that may hold MPI or CUDA, or by forkserver or spawn. Ours come from a fork server,
 which is started once, when a process makes its first loader with workers: that first start is the row "start, first".
 Workers that are not forked of the process get a copy of the dataset, 12 MB for arrays of 3 KB and 98 MB for those of
@@ -21,25 +21,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+import numpy as np
 
-import numpy as np  # noqa: E402
-
-from benchmarks import harness  # noqa: E402
-from benchmarks.harness import Rounds  # noqa: E402
+from benchmarks import harness
+from benchmarks.harness import Goal, Rounds
 
 MATTERS = ("samples", "tensors", "start")
 WORKERS = (0, 1, 2)
 SIZES = {"3 KB": (768, 64, 4096), "600 KB": (153_600, 16, 160)}  # floats a sample, samples a batch, samples
 RATE, START = 1.0, 0.5  # goals: of PyTorch's samples/s at least, of its time to start at most
 WAYS = ("fork", "forkserver", "spawn")
-SLOW_RUNS = 3  # rounds of what takes seconds
-ROOT = Path(__file__).parent.parent
+SLOW_RUNS = 3  # rounds of first starts, which take seconds
 
 
 class Samples:
@@ -119,61 +114,44 @@ def first(name: str, workers: int) -> float:
     """Seconds from the first loader that a process makes to its first batch: nothing has been started before."""
     code = FIRST.format(home="ddp.data" if name == "ours" else "torch.utils.data", workers=workers)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=harness.ROOT, check=False
     )
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr}")
     return float(done.stdout)
 
 
-def measured(matters: Sequence[str], runs: int) -> Iterator[tuple[str, dict[str, list[float]]]]:
+def measured(matters: Sequence[str], rounds: int) -> Iterator[tuple[str, Rounds]]:
     """Row, and implementation → one number a round: samples/s, or seconds of a start."""
     for matter in matters:
+        timed = start if matter == "start" else rate
         for size, (floats, batch, length) in SIZES.items():
             dataset = Samples(floats, length)
-            for workers in WORKERS:
-                if matter == "start" and workers == 0:
-                    continue
-                row: dict[str, list[float]] = {}
-                implementations = loaders(matter, dataset, batch, workers)
-                for round_ in range(runs + 1):
-                    for name, make in implementations.items():
-                        if matter == "start" and not name.endswith("fork") and name != "ours" and round_ > SLOW_RUNS:
-                            continue
-                        value = start(make) if matter == "start" else rate(make)
-                        if round_ > 0:
-                            row.setdefault(name, []).append(value)
-                yield f"{matter}, {size}, {workers} workers", row
+            for workers in WORKERS[1:] if matter == "start" else WORKERS:
+                made = loaders(matter, dataset, batch, workers)
+                calls = {name: partial(timed, make) for name, make in made.items()}
+                yield f"{matter}, {size}, {workers} workers", harness.take_turns(calls, rounds, warmup=1)
         if matter == "start":
             for workers in WORKERS[1:]:
-                row = {}
-                for _ in range(SLOW_RUNS):
-                    for name in ("ours", "PyTorch, fork"):
-                        row.setdefault(name, []).append(first(name, workers))
-                yield f"start, first, {workers} workers", row
+                firsts = {name: partial(first, name, workers) for name in ("ours", "PyTorch, fork")}
+                yield f"start, first, {workers} workers", harness.take_turns(firsts, SLOW_RUNS, warmup=0)
 
 
 def main() -> None:
-    parser = harness.parser(__doc__, rounds=9, json_file="dataloader.json")
-    parser.add_argument("--only", type=harness.listed(MATTERS), default=[*MATTERS], help="of the above (default: all)")
-    args = parser.parse_args()
+    args = harness.parser(__doc__, rounds=9, only=MATTERS).parse_args()
     found: dict[str, Rounds] = {}
-    ratios: dict[str, dict[str, float]] = {}
+    goals: list[Goal] = []
     for row, rounds in measured(args.only, args.rounds):
         found[row] = rounds
         starts = row.startswith("start")
-        print(f"\n{row:<34} {'median':>12} {'min':>12} {'max':>12}   ours / it")
+        print(f"\n{row:<34} {'median':>12} {'min':>12} {'max':>12}")
         for name, values in rounds.items():
-            share = ""
-            if name != "ours":
-                of = ratios.setdefault(row, {})[name] = harness.over(rounds["ours"][: len(values)], values)
-                goal = harness.at_most(name, START, of) if starts else harness.at_least(name, RATE, of)
-                share = f"{of:.3f}   goal {goal.wanted}: {harness.WORDS[goal.met]}"
             numbers = harness.spread([1e3 * each if starts else each for each in values], 12, 1)
-            print(f"{name + (', ms' if starts else ', samples/s'):<34} {numbers}   {share}", flush=True)
-    units = {row: "s" if row.startswith("start") else "samples/s" for row in found}
-    medians = {row: harness.medians(rounds) for row, rounds in found.items()}
-    harness.write(args.json, "dataloader", units=units, rounds=found, medians=medians, ratios_to_pytorch=ratios)
+            print(f"{name + (', ms' if starts else ', samples/s'):<34} {numbers}", flush=True)
+            if name != "ours":
+                what, ratio = f"{row}: ours / {name}", harness.over(rounds["ours"], values)
+                goals.append(harness.at_most(what, START, ratio) if starts else harness.at_least(what, RATE, ratio))
+    harness.write(args.json, "dataloader", goals, rounds=found)
 
 
 if __name__ == "__main__":

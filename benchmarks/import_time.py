@@ -1,6 +1,6 @@
 """How long `import ddp` takes beside `import numpy`: CPU time in fresh processes, bytecode cached.
 
-    python benchmarks/import_time.py [--rounds 15] [--json FILE]
+    python -m benchmarks.import_time [--rounds 15] [--json FILE]
 
 Goal: at most 1.3 times NumPy's. Rounds alternate, so that both see the same machine.
 """
@@ -11,13 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
-
-from benchmarks import harness  # noqa: E402
+from benchmarks import harness
 
 GOAL = 1.3
 MODULES = ("numpy", "ddp", "collectives.start")
@@ -35,15 +30,16 @@ def seconds(module: str, cache: str) -> float:
 
 
 def main() -> None:
-    args = harness.parser(__doc__, rounds=15, json_file="import_time.json").parse_args()
+    args = harness.parser(__doc__, rounds=15).parse_args()
     with tempfile.TemporaryDirectory() as cache:
         calls = {module: lambda module=module: seconds(module, cache) for module in MODULES}
         times = harness.take_turns(calls, args.rounds, warmup=1)  # which fills the cache
-    medians = harness.medians(times)
-    for module, median in medians.items():
-        print(f"import {module:<18} {1000 * median:6.1f} ms, {median / medians['numpy']:.2f} times NumPy's")
-    harness.show_goals([harness.at_most("import ddp / import numpy", GOAL, harness.over(times["ddp"], times["numpy"]))])
-    harness.write(args.json, "import_time", seconds=times, medians=medians)
+    for module, median in harness.medians(times).items():
+        print(
+            f"import {module:<18} {1000 * median:6.1f} ms, {harness.over(times[module], times['numpy']):.2f} of NumPy's"
+        )
+    goal = harness.at_most("import ddp / import numpy", GOAL, harness.over(times["ddp"], times["numpy"]))
+    harness.write(args.json, "import_time", [goal], seconds=times, medians=harness.medians(times))
 
 
 if __name__ == "__main__":

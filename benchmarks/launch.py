@@ -137,11 +137,6 @@ def measure(row: Calls, waits: dict[str, Call], rounds: int) -> dict[str, float]
     return found
 
 
-def goal(name: str) -> float:
-    """What a ratio should not exceed."""
-    return GRAPHED if name.endswith("graphed") else EAGER
-
-
 def found_libraries(device: str) -> dict[str, Library]:
     """The libraries that can be measured on this device."""
     found = {"ours": Library(ddp, device)}
@@ -155,36 +150,22 @@ def found_libraries(device: str) -> dict[str, Library]:
     return found
 
 
-def versions(device: str) -> dict[str, str]:
-    found = harness.versions("numpy", "torch")
-    if device != "cpu":
-        import cupy
-
-        found["cupy"] = cupy.__version__
-        found["cuDNN"] = str(ddp.backends.cudnn.version())
-        found["CUDA runtime"] = str(cupy.cuda.runtime.runtimeGetVersion())
-        found["driver"] = str(cupy.cuda.runtime.driverGetVersion())
-    return found
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = harness.parser(__doc__, rounds=40)
-    given = "cuda" if ddp.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=["cuda", "cpu"], default=given, help="default: cuda where there is one")
+    default = "cuda" if ddp.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=default, help="default: cuda where there is one")
     args = parser.parse_args(arguments)
     libraries = found_libraries(args.device)
     waits = {who: of.wait for who, of in libraries.items()}
     medians: dict[str, dict[str, float]] = {}
-    print(versions(args.device))
-    print(f"{'us of the host':<34}" + "".join(f"{who:>10}" for who in libraries) + "   ratio   goal", flush=True)
+    goals = []
+    print(f"{'us of the host':<34}" + "".join(f"{who:>10}" for who in libraries), flush=True)
     for name, row in rows(libraries, args.device).items():
         found = medians[name] = measure(row, waits, args.rounds)
-        ratio = found.get("ours/torch")
-        line = f"{name:<34}" + "".join(f"{found[who]:>10.2f}" for who in libraries)
-        print(line + ("" if ratio is None else f"{ratio:>8.2f}{goal(name):>7.1f}"), flush=True)
-    where = ddp.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
-    about = {"device": args.device, "name": where, "versions": versions(args.device)}
-    harness.write(args.json, "launch", **about, rounds=args.rounds, medians=medians)
+        print(f"{name:<34}" + "".join(f"{found[who]:>10.2f}" for who in libraries), flush=True)
+        goals.append(harness.at_most(name, GRAPHED if name.endswith("graphed") else EAGER, found.get("ours/torch")))
+    name = ddp.cuda.get_device_name() if args.device == "cuda" else platform.processor()
+    harness.write(args.json, "launch", goals, device=args.device, name=name, medians=medians)
 
 
 if __name__ == "__main__":

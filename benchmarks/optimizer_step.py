@@ -1,6 +1,6 @@
 """How long `optimizer.step()` takes beside PyTorch's, on one core and the same tensors.
 
-    OMP_NUM_THREADS=1 taskset -c 0 python benchmarks/optimizer_step.py [--rounds 40] [--json FILE]
+    OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.optimizer_step [--rounds 40] [--json FILE]
 
 Rounds alternate between ours with gradients in arrays of their own, ours with gradients in flat buckets, and PyTorch's
 with its default settings (for loops on the CPU) and with fused=True; ratios are medians over rounds. Goal: at most 1.0.
@@ -9,21 +9,15 @@ with its default settings (for loops on the CPU) and with fused=True; ratios are
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+import numpy as np
+import torch
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-
-import ddp  # noqa: E402
-from benchmarks import harness  # noqa: E402
-from ddp._layout import FlatBuckets, lay_out  # noqa: E402
+import ddp
+from benchmarks import harness
+from ddp._layout import FlatBuckets, lay_out
 
 Shapes = list[tuple[int, ...]]
 
@@ -70,7 +64,7 @@ def theirs(name: str, options: dict[str, Any], values: list[Any], fused: bool) -
 
 
 def main() -> None:
-    args = harness.parser(__doc__, rounds=40, json_file="optimizer_step.json").parse_args()
+    args = harness.parser(__doc__, rounds=40).parse_args()
     torch.set_num_threads(1)
     rows: dict[str, dict[str, float]] = {}
     for model, shapes in MODELS.items():

@@ -1,6 +1,6 @@
 """How much of the communication a training step hides: two hosts of one rank and one core each, joined by 1 Gbit/s.
 
-    python benchmarks/overlap.py [--rate 1gbit] [--rounds 9] [--only mlp-512] [--json FILE]
+    python -m benchmarks.overlap [--rate 1gbit] [--rounds 9] [--only mlp-512] [--json FILE]
 
 The hosts are network namespaces of this machine (tests/cluster/hosts.sh, which says what may be lacking; takes Linux's
 root and MPICH). Beside ours trains PyTorch's DistributedDataParallel with gloo, on the same hosts and in the same
@@ -22,21 +22,14 @@ machine with two cores that nobody else uses.
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
-
-from benchmarks import harness, two_hosts  # noqa: E402
-from benchmarks.harness import Goal, Rounds, at_least, at_most, over  # noqa: E402
-from benchmarks.training_worker import TASKS  # noqa: E402
-from benchmarks.worker_pool import WorkerPool  # noqa: E402
+from benchmarks import harness, two_hosts
+from benchmarks.harness import Goal, Rounds, at_least, at_most, over
+from benchmarks.training_worker import TASKS
+from benchmarks.worker_pool import WorkerPool, libraries
 
 MIB = 1 << 20
 EVERYTHING = 1 << 20  # MiB: more than there is
@@ -92,13 +85,11 @@ def measure(task: str, rounds: int, steps: int, ours: WorkerPool, theirs: Worker
 
     for number in range(rounds):
         parts: dict[str, dict[str, float]] = {name: {} for name in plans}
-        for pool, name in turns if number % 2 == 0 else reversed(turns):
+        for pool, name in harness.alternating(turns, number):
             answers = pool.ask("train", name=name, steps=steps)
-            keys = ("step", "gradients", "forward", "update", "cpu", *(("sent",) if answers[0]["sent"] else ()))
-            note(
-                found["ours" if pool is ours else "theirs"][name],
-                {key: max(each[key] for each in answers) for key in keys},
-            )
+            keys = [key for key in ("step", "gradients", "forward", "update", "cpu", "sent") if key in answers[0]]
+            side = found["ours" if pool is ours else "theirs"]
+            note(side[name], {key: max(each[key] for each in answers) for key in keys})
             if pool is ours and name == BARE:
                 ready = [max(each) for each in zip(*(each["ready"] for each in answers), strict=True)]
                 for each, plan in plans.items():
@@ -115,9 +106,7 @@ def measure(task: str, rounds: int, steps: int, ours: WorkerPool, theirs: Worker
             least = limit(bare["gradients"][-1], bare["forward"][-1], part["first"], part["alone"], part["last"])
             note(found["ours"][name], {**part, "limit": least})
     for pool, name in turns:
-        if pool.agree(name) != (name != BARE):  # ranks have different samples
-            raise SystemExit(f"{pool.library}, {name}: gradients were {'not ' if name != BARE else ''}reduced")
-        pool.ask("drop", name=name)
+        pool.finish(name, reduced=name != BARE)
     return found
 
 
@@ -149,64 +138,50 @@ def goals(task: str, found: dict[str, Any]) -> Iterator[Goal]:
     yield at_least(f"{task}: time that overlap saves", 0.25, saved, most)
 
 
+COLUMNS = ("step", "gradients", "limit", "/ limit", "first", "alone", "last", "cpu", "alone cpu", "buckets", "MB sent")
+
+
 def show(found: dict[str, Any]) -> None:
     """Prints a task's table, in ms: medians of the rounds."""
-
-    def ms(rows: Rounds, key: str) -> str:
-        return f"{1e3 * statistics.median(rows[key]):10.1f}" if key in rows else " " * 10
-
     ours, theirs = found["ours"], found["theirs"]
-    bare = ours[BARE]
     print(f"\n{found['label']}; medians in ms")
-    head = ("step", "gradients", "limit", "/ limit", "first", "alone", "last", "cpu", "alone cpu", "buckets", "MB sent")
-    print(f"{'':<18}" + "".join(f"{each:>10}" for each in head))
+    print(f"{'':<18}" + "".join(f"{each:>10}" for each in COLUMNS))
     for side, rows in (("ours", ours), ("PyTorch", theirs)):
         for name, row in rows.items():
-            share = f"{over(row['gradients'], row['limit']):10.2f}" if "limit" in row else " " * 10
-            buckets = f"{len(found['buckets'][name]):10d}" if side == "ours" and name != BARE else " " * 10
-            sent = f"{statistics.median(row['sent']) / 1e6:10.2f}" if "sent" in row and name != BARE else ""
-            print(
-                f"{side + ', ' + name:<18}" + ms(row, "step") + ms(row, "gradients") + ms(row, "limit") + share, end=""
-            )
-            print("".join(ms(row, key) for key in ("first", "alone", "last", "cpu", "alone cpu")) + buckets + sent)
-    print(f"forward alone {ms(bare, 'forward').strip()}, update alone {ms(bare, 'update').strip()}", end="; ")
+            cells = {key: f"{1e3 * each:.1f}" for key, each in harness.medians(row).items()}
+            if "limit" in row:
+                cells["/ limit"] = f"{over(row['gradients'], row['limit']):.2f}"
+                cells["buckets"] = str(len(found["buckets"][name]))
+            if "sent" in row and name != BARE:
+                cells["MB sent"] = f"{statistics.median(row['sent']) / 1e6:.2f}"
+            print(f"{side + ', ' + name:<18}" + "".join(f"{cells.get(key, ''):>10}" for key in COLUMNS).rstrip())
+    bare = harness.medians(ours[BARE])
+    print(f"forward alone {1e3 * bare['forward']:.1f}, update alone {1e3 * bare['update']:.1f}", end="; ")
     print("cpu, alone cpu: what a step and what communication alone take of the rank's core")
     mib = sum(found["buckets"]["default"]) / MIB
     for side, row in (("ours", ours["default"]), ("gloo", found["gloo"])):
         if row:
             wall, cpu = (1e3 * statistics.median(row[key]) / mib for key in ("alone", "alone cpu"))
             print(f"communication alone, {side}, per reduced MiB: {wall:.2f} ms, {cpu:.2f} ms of the rank's core")
-    print(f"of the time of bare steps, neighbours took {1 - 1 / over(bare['step'], bare['cpu']):.1%}")
+    print(f"of the time of bare steps, neighbours took {1 - 1 / over(ours[BARE]['step'], ours[BARE]['cpu']):.1%}")
 
 
 def main() -> None:
-    parser = harness.parser(__doc__, rounds=9, json_file="overlap.json")
-    parser.add_argument("--rate", default="1gbit", help="of the cable, as tc writes it (default: 1gbit)")
+    parser = harness.parser(__doc__, rounds=9, only=TASKS, default=("mlp-512", "mlp-1024", "gpt"))
+    two_hosts.add_options(parser)
     parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn (default: 3)")
-    parser.add_argument("--only", choices=TASKS, action="append", help="this task; may be given several times")
-    parser.add_argument("--here", action="store_true", help="ranks of this machine, without hosts or a wire")
     parser.add_argument("--alone", action="store_true", help="without PyTorch")
     args = parser.parse_args()
-    load = os.getloadavg()[0]
     tasks: dict[str, Any] = {}
     reached: list[Goal] = []
     with contextlib.ExitStack() as stack:
-        hosts = None if args.here else stack.enter_context(two_hosts.hosts(args.rate))
-        ours = stack.enter_context(WorkerPool("ddp", 2, hosts))
-        torch = not args.alone and harness.has_torch()
-        theirs = stack.enter_context(WorkerPool("torch", 2, hosts)) if torch else None
-        for task in args.only or ("mlp-512", "mlp-1024", "gpt"):
-            found = tasks[task] = measure(task, args.rounds, args.steps, ours, theirs)
+        hosts = two_hosts.wanted(stack, args)
+        pools = [stack.enter_context(WorkerPool(library, 2, hosts)) for library in libraries(args.alone)]
+        for task in args.only:
+            found = tasks[task] = measure(task, args.rounds, args.steps, pools[0], pools[1] if pools[1:] else None)
             show(found)
             reached += goals(task, found)
-        idle = {each.library: each.idle() for each in (ours, theirs) if each is not None}
-    harness.show_goals(reached)
-    print(f"load average before the run: {load:.2f}; share of a core that a rank took between its turns: ", end="")
-    print(", ".join(f"{name} {share:.2%}" for name, share in idle.items()))
-    where = {"hosts": "one" if args.here else "two network namespaces", "rate": None if args.here else args.rate}
-    harness.write(
-        args.json, "overlap", **where, load=load, tasks=tasks, idle=idle, goals=[vars(each) for each in reached]
-    )
+    harness.write(args.json, "overlap", reached, **two_hosts.where(args), tasks=tasks)
 
 
 if __name__ == "__main__":

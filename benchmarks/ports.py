@@ -1,6 +1,6 @@
 """Public PyTorch scripts, not a line changed, with every `import torch` read as an import of ddp; beside PyTorch.
 
-    python -m benchmarks.ports CHECKOUTS [--only NAME] [--json FILE]
+    python -m benchmarks.ports CHECKOUTS [--only A,B] [--json FILE]
 
 CHECKOUTS: a folder with clones of https://github.com/pytorch/examples (as `examples`) and
 https://github.com/karpathy/nanoGPT (as `nanoGPT`). Each script runs twice, in a copy of its folder, in float64, with
@@ -32,7 +32,6 @@ import numpy as np
 from benchmarks import harness
 
 GOAL = 1e-10
-ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "ddp")
 SECONDS = 600.0  # a script may take
 
@@ -54,10 +53,6 @@ def tokens(folder: Path) -> None:
         drawn = np.random.default_rng(seed).geometric(0.1, 4000) % 256
         drawn.astype(np.uint16).tofile(folder / f"data/tiny/{name}.bin")
     (folder / "data/tiny/meta.pkl").write_bytes(pickle.dumps({"vocab_size": 256}))
-
-
-def results(folder: Path) -> None:
-    (folder / "results").mkdir(exist_ok=True)
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ _WORDS = "main.py --epochs 2 --emsize 24 --nhid 24 --bptt 10 --batch_size 8 --lo
 PORTS = (
     Port("nanoGPT", "nanoGPT", [f"{_GPT} --max_iters=15", f"{_GPT} --max_iters=20 --init_from=resume"], tokens),
     Port("mnist", "examples/mnist", ["main.py --epochs 1 --batch-size 32 --log-interval 1 --save-model"]),
-    Port("vae", "examples/vae", ["main.py --epochs 2 --batch-size 64 --log-interval 1"], results),
+    Port("vae", "examples/vae", ["main.py --epochs 2 --batch-size 64 --log-interval 1"]),
     Port(
         "dcgan",
         "examples/dcgan",
@@ -137,9 +132,10 @@ def run(port: Port, checkouts: Path, library: str) -> Run:
     with tempfile.TemporaryDirectory() as temporary:
         folder, out = Path(temporary, "script"), Path(temporary, "out")
         shutil.copytree(checkouts / port.folder, folder)
+        (folder / "results").mkdir(exist_ok=True)
         out.mkdir()
         port.prepare(folder)
-        path = os.pathsep.join([str(ROOT / "benchmarks/ported"), str(ROOT)])
+        path = os.pathsep.join([str(harness.ROOT / "benchmarks/ported"), str(harness.ROOT)])
         ours = {"PYTHONPATH": path, "PORTS_LIBRARY": library, "PORTS_OUT": str(out), "PORTS_SEED": str(port.seed)}
         env = {**os.environ, **ours}
         began = time.perf_counter()
@@ -172,27 +168,21 @@ def difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]
 
 
 def main() -> None:
-    parser = harness.parser(__doc__, json_file="ports.json")
+    parser = harness.parser(__doc__, only=[port.name for port in PORTS])
     parser.add_argument("checkouts", type=Path, help="the folder of the clones")
-    parser.add_argument("--only", action="append", choices=[port.name for port in PORTS], help="of the scripts")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    print(f"{'script':<24}{'lines changed':>14}{'numbers':>9}{'difference':>12}{'PyTorch s':>11}{'ddp s':>8}")
-    for port in PORTS:
-        if args.only and port.name not in args.only:
-            continue
+    print(f"{'script':<24}{'numbers':>9}{'difference':>12}{'PyTorch s':>11}{'ddp s':>8}")
+    for port in [port for port in PORTS if port.name in args.only]:
         runs = {library: run(port, args.checkouts, library) for library in LIBRARIES}
         theirs, ours = runs["torch"], runs["ddp"]
-        largest = difference(ours.noted, theirs.noted)
-        count = sum(len(each) for each in theirs.noted)
-        times = f"{theirs.seconds:>11.1f}{ours.seconds:>8.1f}"
-        print(f"{port.name:<24}{0:>14}{count:>9}{largest:>12.1e}{times}", flush=True)
-        for library, each in runs.items():
-            if each.error:
-                print(f"  {library}: {each.error}")
-        row = {"script": port.name, "runs": list(port.runs), "seed": port.seed, "lines_changed": 0, "numbers": count}
-        row |= {"difference": largest, "seconds": {library: each.seconds for library, each in runs.items()}}
-        rows.append({**row, "failed": [library for library, each in runs.items() if each.error]})
+        largest, count = difference(ours.noted, theirs.noted), sum(len(each) for each in theirs.noted)
+        print(f"{port.name:<24}{count:>9}{largest:>12.1e}{theirs.seconds:>11.1f}{ours.seconds:>8.1f}", flush=True)
+        failed = {library: each.error for library, each in runs.items() if each.error}
+        for library, error in failed.items():
+            print(f"  {library}: {error}")
+        row = {"script": port.name, "runs": list(port.runs), "seed": port.seed, "numbers": count, "difference": largest}
+        rows.append({**row, "seconds": {name: each.seconds for name, each in runs.items()}, "failed": [*failed]})
     harness.write(args.json, "ports", goal=GOAL, rows=rows)
     if any(row["failed"] or not row["difference"] <= GOAL for row in rows):
         sys.exit("a script did not end, or its losses differ by more than the goal")

@@ -1,60 +1,47 @@
 """Twice the ranks, twice the samples, the same time? One rank and two on this machine, a core each.
 
-    python benchmarks/scaling.py [--rounds 15] [--only gpt] [--json FILE]
+    python -m benchmarks.scaling [--rounds 15] [--only gpt] [--json FILE]
 
 Weak scaling: every rank has a batch of the same size, so that a step on two ranks should take as long as one on one.
 Efficiency is the time of a bare net's step in one process, over that of a step under data parallelism on two ranks.
-Part of what is missing is no library's fault: two ranks share caches and memory. So bare nets on both cores at once,
-without any communication, are shown too, and PyTorch's DistributedDataParallel with gloo trains in the same rounds:
-each implementation has its turn, while all others wait (`training_worker.py`). And what DataParallel costs where there
-is nothing to reduce: one rank, beside the bare net in the same process.
+Two ranks share caches and memory, so bare nets on both cores at once, without communication, are shown too. PyTorch's
+DistributedDataParallel with gloo trains in the same rounds (`training_worker.py`); without PyTorch it is left out. And
+what DataParallel costs where there is nothing to reduce: one rank, beside the bare net in the same process.
 
-Goals are printed, never asserted: they are for a machine with two cores that nobody else uses. Needs PyTorch for its
-rival (`pip install '.[bench]'`).
+Goals are for a machine with two cores that nobody else uses.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
-
-from benchmarks import harness  # noqa: E402
-from benchmarks.harness import Goal, Rounds, at_least, at_most, over  # noqa: E402
-from benchmarks.training_worker import TASKS  # noqa: E402
-from benchmarks.worker_pool import WorkerPool  # noqa: E402
+from benchmarks import harness
+from benchmarks.harness import Goal, Rounds, at_least, at_most, over
+from benchmarks.training_worker import TASKS
+from benchmarks.worker_pool import WorkerPool, libraries
 
 TURN = 0.3  # s, if three steps do not take longer
 OPTIONS: dict[str, dict[str, Any] | None] = {"bare": None, "wrapped": {}}
-NAMES = {"ddp": "ours", "torch": "PyTorch"}
 
 
 def measure(task: str, rounds: int, steps: int | None, pools: list[WorkerPool]) -> dict[str, Any]:
     """All implementations' turns: library → "bare 1", "wrapped 2", … → seconds of the slowest rank's step."""
-    longest = 0.0
     turns = [(pool, name) for pool in pools for name in OPTIONS]
     for pool, name in turns:
         pool.ask("build", name=name, task=task, options=OPTIONS[name])
-        longest = max(longest, pool.slowest("train", name=name, steps=1)["step"])
+    longest = max(pool.slowest("train", name=name, steps=1)["step"] for pool, name in turns)
     steps = max(3, int(TURN / longest)) if steps is None else steps
     found: dict[str, Rounds] = {pool.library: {} for pool in pools}
     for number in range(rounds):
-        for pool, name in turns if number % 2 == 0 else reversed(turns):
+        for pool, name in harness.alternating(turns, number):
             taken = pool.slowest("train", name=name, steps=steps)
             found[pool.library].setdefault(f"{name} {pool.size}", []).append(taken["step"])
             found[pool.library].setdefault(f"{name} {pool.size} cpu", []).append(taken["cpu"])
     for pool, name in turns:
-        if pool.agree(name) != (name != "bare" or pool.size == 1):  # ranks have different samples
-            raise SystemExit(f"{pool.library}, {name}: gradients were {'not ' if name != 'bare' else ''}reduced")
-        pool.ask("drop", name=name)
+        pool.finish(name, reduced=name != "bare")
     return {"label": TASKS[task][0], "steps": steps, "seconds": found}
 
 
@@ -78,33 +65,28 @@ def show(found: dict[str, Any]) -> None:
     head = ("1 rank", "wrapped", "/ bare", "2 ranks", "bare", "efficiency", "of bare")
     print(f"{'':<10}" + "".join(f"{each:>12}" for each in head))
     for library, rows in found["seconds"].items():
-        ms = {key: f"{1e3 * statistics.median(value):>12.2f}" for key, value in rows.items()}
+        ms = {key: f"{1e3 * each:>12.2f}" for key, each in harness.medians(rows).items()}
         kept = f"{statistics.median(efficiency(rows)):>12.1%}{over(rows['bare 1'], rows['bare 2']):>12.1%}"
         cost = f"{over(rows['wrapped 1'], rows['bare 1']):>12.3f}"
-        print(f"{NAMES[library]:<10}{ms['bare 1']}{ms['wrapped 1']}{cost}{ms['wrapped 2']}{ms['bare 2']}{kept}")
+        print(f"{library:<10}{ms['bare 1']}{ms['wrapped 1']}{cost}{ms['wrapped 2']}{ms['bare 2']}{kept}")
     rows = found["seconds"]["ddp"]
     print(f"of the time of bare steps, neighbours took {1 - 1 / over(rows['bare 1'], rows['bare 1 cpu']):.1%}")
 
 
 def main() -> None:
-    parser = harness.parser(__doc__, rounds=15, json_file="scaling.json")
+    parser = harness.parser(__doc__, rounds=15, only=TASKS, default=("gpt", "cnn"))
     parser.add_argument("--steps", type=int, help=f"timed steps of a turn (default: as many as fit in {TURN} s)")
-    parser.add_argument("--only", choices=TASKS, action="append", help="this task; may be given several times")
     parser.add_argument("--alone", action="store_true", help="without PyTorch")
     args = parser.parse_args()
-    load = os.getloadavg()[0]
     tasks: dict[str, Any] = {}
     reached: list[Goal] = []
-    libraries = ("ddp", "torch") if not args.alone and harness.has_torch() else ("ddp",)
     with contextlib.ExitStack() as stack:
-        pools = [stack.enter_context(WorkerPool(library, size)) for library in libraries for size in (1, 2)]
-        for task in args.only or ("gpt", "cnn"):
+        pools = [stack.enter_context(WorkerPool(name, size)) for name in libraries(args.alone) for size in (1, 2)]
+        for task in args.only:
             found = tasks[task] = measure(task, args.rounds, args.steps, pools)
             show(found)
             reached += goals(task, found)
-    harness.show_goals(reached)
-    print(f"load average before the run: {load:.2f}")
-    harness.write(args.json, "scaling", load=load, tasks=tasks, goals=[vars(goal) for goal in reached])
+    harness.write(args.json, "scaling", reached, tasks=tasks)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """What a launcher costs beside the work: ddp-launch, bare mpiexec and torchrun side by side, two ranks on this machine.
 
-    python benchmarks/startup.py [--rounds 10] [--only first,exit] [--json FILE]
+    python -m benchmarks.startup [--rounds 10] [--only first,exit] [--json FILE]
 
 first     from the shell to the first all-reduce's result on the last rank
 whole     from the shell to the end of a job that does one all-reduce
 exit      from one rank's exit with code 1 to the end of every process; the other rank is in an all-reduce
 killed    the same, when it was killed by SIGKILL
 restart   from a rank's exit with code 1 to the first all-reduce of the next attempt
-memory    proportional set size of all that is no rank (launcher, agents, engine, agent), in MiB a rank
+memory    proportional set size of all that is no rank (launcher, agents, engine), in MiB a rank
 
-Each round runs every implementation once, so that all of them see the same machine. What is printed are medians of
-rounds; a ratio is the median of the rounds' ratios to the better of torchrun's two ways to start. Needs PyTorch for the
-comparison (`pip install '.[bench]'`); without it the rows are left out.
+A ratio is to the better of torchrun's two ways to start, round by round. Without PyTorch torchrun is left out.
 """
 
 from __future__ import annotations
@@ -28,14 +26,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+from benchmarks import harness
 
-from benchmarks import harness  # noqa: E402
-
-# What a rank does, by the first argument; moments are written into the folder that the second names. The monotonic
-# clock is the machine's, so that they may be compared.
+# What a rank does, by the first argument; it writes moments into the folder that the second names. The monotonic clock
+# is the machine's, so that they may be compared.
 RANK = """
 import os, signal, sys, time
 matter, folder = sys.argv[1:]
@@ -55,7 +49,7 @@ if matter == "memory":
 elif matter in ("exit", "killed", "restart") and attempt == 0:
     reduce()
     if rank == 1:
-        time.sleep(0.3)  # everybody has come to rest
+        time.sleep(0.3)  # until all is quiet
         note("failed", rank, time.monotonic())
         if matter == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -94,40 +88,30 @@ def start():
     return dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), lambda: dist.all_reduce(torch.ones(1))
 """
 
-ROOT = Path(__file__).parent.parent  # where `-m launcher` finds ours
 N = 2
-LIMIT = 20.0  # s a run; a restarted torchrun may wait for ranks of before, and for ever
-TRIES = 4  # of another launcher, which may fail by itself
+LIMIT = 20.0  # s a run; a restarted torchrun may wait for ranks of before without end
+TRIES = 4  # of torchrun, which may fail by itself
 GOAL = 0.2  # of torchrun's
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-# Who installs a package has its bytecode; a checkout has it from its second start on, unless Python may not write it.
+# An installed package has its bytecode; a checkout has it from its second start on, unless Python may not write it.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | AS_ROOT
 MARK = "DDP_BENCHMARK_JOB"
-
 MATTERS = ("first", "whole", "exit", "killed", "restart", "memory")
-WHAT = {
-    "first": "launch to first all-reduce",
-    "whole": "launch to end",
-    "exit": "exit(1) to all dead",
-    "killed": "SIGKILL to all dead",
-    "restart": "exit(1) to first all-reduce again",
-    "memory": "MiB a rank besides the ranks",
-}
 
 
 def implementations(folder: Path) -> dict[str, list[str]]:
     """Name → command, to which the matter and a folder are added. The scripts are written into `folder`."""
     for name, text in {"ours": OURS, "bare": BARE, "gloo": TORCH}.items():
         (folder / f"{name}.py").write_text(text + RANK)
-    beside = Path(sys.executable).parent
-    launch = [sys.executable, "-m", "launcher", "-n", str(N)]
+    bin = Path(sys.executable).parent
+    mpiexec = [str(bin / "mpiexec"), "-n", str(N), sys.executable]
     commands = {
-        "ddp-launch": [*launch, "{restarts}", str(folder / "ours.py")],
-        "mpiexec + collectives": [str(beside / "mpiexec"), "-n", str(N), sys.executable, str(folder / "ours.py")],
-        "mpiexec + mpi4py": [str(beside / "mpiexec"), "-n", str(N), sys.executable, str(folder / "bare.py")],
+        "ddp-launch": [sys.executable, "-m", "launcher", "-n", str(N), "{restarts}", str(folder / "ours.py")],
+        "mpiexec + collectives": [*mpiexec, str(folder / "ours.py")],
+        "mpiexec + mpi4py": [*mpiexec, str(folder / "bare.py")],
     }
-    if (beside / "torchrun").exists():
-        torchrun = [str(beside / "torchrun"), f"--nproc-per-node={N}", "{restarts}"]
+    if (bin / "torchrun").exists():
+        torchrun = [str(bin / "torchrun"), f"--nproc-per-node={N}", "{restarts}"]
         commands["torchrun"] = [*torchrun, str(folder / "gloo.py")]
         commands["torchrun --standalone"] = [*torchrun, "--standalone", str(folder / "gloo.py")]
     return commands
@@ -141,20 +125,20 @@ def enters(name: str, matter: str) -> bool:
 
 
 def measure(command: Sequence[str], matter: str) -> float:
-    """Seconds, or MiB. Raises: SystemExit with what was said, if the job does not end as it should or in time."""
+    """Seconds, or MiB. Raises: SystemExit with its output, if the job does not end as it should or in time."""
     restarts = ["--max-restarts=1"] if matter == "restart" else []
     words = [word for each in command for word in (restarts if each == "{restarts}" else [each])]
     mark = uuid.uuid4().hex
-    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile("w+") as output:
         folder = Path(name)
-        start = time.monotonic()
+        start, found = time.monotonic(), 0.0
         job = subprocess.Popen(
             [*words, matter, name],
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             env={**ENVIRONMENT, MARK: mark},
-            cwd=ROOT,
+            cwd=harness.ROOT,
         )
         try:
             if matter == "memory":
@@ -173,8 +157,8 @@ def measure(command: Sequence[str], matter: str) -> float:
             job.wait()
         struck = matter not in ("exit", "killed", "restart") or (folder / "failed.1").exists()
         if code is None or not struck or (code != 0) != (matter in ("exit", "killed")):
-            said.seek(0)
-            raise SystemExit(f"{matter}: {' '.join(words)} ended with {code}:\n{said.read()}")
+            output.seek(0)
+            raise SystemExit(f"{matter}: {' '.join(words)} ended with {code}:\n{output.read()}")
         if matter == "memory":
             return found
         if matter == "first":
@@ -184,19 +168,17 @@ def measure(command: Sequence[str], matter: str) -> float:
         return end - (start if matter == "whole" else latest(folder, "failed"))
 
 
-def insist(name: str, command: Sequence[str], matter: str) -> tuple[float, int]:
-    """What `measure` says, and how many runs failed before it.
-
-    A restarted torchrun may meet the addresses of its ranks of before; where it does so time after time it took
-    forever.
-    """
-    for failed in range(TRIES):
+def insist(name: str, command: Sequence[str], matter: str) -> float:
+    """What `measure` returns. A restarted torchrun may fail on the addresses of its ranks of before: after some tries
+    it took infinitely long."""
+    for _ in range(TRIES):
         try:
-            return measure(command, matter), failed
-        except SystemExit:
+            return measure(command, matter)
+        except SystemExit as failure:
             if not name.startswith("torchrun"):
                 raise
-    return math.inf, TRIES
+            print(f"{name} is started again: {str(failure).splitlines()[0]}", flush=True)
+    return math.inf
 
 
 def latest(folder: Path, name: str) -> float:
@@ -205,7 +187,7 @@ def latest(folder: Path, name: str) -> float:
 
 
 def wait_for(ready: Callable[[], bool], job: subprocess.Popen[bytes] | None = None) -> None:
-    """Waits, looking every millisecond. Raises: TimeoutExpired if it takes too long or the job ends before."""
+    """Waits, polling every millisecond. Raises: TimeoutExpired if it takes too long or the job ends before."""
     deadline = time.monotonic() + LIMIT
     while not ready():
         if time.monotonic() > deadline or (job is not None and job.poll() is not None):
@@ -219,7 +201,7 @@ def processes(mark: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended while we looked
+            with contextlib.suppress(OSError):  # it ended meanwhile
                 if needle in (entry / "environ").read_bytes():  # a zombie has none
                     found.append(int(entry.name))
     return found
@@ -249,8 +231,6 @@ def pss(pid: int) -> float:
 def ratio(rounds: Mapping[str, Sequence[float]], name: str) -> float | None:
     """The median of the rounds' ratios of an implementation to the better torchrun; None without one.
 
-    A launcher that never came to an end has infinity, and in JSON null.
-
     >>> ratio({"ours": [1.0, 1.0, 4.0], "torchrun": [5.0, 9.0, 10.0], "torchrun --standalone": [9.0, 8.0, 9.0]}, "ours")
     0.2
     """
@@ -260,50 +240,29 @@ def ratio(rounds: Mapping[str, Sequence[float]], name: str) -> float | None:
     return statistics.median(mine / min(theirs) for mine, *theirs in zip(rounds[name], *others, strict=True))
 
 
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def main() -> None:
-    parser = harness.parser(__doc__, rounds=10, json_file="startup.json")
-    parser.add_argument("--only", type=harness.listed(MATTERS), default=[*MATTERS], help="of the above (default: all)")
-    args = parser.parse_args()
+    args = harness.parser(__doc__, rounds=10, only=MATTERS).parse_args()
     found: dict[str, harness.Rounds] = {matter: {} for matter in args.only}
-    failures: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         commands = implementations(Path(folder))
-
-        def once(name: str, matter: str) -> float:
-            taken, failed = insist(name, commands[name], matter)
-            failures[name] = failures.get(name, 0) + failed
-            return taken
-
         for number in range(args.rounds + 1):  # the first does not count
             for matter in args.only:
-                calls = {name: lambda n=name, m=matter: once(n, m) for name in commands if enters(name, matter)}
+                names = [name for name in commands if enters(name, matter)]
+                calls = {name: lambda n=name, m=matter: insist(n, commands[n], m) for name in names}
                 harness.take_turns(calls, min(number, 1), warmup=int(number == 0), keep=found[matter])
-    ratios = {matter: {name: ratio(rounds, name) for name in rounds} for matter, rounds in found.items()}
+    goals = []
     for matter, rounds in found.items():
-        print(f"\n{WHAT[matter]:<34} {'median':>9} {'min':>9} {'max':>9}   of torchrun's")
+        print(f"\n{matter + (', MiB a rank' if matter == 'memory' else ', s'):<24} {'median':>9} {'min':>9} {'max':>9}")
         for name, taken in rounds.items():
-            of = ratios[matter][name]
-            share = "-" if of is None else f"{of:.3f}"
-            if of is not None and name == "ddp-launch" and matter in ("first", "exit", "killed", "restart"):
-                share += f"   goal <= {GOAL}: {harness.WORDS[of <= GOAL]}"
-            print(f"{name:<34} {harness.spread(taken, 9)}   {share}")
-    for name, failed in failures.items():
-        if failed:
-            print(f"{name}: {failed} runs failed and were repeated")
-    every = {
-        matter: {name: [*map(finite, taken)] for name, taken in rounds.items()} for matter, rounds in found.items()
-    }
-    medians = {
-        matter: {name: finite(each) for name, each in harness.medians(rounds).items()}
+            print(f"{name:<24} {harness.spread(taken, 9)}")
+        if matter not in ("whole", "memory"):
+            goals.append(harness.at_most(f"{matter}: ddp-launch / torchrun", GOAL, ratio(rounds, "ddp-launch")))
+    # JSON has no infinity.
+    plain = {
+        matter: {name: [each if math.isfinite(each) else None for each in taken] for name, taken in rounds.items()}
         for matter, rounds in found.items()
     }
-    results = {"rounds": every, "medians": medians, "ratios_to_torchrun": ratios, "failed_runs": failures}
-    units = {matter: "MiB" if matter == "memory" else "s" for matter in args.only}
-    harness.write(args.json, "startup", ranks=N, units=units, **results)
+    harness.write(args.json, "startup", goals, ranks=N, rounds=plain)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One training step (forward, backward, update) beside PyTorch's, on one core: time and peak memory.
 
-    python benchmarks/train_step.py [--rounds 40] [--only gpt] [--json FILE]
+    python -m benchmarks.train_step [--rounds 40] [--only gpt] [--json FILE]
 
 The models are written once, for `ddp` and `torch` alike. Each library has a process of its own, as it has for its
 users; rounds alternate between the two on one core, so that both see the same machine, and the ratio is the median over
@@ -20,16 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+import numpy as np
 
-for each in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[each] = "1"
-
-import numpy as np  # noqa: E402  # it reads them when it is loaded
-
-from benchmarks import harness  # noqa: E402
+from benchmarks import harness
 
 Step = Callable[[], float]  # one step; returns the loss
 
@@ -140,29 +133,49 @@ STEPS: dict[str, tuple[str, float, Callable[[Any], Task]]] = {
 LIBRARIES = ("ddp", "torch")
 
 
-def library(name: str) -> Any:
-    found = importlib.import_module(name)
-    if name == "torch":
-        found.set_num_threads(1)
-    return found
+def resident(field: str) -> int:
+    """KiB that /proc/self/status names."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status[field].split()[0])
 
 
 def serve(key: str, name: str) -> None:
-    """One library: for each number on standard input, runs as many steps and prints the seconds of one."""
-    t = library(name)
+    """Trains with one library.
+
+    Prints the KiB that five steps took over what the process had after its imports; then, for each number on standard
+    input, runs as many steps and prints the seconds of one.
+    """
+    t = importlib.import_module(name)
+    if name == "torch":
+        t.set_num_threads(1)
+    t.nn.Linear, t.optim.SGD  # noqa: B018  # ddp imports these when they are first used
+    x = t.ones(2, 2)
+    float((x @ x).sum())  # the first product sets up the library's threads and buffers
+    before = resident("VmRSS")
     step = train(t, STEPS[key][2](t))
+    for _ in range(5):
+        step()
+    print(resident("VmHWM") - before, flush=True)
     for line in sys.stdin:
         print(harness.seconds(step, int(line)), flush=True)
 
 
 class Process:
-    """A process of one library that runs steps when it is asked to."""
+    """A process of one library, which runs steps on request. peak: KiB of five steps"""
 
     def __init__(self, key: str, name: str) -> None:
-        code = f"import runpy; runpy.run_path({__file__!r})['serve']({key!r}, {name!r})"
+        code = f"from benchmarks.train_step import serve; serve({key!r}, {name!r})"
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code],
+            cwd=harness.ROOT,
+            env={**os.environ, **threads},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
+        assert self.process.stdout is not None
+        self.peak = int(self.process.stdout.readline())
 
     def run(self, repeats: int) -> float:
         assert self.process.stdin is not None
@@ -171,12 +184,9 @@ class Process:
         self.process.stdin.flush()
         return float(self.process.stdout.readline())
 
-    def close(self) -> None:
-        self.process.communicate(timeout=60)
-
 
 def compare(key: str, rounds: int) -> dict[str, Any]:
-    """The times of both in seconds, a round each in turn, and the median of the rounds' ratios."""
+    """The times of both in seconds, a round each in turn, the median of the rounds' ratios, and the peaks in KiB."""
     processes = {name: Process(key, name) for name in LIBRARIES}
     try:
         taken = max(each.run(3) for each in processes.values())
@@ -185,55 +195,26 @@ def compare(key: str, rounds: int) -> dict[str, Any]:
         times = harness.take_turns(calls, rounds, warmup=0)
     finally:
         for each in processes.values():
-            each.close()
-    return {"seconds": times, "ratio": harness.over(times["ddp"], times["torch"])}
-
-
-def kilobytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1])
-    raise RuntimeError(f"/proc/self/status has no {field}")
-
-
-def peak(key: str, name: str) -> int:
-    """KiB that a fresh process takes for five steps, over what it had after its imports."""
-    code = f"import runpy; runpy.run_path({__file__!r})['measure']({key!r}, {name!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    return int(done.stdout)
-
-
-def measure(key: str, name: str) -> None:
-    found = library(name)
-    found.nn.Linear, found.optim.SGD  # noqa: B018  # ddp imports these when they are first asked for
-    x = found.ones(2, 2)
-    float((x @ x).sum())  # the first product sets up the library's threads and buffers
-    before = kilobytes("VmRSS")
-    step = train(found, STEPS[key][2](found))
-    for _ in range(5):
-        step()
-    print(kilobytes("VmHWM") - before)
+            each.process.communicate(timeout=60)
+    peaks = {name: each.peak for name, each in processes.items()}
+    return {"seconds": times, "ratio": harness.over(times["ddp"], times["torch"]), "peak_kib": peaks}
 
 
 def main() -> None:
-    parser = harness.parser(__doc__, rounds=40, json_file="train_step.json")
-    parser.add_argument("--only", choices=STEPS, action="append", help="this step alone; may be given several times")
+    parser = harness.parser(__doc__, rounds=40, only=STEPS)
     parser.add_argument("--core", type=int, default=0, help="the core to run on (default: 0)")
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})
     print(f"{'step':<54} {'ours':>9} {'torch':>9} {'ratio':>6} {'goal':>5}  {'peak':>9} {'torch':>9} {'ratio':>6}")
     rows = {}
-    for key in args.only or STEPS:
+    for key in args.only:
         label, goal, _ = STEPS[key]
         found = compare(key, args.rounds)
-        memory = {name: peak(key, name) for name in LIBRARIES}
         ours, theirs = (1000 * each for each in harness.medians(found["seconds"]).values())
-        rows[key] = {"label": label, "goal": goal, **found, "peak_kib": memory}
-        print(
-            f"{label:<54} {ours:6.2f} ms {theirs:6.2f} ms {found['ratio']:6.2f} {goal:5.1f}  "
-            f"{memory['ddp'] / 1024:5.1f} MiB {memory['torch'] / 1024:5.1f} MiB {memory['ddp'] / memory['torch']:6.2f}",
-            flush=True,
-        )
+        peak, other = (each / 1024 for each in found["peak_kib"].values())
+        rows[key] = {"label": label, "goal": goal, **found}
+        times = f"{ours:6.2f} ms {theirs:6.2f} ms {found['ratio']:6.2f} {goal:5.1f}"
+        print(f"{label:<54} {times}  {peak:5.1f} MiB {other:5.1f} MiB {peak / other:6.2f}", flush=True)
     harness.write(args.json, "train_step", rows=rows)
 
 

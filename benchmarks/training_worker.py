@@ -1,19 +1,19 @@
-"""One rank that trains when it is asked to, and says how long it took: for overlap.py, scaling.py, compression.py.
+"""One rank that trains on request, and answers how long it took: for overlap.py, scaling.py, compression.py.
 
     python -m benchmarks.training_worker LIBRARY SOCKET ADDRESS RANK SIZE
 
-Each library has ranks of its own, as it has for its users, which stay for the whole run. Between its turns a rank waits
-in a read of SOCKET, where `worker_pool.py` asks it in lines of JSON, and it says how much of its core it took there
-nevertheless. Rank r has the r-th core of this machine to itself, with all its threads, and no other core.
+Each library has ranks of its own, as it has for its users, which live for the whole run. Between its turns a rank waits
+in a read of SOCKET, where `worker_pool.py` sends requests in lines of JSON. Rank r has the r-th core of this machine to
+itself, with all its threads, and no other core.
 
 `ddp` finds its ranks as a job of its own does; PyTorch's use gloo, rank 0 at ADDRESS.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
-import importlib.metadata
 import json
 import os
 import socket
@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -50,26 +50,6 @@ TASKS: dict[str, tuple[str, Callable[[Any, int], Task]]] = {
 }
 
 
-class Ranks(Protocol):
-    """What a library's ranks have in common. t: the library."""
-
-    t: Any
-    rank: int
-    size: int
-    versions: dict[str, str]
-
-    def barrier(self) -> None: ...
-
-    def wrap(self, net: Any, options: dict[str, Any]) -> Any:
-        """The net under data parallelism."""
-
-    def plan(self, model: Any) -> list[list[str]] | None:
-        """Whose gradients travel together, in the order of the buckets; None if the library hides it."""
-
-    def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
-        """A call that reduces float32 arrays of these lengths, one after the other, while nothing is computed."""
-
-
 class Ours:
     """Ranks of `ddp`."""
 
@@ -81,21 +61,23 @@ class Ours:
         self.comm = collectives.init(timeout=LIMIT)
         self.rank, self.size = self.comm.rank, self.comm.size
         self._alone = self.comm.duplicate()
-        self.versions = {"numpy": np.__version__, "backend": self.comm.backend}
 
     def barrier(self) -> None:
         self.comm.barrier()
 
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
+        """The net under data parallelism."""
         options = dict(options)
         if "hook" in options:
             options["comm_hook"] = our_hook(options.pop("hook"))
         return self.t.DataParallel(net, self.comm, **options)
 
     def plan(self, model: Any) -> list[list[str]] | None:
+        """Whose gradients travel together, in the order of the buckets; None if the library hides it."""
         return [list(bucket) for bucket in model.plan.buckets]
 
     def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
+        """A call that reduces float32 arrays of these lengths, one after the other, while nothing is computed."""
         arrays = [self._alone.empty(length) for length in lengths]
 
         def call() -> None:
@@ -124,7 +106,6 @@ class Theirs:
         self.t: Any = torch
         self._dist = dist
         self.rank, self.size = rank, size
-        self.versions = {"torch": importlib.metadata.version("torch")}
 
     def barrier(self) -> None:
         self._dist.barrier()
@@ -186,6 +167,9 @@ def digits(comm: Any, hook: str | None, epochs: int, seed: int) -> Found:
     return {"right": right, "of": len(test_labels)}
 
 
+Ranks = Ours | Theirs
+
+
 class Trained:
     """One implementation: a net, wrapped or not, and its training."""
 
@@ -213,7 +197,8 @@ class Trained:
         ready: since backward began, of each gradient; of a bare net only
         """
         clock = time.perf_counter
-        forward, backward, update, ready = [], [], [], []
+        parts: dict[str, list[float]] = {"forward": [], "backward": [], "update": []}
+        ready = []
         cpu, begin = time.process_time(), clock()
         for _ in range(number):
             start = clock()
@@ -224,19 +209,17 @@ class Trained:
             back = clock()
             self._optimizer.step()
             end = clock()
-            forward.append(turned - start)
-            backward.append(back - turned)
-            update.append(end - back)
+            parts["forward"].append(turned - start)
+            parts["backward"].append(back - turned)
+            parts["update"].append(end - back)
             ready.append([each - turned for each in self._ready])
+        mean = {name: statistics.mean(values) for name, values in parts.items()}
         return {
             "step": (end - begin) / number,
             "cpu": (time.process_time() - cpu) / number,
-            "forward": statistics.mean(forward),
-            "backward": statistics.mean(backward),
-            "gradients": statistics.mean(forward) + statistics.mean(backward),
-            "update": statistics.mean(update),
+            **mean,
+            "gradients": mean["forward"] + mean["backward"],
             "ready": [statistics.mean(each) for each in zip(*ready, strict=True)] if self._noted else None,
-            "loss": float(loss.detach()),
         }
 
     def digest(self) -> str:
@@ -254,7 +237,7 @@ class Trained:
 
 
 class Worker:
-    """Does what it is asked: each public method is a request, its arguments what comes with it."""
+    """Answers requests: each public method is one, its arguments what the request holds."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -287,7 +270,7 @@ class Worker:
         before = sent()
         found = made.steps(steps)
         after = sent()
-        return {**found, "sent": None if before is None or after is None else (after - before) / steps}
+        return found if before is None or after is None else {**found, "sent": (after - before) / steps}
 
     def reduce(self, lengths: list[int], times: int) -> Found:
         """Seconds that the buckets take one after the other, with nothing computed meanwhile."""
@@ -320,13 +303,12 @@ def sent() -> int | None:
     return int(SENT.read_text()) if SENT.exists() else None
 
 
-def pin(rank: int) -> int:
-    """Leaves this process and all its threads one core, the rank's. Returns: which."""
+def pin(rank: int) -> None:
+    """Leaves this process and all its threads one core, the rank's."""
     cores = sorted(os.sched_getaffinity(0))
     core = cores[rank % len(cores)]
     for thread in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(thread), {core})
-    return core
 
 
 def main() -> None:
@@ -335,32 +317,25 @@ def main() -> None:
     stream.connect(path)
     lines = stream.makefile("rw")
 
-    def tell(found: Found) -> None:
+    def answer(found: Found) -> None:
         lines.write(json.dumps(found) + "\n")
         lines.flush()
 
     def port(mine: int | None) -> int:
-        tell({"port": mine})
+        answer({"port": mine})
         return int(json.loads(lines.readline())["port"])
 
     ranks: Ranks = Theirs(address, int(rank), int(size), port) if library == "torch" else Ours()
-    core = pin(ranks.rank)
+    pin(ranks.rank)
     worker = Worker(ranks)
-    tell({"rank": ranks.rank, "size": ranks.size, "core": core, "versions": ranks.versions})
-    while True:
-        cpu, start = time.process_time(), time.perf_counter()
-        try:
-            line = lines.readline()
-        except OSError:  # the benchmark ended in the middle of a turn
-            break
-        if not line:
-            break
-        idle = {"idle_cpu": time.process_time() - cpu, "idle": time.perf_counter() - start}
-        asked = json.loads(line)
-        try:
-            tell({**getattr(worker, asked.pop("do"))(**asked), **idle})
-        except Exception:
-            tell({"error": traceback.format_exc()})
+    answer({"rank": ranks.rank})
+    with contextlib.suppress(OSError):  # the benchmark ended in the middle of a turn
+        for line in lines:
+            request = json.loads(line)
+            try:
+                answer(getattr(worker, request.pop("do"))(**request))
+            except Exception:
+                answer({"error": traceback.format_exc()})
     if library != "ddp":
         ranks.t.distributed.destroy_process_group()
 

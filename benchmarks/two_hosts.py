@@ -1,43 +1,47 @@
 """all_reduce over a wire: two hosts of one rank each, joined by a cable of a known rate. Needs Linux's root, and MPICH.
 
-    python benchmarks/two_hosts.py [--rate 1gbit] [--rounds 7] [--json FILE]
+    python -m benchmarks.two_hosts [--rate 1gbit] [--json FILE]
 
 The hosts are network namespaces of this machine (tests/cluster/hosts.sh, which says what may be lacking), the rate is
 tc's. Two ranks that reduce N bytes must each send N: half of x to be added, and half of the result. So the wire's
-limit is the time that a bare TCP connection takes for N bytes each way at once, measured in the same rounds. By the
-rate alone it would be N / (rate * 1448 / 1514): tc counts frames of 1514 bytes, 1448 of which are data (Ethernet,
-IPv4, TCP with timestamps), and lets 256 KiB go at once after a pause.
-
-The job runs twice: as it is by default, and with every call compared between the ranks (`check="always"`).
+limit is N / (rate * 1448 / 1514): tc counts frames of 1514 bytes, 1448 of which are data (Ethernet, IPv4, TCP with
+timestamps). A bare TCP connection that sends N bytes each way at once takes 0.1 % longer at 25 MiB, 2 % at 100 MiB.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import inspect
 import select
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-# A script's folder comes first on its path, where `collectives.py` hides the package of that name.
-sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
+from benchmarks import harness
+from benchmarks.collectives import MIB, bench, size
+from launcher.engines.mpiexec import MPICH, find_mpiexec, mpi_family
 
-import collectives as package  # noqa: E402
-from benchmarks import collectives, harness  # noqa: E402
-from launcher.engines.mpiexec import MPICH, find_mpiexec, mpi_family  # noqa: E402
-
-SCRIPT = HERE.parent / "tests" / "cluster" / "hosts.sh"
+SCRIPT = harness.ROOT / "tests" / "cluster" / "hosts.sh"
 ADDRESS = "10.0.0.1"  # of the first host
 READY = 30.0  # s
-MIB = 1 << 20
-SMALL = [("all_reduce", 8), ("all_reduce", 1 << 10), ("all_reduce", 64 << 10), ("broadcast", 1 << 10), ("barrier", 0)]
-LARGE = [("all_reduce", 25 * MIB), ("all_reduce", 100 * MIB)]
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of benchmarks that may run on two hosts."""
+    parser.add_argument("--rate", default="1gbit", help="of the cable, as tc writes it (default: 1gbit)")
+    parser.add_argument("--here", action="store_true", help="ranks of this machine, without hosts or a wire")
+
+
+def wanted(stack: contextlib.ExitStack, args: argparse.Namespace) -> list[str] | None:
+    """The hosts that these options ask for, for as long as the stack lasts; None: this machine."""
+    return None if args.here else stack.enter_context(hosts(args.rate))
+
+
+def where(args: argparse.Namespace) -> dict[str, Any]:
+    """For the results: on which hosts, at which rate."""
+    return {"hosts": "one" if args.here else "two network namespaces", "rate": None if args.here else args.rate}
 
 
 @contextlib.contextmanager
@@ -49,13 +53,13 @@ def hosts(rate: str) -> Iterator[list[str]]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        heard, _, _ = select.select([process.stdout], [], [], READY)
-        said = process.stdout.readline().split() if heard else []
-        if said[:1] != ["ready"]:
-            raise SystemExit(" ".join(said) or "the hosts were not ready in time")
-        yield said[1:]
+        ready, _, _ = select.select([process.stdout], [], [], READY)
+        words = process.stdout.readline().split() if ready else []
+        if words[:1] != ["ready"]:
+            raise SystemExit(" ".join(words) or "the hosts were not ready in time")
+        yield words[1:]
     finally:
-        process.stdin.close()  # the hosts go with the script
+        process.stdin.close()  # the hosts end with the script
         try:
             process.wait(READY)
         finally:
@@ -67,10 +71,11 @@ def start(names: list[str]) -> list[str]:
     """The command that starts one Python on each host, the first on the first."""
     mpiexec = find_mpiexec()
     if mpi_family(mpiexec) != MPICH:
-        raise SystemExit("the way to two hosts on one machine is known for MPICH alone")
+        raise SystemExit("two hosts on one machine need MPICH: only its mpiexec is known to reach them")
     # The hosts share one kernel: neither the MPI nor gloo may find a way from process to process beside the wire.
     options = ["-launcher", "ssh", "-launcher-exec", str(SCRIPT), "-localhost", ADDRESS, "-hosts", ",".join(names)]
-    environ = ["-genv", "UCX_TLS", "tcp,self", "-genv", "GLOO_SOCKET_IFNAME", "eth0", "-genv", "OMP_NUM_THREADS", "1"]
+    settings = {"UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": ADDRESS, "OMP_NUM_THREADS": "1"}
+    environ = [word for name, value in settings.items() for word in ("-genv", name, value)]
     return [str(SCRIPT), names[0], mpiexec, *options, "-ppn", "1", *environ, sys.executable]
 
 
@@ -80,51 +85,23 @@ def by_the_rate(nbytes: int, rate: str) -> float:
     return nbytes * 8 * 1514 / 1448 / (float(number) * UNITS[rate[len(number) :]])
 
 
-def show(found: dict[str, Any], rate: str) -> list[harness.Goal]:
-    """Prints a run's large rows against the wire. Returns what is promised of them."""
-    goals = []
-    head = ("ours", "raw", "gloo", "wire", "wire/ours", "wire/gloo", "by the rate")
-    print(f"\n{'all_reduce, ms':<16}" + "".join(f"{each:>12}" for each in head))
-    for row in found["rows"]:
-        if row["bytes"] < MIB:
-            continue
-        us = row["us"]
-        ms = [statistics.median(us[key]) / 1e3 if key in us else float("nan") for key in head[:4]]
-        shares = [harness.over(us["wire"], us[key]) if key in us else float("nan") for key in ("ours", "gloo")]
-        label = collectives.size(row["bytes"])
-        limit = by_the_rate(row["bytes"], rate)
-        print(f"{label:<16}" + "".join(f"{each:>12.1f}" for each in ms), end="")
-        print("".join(f"{each:>11.1%} " for each in shares) + f"{1e3 * limit:>11.1f}")
-        if row["bytes"] == 25 * MIB:
-            goals.append(harness.at_least(f"all_reduce {label}: wire / ours", 0.95, shares[0]))
-    return goals
-
-
-def show_checks(by_default: dict[str, Any], always: dict[str, Any]) -> None:
-    """Prints what comparing every call costs: ours in both runs, and raw mpi4py's, which had to do the same in both."""
-    print(f"\n{'checks, us':<20}{'default':>12}{'always':>12}{'cost':>10}{'raw then':>12}{'raw now':>10}")
-    for before, after in zip(by_default["rows"], always["rows"], strict=True):
-        label = f"{before['collective']} {collectives.size(before['bytes'])}"
-        ours, raw = ([statistics.median(run["us"][key]) for run in (before, after)] for key in ("ours", "raw"))
-        print(f"{label:<20}{ours[0]:>12.1f}{ours[1]:>12.1f}{ours[1] - ours[0]:>10.1f}{raw[0]:>12.1f}{raw[1]:>10.1f}")
-
-
 def main() -> None:
-    parser = harness.parser(__doc__, rounds=7, json_file="two_hosts.json")
+    parser = harness.parser(__doc__)
     parser.add_argument("--rate", default="1gbit", help="of the cable, as tc writes it (default: 1gbit)")
     args = parser.parse_args()
-    asked = {"rounds": args.rounds, "address": ADDRESS, "wire": True, "timeout": 60.0}
+    rows, goals = [], []
     with hosts(args.rate) as names:
-        by_default = collectives.run({**asked, "rows": [*SMALL, *LARGE]}, start(names))
-        always = None
-        if "check" in inspect.signature(package.init).parameters:
-            always = collectives.run({**asked, "rows": SMALL, "check": "always"}, start(names))
-    reached = show(by_default, args.rate)
-    if always is not None:
-        show_checks({"rows": by_default["rows"][: len(SMALL)]}, always)
-    harness.show_goals(reached)
-    found = {"rate": args.rate, "default": by_default, "always": always, "goals": [vars(goal) for goal in reached]}
-    harness.write(args.json, "two_hosts", hosts="two network namespaces", **found)
+        for nbytes in (25 * MIB, 100 * MIB):
+            us = bench("all_reduce", nbytes, ["--place", "in"], start(names))
+            limit = by_the_rate(nbytes, args.rate)
+            ms = {key: each / 1e3 for key, each in harness.medians(us).items()}
+            shares = {key: 1e3 * limit / each for key, each in ms.items()}
+            shown = ", ".join(f"{key} {each:.1f} ({shares[key]:.1%})" for key, each in ms.items())
+            print(f"all_reduce {size(nbytes)}: {1e3 * limit:.1f} ms by the rate; {shown}", flush=True)
+            rows.append({"collective": "all_reduce", "bytes": nbytes, "limit_us": 1e6 * limit, "us": us})
+            if nbytes == 25 * MIB:
+                goals.append(harness.at_least(f"all_reduce {size(nbytes)}: the wire / ours", 0.95, shares["ours"]))
+    harness.write(args.json, "two_hosts", goals, hosts="two network namespaces", rate=args.rate, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The drill judges rightly, and a job that is killed somewhere ends as if nothing had been."""
+"""Jobs are judged rightly, and a job that is killed somewhere ends as if nothing had been."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from benchmarks.chaos_train import (
     that_count,
 )
 from benchmarks.chaos_worker import SAMPLES, Strike
-
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "chaos_train.py"
 
 
 def notes(start: int, first: int, last: int, size: int = 2) -> list[dict[str, Any]]:
@@ -120,7 +118,7 @@ def test_nothing_is_lost(run_job: Callable[..., Any], count: Callable[[int, int]
     kills, steps = count(3, 100), count(1, 20)
     found = tmp_path / "found.json"
     args = ["--kills", str(kills), "--moves", str(steps), "--json", str(found)]
-    done = run_job([sys.executable, str(SCRIPT), *args], timeout=count(100, 3500))
+    done = run_job([sys.executable, "-m", "benchmarks.chaos_train", *args], timeout=count(100, 3500))
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(found.read_text())["results"]
     assert sum(len(each) for each in results.values()) == kills + steps

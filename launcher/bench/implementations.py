@@ -214,7 +214,7 @@ class Gloo(OnHost):
         self._rank, self._size = rank, size
         if one_node:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        host = "127.0.0.1" if one_node else socket.gethostname()
+        host = "127.0.0.1" if one_node else os.environ.get("MASTER_ADDR") or socket.gethostname()
         store = dist.TCPStore(host, 0, size, True, wait_for_workers=False) if rank == 0 else None
         host, _, port = sync.tell(f"{host} {store.port}" if store is not None else "").partition(" ")
         if store is None:
