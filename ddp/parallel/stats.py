@@ -60,7 +60,7 @@ class BucketStats:
     """One bucket. names: of its parameters; mib: its size in MiB.
 
     ready, launched, done: milliseconds after backward began, mean over the steps; launched and done are None if the
-    exchange does not tell. exposed: milliseconds that backward, having computed everything, waited for it
+    exchange does not record them. exposed: milliseconds that backward, having computed everything, waited for it
     """
 
     names: tuple[str, ...]
@@ -98,7 +98,7 @@ class Stats:
     forward: the last forward before each backward; None if the model was not called
     backward: until its last node had run
     communication: some bucket was launched and not done, be it on the wire or waiting for a rank; hidden: the part of
-    it in which backward computed; both None if the exchange does not tell
+    it in which backward computed; both None if the exchange does not record it
     exposed: what backward, having computed everything, waited for the buckets; behind: the part of it in which another
     rank had not yet come to the last bucket, so that no faster wire would help
     other: what is left of a step: data, loss, optimizer, logging
@@ -130,22 +130,13 @@ class Stats:
         latest = {id(step): float(each) for step, each in zip(known, tables[:, :, _COMPLETE].max(axis=1), strict=True)}
         columns = [_quantities(step, latest.get(id(step), np.nan)) for step in steps]
         compared, lateness = _lateness(known, tables, size)
-        return cls(
-            rank=rank,
-            size=size,
-            steps=len(steps),
-            buckets=_buckets(steps),
-            compared=compared,
-            lateness=lateness,
-            **{name: _spread([column[name] for column in columns]) for name in _LABELS},
-        )
+        spreads = {name: _spread([column[name] for column in columns]) for name in _LABELS}
+        found = {"buckets": _buckets(steps), "compared": compared, "lateness": lateness}
+        return cls(rank=rank, size=size, steps=len(steps), **found, **spreads)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as dicts, lists, numbers, strings and None, for `json.dumps`."""
-        found = asdict(self)
-        found["buckets"] = [{**bucket, "names": list(bucket["names"])} for bucket in found["buckets"]]
-        found["lateness"] = list(found["lateness"])
-        return found
+        """The same as dicts, tuples, numbers, strings and None, for `json.dumps`."""
+        return asdict(self)
 
     @property
     def hidden_share(self) -> float | None:
@@ -158,9 +149,6 @@ class Stats:
         """`200 steps of 45.2 ms: forward 12.1, backward 24.0, exposed communication 3.1 (of 18.4, 83 % hidden), ...`"""
         if self.steps == 0:
             return "no step"
-        head = f"{self.steps} step{'' if self.steps == 1 else 's'}"
-        if self.step is not None:
-            head += f" of {self.step.mean:.1f} ms"
         parts = []
         for name in ("forward", "backward", "exposed", "other"):
             spread: Spread | None = getattr(self, name)
@@ -168,8 +156,9 @@ class Stats:
                 continue
             parts.append(f"{'exposed communication' if name == 'exposed' else name} {spread.mean:.1f}")
             if name == "exposed" and self.communication is not None and self.hidden_share is not None:
-                parts[-1] += f" (of {self.communication.mean:.1f}, {100 * self.hidden_share:.0f} % hidden)"
-        line = f"{head}: {', '.join(parts)} ms"
+                parts[-1] += f" (of {self.communication.mean:.1f}, {_percent(self.hidden_share)} hidden)"
+        length = "" if self.step is None else f" of {self.step.mean:.1f} ms"
+        line = f"{_count(self.steps)}{length}: {', '.join(parts)} ms"
         return line if self.size == 1 else f"{line}; {self.waited_for()}"
 
     def waited_for(self) -> str:
@@ -179,31 +168,30 @@ class Stats:
         if self.compared == 0:
             return "nothing is known yet of when the other ranks arrived"
         lost = [each.steps * each.late for each in self.lateness]
-        mean = sum(lost) / self.compared
         if not any(each.steps for each in self.lateness):
             return "no rank was waited for: they arrived together"
         worst = max(range(self.size), key=lost.__getitem__)
+        late = self.lateness[worst]
         # One of two ranks is last in half of all steps by chance alone.
-        if lost[worst] >= (1 + 1 / self.size) / 2 * sum(lost) and self.lateness[worst].steps >= 0.1 * self.compared:
-            late = self.lateness[worst]
-            return (
-                f"rank {worst} was waited for in {_percent(late.steps / self.compared)} of steps, {late.late:.1f} ms "
-                f"on average: {_why(late)}"
-            )
-        order = sorted(range(self.size), key=lambda rank: -self.lateness[rank].steps)[:3]
-        shares = ", ".join(f"rank {rank} in {_percent(self.lateness[rank].steps / self.compared)}" for rank in order)
+        if lost[worst] >= (1 + 1 / self.size) / 2 * sum(lost) and late.steps >= 0.1 * self.compared:
+            share = self._share(worst)
+            return f"rank {worst} was waited for in {share} of steps, {late.late:.1f} ms on average: {_why(late)}"
+        shares = ", ".join(f"rank {rank} in {self._share(rank)}" for rank in self._latest_ranks(3))
+        mean = sum(lost) / self.compared
         return f"no rank stands out: waited {mean:.1f} ms a step for one or another ({shares} of steps)"
 
-    def _late_ranks(self) -> list[int]:
-        """Those worth a line: all, or of many those that were waited for most."""
-        most = sorted(range(self.size), key=lambda rank: -self.lateness[rank].steps)[:_LISTED]
-        return sorted(rank for rank in most if self.size <= _LISTED or self.lateness[rank].steps)
+    def _latest_ranks(self, count: int) -> list[int]:
+        """The ranks that were waited for most often."""
+        return sorted(range(self.size), key=lambda rank: -self.lateness[rank].steps)[:count]
+
+    def _share(self, rank: int) -> str:
+        """In how many steps a rank was waited for."""
+        return _percent(self.lateness[rank].steps / self.compared)
 
     def __str__(self) -> str:
         if not self.steps:
             return f"rank {self.rank} of {self.size}, no step yet"
-        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
-        lines = [f"rank {self.rank} of {self.size}, {steps}; host times in ms", ""]
+        lines = [f"rank {self.rank} of {self.size}, {_count(self.steps)}; host times in ms", ""]
         lines.append(f"{'':<40}{'mean':>9}{'median':>9}")
         for name, label in _LABELS.items():
             spread: Spread | None = getattr(self, name)
@@ -212,18 +200,18 @@ class Stats:
         if self.hidden_share is not None:
             lines[-1] += f"   {_percent(self.hidden_share)} of it"
         elif self.size > 1:
-            lines.append("communication: not known, for this exchange does not tell when buckets were done")
+            lines.append("communication: not known, for this exchange does not record when buckets were done")
         if self.buckets:
-            heads = "".join(f"{head:>9}" for head in ("MiB", *_MOMENTS))
-            lines += ["", f"bucket{heads}  parameters; times after backward began"]
-            lines += [f"{number:>6}{_row(bucket)}" for number, bucket in enumerate(self.buckets)]
+            lines += ["", f"bucket{_cells('MiB', *_MOMENTS)}  parameters; times after backward began"]
+        for number, bucket in enumerate(self.buckets):
+            names = bucket.names if len(bucket.names) == 1 else (bucket.names[0], "...", bucket.names[-1])
+            values = [getattr(bucket, moment) for moment in ("mib", *_MOMENTS)]
+            lines.append(f"{number:>6}{_cells(*values)}  {' '.join(names)}")
         if self.compared:
-            heads = "".join(f"{head:>9}" for head in ("ms late", *_PARTS))
-            lines += ["", f"rank  waited for in{heads}  where it lost the time"]
-            for rank in self._late_ranks():
-                late = self.lateness[rank]
-                cells = "".join(f"{cell:>9.2f}" for cell in (late.late, late.before, late.forward, late.backward))
-                lines.append(f"{rank:>4}{_percent(late.steps / self.compared):>15}{cells if late.steps else ''}")
+            lines += ["", f"rank  waited for in{_cells('ms late', *_PARTS)}  where it lost the time"]
+            for rank in sorted(self._latest_ranks(_LISTED)):
+                values = [getattr(self.lateness[rank], part) for part in ("late", *_PARTS)]
+                lines.append(f"{rank:>4}{self._share(rank):>15}{_cells(*values)}")
         return "\n".join([*lines, "", self.waited_for()])
 
 
@@ -262,7 +250,7 @@ class Timeline:
     """The steps of one model on this rank and, by the timestamps in control messages, on all ranks.
 
     rank, size: this rank, and how many; nodes: which node each rank is on, in rank order
-    width: numbers that each rank tells in a control message; steps: the latest ones, since the last `summary`
+    width: numbers of each rank in a control message; steps: the latest ones, since the last `summary`
 
     In each backward: `timestamps` goes into the control message, `receive` takes what came back, `add` the step.
     """
@@ -277,7 +265,7 @@ class Timeline:
         self._clocks = ClockOffsets(nodes)
         self._contents = BucketContents()
         self._latest: Step | None = None
-        self._told: Step | None = None  # what the control message in flight is about
+        self._sent: Step | None = None  # the control message in flight has its timestamps
         self._ended = 0
         step_trace.register(self)
 
@@ -286,8 +274,8 @@ class Timeline:
         self._contents = BucketContents.of(buckets)
 
     def timestamps(self) -> Array:
-        """(width,) what this rank tells of its last step in the next control message; 0 where there is nothing."""
-        step = self._told = self._latest
+        """(width,) this rank's timestamps of its last step, for the next control message; 0 where there is none."""
+        step = self._sent = self._latest
         if step is None:
             return np.zeros(_WIDTH)
         forward = 0 if step.forward is None else step.forward[0]
@@ -296,10 +284,10 @@ class Timeline:
 
     def receive(self, table: Array) -> None:
         """The control message has arrived. table: (size, width) all ranks' timestamps"""
-        if self._told is not None:
-            self._told.table = table.copy()  # the message is used again for the next backward
-            self._clocks.receive(self._told.table)
-            self._told = None
+        if self._sent is not None:
+            self._sent.table = table.copy()  # the message is used again for the next backward
+            self._clocks.receive(self._sent.table)
+            self._sent = None
 
     def add(self, step: Step) -> None:
         """A synchronized backward has ended."""
@@ -359,8 +347,8 @@ def _spread(column: Sequence[float]) -> Spread | None:
 
 def _buckets(steps: Sequence[Step]) -> tuple[BucketStats, ...]:
     """Of the steps that had the latest plan."""
-    steps = [step for step in steps if step.contents is steps[-1].contents]
     contents = steps[-1].contents if steps else BucketContents()
+    steps = [step for step in steps if step.contents is contents]
     found = []
     for bucket, (names, nbytes) in enumerate(zip(contents.names, contents.nbytes, strict=True)):
         moments = np.array([_moments(step, bucket) for step in steps])
@@ -419,15 +407,13 @@ def _why(late: Lateness) -> str:
         (late.forward, "{:.1f} ms lost in forward"),
         (late.backward, "{:.1f} ms lost in backward"),
     )
-    worth = [(lost, text) for lost, text in words if lost >= 0.1 * late.late]
-    return ", ".join(text.format(lost) for lost, text in sorted(worth, key=lambda each: -each[0]))
+    return ", ".join(text.format(lost) for lost, text in sorted(words, reverse=True) if lost >= 0.1 * late.late)
 
 
-def _row(bucket: BucketStats) -> str:
-    cells = [bucket.mib, bucket.ready, bucket.launched, bucket.done, bucket.exposed]
-    names = bucket.names
-    listed = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
-    return "".join("        -" if cell is None else f"{cell:>9.2f}" for cell in cells) + f"  {listed}"
+def _cells(*values: str | float | None) -> str:
+    """A row of a table, from its second column on."""
+    texts = ["-" if value is None else value if isinstance(value, str) else f"{value:.2f}" for value in values]
+    return "".join(f"{text:>9}" for text in texts)
 
 
 def _ms(nanoseconds: Any) -> float:
@@ -436,3 +422,7 @@ def _ms(nanoseconds: Any) -> float:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _count(steps: int) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'}"

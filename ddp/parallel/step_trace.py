@@ -1,4 +1,4 @@
-"""What a trace is made of: the steps of all models in this process, kept in memory and written when recording stops.
+"""Steps as a trace keeps them: in memory while training runs, written when recording stops.
 
 Each rank writes a part of its own, `rank-0.steps.json` and so on; `ddp.tracing` merges them. Nothing is written while
 training runs, which would show in the trace, and memory is bounded: the latest 1,000 steps of each model are kept. A
@@ -19,23 +19,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from collectives.world import TRACE
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 from ddp.parallel.buckets import Buckets
 
-FORMAT = "ddp-trace 2"
 SUFFIX = ".steps.json"
 _KEPT = 1000
 _FIELDS = ("number", "forward", "begun", "computed", "ended", "control", "ready", "times")
 
-_lock = threading.Lock()
+_lock = threading.Lock()  # ranks may be threads
 _active: list[Recorder] = []
-_asked = False  # DDP_TRACE has been looked at
+_asked = False  # DDP_TRACE has been read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,83 +81,56 @@ class Step:
     table: Any = None
 
 
-@dataclass(kw_only=True)
-class _Track:
-    """The steps of one model. offset: nanoseconds that this rank's clock is ahead of rank 0's, as known at last"""
-
-    rank: int
-    size: int
-    offset: int = 0
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_KEPT))
-
-    def to_json(self) -> dict[str, Any]:
-        contents: list[BucketContents] = []
-        steps = []
-        for step in self.steps:
-            if not contents or contents[-1] is not step.contents:
-                contents.append(step.contents)
-            values = {name: getattr(step, name) for name in _FIELDS}
-            steps.append({**values, "contents": len(contents) - 1})
-        listed = [{"names": each.names, "nbytes": each.nbytes} for each in contents]
-        return {"offset": self.offset, "contents": listed, "steps": steps}
-
-
 class Recorder:
-    """Keeps the steps of all models in this process from `start` to `stop`. folder: where its parts are written."""
+    """Keeps the steps of all models of this process until `stop`, which writes the parts of its ranks to a folder.
+
+    Raises: ArgumentError if the folder cannot be made or written to.
+    """
 
     def __init__(self, folder: str) -> None:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ArgumentError(f"the trace's folder {folder} cannot be made: {error.strerror}") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ArgumentError(f"the trace's folder {folder} cannot be written to")
         self.folder = folder
         self._started = time.time()
-        self._tracks: list[_Track] = []
-        self._track_of: WeakKeyDictionary[Any, _Track] = WeakKeyDictionary()
+        self._steps: dict[Any, deque[Step]] = {}  # by the model's Timeline
+        with _lock:
+            _active.append(self)
 
-    def track(self, timeline: Any) -> _Track:
-        """The record of that model's steps; a model that never makes one is part of the trace, too."""
-        track = self._track_of.get(timeline)
-        if track is None:
-            track = _Track(rank=timeline.rank, size=timeline.size)
-            with _lock:  # ranks may be threads
-                self._tracks.append(track)
-                self._track_of[timeline] = track
-        return track
+    def add(self, timeline: Any, *steps: Step) -> None:
+        """Keeps steps of a model; a model that never makes one is part of the trace, too."""
+        with _lock:
+            self._steps.setdefault(timeline, deque(maxlen=_KEPT)).extend(steps)
 
-    def write(self) -> None:
-        """Writes the part of each rank in this process. Raises: OSError."""
-        for rank in sorted({track.rank for track in self._tracks}):
-            tracks = [track for track in self._tracks if track.rank == rank]
+    def stop(self) -> None:
+        """Ends recording and writes the part of each rank in this process. Raises: OSError."""
+        with _lock:
+            if self in _active:
+                _active.remove(self)
+        for rank in sorted({timeline.rank for timeline in self._steps}):
+            mine = {timeline: steps for timeline, steps in self._steps.items() if timeline.rank == rank}
             part = {
-                "format": FORMAT,
                 "rank": rank,
-                "size": max(track.size for track in tracks),
+                "size": max(timeline.size for timeline in mine),
                 "host": socket.gethostname(),
                 "started": self._started,
                 "written": time.time(),
-                "models": [track.to_json() for track in tracks],
+                "models": [_encoded(timeline.offset(), steps) for timeline, steps in mine.items()],
             }
             with atomic_write(os.path.join(self.folder, f"rank-{rank}{SUFFIX}")) as file:
                 file.write(json.dumps(part, separators=(",", ":")).encode())
 
 
-def start(folder: str) -> Recorder:
-    """Begins to record all models of this process. Raises: ArgumentError if the folder cannot be made or written to."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError(f"the trace's folder {folder} cannot be made: {error.strerror}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ArgumentError(f"the trace's folder {folder} cannot be written to")
-    recorder = Recorder(folder)
-    with _lock:
-        _active.append(recorder)
-    return recorder
-
-
-def stop(recorder: Recorder) -> None:
-    """Ends recording and writes this process's parts. Raises: OSError."""
-    with _lock:
-        if recorder in _active:
-            _active.remove(recorder)
-    recorder.write()
+def _encoded(offset: int, steps: Sequence[Step]) -> dict[str, Any]:
+    """The steps of one model as JSON values. offset: nanoseconds that this rank's clock is ahead of rank 0's"""
+    contents = list(dict.fromkeys(step.contents for step in steps))
+    rows = [
+        {**{name: getattr(step, name) for name in _FIELDS}, "contents": contents.index(step.contents)} for step in steps
+    ]
+    return {"offset": offset, "contents": [asdict(each) for each in contents], "steps": rows}
 
 
 def register(timeline: Any) -> None:
@@ -168,23 +139,20 @@ def register(timeline: Any) -> None:
     with _lock:
         folder, first, _asked = os.environ.get(TRACE, ""), not _asked, True
     if first and folder:
-        mine, me = start(folder), os.getpid()
+        mine, me = Recorder(folder), os.getpid()
         # A child that this process forks is not the rank.
         atexit.register(lambda: _stop_at_exit(mine) if os.getpid() == me else None)
-    for recorder in _active:
-        recorder.track(timeline)
+    record(timeline)
 
 
-def record(timeline: Any, step: Step) -> None:
-    """A step has ended."""
+def record(timeline: Any, *steps: Step) -> None:
+    """Gives steps that have ended to all recorders."""
     for recorder in _active:
-        track = recorder.track(timeline)
-        track.steps.append(step)
-        track.offset = timeline.offset()
+        recorder.add(timeline, *steps)
 
 
 def _stop_at_exit(recorder: Recorder) -> None:
     try:
-        stop(recorder)
+        recorder.stop()
     except OSError as error:
         print(f"ddp: the trace of this rank could not be written to {recorder.folder}: {error}", file=sys.stderr)

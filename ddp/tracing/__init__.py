@@ -14,72 +14,48 @@ All times are host times: on a GPU, when the host asked for the work, not when t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from ddp._files import atomic_write
 from ddp.errors import ArgumentError
-from ddp.parallel import step_trace
+from ddp.parallel.step_trace import Recorder
 from ddp.tracing.chrome_trace import chrome_events
 from ddp.tracing.step_picture import draw
-from ddp.tracing.trace_parts import complete, read_parts, typical_step, write_json
+from ddp.tracing.trace_parts import complete, read_parts, typical_step
 
 __all__ = ["merge", "recording", "start", "stop"]
 
-_running: list[step_trace.Recorder] = []
+_running: list[Recorder] = []
 
 
-@dataclass(frozen=True, kw_only=True)
-class MergedTrace:
-    """What was made of a folder of parts. trace, picture: paths; no_picture: why there is none
-
-    ranks, steps: how many are in it; missing: the ranks that left no part
-    """
-
-    trace: Path
-    picture: Path | None
-    no_picture: str
-    ranks: int
-    steps: int
-    missing: tuple[int, ...]
-
-    def __str__(self) -> str:
-        steps = f"{self.steps} step{'' if self.steps == 1 else 's'}"
-        line = f"trace of {self.ranks} rank{'' if self.ranks == 1 else 's'}, {steps}: {self.trace}"
-        line += f" (open it at ui.perfetto.dev), {self.picture}" if self.picture else f"; {self.no_picture}"
-        if self.missing:
-            missing = ", ".join(map(str, self.missing))
-            line += f"; rank{'' if len(self.missing) == 1 else 's'} {missing} left no part"
-        return line
-
-
-def merge(folder: str | os.PathLike[str]) -> MergedTrace:
-    """Merges the parts in that folder into `trace.json` and draws `step.png`.
+def merge(folder: str | os.PathLike[str]) -> str:
+    """Merges the parts in that folder into `trace.json` and draws `step.png`. Returns one line that says what it made.
 
     Ranks that left no part, because they were killed, are left out.
     Raises: ArgumentError if there is no part, or one cannot be read; OSError if the trace cannot be written.
     """
     parts = read_parts(folder)
     path, picture = Path(folder) / "trace.json", Path(folder) / "step.png"
-    write_json(path, {"traceEvents": chrome_events(parts), "displayTimeUnit": "ms"})
+    with atomic_write(path) as file:
+        document = {"traceEvents": chrome_events(parts), "displayTimeUnit": "ms"}
+        file.write(json.dumps(document, separators=(",", ":")).encode())
     picture.unlink(missing_ok=True)  # of an older trace
-    step, no_picture = typical_step(parts), ""
-    if step is None:
-        no_picture = "no picture, for it takes two steps"
+    number, second = typical_step(parts), f", {picture}"
+    if number is None:
+        second = "; no picture, for it takes two steps"
     else:
         try:
-            draw(step, picture)
+            draw(parts, number, picture)
         except ImportError:
-            no_picture = "no picture of a step, for matplotlib is not installed (pip install matplotlib)"
-    return MergedTrace(
-        trace=path,
-        picture=None if no_picture else picture,
-        no_picture=no_picture,
-        ranks=len(parts),
-        steps=max((len(model) for part in parts for model in part.models), default=0),
-        missing=tuple(sorted({*range(parts[0].size)} - {part.rank for part in parts})),
-    )
+            second = "; no picture of a step, for matplotlib is not installed (pip install matplotlib)"
+    ranks, steps = len(parts), max((len(model) for part in parts for model in part.models), default=0)
+    missing = [str(rank) for rank in range(parts[0].size) if rank not in {part.rank for part in parts}]
+    line = f"trace of {ranks} rank{'s' * (ranks != 1)}, {steps} step{'s' * (steps != 1)}: {path}"
+    line += f" (open it at ui.perfetto.dev){second}"
+    return line + (f"; rank{'s' * (len(missing) > 1)} {', '.join(missing)} left no part" if missing else "")
 
 
 def start(folder: str | os.PathLike[str]) -> None:
@@ -90,7 +66,7 @@ def start(folder: str | os.PathLike[str]) -> None:
     """
     if _running:
         raise ArgumentError(f"a trace is being recorded to {_running[0].folder} already: call ddp.tracing.stop() first")
-    _running.append(step_trace.start(os.fspath(folder)))
+    _running.append(Recorder(os.fspath(folder)))
 
 
 def stop() -> None:
@@ -101,7 +77,7 @@ def stop() -> None:
     if not _running:
         raise ArgumentError("no trace is being recorded: call ddp.tracing.start(folder) first")
     running = _running.pop()
-    step_trace.stop(running)
+    running.stop()
     if complete(running.folder):
         merge(running.folder)
 
