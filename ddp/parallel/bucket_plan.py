@@ -10,7 +10,7 @@ arXiv:1811.11141.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,47 +54,36 @@ def forecast(
     ready: Sequence[float],
     link: Link,
     backward: float,
-    launch: float = 0.0,
 ) -> Forecast:
     """What a plan should do: buckets go in the plan's order, one at a time on the wire.
 
     plan: the gradients of each bucket, in launch order; nbytes, ready: bytes of each gradient, and seconds after
     backward began when it is complete
     backward: seconds that the computation takes alone
-    launch: seconds that each bucket adds to the computation, and by which everything later is ready later
     """
     launched, done = [], []
     last = free = 0.0
-    for count, members in enumerate(plan):
-        last = max(last, max(ready[index] for index in members) + launch * count)
+    for members in plan:
+        last = max(last, *(ready[index] for index in members))
         free = max(last, free) + link.alpha + link.beta * sum(nbytes[index] for index in members)
         launched.append(last)
         done.append(free)
-    computed = backward + launch * len(plan)
-    end = max(computed, free)
-    return Forecast(launched=tuple(launched), done=tuple(done), backward=computed, end=end, exposed=end - computed)
+    end = max(backward, free)
+    return Forecast(launched=tuple(launched), done=tuple(done), backward=backward, end=end, exposed=end - backward)
 
 
 def choose_cap(
+    cut: Callable[[int], Sequence[Sequence[int]]],
     nbytes: Sequence[int],
     ready: Sequence[float],
     link: Link,
-    *,
-    first: int,
-    kinds: Sequence[Hashable] | None = None,
-    order: Sequence[int] | None = None,
-    backward: float = 0.0,
-    launch: float = 0.0,
+    backward: float,
 ) -> int:
-    """The cap, a power of two of bytes, with which `plan_buckets` should end first.
+    """The cap, a power of two of bytes, whose plan `cut(cap)` should end first. Arguments: as in `forecast`.
 
     Of caps that are equally good: the largest whose latency still matters (`_LATENCY`), or the one next above.
-    Arguments: as in `forecast` and `plan_buckets`.
     """
-    ends = {}
-    for cap in _CAPS:
-        plan = plan_buckets(nbytes, cap, min(first, cap), kinds, order)
-        ends[cap] = forecast(plan, nbytes, ready, link, backward, launch).end
+    ends = {cap: forecast(cut(cap), nbytes, ready, link, backward).end for cap in _CAPS}
     limit = min(ends.values()) * (1 + _TOLERANCE)
     good = [cap for cap, end in ends.items() if end <= limit]
     enough = link.alpha / (_LATENCY * link.beta) if link.beta > 0 else float("inf")

@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from collectives import Communicator
 from ddp._engine import Leaf
 from ddp._layout import FlatBuckets, lay_out
@@ -56,9 +54,7 @@ class BucketAssignment:
         assigned = [leaves[index] for index in self.parameters]
         layout = lay_out(members, [leaf.shape for leaf in assigned], [leaf.dtype for leaf in assigned])
         # The ranks of a node reduce their buckets where they lie; NCCL moves them without copies of its own.
-        xp = leaves[0].grad_buffer.xp
-        zeros = comm.empty if xp is np else xp.zeros if comm.size == 1 else partial(comm.empty, like=xp.empty(0))
-        memory = FlatBuckets(layout, zeros)
+        memory = FlatBuckets(layout, partial(comm.empty, like=leaves[0].grad_buffer.xp.empty(0)))
         self.buckets = Buckets(memory=memory, names=tuple(names[index] for index in self.parameters), members=members)
         self.bucket_of: list[int | None] = [None] * len(leaves)
         for gradient, index in enumerate(self.parameters):

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
-import numpy as np
-
 from collectives import Communicator, ReduceOp
 from collectives.flight.recorder import process_recorder
 from ddp._device import capturing
@@ -35,7 +33,7 @@ from ddp.parallel.error_context import error_context
 from ddp.parallel.exchange import AllReduce, Exchange, SingleRank
 from ddp.parallel.gradient_state import GradientState, WeightSum, current_weight
 from ddp.parallel.graph_replay import GraphReplays
-from ddp.parallel.planner import DeviceTimer, HostTimer, Planner
+from ddp.parallel.planner import ArrivalTimer, DeviceArrivalTimer, Planner
 from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
 
@@ -82,7 +80,8 @@ class Reducer:
         self._consistency = consistency
         self._finite = finite
         self._xp = tensors[0].device.xp
-        self._timer = (HostTimer if self._xp is np else DeviceTimer)(len(names), self._xp)
+        on_cpu, count = tensors[0].device.type == "cpu", len(names)
+        self._timer = ArrivalTimer(count) if on_cpu else DeviceArrivalTimer(count, self._xp.cuda)
         self._control = ControlMessage(comm, len(names), timeline.width)
         self._replays = GraphReplays(comm, names, self._raise_if_broken, self._count_step)
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}

@@ -130,9 +130,15 @@ class Stats:
         latest = {id(step): float(each) for step, each in zip(known, tables[:, :, _COMPLETE].max(axis=1), strict=True)}
         columns = [_quantities(step, latest.get(id(step), np.nan)) for step in steps]
         compared, lateness = _lateness(known, tables, size)
-        spreads = {name: _spread([column[name] for column in columns]) for name in _LABELS}
-        found = {"buckets": _buckets(steps), "compared": compared, "lateness": lateness}
-        return cls(rank=rank, size=size, steps=len(steps), **found, **spreads)
+        return cls(
+            rank=rank,
+            size=size,
+            steps=len(steps),
+            buckets=_buckets(steps),
+            compared=compared,
+            lateness=lateness,
+            **{name: _spread([column[name] for column in columns]) for name in _LABELS},
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The same as dicts, tuples, numbers, strings and None, for `json.dumps`."""

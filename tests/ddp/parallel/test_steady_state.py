@@ -122,13 +122,12 @@ def planned_calls(model: DataParallel, size: int) -> Calls:
 def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, cap: float | str) -> None:
     def rank(comm: Communicator) -> None:
         found, _ = steps(comm, 16, lambda net, comm: DataParallel(net, comm, bucket_cap_mb=cap, check_every=3))
-        anew = {9}  # what nobody has used for ten steps loses its place
-        if size > 1:
-            anew |= {0, 3} if cap == "auto" else {0}
         for number, (calls, planned) in enumerate(found):
-            if number in anew:
-                assert calls[: len(planned)] == planned, number
-                assert len(calls) > len(planned), number
+            if number == 3 and size > 1:  # the plan is made from measured times
+                assert calls[: len(planned)] == planned
+                assert len(calls) > len(planned)
+            elif number == 9:  # a parameter that no rank has used for ten steps loses its place: new buckets
+                assert [call for call in calls if call[0] != "empty"] == planned
             else:
                 assert calls == planned, number
         if cap == 1e-5 and size > 1:

@@ -17,7 +17,7 @@ import ddp
 from collectives.backends.nccl import watchdog
 from ddp.errors import ParallelError
 from ddp.parallel import DataParallel, comm_hooks
-from ddp.parallel.planner import DeviceTimer
+from ddp.parallel.planner import WARM
 from ddp.parallel.zero.zero_optimizer import ZeroOptimizer
 from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl
 from tests.ddp.parallel.gpu.conftest import Rig
@@ -95,7 +95,7 @@ TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged
     "way", ["", "low rank", "zero", *(pytest.param(way, marks=pytest.mark.long) for way in ("bf16", "top k"))]
 )
 def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[..., Rig], nccl: Any, way: str) -> None:
-    made, steps = rig(2, nccl), DeviceTimer.TIMED + 8
+    made, steps = rig(2, nccl), WARM + 8
 
     def rank(comm: Any, cupy: Any) -> None:
         trainer = Trainer(comm, made, check_every=5, **WAYS[way]())
@@ -110,7 +110,7 @@ def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[...,
     checked = [f"{WAITS} for an event"]  # the parameters' checksums, which were taken a step ago
     assert found[0] == watched
     for step, waited in enumerate(found[1:], start=1):
-        expected = watched if step < DeviceTimer.TIMED else []
+        expected = watched if step < WARM else []
         assert waited == (checked if step % 5 == 1 else []) + expected, step
 
 
@@ -136,7 +136,7 @@ def test_a_bucket_is_reduced_beside_backward_between_one_event_before_and_one_af
 
     def rank(comm: Any, cupy: Any) -> None:
         trainer = Trainer(comm, made, check_every=0)
-        for _ in range(DeviceTimer.TIMED + 1):
+        for _ in range(WARM + 1):
             trainer.step()
 
     made.run(rank)
@@ -151,7 +151,7 @@ def test_over_host_memory_the_copies_are_beside_backward_too(rig: Callable[..., 
 
     def rank(comm: Any, cupy: Any) -> None:
         trainer = Trainer(comm, made, check_every=0)
-        for _ in range(DeviceTimer.TIMED + 1):
+        for _ in range(WARM + 1):
             trainer.step()
 
     made.run(rank)
@@ -168,12 +168,12 @@ def steps_ahead_of_the_device(made: Rig) -> None:
 
     The old ones go to nobody while the device still needs them, and the numbers are right when it has caught up.
     """
-    steps, late = DeviceTimer.TIMED + 6, 3
+    steps, late = WARM + 6, 3
 
     def rank(comm: Any, cupy: Any) -> list[Any]:
         trainer = Trainer(comm, made, layers=3, frozen="w1", check_every=0)
         net = trainer.net
-        for _ in range(DeviceTimer.TIMED):
+        for _ in range(WARM):
             trainer.step()
         comm.barrier()
         made.machine.settle()
@@ -182,7 +182,7 @@ def steps_ahead_of_the_device(made: Rig) -> None:
             made.machine._step = lambda: False  # type: ignore[method-assign]
         comm.barrier()
         old = [weakref.ref(buffer._memptr.mem) for buffer in trainer.model.reducer.buckets.memory.buffers]
-        for step in range(DeviceTimer.TIMED, steps):
+        for step in range(WARM, steps):
             if step == steps - late:
                 net.w1.requires_grad_(True)
                 assert "w1" not in {name for bucket in trainer.model.plan.buckets for name in bucket}

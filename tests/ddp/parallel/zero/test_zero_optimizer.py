@@ -138,7 +138,7 @@ def test_a_bucket_without_a_gradient_is_not_gathered() -> None:
 
     def rank(comm: Communicator) -> None:
         events: list[str] = []
-        model: Any = DataParallel(Two(), Recorder(comm, events), bucket_cap_mb=0.007, first_bucket_mb=0.007)
+        model: Any = DataParallel(Two(), Recorder(comm, events), bucket_cap_mb=0.0063, first_bucket_mb=0.0063)
         zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
         model(ddp.ones(2, 40)).backward()
         events.clear()
@@ -257,10 +257,10 @@ def test_parameters_stay_what_they_were_and_views_follow_them_while_the_plan_sta
         model = wrapped(comm)
         before = {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.module.named_parameters()}
         zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
-        train(model, zero, range(2))
+        train(model, zero, range(4))
         view = model.module.second.bias.detach()
         then = view.clone()
-        train(model, zero, range(2, 4))
+        train(model, zero, range(4, 6))
         assert (view == model.module.second.bias.detach()).all()
         assert (view != then).any()
         assert {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.module.named_parameters()} == before
