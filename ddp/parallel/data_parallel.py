@@ -33,7 +33,7 @@ from ddp.parallel.checks import (
     describe,
 )
 from ddp.parallel.comm_hooks.grad_bucket import Hook
-from ddp.parallel.comm_hooks.hook_exchange import HookExchange, release_hook
+from ddp.parallel.comm_hooks.hook_exchange import HookExchange, hook_settings
 from ddp.parallel.control import PendingRequests
 from ddp.parallel.error_context import error_context
 from ddp.parallel.gradient_state import backward_weight
@@ -96,6 +96,7 @@ class DataParallel(Module):
         every = arguments.whole("check_every", check_every)
         finite = arguments.switch("check_finite", check_finite)
         pinned = arguments.given_plan(plan)
+        settings = hook_settings(comm_hook)
         arguments.warn_of(ignored, stacklevel=3)
         if isinstance(module, DataParallel):
             module = module.module
@@ -113,7 +114,7 @@ class DataParallel(Module):
                 "plan": None if pinned is None else pinned.buckets,
                 "check_every": check_every,
                 "check_finite": finite,
-                "comm_hook": comm_hook is not None,
+                **settings,
             },
         )
         trainable = [(name, p) for name, p in module.named_parameters() if p.is_floating_point()]
@@ -138,8 +139,10 @@ class DataParallel(Module):
         try:
             begun = planner.begin([p.requires_grad for p in params])
             if replaced is not None and replaced._hooked is not None:
-                release_hook(replaced._hooked, replaced._hooked.hook)  # it may be this one's
-            self._hooked = None if comm_hook is None else HookExchange(comm_hook, self.comm, names)
+                replaced._hooked.release()  # it may be this one's
+            self._hooked = None
+            if comm_hook is not None:
+                self._hooked = HookExchange(comm_hook, self.comm, names, params[0].device)
         except DdpError:  # a plan or a hook that does not fit
             self.comm.close()
             raise

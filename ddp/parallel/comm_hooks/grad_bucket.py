@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from collectives import Communicator, Work
@@ -12,6 +13,7 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 Steps = Generator[Work[Any], Any, None]
 
 
+@dataclass(kw_only=True, slots=True, eq=False)
 class GradBucket:
     """A bucket as a communication hook gets it. Not to be kept beyond the hook's end.
 
@@ -24,29 +26,15 @@ class GradBucket:
     scale: the mean over ranks is the sum of all ranks' buffers times this; the same on all ranks, as used is
     """
 
-    __slots__ = ("_comms", "_phase", "buffer", "count", "gradients", "index", "names", "scale", "used")
-
-    def __init__(
-        self,
-        *,
-        index: int,
-        count: int,
-        buffer: Array,
-        names: Sequence[str],
-        gradients: Sequence[Array],
-        used: Sequence[bool],
-        scale: float,
-        comms: Sequence[Communicator],
-    ) -> None:
-        self.index = index
-        self.count = count
-        self.buffer = buffer
-        self.names = tuple(names)
-        self.gradients = tuple(gradients)
-        self.used = tuple(used)
-        self.scale = scale
-        self._comms = comms
-        self._phase = 0
+    index: int
+    count: int
+    buffer: Array
+    names: tuple[str, ...]
+    gradients: tuple[Array, ...]
+    used: tuple[bool, ...]
+    scale: float
+    _comms: Sequence[Communicator]
+    _phase: int = 0
 
     @property
     def comm(self) -> Communicator:

@@ -156,7 +156,7 @@ def test_what_is_wrapped_is_a_module() -> None:
         ({"check_every": 7}, "check_every is 100 on rank 0, but 7 on rank 1"),
         ({"check_finite": True}, "check_finite is False on rank 0, but True on rank 1"),
         ({"broadcast_buffers": False}, "broadcast_buffers is True on rank 0, but False on rank 1"),
-        ({"comm_hook": print}, "comm_hook is False on rank 0, but True on rank 1"),
+        ({"comm_hook": print}, "comm_hook is None on rank 0, but 'print' on rank 1"),
     ],
 )
 def test_settings_that_differ_between_ranks_are_told_to_all(differs: dict[str, Any], message: str) -> None:

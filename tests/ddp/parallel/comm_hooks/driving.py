@@ -108,6 +108,7 @@ def drive(
         buckets = buckets_of(first, plan or [list(reversed(first))])
         hook, counting = make_hook(), Counting(comm)
         exchange = HookExchange(hook, counting, list(first))
+        counting.calls.clear()
         exchange.set_buckets(buckets)
         became = [
             step(exchange, buckets, everyones[comm.rank], scale, (unused or {}).get(number, ()))

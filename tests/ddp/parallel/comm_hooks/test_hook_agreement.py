@@ -118,8 +118,21 @@ class Mine:
     def __call__(self, bucket: GradBucket) -> None: ...
 
 
-def test_settings_that_are_none() -> None:
+def test_ranks_have_to_give_the_same_hook() -> None:
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(ParallelError, match="comm_hook is 'bf16' on rank 0, but 'TopK' on rank 1: all ranks have"):
+            wrapped(comm, TopK() if comm.rank else bf16)
+
+    collectives.run_threads(rank, 2)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [({"same_on_all_ranks": [3]}, r"same_on_all_ranks should be a dict of settings, is \[3\]")]
+    + [({"phases": phases}, "phases should be how often it yields") for phases in (0, 1.5, "2", None)],
+)
+def test_settings_that_are_none(attributes: dict[str, Any], message: str) -> None:
     hook = Mine(0)
-    hook.same_on_all_ranks = [3]  # type: ignore[assignment]
-    with pytest.raises(ArgumentError, match=r"same_on_all_ranks should be a dict of settings, is \[3\]"):
+    vars(hook).update(attributes)
+    with pytest.raises(ArgumentError, match=message):
         DataParallel(nn.Linear(3, 2), comm_hook=hook)

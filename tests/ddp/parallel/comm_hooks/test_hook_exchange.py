@@ -15,10 +15,10 @@ from numpy.testing import assert_array_equal
 import collectives
 from collectives import Communicator, Work
 from collectives.errors import CollectiveTimeout, CommunicatorClosed, MismatchError
-from ddp.errors import ArgumentError, DtypeError, ParallelError
+from ddp.errors import DtypeError, ParallelError
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket
-from ddp.parallel.comm_hooks.hook_exchange import HookExchange, hook_stream
+from ddp.parallel.comm_hooks.hook_exchange import DeviceHookStream, HookExchange
 from tests.ddp.parallel.comm_hooks.driving import Control, buckets_of, step
 
 NAMES = [f"layer{index}" for index in range(6)]
@@ -358,32 +358,6 @@ def test_infinities_are_values_here() -> None:
     collectives.run_threads(rank, 1)
 
 
-def test_ranks_have_to_bring_the_same_hook() -> None:
-    def one(bucket: GradBucket) -> None: ...
-
-    def rank(comm: Communicator) -> None:
-        said = r"same comm_hook: rank 0 gives one with 1 phase, rank 1 gives three_rounds with 3 phases"
-        with pytest.raises(ParallelError, match=said):
-            HookExchange(three_rounds if comm.rank else one, comm, NAMES)
-
-    collectives.run_threads(rank, 2)
-
-
-@pytest.mark.parametrize("phases", [0, -1, 1.5, "2", None])
-def test_phases_that_are_none(phases: Any) -> None:
-    def hook(bucket: GradBucket) -> None: ...
-
-    hook.phases = phases  # type: ignore[attr-defined]
-
-    def rank(comm: Communicator) -> None:
-        with pytest.raises(ArgumentError, match="phases should be how often it yields"):
-            HookExchange(hook, comm, NAMES)
-        with pytest.raises(ArgumentError, match="function of a GradBucket, is 'fp16'"):
-            HookExchange("fp16", comm, NAMES)  # type: ignore[arg-type]
-
-    collectives.run_threads(rank, 1)
-
-
 def test_it_gives_its_communicators_back() -> None:
     def rank(comm: Communicator) -> None:
         taken: list[Communicator] = []
@@ -463,7 +437,7 @@ def test_on_a_gpu_a_hook_computes_beside_backward(monkeypatch: pytest.MonkeyPatc
 
     def rank(comm: Communicator) -> None:
         exchange, _, control = begun(hook, comm)
-        monkeypatch.setattr(exchange, "_stream", hook_stream(streams))
+        monkeypatch.setattr(exchange, "_stream", DeviceHookStream(streams))
         control.arrived = False
         streams.compute("bucket")
         exchange.launch(0)
