@@ -1,4 +1,7 @@
-"""`Checkpointer`: saves what training changes, and restores it. The training loop over it is in `resume`."""
+"""`Checkpointer`: saves what training changes, restores it, and goes on with the loop where it was.
+
+What is due in the loop is decided by what all ranks know alike: the number of the step, and the requests that they
+exchanged in the last synchronized backward. So they decide the same, and no call is made for it."""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import functools
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,17 +21,16 @@ import numpy as np
 import collectives
 from collectives import ReduceOp, world
 from ddp._device import CPU, place
-from ddp.checkpoint.agreement import gather_or_raise
 from ddp.checkpoint.optimizer_state import tensors_changed_by_step
 from ddp.checkpoint.restore import Restorer
-from ddp.checkpoint.resume import StopSignals, check_loader, resume_batches
+from ddp.checkpoint.signals import StopSignals
 from ddp.checkpoint.snapshot import BackgroundSave, Snapshot
 from ddp.checkpoint.state import TrainedObjects, capture
 from ddp.checkpoint.store import Store
-from ddp.errors import ArgumentError, CheckpointError, DtypeError
+from ddp.errors import ArgumentError, CheckpointError, DtypeError, ParallelError
 from ddp.nn import Module
 from ddp.optim import Optimizer
-from ddp.parallel.control import REQUEST_KINDS, SAVED, STOP, PendingRequests
+from ddp.parallel.control import SAVE, SAVED, STOP, PendingRequests
 
 _log = logging.getLogger("ddp.checkpoint")
 B = TypeVar("B")
@@ -79,7 +82,7 @@ class Checkpointer:
         self._every, self._every_seconds = every, every_seconds
         self._async, self._resume_wanted = bool(async_save), bool(resume)
         self._store = Store(folder, comm, keep)
-        self._comm, self._background_comm = comm.duplicate(), comm.duplicate()
+        self._comm = comm.duplicate()
         self._requests = PendingRequests()
         for each in self._training.parallel:
             each.share_requests(self._requests)
@@ -91,7 +94,9 @@ class Checkpointer:
         self._restored: Restorer | None = None  # until the loop begins
         self._in_step = False  # the loop's body has a batch, whose step is not counted yet
         self._left_early = False  # a loop has begun, and did not come to its end
-        self._stepped = False  # an optimizer has made a step since `_resuming` asked
+        self._stepped = False  # an optimizer has made a step for this batch
+        self._due = False  # a save, on all ranks; it may have to wait for the end of an accumulation
+        self._saved_time = 0.0  # when the last save of the loop began
         self._closed = False
         self._hooks = [
             handle
@@ -123,8 +128,15 @@ class Checkpointer:
 
         Raises: DtypeError for a loader without these; CheckpointError from a save, on all ranks; SystemExit to stop.
         """
-        check_loader(loader, epochs)
-        return resume_batches(self, loader, epochs)
+        missing = [each for each in ("state_dict", "load_state_dict", "epoch", "__iter__") if not hasattr(loader, each)]
+        if missing:
+            raise DtypeError(
+                f"resume: a loader that can go on has state_dict(), load_state_dict() and epoch, the passes it has "
+                f"completed, as ddp.data.DataLoader has; {type(loader).__name__} lacks {', '.join(missing)}"
+            )
+        if epochs is not None and (type(epochs) is not int or epochs < 0):
+            raise ArgumentError(f"resume: epochs is a number of passes, or None for no end, got {epochs!r}")
+        return self._batches(loader, epochs)
 
     @property
     def stop_requested(self) -> bool:
@@ -200,7 +212,7 @@ class Checkpointer:
             return False
         restoring = Restorer(saved, self._training, self._comm.rank, self._comm.size, strict)
         for part in (restoring.check, restoring.load_model, restoring.load_plans, restoring.load_rest):
-            gather_or_raise(self._comm, "load", part)
+            self._store.ranks.run(f"{saved.path} cannot be loaded", part, reraise=True)
         self._loaded = True
         self.step = saved.step
         self._saved_at = saved.step if path is None else None
@@ -242,7 +254,6 @@ class Checkpointer:
         self._copy_buffers.clear()
         self._store.close()
         self._comm.close()
-        self._background_comm.close()
 
     # -- a save
 
@@ -253,30 +264,29 @@ class Checkpointer:
 
     def _write(self) -> None:
         """Saves now, in this thread, from where everything lies."""
-        state = capture(self._training, self._comm)
+        state = capture(self._training, self._store.ranks)
         arrays = {source.name: np.asarray(place(source.array, CPU), order="C") for source in state.sources}
         self._store.write(self._reached, arrays, state.shared, state.own, state.pieces)
         self._saved_at = self._reached
 
     def _begin(self) -> None:
         """Starts a save in the background."""
-        state = capture(self._training, self._comm)
+        state = capture(self._training, self._store.ranks)
         changed_by_step = {
             id(tensor.version) for each in self._training.optimizers for tensor in tensors_changed_by_step(each)
         }
         snapshot = Snapshot(state.sources, changed_by_step, self._copy_buffers)
+        # Nothing in it holds the sources: after a new plan of buckets, their memory may go.
         write = functools.partial(
-            self._store.write, self._reached, snapshot.arrays, state.shared, state.own, state.pieces, in_background=True
-        )  # and nothing holds the sources: after a new plan of buckets, their memory may go
+            self._store.write, self._reached, snapshot.arrays, state.shared, state.own, state.pieces, True
+        )
 
         def done() -> None:
             self._requests.mine[SAVED] = True
 
         self._saved_at = self._reached
         self._requests.received[SAVED] = 0
-        self._saving = BackgroundSave(
-            self._background_comm, snapshot, write, functools.partial(self._store.refuse, self._reached), done
-        )
+        self._saving = BackgroundSave(snapshot, write, done)
 
     def _end_saving(self) -> bool:
         """Waits for the save under way, if there is one. False if it has to be made anew."""
@@ -307,21 +317,113 @@ class Checkpointer:
     def _after_step(self, *_: Any) -> None:
         self._stepped = True
 
-    # -- all ranks
+    # -- the loop of `resume`
+
+    def _batches(self, loader: Any, epochs: int | None) -> Iterator[Any]:
+        self._raise_if_closed()
+        training = self._training
+        with self.signals():
+            self._begin_loop(loader)
+            self._stop_if_requested()
+            while epochs is None or loader.epoch < epochs:
+                before = loader.epoch
+                iterator = iter(loader)
+                training.began = before
+                if self._restored is not None and self._restored.step == self.step and self._restored.within:
+                    # A loader may draw a seed when a pass begins, and did so when this one began: before the save.
+                    self._restored.restore_random()
+                self._restored = None
+                for batch in iterator:
+                    self._stepped, self._in_step = False, True
+                    try:
+                        yield batch
+                    finally:  # also where the loop is left: the loader has handed this batch out
+                        self._in_step = False
+                        self.step += 1
+                    collectives.mark_step(self.step)
+                    self._step_done()
+                training.began = None
+                if loader.epoch <= before:
+                    raise ArgumentError(
+                        f"resume: {type(loader).__name__}.epoch is {loader.epoch} after a pass, as before it: it "
+                        "should be the number of passes completed"
+                    )
+            self._left_early = False
+            self._stop_if_requested()
+            if self._saved_at != self.step:
+                self.save()
+            self.wait()
+
+    def _begin_loop(self, loader: Any) -> None:
+        training = self._training
+        if training.loader is not None and training.loader is not loader:
+            raise ArgumentError(
+                "resume: a checkpoint holds the position of one loader, and this is another one than before: use a "
+                "folder, and a Checkpointer, for each"
+            )
+        training.loader = loader
+        if not self._loaded:
+            if self._resume_wanted:
+                self.load()
+            elif self._store.newest() is not None:
+                raise CheckpointError(
+                    f"{self.folder} holds checkpoints of an earlier run, and resume=False: take another folder, or go "
+                    "on with that run"
+                )
+            self._loaded = True
+        elif self._left_early:
+            self._loader_state = loader.state_dict()  # goes on behind the batch at which the loop was left
+        self._left_early = True
+        if self._loader_state is not None:
+            loader.load_state_dict(self._loader_state)
+            self._loader_state = None
+        if self._restored is not None:
+            training.began = loader.epoch if self._restored.within else None
+        self._due, self._saved_time = False, time.monotonic()
+
+    def _stop_if_requested(self) -> None:
+        """Stops for a signal that came outside of the steps: before the first of them, or after the last."""
+        self._sum_requests()
+        if self._requests.received[STOP]:
+            self.stop()
+
+    def _step_done(self) -> None:
+        requests = self._requests
+        if any(model.joining for model in self._training.parallel):
+            raise ParallelError("resume inside join: ranks save together, after the same steps; use tail='exact'")
+        if self._every_seconds is not None and self._comm.rank == 0:  # whose clock counts
+            requests.mine[SAVE] |= time.monotonic() - self._saved_time >= self._every_seconds
+        self._exchange_requests()
+        if self._saving is not None and requests.received[SAVED] == self._comm.size and not self._end_saving():
+            self._due = True
+        self._due |= requests.received[SAVE] > 0 or (self._every is not None and self.step % self._every == 0)
+        if self._accumulating():
+            return  # what was received is still known after the next step
+        if requests.received[STOP]:
+            self.stop()
+        if self._due and self._saving is None:
+            if self._saved_at != self.step:
+                self.save()
+            self._due, self._saved_time = False, time.monotonic()
+            requests.mine[SAVE], requests.received[SAVE] = False, 0
+
+    def _accumulating(self) -> bool:
+        """Whether there are gradients that belong to a step which is still to be made: they are in no checkpoint."""
+        if any(model.accumulating for model in self._training.parallel):
+            return True
+        leaves = (p.maybe_leaf for each in self._training.optimizers for g in each.param_groups for p in g["params"])
+        buffers = (leaf.grad_buffer for leaf in leaves if leaf is not None)
+        return not self._stepped and any(buffer.full and not buffer.zeroed for buffer in buffers)
 
     def _exchange_requests(self) -> None:
-        """Where no DataParallel carries what ranks wish, they tell each other here. Collective then."""
-        if self._comm.size == 1:
-            self._requests.receive([int(each) for each in self._requests.mine])
-        elif not self._training.parallel:
+        """Where no DataParallel carries the ranks' requests, they exchange them here. Collective then."""
+        if self._comm.size == 1 or not self._training.parallel:
             self._sum_requests()
 
     def _sum_requests(self) -> None:
-        """One small call, in which ranks tell each other their requests."""
         counts = np.array(self._requests.mine, np.int64)
         if self._comm.size > 1:
             counts = self._comm.all_reduce(counts, ReduceOp.SUM)
-        assert len(counts) == REQUEST_KINDS
         self._requests.receive(counts.tolist())
 
     def _raise_if_closed(self) -> None:

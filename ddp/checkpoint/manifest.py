@@ -1,12 +1,13 @@
 """The manifest of a checkpoint: what it consists of, in JSON, and by which checksums each byte of it is known.
 
-    {"sha256":"...", "format":"ddp.checkpoint", "version":1, "step":120, "size":2, "block":16777216,
-     "files":{"rank-0000.safetensors":{"bytes":1234,"sha256":["..."]}, ...},
-     "tensors":{"model.0.weight":{"dtype":"F32","shape":[10,64],"pieces":[["rank-0000.safetensors",0,640]]}, ...},
+    {"sha256":"...", "format":"ddp.checkpoint", "version":2, "step":120, "block":16777216,
+     "files":[{"bytes":1234,"sha256":["..."]}, ...],
+     "tensors":{"model.0.weight":{"dtype":"F32","shape":[10,64],"pieces":[[0,0,640]]}, ...},
      "state":..., "own_state":[...]}
 
 The first checksum is of all bytes that follow it, so that the text is known to be whole before any of it is parsed; a
-file has one for each block. A tensor's pieces are stretches of its elements in C order, and cover all of them.
+file, one for each rank, has one for each block. A tensor's pieces are stretches (rank, start, stop) of its elements in
+C order, and cover all of them.
 """
 
 from __future__ import annotations
@@ -18,15 +19,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from ddp.errors import ArgumentError
-from ddp.serialization.safetensors import METADATA, STORED
+from ddp.errors import CheckpointError
+from ddp.serialization.safetensors import METADATA, STORED, are_sizes
 
 MANIFEST_FILE = "manifest.json"
-VERSION = 1
+VERSION = 2
 MOST_MANIFEST_BYTES = 1 << 30  # of a manifest: it is read into memory before anything of it is known
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
-_SUM = re.compile(r"[0-9a-f]{64}")
-_MOST_DIMENSIONS = 64  # of a NumPy array
 
 
 class DamagedCheckpoint(Exception):
@@ -37,13 +36,13 @@ class ShardInfo(NamedTuple):
     """A file: its length in bytes, and the SHA-256 of each block, in hexadecimal digits."""
 
     bytes: int
-    sums: tuple[str, ...]
+    sums: Sequence[str]
 
 
 class TensorPiece(NamedTuple):
-    """Elements start to stop of a tensor that is thought of as flat. file: its name"""
+    """Elements start to stop of a tensor that is thought of as flat. rank: whose file has them"""
 
-    file: str
+    rank: int
     start: int
     stop: int
 
@@ -66,21 +65,20 @@ class TensorPart(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A checkpoint. block: bytes that one checksum is of; own_state: of each rank"""
+    """A checkpoint. block: bytes that one checksum is of; files, own_state: of each rank"""
 
     step: int
-    size: int
     block: int
-    files: Mapping[str, ShardInfo]
+    files: Sequence[ShardInfo]
     tensors: Mapping[str, TensorEntry]
     state: Any
     own_state: Sequence[Any]
 
 
-def assemble_tensors(parts: Sequence[Mapping[str, TensorPart]], files: Sequence[str]) -> dict[str, TensorEntry]:
-    """The tensors of a checkpoint. parts: what each rank writes, by name; files: of each rank
+def assemble_tensors(parts: Sequence[Mapping[str, TensorPart]]) -> dict[str, TensorEntry]:
+    """The tensors of a checkpoint. parts: what each rank writes, by name
 
-    Raises: ArgumentError if ranks disagree about a tensor, or their pieces overlap or leave something out.
+    Raises: CheckpointError if ranks disagree about a tensor, or their pieces overlap or leave something out.
     """
     found: dict[str, list[tuple[int, TensorPart]]] = {}
     for rank, mine in enumerate(parts):
@@ -91,21 +89,21 @@ def assemble_tensors(parts: Sequence[Mapping[str, TensorPart]], files: Sequence[
         first_rank, first = pieces[0]
         for rank, part in pieces:
             if part[:2] != first[:2]:
-                raise ArgumentError(
+                raise CheckpointError(
                     f"{name} is {first.dtype} {first.shape} on rank {first_rank} and {part.dtype} {part.shape} on "
                     f"rank {rank}"
                 )
-        pieces.sort(key=lambda piece: (piece[1].start, piece[1].stop))
+        pieces.sort(key=lambda piece: piece[1][2:])
         at = 0
         for rank, part in pieces:
             if part.start != at:
                 how = "is written by several ranks" if part.start < at else "is written by no rank"
-                raise ArgumentError(f"{name}: element {min(at, part.start)} {how}; rank {rank} has {part[2:]}")
+                raise CheckpointError(f"{name}: element {min(at, part.start)} {how}; rank {rank} has {part[2:]}")
             at = part.stop
         if at != math.prod(first.shape):
-            raise ArgumentError(f"{name}: of its {math.prod(first.shape)} elements only {at} are written by a rank")
+            raise CheckpointError(f"{name}: of its {math.prod(first.shape)} elements only {at} are written by a rank")
         entries[name] = TensorEntry(
-            first.dtype, first.shape, tuple(TensorPiece(files[r], p.start, p.stop) for r, p in pieces)
+            first.dtype, first.shape, tuple(TensorPiece(rank, part.start, part.stop) for rank, part in pieces)
         )
     return entries
 
@@ -116,9 +114,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "format": "ddp.checkpoint",
         "version": VERSION,
         "step": manifest.step,
-        "size": manifest.size,
         "block": manifest.block,
-        "files": {name: {"bytes": shard.bytes, "sha256": shard.sums} for name, shard in manifest.files.items()},
+        "files": [{"bytes": shard.bytes, "sha256": shard.sums} for shard in manifest.files],
         "tensors": {name: entry._asdict() for name, entry in manifest.tensors.items()},
         "state": manifest.state,
         "own_state": manifest.own_state,
@@ -146,65 +143,47 @@ def _checked(value: Any) -> Manifest:
         raise DamagedCheckpoint("it is no manifest of a checkpoint")
     if value.get("version") != VERSION:
         raise DamagedCheckpoint(f"it is of version {value.get('version')!r:.40}, and version {VERSION} is known here")
-    step, size, block = (_number(value, name, least) for name, least in (("step", 0), ("size", 1), ("block", 1)))
-    files = {name: _shard(name, each, block) for name, each in _table(value, "files").items()}
-    tensors = {name: _entry(name, each, files) for name, each in _table(value, "tensors").items()}
-    own = value.get("own_state")
-    if not isinstance(own, list) or len(own) != size:
-        _wrong("own_state", own)
-    return Manifest(step, size, block, files, tensors, value.get("state"), own)
+    step, block, files, tensors, own = (value.get(each) for each in ("step", "block", "files", "tensors", "own_state"))
+    for name, number, least in (("step", step, 0), ("block", block, 1)):
+        if type(number) is not int or not least <= number < 1 << 63:
+            _wrong(name, number)
+    if not isinstance(files, list) or not isinstance(own, list) or not 0 < len(files) == len(own):
+        _wrong("files and own_state", (files, own))
+    if not isinstance(tensors, dict):
+        _wrong("tensors", tensors)
+    assert isinstance(step, int)
+    assert isinstance(block, int)
+    shards = [_shard(rank, each, block) for rank, each in enumerate(files)]
+    entries = {name: _entry(name, each, len(shards)) for name, each in tensors.items()}
+    return Manifest(step, block, shards, entries, value.get("state"), own)
 
 
 def _wrong(name: str, value: Any) -> NoReturn:
     raise DamagedCheckpoint(f"its {name} cannot be {value!r:.80}")
 
 
-def _number(value: Mapping[str, Any], name: str, least: int) -> int:
-    number = value.get(name)
-    if type(number) is not int or not least <= number < 1 << 63:
-        _wrong(name, number)
-    return number
-
-
-def _table(value: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = value.get(name)
-    if not isinstance(found, dict):
-        _wrong(name, found)
-    return found
-
-
-def _shard(name: str, value: Any, block: int) -> ShardInfo:
-    plain = name not in ("", ".", "..", MANIFEST_FILE) and "/" not in name and "\0" not in name
-    if not plain or not isinstance(value, dict) or value.keys() != {"bytes", "sha256"}:
-        _wrong(f"file {name!r:.80}", value)
+def _shard(rank: int, value: Any, block: int) -> ShardInfo:
+    if not isinstance(value, dict) or value.keys() != {"bytes", "sha256"}:
+        _wrong(f"file of rank {rank}", value)
     nbytes, sums = value["bytes"], value["sha256"]
-    if not _are_counts([nbytes]) or not isinstance(sums, list) or len(sums) != -(-nbytes // block):
-        _wrong(f"file {name!r:.80}", value)
-    if not all(isinstance(each, str) and _SUM.fullmatch(each) for each in sums):
-        _wrong(f"checksums of {name!r:.80}", sums)
-    return ShardInfo(nbytes, tuple(sums))
+    if not are_sizes([nbytes]) or not isinstance(sums, list) or len(sums) != -(-nbytes // block):
+        _wrong(f"file of rank {rank}", value)
+    return ShardInfo(nbytes, sums)
 
 
-def _entry(name: str, value: Any, files: Mapping[str, ShardInfo]) -> TensorEntry:
+def _entry(name: str, value: Any, ranks: int) -> TensorEntry:
     what = f"tensor {name!r:.80}"
     if name == METADATA or not isinstance(value, dict) or value.keys() != set(TensorEntry._fields):
         _wrong(what, value)
     dtype, shape, pieces = value["dtype"], value["shape"], value["pieces"]
-    if not isinstance(dtype, str) or dtype not in STORED or not _are_counts(shape) or len(shape) > _MOST_DIMENSIONS:
+    if not isinstance(dtype, str) or dtype not in STORED or not are_sizes(shape) or not isinstance(pieces, list):
         _wrong(what, value)
-    if not isinstance(pieces, list) or not pieces:
-        _wrong(what, value)
-    at = 0
+    at, seen = 0, set()
     for piece in pieces:
-        if not isinstance(piece, list) or len(piece) != 3 or not isinstance(piece[0], str) or piece[0] not in files:
-            _wrong(what, value)
-        if not _are_counts(piece[1:]) or piece[1] != at or piece[2] < at:
+        if not are_sizes(piece) or len(piece) != 3 or piece[0] >= ranks or not at == piece[1] <= piece[2] < 1 << 63:
             _wrong(what, value)
         at = piece[2]
-    if at != math.prod(shape) or len({piece[0] for piece in pieces}) < len(pieces):
+        seen.add(piece[0])
+    if not pieces or at != math.prod(shape) or len(seen) < len(pieces):
         _wrong(what, value)
     return TensorEntry(dtype, tuple(shape), tuple(TensorPiece(*piece) for piece in pieces))
-
-
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)

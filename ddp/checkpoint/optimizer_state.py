@@ -13,10 +13,10 @@ from typing import Any
 from ddp._device import CPU
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
-from ddp.checkpoint.encoding import JSON, Fetch, Keep, decode, encode, named
 from ddp.errors import StateDictError
 from ddp.optim import Optimizer
 from ddp.parallel import ZeroOptimizer
+from ddp.serialization.structure import JSON, Decoder, Keep, encode, names_in
 
 TensorPiece = tuple[int, int, int, dict[str, Any]]
 
@@ -63,9 +63,9 @@ def tensors_changed_by_step(optimizer: Optimizer) -> Iterator[Any]:
 class SavedOptimizer:
     """The state of one optimizer in a checkpoint. saved_pieces: of `pieces`, by all ranks that have some"""
 
-    def __init__(self, described: Mapping[str, Any], saved_pieces: Sequence[JSON], fetch: Fetch) -> None:
+    def __init__(self, described: Mapping[str, Any], saved_pieces: Sequence[JSON], arrays: Decoder) -> None:
         self._described = described
-        self._fetch = fetch
+        self._arrays = arrays
         self._pieces: dict[int, list[tuple[int, int, list[str], JSON]]] = {}
         for number, start, stop, cut, state in (piece for each in saved_pieces for piece in each):
             self._pieces.setdefault(number, []).append((start, stop, cut, state))
@@ -85,18 +85,18 @@ class SavedOptimizer:
 
     def needs(self, optimizer: Optimizer) -> Iterator[str]:
         """The names of the arrays that `load` will fetch on this rank."""
-        yield from named(self._described["groups"])
-        yield from named(self._described["rest"])
+        yield from names_in(self._described["groups"])
+        yield from names_in(self._described["rest"])
         if not isinstance(optimizer, ZeroOptimizer):
-            yield from named([state for pieces in self._pieces.values() for _, _, _, state in pieces])
+            yield from names_in([state for pieces in self._pieces.values() for _, _, _, state in pieces])
             return
         for number, first, last in optimizer.state_ranges():
             for _, _, _, state in self._overlapping(number, first, last):
-                yield from named(state)
+                yield from names_in(state)
 
     def load(self, optimizer: Optimizer) -> None:
         """Puts it into an optimizer that has passed `check`."""
-        groups = decode(self._described["groups"], self._fetch)
+        groups = self._arrays.decode(self._described["groups"])
         first = 0
         for group, size in zip(groups, self._described["sizes"], strict=True):
             group["params"] = list(range(first, first + size))
@@ -106,13 +106,13 @@ class SavedOptimizer:
         else:
             shapes = [tuple(shape) for _, shape in self._described["params"]]
             state: dict[Any, Any] = {number: self._whole(number, shapes[number]) for number in sorted(self._pieces)}
-            state.update(decode(self._described["rest"], self._fetch))
+            state.update(self._arrays.decode(self._described["rest"]))
             optimizer.load_state_dict({"state": state, "param_groups": groups})
         optimizer._stepped = bool(self._described["stepped"])
 
     def _whole(self, number: int, shape: tuple[int, ...]) -> dict[str, Any]:
         pieces = self._pieces[number]
-        whole = decode(pieces[0][3], self._fetch) if len(pieces) == 1 else self._find(number, 0, math.prod(shape))
+        whole = self._arrays.decode(pieces[0][3]) if len(pieces) == 1 else self._find(number, 0, math.prod(shape))
         for name in pieces[0][2]:
             whole[name] = wrap(whole[name].array.reshape(shape), CPU)
         return dict(whole)
@@ -122,7 +122,7 @@ class SavedOptimizer:
         found: dict[str, Any] = {}
         for start, stop, cut, saved in self._overlapping(number, first, last):
             begin, end = max(first, start), min(last, stop)
-            for name, value in decode(saved, self._fetch).items():
+            for name, value in self._arrays.decode(saved).items():
                 if name not in cut:
                     found.setdefault(name, value)
                     continue

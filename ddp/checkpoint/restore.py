@@ -13,9 +13,10 @@ from typing import Any
 
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase
-from ddp.checkpoint.encoding import JSON, Array, decode, named
+from ddp.checkpoint.agreement import Agreement
+from ddp.checkpoint.manifest import MANIFEST_FILE
 from ddp.checkpoint.optimizer_state import SavedOptimizer
-from ddp.checkpoint.saved import Saved, find
+from ddp.checkpoint.saved import Saved, find, open_checkpoint
 from ddp.checkpoint.state import (
     TrainedObjects,
     derive_random,
@@ -28,42 +29,43 @@ from ddp.errors import DdpError, DtypeError, ParallelError, StateDictError
 from ddp.nn import Module
 from ddp.nn.state_dict import IncompatibleKeys
 from ddp.parallel.comm_hooks.error_feedback import reshard_hook_state
+from ddp.serialization.structure import JSON, Array, Decoder, names_in
 
 
-class SavedArrays:
+class SavedArrays(Decoder):
     """The arrays of a checkpoint as one saved rank had them, read when they are wanted. rank: in the saved world"""
 
     def __init__(self, saved: Saved, rank: int) -> None:
+        super().__init__(self._fetch)
         self._saved = saved
         self._rank = rank
         self._read: dict[str, Array] = {}
 
     def value(self, encoded: JSON) -> Any:
-        """What was encoded."""
-        self.want(named(encoded))
+        """What was encoded. Nothing of it is kept."""
+        self.want(names_in(encoded))
         try:
-            return decode(encoded, self.fetch)
+            return self.decode(encoded)
         finally:
-            self._read.clear()
+            self.forget()
 
     def want(self, names: Iterable[str]) -> None:
         """Reads these at once, which is faster than one by one."""
-        self._read.update(self._saved._read({self._resolved(name): None for name in names}))
-
-    def fetch(self, name: str) -> Array:
-        """One that was wanted, or now is."""
-        resolved = self._resolved(name)
-        if resolved not in self._read:
-            self.want([name])
-        return self._read[resolved]
+        self._read.update(self._saved.read_names({self.resolved(name) for name in names}))
 
     def forget(self) -> None:
         """Lets go of what was read."""
         self._read.clear()
 
-    def _resolved(self, name: str) -> str:
+    def resolved(self, name: str) -> str:
+        """The name in the checkpoint: that of the rank's own array, if it had one."""
         own = rank_array_name(self._rank, name)
         return own if own in self._saved.names else name
+
+    def _fetch(self, name: str) -> Array:
+        if self.resolved(name) not in self._read:
+            self.want([name])
+        return self._read[self.resolved(name)]
 
 
 class Restorer:
@@ -86,7 +88,7 @@ class Restorer:
             SavedOptimizer(
                 described,
                 [described["pieces"], *(own["pieces"][at] for own in self._saved.own_state)],
-                self._arrays.fetch,
+                self._arrays,
             )
             for at, described in enumerate(state["optimizers"])
         ]
@@ -94,11 +96,8 @@ class Restorer:
         self._try("model", self._check_model)
         self._try("optimizer", lambda: self._check_optimizers(names))
         self._try("scheduler", lambda: _alike("scheduler", state["schedulers"], training.schedulers))
-        given = None if training.scaler is None else training.scaler.state_dict()
-        saved = None if state["scaler"] is None else decode(state["scaler"], self._arrays.fetch)
-        if bool(saved) != bool(given):
-            self._try("scaler", lambda: _missing("scaler", bool(saved)))
-        self._try("object", lambda: _all_there(missing_user_state(training.user, self._own["user"])))
+        self._try("scaler", self._check_scaler)
+        self._try("object", self._check_user)
 
     def load_model(self) -> None:
         """Puts the model in."""
@@ -185,6 +184,18 @@ class Restorer:
         for saved, optimizer in zip(self._optimizers, self._training.optimizers, strict=True):
             saved.check(optimizer, names)
 
+    def _check_scaler(self) -> None:
+        scaler, saved = self._training.scaler, self._saved.state["scaler"]
+        mine = scaler is not None and bool(scaler.state_dict())  # a disabled one has no state
+        if mine != bool(saved is not None and self._arrays.value(saved)):
+            _missing("scaler", not mine)
+
+    def _check_user(self) -> None:
+        saved = self._own["user"]
+        given = () if saved is None else (saved,)  # None: nothing was given when it was saved
+        if names := missing_user_state(self._training.user, *given):
+            raise StateDictError(f"the checkpoint has no state of {', '.join(names)}")
+
     def _load_hooks(self) -> None:
         for number, model in enumerate(self._training.parallel):
             hook: Any = model.comm_hook
@@ -225,7 +236,7 @@ def check_model(model: Module, saved: JSON, checkpoint: Saved, strict: bool) -> 
         here = mine.get(path)
         if isinstance(here, TensorBase) and isinstance(value, dict) and "tensor" in value:
             names = checkpoint.names
-            name = value["tensor"] if value["tensor"] in names else rank_array_name(0, value["tensor"])
+            name = SavedArrays(checkpoint, 0).resolved(value["tensor"])
             if name in names and names[name][1] != tuple(here.array.shape):
                 texts.append(f"{path} is {names[name][1]} in the checkpoint and {tuple(here.array.shape)} in the model")
     if texts:
@@ -234,12 +245,8 @@ def check_model(model: Module, saved: JSON, checkpoint: Saved, strict: bool) -> 
 
 def load_into(model: Module, saved: JSON, arrays: SavedArrays, strict: bool) -> IncompatibleKeys:
     """Copies the saved model's state into `model`."""
-    state = {}
-    arrays.want(name for _, value in saved for name in named(value))
-    for path, value in saved:
-        state[path] = decode(value, arrays.fetch)
-    arrays.forget()
-    return model.load_state_dict(state, strict=strict)
+    paths, values = [path for path, _ in saved], arrays.value([value for _, value in saved])
+    return model.load_state_dict(dict(zip(paths, values, strict=True)), strict=strict)
 
 
 def _alike(what: str, saved: Sequence[Any], given: Sequence[Any], kinds: Sequence[str] | None = None) -> None:
@@ -256,11 +263,6 @@ def _missing(what: str, saved: bool) -> None:
         if saved
         else f"Checkpointer was given a {what}, and the checkpoint has none"
     )
-
-
-def _all_there(names: Sequence[str]) -> None:
-    if names:
-        raise StateDictError(f"the checkpoint has no state of {', '.join(names)}")
 
 
 def _of_another_size(saved: int, size: int) -> str:
@@ -289,7 +291,8 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
     """
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
-    saved = find(path)
+    # One that is named itself is verified where it is read.
+    saved = open_checkpoint(path) if os.path.exists(os.path.join(path, MANIFEST_FILE)) else find(Agreement(), path)
     saved_state = saved.state["model"]
     if saved_state is None:
         raise StateDictError(f"{saved.path}: Checkpointer was given no model, so there is none in it")

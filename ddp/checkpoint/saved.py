@@ -14,28 +14,23 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ddp._files import open_regular
 from ddp.checkpoint import manifest as manifests
-from ddp.checkpoint.agreement import LocalFailure, RankAgreement, is_transient, reason
-from ddp.checkpoint.manifest import (
-    MANIFEST_FILE,
-    DamagedCheckpoint,
-    Manifest,
-    TensorEntry,
-    decode_manifest,
-)
+from ddp.checkpoint.agreement import Agreement, LocalFailure, is_transient, reason
+from ddp.checkpoint.manifest import MANIFEST_FILE, DamagedCheckpoint, Manifest, TensorEntry, decode_manifest
 from ddp.checkpoint.shard_file import Array, VerifiedFile
 from ddp.errors import CheckpointError, SerializationError
-from ddp.serialization.objects import Reader, Span
-from ddp.serialization.safetensors import STORED
+from ddp.serialization.safetensors import STORED, Header, Span
 
+MOST_STEPS = 10**18
 _NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
 _TEMPORARY = re.compile(r"\.step-\d{10,18}(?:\.\d+)?\.[0-9a-f]{8}\.tmp")
-MOST_STEPS = 10**18
+
+_log = logging.getLogger("ddp.checkpoint")
 
 
 def folder_order(name: str) -> tuple[int, int] | None:
@@ -63,13 +58,13 @@ def next_name(step: int, names: Iterable[str]) -> str:
     return f"step-{step:010d}" + (f".{generation}" if generation > 1 else "")
 
 
-def temporary_name(name: str, token: str) -> str:
-    """What a folder is called that is not whole yet, or not any more. token: 8 hexadecimal digits"""
-    return f".{name}.{token}.tmp"
+def temporary_name(name: str) -> str:
+    """A new name for a folder that is not whole yet, or not any more."""
+    return f".{name}.{os.urandom(4).hex()}.tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """True for what `temporary` has named."""
+    """True for what `temporary_name` has named."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
@@ -102,7 +97,7 @@ class Saved:
     def __init__(self, path: str, manifest: Manifest) -> None:
         self.path = Path(path)
         self.step = manifest.step
-        self.size = manifest.size
+        self.size = len(manifest.files)
         self.state = manifest.state
         self.own_state = list(manifest.own_state)
         self.names: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
@@ -116,28 +111,26 @@ class Saved:
     def read(self, name: str) -> Array:
         """A tensor, put together of its pieces, in new memory. Raises: KeyError if there is none of that name;
         CheckpointError, with the file and the reason, if it is not what was written."""
-        return self._read([name])[name]
+        return self.read_names([name])[name]
 
     def read_all(self, prefix: str = "") -> dict[str, Array]:
         """The tensors whose names begin with `prefix`, by their whole names. Raises: CheckpointError as `read` does."""
-        return self._read([name for name in self.names if name.startswith(prefix)])
+        return self.read_names(name for name in self.names if name.startswith(prefix))
 
-    def _read(self, names: Iterable[str]) -> dict[str, Array]:
+    def read_names(self, names: Iterable[str]) -> dict[str, Array]:
+        """The tensors of these names, which takes less time than one by one. Raises: as `read` does."""
         entries = {name: self._manifest.tensors[name] for name in names}
+        ranks = {piece.rank for entry in entries.values() for piece in entry.pieces}
         try:
             with ExitStack() as stack:
-                files: dict[str, tuple[VerifiedFile, dict[str, Span]]] = {}
-                for entry in entries.values():
-                    for piece in entry.pieces:
-                        if piece.file not in files:
-                            file = stack.enter_context(self._open(piece.file))
-                            files[piece.file] = file, Reader(cast(Any, file), piece.file, STORED).spans()
-                return {name: _put_together(name, entry, files) for name, entry in entries.items()}
+                files = {rank: stack.enter_context(self._open(rank)) for rank in ranks}
+                spans = {rank: Header(file, shard_name(rank)).spans for rank, file in files.items()}
+                return {name: _read_pieces(name, entry, files, spans) for name, entry in entries.items()}
         except (DamagedCheckpoint, SerializationError) as error:
             raise CheckpointError(f"{self.path}: {error}") from None
 
-    def _open(self, name: str) -> VerifiedFile:
-        return VerifiedFile(os.path.join(self.path, name), self._manifest.files[name], self._manifest.block)
+    def _open(self, rank: int) -> VerifiedFile:
+        return VerifiedFile(os.path.join(self.path, shard_name(rank)), self._manifest.files[rank], self._manifest.block)
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Reads everything, or one of so many equal parts of it. Raises: CheckpointError if it is not as written."""
@@ -148,30 +141,31 @@ class Saved:
 
     def check(self, part: int, parts: int, progress: Callable[[], None] = lambda: None) -> None:
         """What `verify` does. Raises: DamagedCheckpoint, without the folder's name."""
-        blocks = [(name, i) for name, shard in self._manifest.files.items() for i in range(len(shard.sums))]
+        blocks = [(rank, i) for rank, shard in enumerate(self._manifest.files) for i in range(len(shard.sums))]
         mine = blocks[len(blocks) * part // parts : len(blocks) * (part + 1) // parts]
-        for name in self._manifest.files:
-            with self._open(name) as file:  # all of them are there, and of the right length
-                for index in (i for each, i in mine if each == name):
+        for rank in range(self.size):
+            with self._open(rank) as file:  # all of them exist, and have the right length
+                for index in (i for each, i in mine if each == rank):
                     file.verify(index)
                     progress()
 
 
-def _put_together(name: str, entry: TensorEntry, files: Mapping[str, tuple[VerifiedFile, dict[str, Span]]]) -> Array:
+def _read_pieces(
+    name: str, entry: TensorEntry, files: Mapping[int, VerifiedFile], spans: Mapping[int, Mapping[str, Span]]
+) -> Array:
     dtype = STORED[entry.dtype]
-    for piece in entry.pieces:
-        span = files[piece.file][1].get(name)
-        if span is None or span.dtype != dtype or math.prod(span.shape) != piece.stop - piece.start:
-            raise DamagedCheckpoint(f"{piece.file}: it does not hold elements {piece.start} to {piece.stop} of {name}")
+    for rank, start, stop in entry.pieces:
+        span = spans[rank].get(name)
+        if span is None or span.dtype != dtype or math.prod(span.shape) != stop - start:
+            raise DamagedCheckpoint(f"{shard_name(rank)}: it does not hold elements {start} to {stop} of {name}")
     try:
         flat = np.empty(entry.pieces[-1].stop, dtype)
         whole = flat.reshape(entry.shape)
     except (ValueError, OverflowError) as error:
         raise DamagedCheckpoint(f"{name}: shape {entry.shape}: {error}") from None
-    for piece in entry.pieces:
-        file, spans = files[piece.file]
-        file.seek(spans[name].start)
-        file.readinto(flat[piece.start : piece.stop].view(np.uint8).data)
+    for rank, start, stop in entry.pieces:
+        files[rank].seek(spans[rank][name].start)
+        files[rank].readinto(flat[start:stop].view(np.uint8).data)
     return whole
 
 
@@ -191,122 +185,72 @@ def open_folder(path: str) -> Saved:
     """What `open_checkpoint` does. Raises: DamagedCheckpoint, without the folder's name."""
     try:
         with open(open_regular(os.path.join(path, MANIFEST_FILE)), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            data = file.read() if size <= manifests.MOST_MANIFEST_BYTES else b""
+            size, most = os.fstat(file.fileno()).st_size, manifests.MOST_MANIFEST_BYTES
+            if size > most:
+                raise DamagedCheckpoint(f"it has {size:,} bytes, and {most:,} are the most")
+            manifest = decode_manifest(file.read())
+        named = folder_order(os.path.basename(os.path.normpath(path)))
+        if named is not None and named[1] != manifest.step:
+            raise DamagedCheckpoint(f"it is of step {manifest.step}, another folder's")
     except OSError as error:
-        raise DamagedCheckpoint(f"{MANIFEST_FILE}: {reason(error)}") from None
-    if size > (most := manifests.MOST_MANIFEST_BYTES):
-        raise DamagedCheckpoint(f"{MANIFEST_FILE}: it has {size:,} bytes, and {most:,} are the most")
-    try:
-        manifest = decode_manifest(data)
+        raise DamagedCheckpoint(f"{MANIFEST_FILE}: {reason(error)}") from error
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{MANIFEST_FILE}: {error}") from None
-    named = folder_order(os.path.basename(os.path.normpath(path)))
-    if named is not None and named[1] != manifest.step:
-        raise DamagedCheckpoint(f"{MANIFEST_FILE}: it is of step {manifest.step}, another folder's")
     saved = Saved(path, manifest)
-    for name in manifest.files:
-        saved._open(name).close()
+    for rank in range(saved.size):
+        saved._open(rank).close()
     return saved
 
 
-_log = logging.getLogger("ddp.checkpoint")
+def find(ranks: Agreement, path: str | os.PathLike[str]) -> Saved:
+    """The checkpoint at that path, or the newest whole one in a folder of them; every byte of it is as written.
 
-
-def find(path: str | os.PathLike[str]) -> Saved:
-    """Without other ranks. Raises: CheckpointError if there is none that is whole, with the reasons.
-
-    One that was asked for by its own path is verified when it is read.
-    """
-    path = os.fspath(path)
-    try:
-        paths = _candidates(path)
-    except LocalFailure as error:
-        raise CheckpointError(str(error)) from None
-    if paths == [path]:
-        return open_checkpoint(path)
-    reasons = []
-    for each in paths:
-        try:
-            saved = open_checkpoint(each)
-            saved.verify()
-        except CheckpointError as error:
-            reasons.append(str(error))
-            continue
-        for each_reason in reasons:
-            _log.warning("a checkpoint is passed over: %s", each_reason)
-        return saved
-    raise _none_intact(path, reasons)
-
-
-def find_on_all_ranks(ranks: RankAgreement, path: str | os.PathLike[str]) -> Saved:
-    """The one that rank 0 finds there, every byte of it verified: ranks share the reading.
-
-    Raises: CheckpointError on every rank if there is none that is whole.
+    Raises: CheckpointError on every rank if there is none that is whole, with the reasons, or it cannot be read.
     """
     path = os.fspath(path)
     failed = f"{path} cannot be loaded"
-    paths = ranks.run(failed, lambda: _candidates(path) if ranks.rank == 0 else [])[0]
-    if paths == [path]:
-        saved, reason = examine(ranks, failed, path)
-        if saved is None:
-            raise CheckpointError(f"{path}: {reason}")
-        return saved
+
+    def candidates() -> list[str]:
+        try:
+            present = os.listdir(path)
+        except OSError as error:
+            raise LocalFailure(f"{path}: {error.strerror}") from None
+        names = newest_first(present)
+        if not names and {MANIFEST_FILE, shard_name(0)}.isdisjoint(present):
+            raise LocalFailure(f"{path}: there is no checkpoint in it, nor is it one")
+        return [os.path.join(path, name) for name in names] or [path]
+
+    paths = ranks.run(failed, lambda: candidates() if ranks.rank == 0 else [])[0]
     saved, reasons = newest_intact(ranks, failed, paths)
     if saved is None:
-        raise _none_intact(path, [f"{each}: {reason}" for each, reason in zip(paths, reasons, strict=True)])
+        raise CheckpointError(f"{path}: no checkpoint is whole: {'; '.join(reasons)}")
     return saved
 
 
-def newest_intact(ranks: RankAgreement, failed: str, paths: Sequence[str]) -> tuple[Saved | None, list[str]]:
+def newest_intact(ranks: Agreement, failed: str, paths: Sequence[str]) -> tuple[Saved | None, list[str]]:
     """The first of these that is whole, and why those before are not, which a warning of rank 0 says as well.
 
-    failed: how an error begins. Raises: CheckpointError as `examine` does.
+    Ranks share the reading, which may take as long as the disk does. failed: how an error begins
+    Raises: CheckpointError on every rank if a file cannot be read, which does not say that it is damaged.
     """
     reasons: list[str] = []
     for path in paths:
-        saved, reason = examine(ranks, failed, path)
-        if saved is not None:
-            return saved, reasons
-        reasons.append(reason)
+        found: list[Saved] = []
+
+        def check(path: str = path, found: list[Saved] = found) -> str:
+            try:
+                found.append(open_folder(path))
+                found[0].check(ranks.rank, ranks.size, ranks.progress)
+            except DamagedCheckpoint as error:
+                if is_transient(error.__cause__):
+                    raise LocalFailure(f"{os.path.basename(path)}: {error}") from None
+                return str(error)
+            return ""
+
+        damage = next(filter(None, ranks.run(failed, check)), None)
+        if damage is None:
+            return found[0], reasons
+        reasons.append(f"{path}: {damage}")
         if ranks.rank == 0:
-            _log.warning("%s is passed over: %s", path, reason)
+            _log.warning("%s is passed over: %s", path, damage)
     return None, reasons
-
-
-def examine(ranks: RankAgreement, failed: str, path: str) -> tuple[Saved | None, str]:
-    """A checkpoint, or None on every rank, and why. Ranks share the reading, which may take as long as the disk does.
-
-    Raises: CheckpointError on every rank if a file cannot be read, which does not say that it is damaged.
-    """
-    saved: Saved | None = None
-
-    def look() -> str:
-        nonlocal saved
-        try:
-            saved = open_folder(path)
-            saved.check(ranks.rank, ranks.size, ranks.progress)
-        except DamagedCheckpoint as error:
-            if is_transient(error.__context__):
-                raise LocalFailure(f"{os.path.basename(path)}: {error}") from None
-            return str(error)
-        return ""
-
-    wrong = [reason for reason in ranks.run(failed, look) if reason]
-    return (None, wrong[0]) if wrong else (saved, "")
-
-
-def _candidates(path: str) -> list[str]:
-    """The checkpoints in a folder, newest first; or that path alone if it is one. Raises: LocalFailure if neither."""
-    try:
-        there = os.listdir(path)
-    except OSError as error:
-        raise LocalFailure(f"{path}: {error.strerror}") from None
-    names = newest_first(there)
-    if not names and {MANIFEST_FILE, shard_name(0)}.isdisjoint(there):
-        raise LocalFailure(f"{path}: there is no checkpoint in it, nor is it one")
-    return [os.path.join(path, name) for name in names] or [path]
-
-
-def _none_intact(path: str, reasons: Sequence[str]) -> CheckpointError:
-    return CheckpointError(f"{path}: no checkpoint is whole: {'; '.join(reasons)}")

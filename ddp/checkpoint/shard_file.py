@@ -2,6 +2,9 @@
 
 The data is written from where it is. SHA-256 is computed meanwhile, by another thread unless training wants the cores:
 it lets go of the GIL, takes less time than writing does, and refuses whatever else could have come of a block of bytes.
+
+An fsync that has failed is not repeated: the system may have dropped what was to be written, and the next would succeed
+over a hole.
 """
 
 from __future__ import annotations
@@ -9,15 +12,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ddp._files import open_regular
-from ddp.checkpoint import disk
 from ddp.checkpoint.agreement import reason
 from ddp.checkpoint.manifest import DamagedCheckpoint, ShardInfo
 from ddp.serialization.safetensors import lay_out
@@ -26,7 +27,6 @@ Array = np.ndarray[Any, Any]
 
 BLOCK = 1 << 24  # bytes of which there is a checksum: what must be read to believe a byte
 _CHUNK = 1 << 21  # bytes of a system call: one that is written is still in the cache when its checksum is computed
-_AHEAD = 16  # chunks
 _SMALL = 1 << 20  # arrays are gathered up to so many bytes, so that a thousand of them are not a thousand calls
 
 
@@ -37,26 +37,68 @@ def write_shard(
 
     progress: called now and then; in_background: in this thread alone, which takes longer and leaves a core to others
 
-    Raises: OSError; a part of the file may be there then.
+    Raises: OSError; a part of the file may exist then.
     """
-    fd = disk.create(path)
-    try:
-        sums = _Checksums()
-        with contextlib.nullcontext(sums) if in_background else _ChecksumThread(sums) as adding:
-            written = started = 0
+    sums = _Checksums()
+    with ThreadPoolExecutor(1, "checksums") as helper:  # starts its thread when it is given work
+
+        def chunks() -> Iterator[memoryview]:
             for chunk in _chunks(arrays):
-                adding.add(chunk)
-                disk.write(fd, chunk)
-                written += len(chunk)
-                if written - started >= BLOCK:
-                    disk.start_writing(fd, started, written - started)
-                    started = written
+                try:
+                    adding = None if in_background else helper.submit(sums.add, chunk)
+                except RuntimeError:  # from Python 3.12 on no thread starts any more once the script has ended
+                    adding = None
+                if adding is None:
+                    sums.add(chunk)
+                yield chunk
+                if adding is not None:
+                    adding.result()
                 progress()
-    except BaseException:
-        disk.close(fd)
-        raise
-    disk.finish(fd)
+
+        write_file(path, chunks())
     return sums.shard()
+
+
+def write_file(path: str, chunks: Iterator[memoryview]) -> None:
+    """Writes a new file, to the disk. Raises: FileExistsError if there is something of that name."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        written = started = 0
+        for chunk in chunks:
+            written += len(chunk)
+            while chunk:
+                chunk = chunk[os.write(fd, chunk) :]
+            if written - started >= BLOCK:
+                # The disk begins beside what comes next, so that less is left for the fsync; then the data leaves the
+                # page cache, as it is not read again.
+                with contextlib.suppress(OSError):  # not every file system takes such advice
+                    os.posix_fadvise(fd, started, written - started, os.POSIX_FADV_DONTNEED)
+                started = written
+        os.fsync(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the error that came first says more
+            os.close(fd)
+        raise
+    os.close(fd)  # a network file system may report here that it had no room
+
+
+def sync_folder(path: str) -> None:
+    """Returns once the names in a folder are on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def remove_folder(path: str) -> None:
+    """Removes a folder of files, or as much of it as exists; in order: a manifest goes before what it describes."""
+    with contextlib.suppress(FileNotFoundError):  # another process removes it too
+        for name in sorted(os.listdir(path)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, name))
+        os.rmdir(path)
 
 
 def _chunks(arrays: Mapping[str, Array]) -> Iterator[memoryview]:
@@ -70,18 +112,13 @@ def _chunks(arrays: Mapping[str, Array]) -> Iterator[memoryview]:
             gathered = bytearray()
         if array.nbytes <= _SMALL:
             gathered += array.tobytes()
-        else:
-            yield from _large_chunks(array)
+            continue
+        # In C order; an array that has its elements in another order is copied piece by piece.
+        flat, count = array.reshape(-1) if array.flags.c_contiguous else array.flat, _CHUNK // array.itemsize
+        for at in range(0, array.size, count):
+            yield flat[at : at + count].view(np.uint8).data
     if gathered:
         yield memoryview(gathered)
-
-
-def _large_chunks(array: Array) -> Iterator[memoryview]:
-    """The bytes of a large array in C order, of one that has them in another order copied piece by piece."""
-    count = _CHUNK // array.itemsize
-    flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
-    for at in range(0, array.size, count):
-        yield flat[at : at + count].view(np.uint8).data
 
 
 class _Checksums:
@@ -104,44 +141,7 @@ class _Checksums:
 
     def shard(self) -> ShardInfo:
         rest = [self._sum.hexdigest()] if self._length % BLOCK else []
-        return ShardInfo(self._length, (*self._done, *rest))
-
-
-class _ChecksumThread:
-    """Adds chunks to checksums in a thread of its own, until the end of the block; in this one where there can be none.
-
-    From Python 3.12 on no thread starts any more once the script has ended, while a save may still be under way.
-    """
-
-    def __init__(self, sums: _Checksums) -> None:
-        self._sums = sums
-        self._helper = ThreadPoolExecutor(1, "checksums")  # starts its thread when it is given work
-        self._alone = False
-        self._added: deque[Future[None]] = deque()
-
-    def __enter__(self) -> _ChecksumThread:
-        return self
-
-    def add(self, data: memoryview) -> None:
-        if not self._alone:
-            try:
-                self._added.append(self._helper.submit(self._sums.add, data))
-            except RuntimeError:  # its thread cannot start, or is not to be given any more
-                self._alone = True
-                while self._added:  # chunks have an order
-                    self._added.popleft().result()
-        if self._alone:
-            self._sums.add(data)
-            return
-        # Neither waits for the other at every step, nor is more than a little kept alive.
-        if len(self._added) == _AHEAD:
-            self._added.popleft().result()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._helper.shutdown()
-        if kind is None:
-            for each in self._added:
-                each.result()
+        return ShardInfo(self._length, [*self._done, *rest])
 
 
 class VerifiedFile:
@@ -152,18 +152,15 @@ class VerifiedFile:
 
     def __init__(self, path: str, shard: ShardInfo, block: int) -> None:
         self._name = os.path.basename(path)
-        self._shard = shard
-        self._block = block
+        self._shard, self._block = shard, block
         self._at = 0
         self._held = -1  # the block that is in the buffer
         self._buffer = memoryview(b"")
-        self._fd = -1
         try:
-            self._fd = open_regular(path)
-            size = os.fstat(self._fd).st_size
+            self._file = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115  # closed by `close`
         except OSError as error:
-            self.close()
-            self._fail(reason(error))
+            self._fail(error)
+        size = os.fstat(self._file.fileno()).st_size
         if size != shard.bytes:
             self.close()
             self._fail(f"it has {size:,} bytes, and {shard.bytes:,} were written")
@@ -175,12 +172,12 @@ class VerifiedFile:
         self.close()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
-    def _fail(self, what: str) -> NoReturn:
-        raise DamagedCheckpoint(f"{self._name}: {what}") from None
+    def _fail(self, what: str | OSError) -> NoReturn:
+        if isinstance(what, OSError):
+            raise DamagedCheckpoint(f"{self._name}: {reason(what)}") from what
+        raise DamagedCheckpoint(f"{self._name}: {what}")
 
     def tell(self) -> int:
         return self._at
@@ -200,23 +197,20 @@ class VerifiedFile:
         total = len(view)
         while view:
             index, offset = divmod(self._at, self._block)
-            length = self._length(index)
-            if offset == 0 and len(view) >= length:
-                self._load(index, view[:length])
-                taken = length
+            taken = min(len(view), self._length(index) - offset)
+            if taken == self._length(index):  # a whole block goes where it is wanted
+                self._load(index, view[:taken])
             else:
                 if index != self._held:
-                    self._held, self._buffer = -1, memoryview(bytearray(length))
-                    self._load(index, self._buffer)
+                    self.verify(index)
                     self._held = index
-                taken = min(len(view), length - offset)
                 view[:taken] = self._buffer[offset : offset + taken]
             self._at += taken
             view = view[taken:]
         return total
 
     def verify(self, index: int) -> None:
-        """Reads one block, and forgets it."""
+        """Reads one block."""
         length = self._length(index)
         if len(self._buffer) != length:
             self._buffer = memoryview(bytearray(length))
@@ -231,11 +225,11 @@ class VerifiedFile:
         at, rest = start, view
         try:
             while rest:
-                got = os.preadv(self._fd, [rest], at)
+                got = os.preadv(self._file.fileno(), [rest], at)
                 if got == 0:
                     self._fail("it became shorter while it was read")
                 at, rest = at + got, rest[got:]
         except OSError as error:
-            self._fail(reason(error))
+            self._fail(error)
         if hashlib.sha256(view).hexdigest() != self._shard.sums[index]:
             self._fail(f"bytes {start:,} to {start + len(view):,} are not those that were written")

@@ -17,11 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from collectives import Communicator, ReduceOp
 from ddp._device import CPU, device_of, on, place
 from ddp.checkpoint.state import ArraySource
 
@@ -31,7 +30,7 @@ _REST = 0.2  # s, and as long as the copying took: no single write takes longer
 
 
 class Snapshot:
-    """arrays: of the host, by name; whole once `copied` is set.
+    """arrays: of the host, by name; whole once `copied` is set. intact: whether nothing changed while it was copied
 
     later: ids of the versions of tensors that only a step changes; buffers: memory to be used again, by name
     """
@@ -40,7 +39,7 @@ class Snapshot:
         self.arrays: dict[str, Array] = {}
         self.copied = threading.Event()
         self._looked = threading.Event()
-        self._intact = True
+        self.intact = True
         self._lock = threading.Lock()
         self._later: list[tuple[ArraySource, int, Any]] = []
         for name in set(buffers) - {source.name for source in sources}:
@@ -72,15 +71,10 @@ class Snapshot:
         self.copied.wait()
         self._look()
 
-    @property
-    def intact(self) -> bool:
-        """Whether nothing changed while it was copied. After `copy`."""
-        return self._intact
-
     def _look(self) -> None:
         with self._lock:
             if not self._looked.is_set():
-                self._intact = all(source.version.count == count for source, count, _ in self._later if source.version)
+                self.intact = all(source.version.count == count for source, count, _ in self._later if source.version)
                 self._later = []  # the arrays may go
                 self._looked.set()
 
@@ -103,18 +97,14 @@ def _copy(array: Array, target: Array, mark: Any) -> None:
     elif mark is None:
         target[...] = place(array, CPU)
     else:
-        from ddp._cuda.stream_order import (
-            DeviceStream,  # only where there is a GPU
-            StreamGuard,
-        )
+        from ddp._cuda.stream_order import DeviceStream, StreamGuard  # only where there is a GPU
 
         where = device_of(array)
-        with (
-            on(where),
-            StreamGuard(DeviceStream(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))) as lane,
-        ):
-            lane.wait(mark)
-            target[...] = where.xp.ascontiguousarray(array).get(stream=lane.stream)
+        with on(where):
+            stream = DeviceStream(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))
+            with StreamGuard(stream):
+                stream.wait(mark)
+                target[...] = where.xp.ascontiguousarray(array).get(stream=stream.stream)
 
 
 _log = logging.getLogger("ddp.checkpoint")
@@ -126,25 +116,23 @@ _NICE = 19  # next to nothing, where a thread that trains wants the same core
 class BackgroundSave:
     """One save under way. A process that ends waits for it.
 
-    comm: used by no other thread meanwhile
-    write: writes what the snapshot holds; refuse: what is called in its place, with the reason, if that failed
-    done: called when it is over
+    write: `Store.write` of what the snapshot holds, but for its `ready`; done: called when it is over
     """
 
     def __init__(
-        self,
-        comm: Communicator,
-        snapshot: Snapshot,
-        write: Callable[[], Path],
-        refuse: Callable[[str], NoReturn],
-        done: Callable[[], None],
+        self, snapshot: Snapshot, write: Callable[[Callable[[], bool]], Path | None], done: Callable[[], None]
     ) -> None:
+        global _registered
         self.snapshot = snapshot
-        self._comm, self._write, self._refuse, self._done = comm, write, refuse, done
+        self._write, self._done = write, done
         self._path: Path | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="save of a checkpoint")
-        _wait_at_exit()
+        if not _registered:
+            # `atexit` runs after the interpreter has joined all threads and shut down the pools of
+            # `concurrent.futures`, and a save needs these. What they register with themselves runs before.
+            _registered = True
+            threading._register_atexit(_finish)  # type: ignore[attr-defined]  # no public call runs so early
         _under_way.add(self)
         self._thread.start()
 
@@ -160,56 +148,28 @@ class BackgroundSave:
             raise self._error
         return self._path
 
-    def finish(self) -> None:
-        """Waits for its end at the exit of the process, and logs an error."""
-        try:
-            if self.result() is None:
-                _log.error("a save was given up: parameters were changed while they were copied, and the process ends")
-        except Exception as error:
-            _log.error("a save failed while the process was ending: %s: %s", type(error).__name__, error)
-
     def _run(self) -> None:
         try:
-            trouble = None
-            try:
-                self.snapshot.copy()
-            except Exception as error:  # memory, or a device
-                trouble = f"{type(error).__name__}: {error}"
-            _give_way()
-            if not self._all(self.snapshot.intact):
-                return
-            if trouble is not None:
-                self._refuse(trouble)
-            self._path = self._write()
+            self._path = self._write(self._ready)
         except BaseException as error:  # raised where the ranks look at the result
             self._error = error
         finally:
+            self.snapshot.copied.set()  # also if the ranks did not come as far as to copy
             self._done()
 
-    def _all(self, mine: bool) -> bool:
-        if self._comm.size == 1:
-            return mine
-        return bool(self._comm.all_reduce(np.array([mine]), ReduceOp.MIN)[0])
-
-
-def _give_way() -> None:
-    """Leaves the cores to training: on Linux a thread has a priority, which those that it starts inherit."""
-    with contextlib.suppress(OSError):  # not allowed: it saves at the usual priority
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
-
-def _wait_at_exit() -> None:
-    """Has this process wait for its saves when it ends, while the threads that write can still be started.
-
-    `atexit` runs after the interpreter has joined all threads and shut down the pools of `concurrent.futures`, and a
-    save needs these. What they register with themselves runs before, the last registered first.
-    """
-    global _registered
-    if not _registered:
-        _registered = True
-        threading._register_atexit(_finish)  # type: ignore[attr-defined]  # no public call runs so early
+    def _ready(self) -> bool:
+        self.snapshot.copy()
+        # Leaves the cores to training: on Linux a thread has a priority, which those that it starts inherit.
+        with contextlib.suppress(OSError):  # not allowed: it saves at the usual priority
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        return self.snapshot.intact
 
 
 def _finish() -> None:
+    """Waits for the saves under way when the process ends, and logs their errors."""
     for saving in tuple(_under_way):
-        saving.finish()
+        try:
+            if saving.result() is None:
+                _log.error("a save was given up: parameters were changed while they were copied, and the process ends")
+        except Exception as error:
+            _log.error("a save failed while the process was ending: %s: %s", type(error).__name__, error)

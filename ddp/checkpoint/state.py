@@ -13,26 +13,25 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from collectives import Communicator
 from ddp import _device
 from ddp._device import CPU, device, place
 from ddp._engine import Version
 from ddp._tensor.base import TensorBase
-from ddp.checkpoint.agreement import gather_or_raise
-from ddp.checkpoint.encoding import JSON, decode, encode
+from ddp.checkpoint.agreement import Agreement
 from ddp.checkpoint.optimizer_state import describe_optimizer, optimizer_pieces
 from ddp.checkpoint.store import PieceRange
-from ddp.errors import ArgumentError, CheckpointError
+from ddp.errors import ArgumentError
 from ddp.nn import Module
 from ddp.optim import Optimizer
 from ddp.parallel import DataParallel, ZeroOptimizer
+from ddp.serialization.structure import JSON, Array, Decoder, encode, free_name
 
 RandomState = dict[str, Any]  # for `encode`
 
@@ -40,16 +39,15 @@ RandomState = dict[str, Any]  # for `encode`
 def random_state() -> RandomState:
     """Where the generators of this thread are."""
     seed, streams = _device.random_state()
-    numbers: Any = np.random.get_state(legacy=False)
-    version, describe_os_error, gauss = random.getstate()
+    version, words, gauss = random.getstate()
     return {
         "seed": seed,
         "streams": {
             str(where): {"seed": own, "at": snapshot if isinstance(snapshot, bytes | None) else place(snapshot, CPU)}
             for where, (own, snapshot) in streams.items()
         },
-        "numpy": _plain(numbers),
-        "random": [version, np.array(describe_os_error, np.uint32).tobytes(), gauss],
+        "numpy": np.random.get_state(legacy=False),
+        "random": [version, np.array(words, np.uint32), gauss],
     }
 
 
@@ -64,8 +62,8 @@ def restore_random(saved: RandomState) -> None:
     numbers = saved["numpy"]
     if numbers["bit_generator"] == np.random.get_state(legacy=False)["bit_generator"]:
         np.random.set_state(numbers)
-    version, describe_os_error, gauss = saved["random"]
-    random.setstate((version, tuple(np.frombuffer(describe_os_error, np.uint32).tolist()), gauss))
+    version, words, gauss = saved["random"]
+    random.setstate((version, tuple(words.tolist()), gauss))
 
 
 def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
@@ -80,11 +78,6 @@ def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
     random.seed(seed)
 
 
-def _plain(numbers: dict[str, Any]) -> dict[str, Any]:
-    """NumPy's state with its 624 words as an array, which it is."""
-    return {**numbers, "state": dict(numbers["state"])}
-
-
 _ABSENT = object()
 
 
@@ -97,23 +90,20 @@ def user_state(user: Any) -> Any:
     return user
 
 
-def missing_user_state(user: Any, saved: JSON) -> list[str]:
+def missing_user_state(user: Any, saved: Any = _ABSENT, name: str = "user") -> list[str]:
     """The objects without a saved state: `["user.ema"]`. saved: what `user_state` returned, encoded"""
-    return _missing(user, _ABSENT if saved is None else saved, "user")  # None: nothing was given when it was saved
-
-
-def _missing(user: Any, saved: Any, name: str) -> list[str]:
     if hasattr(user, "load_state_dict"):
         return [name] if saved is _ABSENT else []
     if not isinstance(user, dict):
         return []
     pairs = saved.get("dict", ()) if isinstance(saved, dict) else ()
-    there = {decode(key, _no_array): value for key, value in pairs}
-    return [each for key, mine in user.items() for each in _missing(mine, there.get(key, _ABSENT), f"{name}.{key}")]
-
-
-def _no_array(name: str) -> Any:
-    raise CheckpointError(f"the user's state has the array {name} for a key")
+    keys = Decoder(dict[str, Array]().__getitem__)  # a key is no array
+    present = {keys.decode(key): value for key, value in pairs}
+    return [
+        each
+        for key, mine in user.items()
+        for each in missing_user_state(mine, present.get(key, _ABSENT), f"{name}.{key}")
+    ]
 
 
 def restore_user(user: Any, state: Any) -> None:
@@ -165,9 +155,6 @@ def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[
                 parts[rank][name] = start, stop
         begin += count * each
     return parts
-
-
-Array = Any
 
 
 @dataclass(kw_only=True)
@@ -241,10 +228,7 @@ class _ArrayTable:
     sources: list[ArraySource] = field(default_factory=list)
 
     def __call__(self, name: str, array: Array, tensor: TensorBase | None) -> str:
-        number, free = 1, name
-        while free in self.taken:
-            number += 1
-            free = f"{name}~{number}"
+        free = free_name(name, self.taken)
         self.taken.add(free)
         self.sources.append(ArraySource(name=free, array=array, version=None if tensor is None else tensor.version))
         return free
@@ -255,20 +239,19 @@ def rank_array_name(rank: int, name: str) -> str:
     return f"rank-{rank:04d}.{name}"
 
 
-def capture(training: TrainedObjects, comm: Communicator) -> State:
+def capture(training: TrainedObjects, ranks: Agreement) -> State:
     """The state as it is now, its arrays where they lie: nothing is copied. Collective if there are several ranks.
 
-    comm: used by no other thread meanwhile
     Raises: ArgumentError, naming the place, for what a checkpoint cannot hold, and CheckpointError on the other ranks.
     """
     taken: set[str] = set()
     shared, pieces, own, unknown = (_ArrayTable(taken) for _ in range(4))
-    if comm.size == 1:
+    if ranks.size == 1:
         unknown = own = shared
     common: JSON = None
     mine: JSON = None
 
-    def encode_it() -> dict[str, str]:
+    def encode_all() -> dict[str, str]:
         nonlocal common, mine
         try:
             common, mine = _encoded(training, shared, pieces, own, unknown)
@@ -276,18 +259,19 @@ def capture(training: TrainedObjects, comm: Communicator) -> State:
             raise ArgumentError("the state contains itself, or is nested too deep for a checkpoint") from None
         return {} if unknown is shared else {source.name: _checksum(source.array) for source in unknown.sources}
 
-    checksums = gather_or_raise(comm, "save", encode_it)
-    if comm.size > 1:
-        _sort_unknown(unknown.sources, shared.sources, own.sources, checksums, comm.rank)
+    checksums = ranks.run("the state cannot be saved", encode_all, reraise=True)
+    if ranks.size > 1:
+        for source in unknown.sources:  # what is the same on all ranks is shared, the rest each rank's own
+            same = all(theirs.get(source.name) == checksums[ranks.rank][source.name] for theirs in checksums)
+            (shared if same else own).sources.append(source)
+        for source in own.sources:
+            source.name = rank_array_name(ranks.rank, source.name)
     shared.sources.sort(key=lambda source: source.name)  # in one order on all ranks
-    turn = split_evenly({each.name: (each.array.size, each.array.itemsize) for each in shared.sources}, comm.size)[
-        comm.rank
-    ]
+    sizes = {each.name: (each.array.size, each.array.itemsize) for each in shared.sources}
+    turn = split_evenly(sizes, ranks.size)[ranks.rank]
     sources = [_stretch(each, *turn[each.name]) for each in shared.sources if each.name in turn]
     sources += pieces.sources
     if own is not shared:
-        for source in own.sources:
-            source.name = rank_array_name(comm.rank, source.name)
         sources += own.sources
     return State(sources=sources, shared=common, own=mine)
 
@@ -338,30 +322,21 @@ def _stretch(source: ArraySource, start: int, stop: int) -> ArraySource:
 
 def _model(model: Module, parallel: Sequence[DataParallel], alike: _ArrayTable, unknown: _ArrayTable) -> JSON:
     parameters = {id(p.version) for p in model.parameters()}
-    pending_buffers = {id(tensor.version): part for each in parallel for tensor, part in _pending_buffers(each)}
+    syncs = [each.buffer_sync for each in parallel if each.buffer_sync is not None]
+    # Buffers that are to become others at the next forward: it is these that count.
+    pending = {id(tensor.version): part for each in syncs for tensor, part in each.coming()}
     known: dict[Any, str] = {}  # tied ones are written once
     paths = []
     for path, value in model.state_dict().items():
         if not isinstance(value, TensorBase):
             paths.append([path, encode(value, f"model.{path}", unknown)])
             continue
-        memory = (
-            id(value.version),
-            value.array.shape,
-            _address(value.array),
-            getattr(value.array, "strides", None),
-        )
+        memory = id(value.version), value.array.shape, _address(value.array), value.array.strides
         if memory not in known:
             keep = alike if id(value.version) in parameters else unknown
-            known[memory] = keep(f"model.{path}", pending_buffers.get(id(value.version), value.array), value)
+            known[memory] = keep(f"model.{path}", pending.get(id(value.version), value.array), value)
         paths.append([path, {"tensor": known[memory]}])
     return paths
-
-
-def _pending_buffers(model: DataParallel) -> Iterator[tuple[TensorBase, Array]]:
-    """Buffers that are to become others at the next forward: it is these that count."""
-    if model.buffer_sync is not None:
-        yield from model.buffer_sync.coming()
 
 
 def _hook(model: DataParallel, where: str, own: _ArrayTable) -> JSON:
@@ -373,19 +348,6 @@ def _hook(model: DataParallel, where: str, own: _ArrayTable) -> JSON:
 
 def _address(array: Array) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
-
-
-def _sort_unknown(
-    unknown: Sequence[ArraySource],
-    shared: list[ArraySource],
-    own: list[ArraySource],
-    checksums: Sequence[Mapping[str, str]],
-    rank: int,
-) -> None:
-    """Puts what is the same on all ranks among the shared, the rest among each rank's own. checksums: by rank"""
-    for source in unknown:
-        same = all(theirs.get(source.name) == checksums[rank][source.name] for theirs in checksums)
-        (shared if same else own).append(source)
 
 
 def _checksum(array: Array) -> str:

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: written by all ranks side by side, and there for all of them or for none.
+"""Where checkpoints are kept: written by all ranks side by side, and visible to all of them or to none.
 
 A save goes through three stages, after each of which all ranks know how each of them did:
 
@@ -18,21 +18,20 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from collectives.communicator import Communicator
-from ddp.checkpoint import disk, shard_file
 from ddp.checkpoint import manifest as manifests
-from ddp.checkpoint.agreement import LocalFailure, RankAgreement, describing_os_errors, retry_once
-from ddp.checkpoint.folder_lock import FolderHold, wait_for_folder, wait_for_token
+from ddp.checkpoint import shard_file
+from ddp.checkpoint.agreement import Agreement, LocalFailure, describing_os_errors, retry_once
+from ddp.checkpoint.folder_lock import FolderLock, wait_for_token, wait_until
 from ddp.checkpoint.manifest import (
     MANIFEST_FILE,
     DamagedCheckpoint,
     Manifest,
     ShardInfo,
-    TensorEntry,
     TensorPart,
     assemble_tensors,
     encode_manifest,
@@ -40,7 +39,7 @@ from ddp.checkpoint.manifest import (
 from ddp.checkpoint.saved import (
     MOST_STEPS,
     Saved,
-    find_on_all_ranks,
+    find,
     is_temporary,
     newest_first,
     newest_intact,
@@ -50,21 +49,25 @@ from ddp.checkpoint.saved import (
     surplus_names,
     temporary_name,
 )
-from ddp.checkpoint.shard_file import Array, write_shard
+from ddp.checkpoint.shard_file import Array, remove_folder, sync_folder, write_file, write_shard
 from ddp.errors import ArgumentError, CheckpointError
 from ddp.serialization.safetensors import CODES, METADATA
 
 #: (start, stop, shape): elements start to stop of a tensor of that shape, in C order
 PieceRange = tuple[int, int, tuple[int, ...]]
 
+_log = logging.getLogger("ddp.checkpoint")
+
 
 class RankPlan(NamedTuple):
-    """state: JSON of rank 0's, empty elsewhere; own_state: JSON"""
+    """What a rank is to write. state: JSON of rank 0's, empty elsewhere; own_state: JSON; ready: see `Store.write`"""
 
     step: int
     parts: dict[str, TensorPart]
     state: str
     own_state: str
+    ready: bool = True
+    unfinished: str = ""  # rank 0's: the folder with a temporary name
 
 
 def plan_rank(
@@ -74,195 +77,31 @@ def plan_rank(
     if type(step) is not int or not 0 <= step < MOST_STEPS:
         raise LocalFailure(f"a step should be an int of at least 0, is {step!r}")
     if unknown := pieces.keys() - tensors.keys():
-        raise LocalFailure(
-            f"there are pieces of {', '.join(map(repr, sorted(unknown)))}, which are not among the tensors"
-        )
+        raise LocalFailure(f"there are pieces of {sorted(unknown)}, which are not among the tensors")
     parts = {name: _part(name, array, pieces.get(name)) for name, array in tensors.items()}
     return RankPlan(step, parts, "" if rank else to_json("state", state), to_json("own_state", own_state))
 
 
 def _part(name: str, array: Any, piece: PieceRange | None) -> TensorPart:
-    if not isinstance(name, str) or name == METADATA or not _is_unicode(name):
+    if not isinstance(name, str) or name == METADATA or name.encode(errors="ignore").decode() != name:
         raise LocalFailure(f"{name!r:.80} is no name for a tensor")
     if not isinstance(array, np.ndarray) or array.dtype not in CODES:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise LocalFailure(f"{name} should be a NumPy array of {', '.join(map(str, CODES))}, is of {kind}")
-    if piece is None:
-        return TensorPart(CODES[array.dtype], array.shape, 0, array.size)
-    start, stop, shape = piece
-    if not 0 <= start <= stop <= math.prod(shape) or array.shape != (stop - start,):
+    start, stop, shape = (0, array.size, array.shape) if piece is None else piece
+    if piece is not None and not (0 <= start <= stop <= math.prod(shape) and array.shape == (stop - start,)):
         raise LocalFailure(
             f"{name}: an array of shape {array.shape} is not elements {start} to {stop} of {tuple(shape)}"
         )
     return TensorPart(CODES[array.dtype], tuple(shape), start, stop)
 
 
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def to_json(where: str, value: Any) -> str:
-    """A JSON value as text, NaN and infinities as Python's `json` writes them. Raises: LocalFailure for others."""
+    """A value as Python's `json` writes it, with NaN and infinities. Raises: LocalFailure for what is not JSON."""
     try:
-        _check_json(where, value)
         return json.dumps(value)
-    except RecursionError:
-        raise LocalFailure(f"{where} contains itself, or is nested too deep") from None
-
-
-def _check_json(where: str, value: Any) -> None:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            if not isinstance(key, str):
-                raise LocalFailure(f"{where} has a key of type {type(key).__name__}: those of JSON are str")
-            _check_json(f"{where}[{key!r}]", each)
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            _check_json(f"{where}[{index}]", each)
-    elif value is not None and type(value) not in (str, bool, int, float):
-        raise LocalFailure(f"{where} is of type {type(value).__name__}: expected JSON values")
-
-
-class SaveTarget(NamedTuple):
-    """Where a checkpoint goes. name: its folder when it is whole; temporary: and before"""
-
-    folder: str
-    name: str
-    temporary_name: str
-
-    @property
-    def path(self) -> str:
-        return os.path.join(self.folder, self.name)
-
-    @property
-    def unfinished(self) -> str:
-        return os.path.join(self.folder, self.temporary_name)
-
-
-def choose_target(folder: str, step: int) -> SaveTarget:
-    """Where a checkpoint of that step goes. Raises: LocalFailure."""
-    with describing_os_errors("reading", folder):
-        name = next_name(step, disk.names(folder))
-    return SaveTarget(folder, name, temporary_name(name, os.urandom(4).hex()))
-
-
-def make_target(target: SaveTarget) -> None:
-    """Makes the folder. Rank 0 alone. Raises: LocalFailure."""
-    with describing_os_errors("making the folder", target.unfinished):
-        disk.make_folder(target.unfinished)
-
-
-def write_rank_file(
-    target: SaveTarget, rank: int, tensors: Mapping[str, Array], progress: Callable[[], None], in_background: bool
-) -> ShardInfo:
-    """Writes this rank's file, to the disk. Raises: LocalFailure."""
-    if rank != 0:
-        wait_for_folder(target.unfinished)
-    path = os.path.join(target.unfinished, shard_name(rank))
-
-    def write() -> ShardInfo:
-        with suppress(FileNotFoundError):
-            disk.remove_file(path)  # of the first attempt
-        shard = write_shard(path, tensors, progress, in_background)
-        disk.sync_folder(target.unfinished)
-        return shard
-
-    with describing_os_errors("writing", path):
-        return retry_once(write)
-
-
-def commit_target(target: SaveTarget, manifest: Manifest) -> None:
-    """Writes the manifest, to the disk, and gives the folder its name. Rank 0 alone. Raises: LocalFailure."""
-    path = os.path.join(target.unfinished, MANIFEST_FILE)
-    data = memoryview(encode_manifest(manifest))
-    if len(data) > (most := manifests.MOST_MANIFEST_BYTES):
-        raise LocalFailure(f"{path} would have {len(data):,} bytes, and {most:,} are the most: keep less state")
-
-    def write() -> None:
-        with suppress(FileNotFoundError):  # no earlier try got that far
-            disk.remove_file(path)
-        disk.write_file(path, data)
-        disk.sync_folder(target.unfinished)
-
-    with describing_os_errors("writing", path):
-        retry_once(write)
-    with describing_os_errors("giving its name to", target.path):
-        disk.rename(target.unfinished, target.path)
-    try:
-        with describing_os_errors("writing", target.folder):
-            disk.sync_folder(target.folder)
-    except LocalFailure:
-        _take_back(target)
-        raise
-
-
-def _take_back(target: SaveTarget) -> None:
-    """Removes a checkpoint that might be gone after a power failure: it shall never have been there."""
-    try:
-        disk.rename(target.path, target.unfinished)
-    except OSError:
-        with suppress(OSError):  # the error of the save says more
-            disk.remove(target.path)
-
-
-def remove_target(target: SaveTarget) -> None:
-    """Removes what there is of it, if it can be removed."""
-    with suppress(OSError):  # it stays, and the next save clears it away
-        disk.remove(target.unfinished)
-
-
-_log = logging.getLogger("ddp.checkpoint")
-
-
-def remove_unfinished_saves(folder: str) -> None:
-    """Removes what saves and removals that were killed have left."""
-    for name in filter(is_temporary, disk.names(folder)):
-        path = os.path.join(folder, name)
-        try:
-            if _is_folder(path):
-                disk.remove(path)
-        except OSError as error:
-            _log.warning("%s, which a save has left, cannot be removed: %s", path, error.strerror)
-
-
-def remove_surplus(folder: str, keep: int) -> None:
-    """Removes the checkpoints that are older than the `keep` newest whole ones. The newest is taken to be whole.
-
-    What cannot be removed is named in a warning: that there are too many of them is no reason to stop.
-    """
-    try:
-        # A link may lead anywhere: what is there is not ours to remove.
-        names = [name for name in newest_first(disk.names(folder)) if _is_folder(os.path.join(folder, name))]
-        removed = []
-        for name in surplus_names(names, _whole(folder, names, keep), keep):
-            removed.append(os.path.join(folder, temporary_name(name, os.urandom(4).hex())))
-            disk.rename(os.path.join(folder, name), removed[-1])
-        if removed:
-            disk.sync_folder(folder)
-        for path in removed:
-            disk.remove(path)
-    except OSError as error:
-        _log.warning("%s: an old checkpoint cannot be removed: %s", folder, error.strerror)
-
-
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
-
-
-def _whole(folder: str, names: list[str], keep: int) -> set[str]:
-    """Those of the newest that look whole, as many as are kept."""
-    found: set[str] = set()
-    for name in names:
-        if len(found) == keep:
-            break
-        with suppress(DamagedCheckpoint):  # damaged ones do not count
-            open_folder(os.path.join(folder, name))
-            found.add(name)
-    return found
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LocalFailure(f"{where}: {error}") from None
 
 
 class Store:
@@ -284,22 +123,21 @@ class Store:
             raise ArgumentError("the folder's name is empty: '.' is this one")
         self.folder = Path(os.path.abspath(folder))
         self.keep = keep
+        self.ranks = Agreement(comm)
         self._folder = str(self.folder)
-        self._first = comm.rank == 0
-        self._ranks = RankAgreement(comm)
-        self._holding = FolderHold(self._folder)
+        self._lock = FolderLock(self._folder)
         failed = f"{self.folder} cannot hold checkpoints"
         try:
-            token = self._ranks.run(failed, lambda: self._holding.take() if self._first else "")[0]
-            self._ranks.run(failed, lambda: wait_for_token(self._folder, token))
+            token = self.ranks.run(failed, lambda: "" if self.ranks.rank else self._lock.take())[0]
+            self.ranks.run(failed, lambda: wait_for_token(self._folder, token))
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Lets another job use the folder. May be called repeatedly."""
-        self._holding.close()
-        self._ranks.close()
+        self._lock.close()
+        self.ranks.close()
 
     def write(
         self,
@@ -309,7 +147,8 @@ class Store:
         own_state: Any,
         pieces: Mapping[str, PieceRange] | None = None,
         in_background: bool = False,
-    ) -> Path:
+        ready: Callable[[], bool] = lambda: True,
+    ) -> Path | None:
         """Writes a checkpoint, and returns its folder when it exists for all ranks.
 
         step: the same on all ranks; tensors: what this rank writes, NumPy arrays by names that no other rank uses
@@ -317,60 +156,53 @@ class Store:
         pieces: (start, stop, shape) of those of `tensors` that are one-dimensional pieces: elements start to stop, in C
             order, of a tensor of that shape, whose other pieces other ranks write under the same name
         in_background: in one thread, which takes longer and leaves the cores to others
+        ready: called first; where it returns False on one rank nothing is written, and all return None
 
         The arrays must not be changed meanwhile. Afterwards the oldest checkpoints beyond `keep` are removed.
 
         Raises: CheckpointError on every rank, and then what was there before is untouched and nothing else is there;
         PeerLeft and its kin if a rank is gone.
         """
-        failed = _not_saved(step)
-        target: SaveTarget | None = None
+        failed = f"the checkpoint of step {step} was not saved, those before are as they were"
+        rank, run = self.ranks.rank, self.ranks.run
+        unfinished = path = ""
 
-        def prepare() -> tuple[RankPlan, SaveTarget | None]:
-            nonlocal target
-            mine = plan_rank(step, tensors, state, own_state, pieces or {}, self._ranks.rank)
-            if self._first:
-                self._holding.take()
-                if self._holding.alone():
-                    with describing_os_errors("reading", self._folder):
-                        remove_unfinished_saves(self._folder)
-                target = choose_target(self._folder, step)
-                make_target(target)
-            return mine, target
+        def prepare() -> RankPlan:
+            nonlocal unfinished, path
+            if not ready():
+                return RankPlan(step, {}, "", "", ready=False)
+            plan = plan_rank(step, tensors, state, own_state, pieces or {}, rank)
+            if rank == 0:
+                unfinished, path = self._make_folder(step)
+            return plan._replace(unfinished=unfinished)
 
         try:
-            prepared = self._ranks.run(failed, prepare)
-            plans, where = [each for each, _ in prepared], prepared[0][1]
-            assert where is not None
-            files = [shard_name(rank) for rank in range(len(plans))]
-            entries = _agreed(failed, plans, files)
-            rank, progress = self._ranks.rank, self._ranks.progress
-            shards = self._ranks.run(failed, lambda: write_rank_file(where, rank, tensors, progress, in_background))
+            plans = run(failed, prepare)
+            if not all(plan.ready for plan in plans):
+                _remove(unfinished)
+                return None
+            if len({plan.step for plan in plans}) > 1:
+                raise CheckpointError(f"{failed}: ranks are at different steps: {[plan.step for plan in plans]}")
+            try:
+                entries = assemble_tensors([plan.parts for plan in plans])
+            except CheckpointError as error:
+                raise CheckpointError(f"{failed}: {error}") from None
+            shards = run(failed, lambda: self._write_shard(plans[0].unfinished, tensors, in_background))
 
-            def commit() -> None:
-                if self._first:
-                    own = [json.loads(each.own_state) for each in plans]
-                    by_name = dict(zip(files, shards, strict=True))
-                    shared = json.loads(plans[0].state)
-                    commit_target(where, Manifest(step, len(files), shard_file.BLOCK, by_name, entries, shared, own))
+            def commit() -> str:
+                if rank == 0:
+                    own = [json.loads(plan.own_state) for plan in plans]
+                    manifest = Manifest(step, shard_file.BLOCK, shards, entries, json.loads(plans[0].state), own)
+                    self._commit(unfinished, path, manifest)
+                return path
 
-            self._ranks.run(failed, commit)
+            path = run(failed, commit)[0]
         except BaseException:
-            if target is not None:
-                remove_target(target)
+            _remove(unfinished)
             raise
-        if self._first and self.keep is not None:
-            remove_surplus(self._folder, self.keep)
-        return Path(where.path)
-
-    def refuse(self, step: int, why: str) -> NoReturn:
-        """What a rank calls in the place of `write` if it cannot, so that no rank saves. Raises: CheckpointError."""
-
-        def fail() -> NoReturn:
-            raise LocalFailure(why)
-
-        self._ranks.run(_not_saved(step), fail)
-        raise AssertionError("a rank has failed")
+        if rank == 0 and self.keep is not None:
+            self._remove_surplus(self.keep)
+        return Path(path)
 
     def newest(self) -> Saved | None:
         """The newest checkpoint of which every byte is as it was written, None if there is none.
@@ -382,16 +214,16 @@ class Store:
         """
         failed = f"the newest checkpoint in {self.folder} cannot be found"
 
-        def list_() -> list[str]:
+        def names() -> list[str]:
             with describing_os_errors("reading", self._folder):
-                return newest_first(disk.names(self._folder)) if self._first else []
+                return [] if self.ranks.rank else newest_first(os.listdir(self._folder))
 
-        names = self._ranks.run(failed, list_)[0]
-        found, reasons = newest_intact(self._ranks, failed, [os.path.join(self._folder, name) for name in names])
+        paths = [os.path.join(self._folder, name) for name in self.ranks.run(failed, names)[0]]
+        found, reasons = newest_intact(self.ranks, failed, paths)
         if found is None and reasons:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole ({names[-1]}: {reasons[-1]}): to begin anew, move them away "
-                "or give another folder"
+                f"no checkpoint in {self.folder} is whole ({reasons[-1]}): to begin anew, move them away or give "
+                "another folder"
             )
         return found
 
@@ -400,19 +232,105 @@ class Store:
 
         Raises: CheckpointError on every rank if there is none that is whole, or it cannot be read.
         """
-        return find_on_all_ranks(self._ranks, path)
+        return find(self.ranks, path)
+
+    # -- on disk; what only rank 0 does, but for `_write_shard`. Each raises LocalFailure.
+
+    def _make_folder(self, step: int) -> tuple[str, str]:
+        """A new folder with a temporary name, and the path that it is to have in the end."""
+        self._lock.take()
+        with describing_os_errors("reading", self._folder):
+            names = os.listdir(self._folder)
+        if self._lock.exclusive:
+            for each in filter(is_temporary, names):  # what saves and removals that were killed have left
+                left = os.path.join(self._folder, each)
+                try:
+                    if _is_folder(left):
+                        remove_folder(left)
+                except OSError as error:
+                    _log.warning("%s, which a save has left, cannot be removed: %s", left, error.strerror)
+        name = next_name(step, names)
+        unfinished = os.path.join(self._folder, temporary_name(name))
+        with describing_os_errors("making the folder", unfinished):
+            os.mkdir(unfinished)
+        return unfinished, os.path.join(self._folder, name)
+
+    def _write_shard(self, folder: str, tensors: Mapping[str, Array], in_background: bool) -> ShardInfo:
+        """Writes this rank's file, to the disk."""
+        wait_until(lambda: os.path.isdir(folder))
+        path = os.path.join(folder, shard_name(self.ranks.rank))
+
+        def write() -> ShardInfo:
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # of the first attempt
+            shard = write_shard(path, tensors, self.ranks.progress, in_background)
+            sync_folder(folder)
+            return shard
+
+        with describing_os_errors("writing", path):
+            return retry_once(write)
+
+    def _commit(self, unfinished: str, path: str, manifest: Manifest) -> None:
+        """Writes the manifest, to the disk, and gives the folder its name."""
+        file = os.path.join(unfinished, MANIFEST_FILE)
+        data = memoryview(encode_manifest(manifest))
+        if len(data) > (most := manifests.MOST_MANIFEST_BYTES):
+            raise LocalFailure(f"{file} would have {len(data):,} bytes, and {most:,} are the most: keep less state")
+
+        def write() -> None:
+            with suppress(FileNotFoundError):
+                os.unlink(file)  # of the first attempt
+            write_file(file, iter([data]))
+            sync_folder(unfinished)
+
+        with describing_os_errors("writing", file):
+            retry_once(write)
+        with describing_os_errors("giving its name to", path):
+            os.rename(unfinished, path)
+        try:
+            with describing_os_errors("writing", self._folder):
+                sync_folder(self._folder)
+        except LocalFailure:
+            # It might be gone after a power failure, so it shall never have been there.
+            try:
+                os.rename(path, unfinished)
+            except OSError:
+                _remove(path)
+            raise
+
+    def _remove_surplus(self, keep: int) -> None:
+        """Removes the checkpoints that are older than the `keep` newest whole ones. The newest is taken to be whole.
+
+        What cannot be removed is named in a warning: that there are too many of them is no reason to stop.
+        """
+        try:
+            # A link may lead anywhere: what is there is not ours to remove.
+            present = newest_first(os.listdir(self._folder))
+            names = [name for name in present if _is_folder(os.path.join(self._folder, name))]
+            whole: set[str] = set()
+            for name in names:
+                if len(whole) < keep:
+                    with suppress(DamagedCheckpoint):  # damaged ones do not count
+                        open_folder(os.path.join(self._folder, name))
+                        whole.add(name)
+            removed = []
+            for name in surplus_names(names, whole, keep):
+                removed.append(os.path.join(self._folder, temporary_name(name)))
+                os.rename(os.path.join(self._folder, name), removed[-1])
+            if removed:
+                sync_folder(self._folder)
+            for path in removed:
+                remove_folder(path)
+        except OSError as error:
+            _log.warning("%s: an old checkpoint cannot be removed: %s", self._folder, error.strerror)
 
 
-def _not_saved(step: object) -> str:
-    return f"the checkpoint of step {step} was not saved, those before are as they were"
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
-def _agreed(failed: str, plans: list[RankPlan], files: list[str]) -> dict[str, TensorEntry]:
-    """The tensors that ranks are about to write. Raises: CheckpointError if they do not fit each other."""
-    steps = [each.step for each in plans]
-    if len(set(steps)) > 1:
-        raise CheckpointError(f"{failed}: ranks are at different steps: {steps}")
-    try:
-        return assemble_tensors([each.parts for each in plans], files)
-    except ArgumentError as error:
-        raise CheckpointError(f"{failed}: {error}") from None
+def _remove(path: str) -> None:
+    """Removes a folder of a save that failed, if it can be removed; else the next save does."""
+    if path:
+        with suppress(OSError):  # the error of the save says more
+            remove_folder(path)

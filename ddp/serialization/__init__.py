@@ -4,8 +4,7 @@ The format is read and written here and not by the library of that name, whose N
 errors name no file, and whose import costs more than NumPy's; the tests hold the two against each other. What is not a
 plain dict of tensors keeps its form as JSON in the header's metadata:
 
-    "structure"   {"dict": [[key, value], ...]}, {"list": [...]}, {"tuple": [...]}, {"tensor": name},
-                  {"array": name} of a NumPy array, or a JSON value;
+    "structure"   as `ddp.serialization.structure` encodes it, and of modules
                   {"module": ["package.module:Class", {"dict": its attributes}]}, and in there {"set": [...]},
                   {"function": "package.module:name"}, {"parameters": [{"dict": ...}, {name: requires_grad}]};
                   {"same_module": n} for one that appears again: the n-th module whose description ends before, from 0
@@ -23,8 +22,7 @@ from typing import IO, Any
 from ddp._device import CPU, device
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
-from ddp.serialization.objects import Reader, Writer, add_safe_globals, safe_globals
-from ddp.serialization.safetensors import STORED
+from ddp.serialization.objects import Writer, add_safe_globals, read, safe_globals
 
 __all__ = ["add_safe_globals", "load", "safe_globals", "save"]
 
@@ -32,7 +30,8 @@ File = str | os.PathLike[str] | IO[bytes]
 
 
 def save(obj: Any, f: File) -> None:
-    """Writes tensors to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors, JSON values, modules.
+    """Writes tensors to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors, arrays, JSON values,
+    bytes and modules.
 
     f: a path, whose file is replaced at once and whole (a device, pipe or terminal is written to), or an open binary
         file
@@ -69,11 +68,9 @@ def load(
     where = CPU if map_location is None else device(map_location)
     if isinstance(f, str | os.PathLike):
         with open(f, "rb") as file:
-            return Reader(file, os.fspath(f), STORED).read(where)
+            return read(file, os.fspath(f), where)
     _check("load", f, "read")
-    if not f.seekable():
-        return Reader(io.BytesIO(f.read()), _name(f), STORED).read(where)
-    return Reader(f, _name(f), STORED).read(where)
+    return read(f if f.seekable() else io.BytesIO(f.read()), _name(f), where)
 
 
 def _name(file: Any) -> str:

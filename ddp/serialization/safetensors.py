@@ -1,4 +1,4 @@
-"""The safetensors format: what both sides of a file agree on, and where each array goes in it.
+"""The safetensors format: a JSON header, then the arrays' bytes. A header is checked before anything is allocated.
 
 Every array is aligned, and the header is known before the first byte of data is written.
 Source: https://github.com/huggingface/safetensors#format"""
@@ -6,12 +6,15 @@ Source: https://github.com/huggingface/safetensors#format"""
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ddp._tensor.dtypes import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
+from ddp.errors import SerializationError
 
 DTYPES = {
     "BOOL": bool_,
@@ -25,24 +28,27 @@ DTYPES = {
     "F32": float32,
     "F64": float64,
 }
-#: What files may hold that no tensor of ours does: arrays of checkpoints, such as the states of random numbers.
+#: What files may hold that no tensor of ours does: NumPy arrays, such as the states of random numbers.
 STORED = {**DTYPES, "U16": np.dtype("uint16"), "U32": np.dtype("uint32"), "U64": np.dtype("uint64")}
+CODES = {dtype: code for code, dtype in STORED.items()}
 LIMIT = 100_000_000  # bytes of a header, as in the library
 METADATA = "__metadata__"
-SCALARS = (str, bool, int, float, type(None))  # JSON values, and the keys of dicts
+_MOST_DIMENSIONS = 64  # of a NumPy array
+_FOREIGN = {
+    b"PK": "a zip archive, as torch.save writes: not safetensors",
+    b"\x89HDF": "an HDF5 file: not safetensors",
+    **{bytes([0x80, protocol]): "a pickle, which is never loaded: not safetensors" for protocol in range(2, 6)},
+}
 
 
-CODES = {dtype: code for code, dtype in STORED.items()}
-
-
-class FileHeader(NamedTuple):
+class Layout(NamedTuple):
     """begin: the first bytes of the file, with the length of its header; order: the names as their data follows."""
 
     begin: bytes
     order: list[str]
 
 
-def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> FileHeader:
+def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Layout:
     """The layout of a file. arrays: what has a dtype, a shape and nbytes, by name, in the order of the header."""
     # By size of element, so that every array is aligned; the header keeps the order that was given.
     order = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
@@ -55,4 +61,117 @@ def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> FileHeade
         start += arrays[name].nbytes
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    return FileHeader(len(header).to_bytes(8, "little") + header, order)
+    return Layout(len(header).to_bytes(8, "little") + header, order)
+
+
+class Span(NamedTuple):
+    """An array in a file: its bytes from start to stop, counted from the file's first."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Header:
+    """The checked header of a file that is read from where it stands. name: what errors call the file
+
+    metadata: text by name; names: of the arrays, as the header has them
+    spans: of the arrays, in the order of their data; every byte belongs to one of them
+    Raises: SerializationError.
+    """
+
+    def __init__(self, file: Any, name: str) -> None:
+        self.name = name
+        begin = file.tell()
+        size = file.seek(0, os.SEEK_END) - begin
+        file.seek(begin)
+        try:
+            entries = self._parsed(file, size)
+            metadata = entries.pop(METADATA, {})
+            if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+                self.fail(f"{METADATA} is no map from text to text")
+            self.metadata: dict[str, str] = metadata
+            self.names = list(entries)
+            self.spans = self._ordered(entries, file.tell() - begin, size)
+        except RecursionError:
+            self.fail("the header is nested too deep")
+
+    def fail(self, what: str) -> NoReturn:
+        """Raises: SerializationError, with the file's name."""
+        raise SerializationError(f"{self.name}: {what}") from None
+
+    def parse(self, text: str) -> Any:
+        """The value of a JSON text of the header."""
+
+        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            found = dict(pairs)
+            if len(found) < len(pairs):
+                names = [name for name, _ in pairs]
+                self.fail(f"the header has {short(next(name for name in names if names.count(name) > 1))} twice")
+            return found
+
+        try:
+            return json.loads(text, object_pairs_hook=unique)
+        except SerializationError:
+            raise
+        except ValueError as error:
+            self.fail(f"the header is not JSON: {error}")
+
+    def _parsed(self, file: Any, size: int) -> dict[str, Any]:
+        begin = file.read(min(8, size))
+        if len(begin) < 8:
+            self.fail(f"{size} bytes is no safetensors file, which begins with 8 for the length of its header")
+        length = int.from_bytes(begin, "little")
+        foreign = next((what for magic, what in _FOREIGN.items() if begin.startswith(magic)), None)
+        if length > size - 8 or length > LIMIT:
+            self.fail(foreign or f"a header of {length:,} bytes in a file of {size:,}: truncated, or foreign")
+        text = file.read(length)
+        if not text.startswith(b"{"):
+            self.fail(foreign or f"the header begins with {text[:8]!r}, expected a JSON object: not safetensors")
+        try:
+            entries: dict[str, Any] = self.parse(text.decode())
+        except UnicodeDecodeError as error:
+            self.fail(f"the header is not UTF-8 at byte {error.start}")
+        return entries
+
+    def _ordered(self, entries: Mapping[str, Any], begin: int, size: int) -> dict[str, Span]:
+        spans = {name: self._span(name, entry, begin) for name, entry in entries.items()}
+        spans = dict(sorted(spans.items(), key=lambda item: item[1][2:]))
+        at = begin
+        for name, span in spans.items():
+            if span.start != at:
+                how = "overlap" if span.start < at else "leave a gap"
+                self.fail(f"{name} starts at byte {span.start - begin}, expected {at - begin}: tensors {how}")
+            at = span.stop
+        if at != size:
+            how = "truncated" if at > size else "too long"
+            self.fail(f"the tensors take {at - begin:,} bytes, and {size - begin:,} follow the header: {how}")
+        return spans
+
+    def _span(self, name: str, entry: Any, begin: int) -> Span:
+        if not isinstance(entry, dict) or sorted(entry) != ["data_offsets", "dtype", "shape"]:
+            self.fail(f"{name}: expected dtype, shape and data_offsets, got {short(entry)}")
+        code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        dtype = STORED.get(code) if isinstance(code, str) else None
+        if dtype is None:
+            self.fail(f"{name}: dtype {short(code)} is none of {', '.join(STORED)}")
+        if not are_sizes(shape):
+            self.fail(f"{name}: shape {short(shape)} is none")
+        if not are_sizes(offsets) or len(offsets) != 2:
+            self.fail(f"{name}: data_offsets {short(offsets)} are none")
+        start, stop = offsets
+        if stop - start != math.prod(shape) * dtype.itemsize:
+            self.fail(f"{name}: {code} of shape {short(shape)} does not take bytes {start} to {stop}")
+        return Span(dtype, tuple(shape), begin + start, begin + stop)
+
+
+def are_sizes(value: Any) -> bool:
+    """True for a list of numbers of at least 0, at most as many as a NumPy array has dimensions."""
+    return isinstance(value, list) and len(value) <= _MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in value)
+
+
+def short(value: Any) -> str:
+    """`repr(value)` of at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

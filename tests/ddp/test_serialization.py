@@ -176,7 +176,7 @@ def test_tensors_in_any_structure() -> None:
         assert_same(through(obj), obj)
 
 
-def test_kinds_of_dicts_become_dicts() -> None:
+def test_kinds_of_dicts_and_scalars() -> None:
     found = through({"a": OrderedDict(b=1), "c": Counter([3, 3])})
     assert found == {"a": {"b": 1}, "c": {3: 2}}
     assert through(np.float32(0.5)) == 0.5
@@ -271,7 +271,7 @@ def test_arrays_come_back_as_arrays(dtype: str) -> None:
     file.seek(0)
     found = ddp.load(file)
     assert type(found["data"]) is np.ndarray
-    assert found["data"].dtype == array.dtype.newbyteorder("=")
+    assert found["data"].dtype == array.dtype
     np.testing.assert_array_equal(found["data"], array)
     np.testing.assert_array_equal(found["list"][0], array.T)
     assert found["list"][1] == 3
@@ -292,11 +292,10 @@ class Unsaveable:
 @pytest.mark.parametrize(
     ("obj", "message"),
     [
-        ({"a": [1, Unsaveable()]}, r"obj\['a'\]\[1\] is of type Unsaveable"),
-        ({"a": {(1, 2): 3}}, r"obj\['a'\] has a key of type tuple"),
-        ({"a": np.array(["text"])}, "a is of <U4, which safetensors files have no name for"),
-        ({"a": np.ma.array([1.0])}, r"obj\['a'\] is of type MaskedArray"),
-        ({"a": b"bytes"}, r"obj\['a'\] is of type bytes"),
+        ({"a": [1, Unsaveable()]}, r"obj\.a\.1 is of type Unsaveable"),
+        ({"a": {(1, 2): 3}}, r"obj\.a has a key of type tuple"),
+        ({"a": np.array([object()])}, "a is an array of Python objects"),
+        ({"a": np.ma.array([1.0])}, r"obj\.a is of type MaskedArray"),
         ({"a": {1, 2}}, "is of type set"),
     ],
 )

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from collectives.communicator import Communicator
-from ddp.checkpoint import disk
+from ddp.checkpoint import shard_file
+from ddp.checkpoint import store as store_module
 from ddp.checkpoint.saved import Saved
 from ddp.checkpoint.state import split_evenly
 from ddp.checkpoint.store import Store
@@ -33,7 +34,7 @@ def arrays(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def write(store: Store, comm: Communicator, step: int) -> Path:
+def write(store: Store, comm: Communicator, step: int, **options: Any) -> Path | None:
     """Saves `arrays(step)`, every rank its part of them."""
     whole = arrays(step)
     mine = split_evenly({name: (each.size, each.itemsize) for name, each in whole.items()}, comm.size)[comm.rank]
@@ -43,6 +44,7 @@ def write(store: Store, comm: Communicator, step: int) -> Path:
         {"seed": step, "best": float("inf")},
         {"rank": comm.rank},
         {name: (*span, whole[name].shape) for name, span in mine.items()},
+        **options,
     )
 
 
@@ -71,7 +73,7 @@ CHANGES = ("open", "mkdir", "write", "fsync", "close", "rename", "unlink", "rmdi
 
 
 class Disk:
-    """Stands for `os` in `ddp.checkpoint.disk`, but for fsync, of which nothing can be seen.
+    """Stands for `os` in the modules that write, but for fsync, of which nothing can be seen.
 
     before, after: called with a call's number, from 1, and its name; what `before` raises is raised instead of the call
     """
@@ -109,5 +111,10 @@ class Disk:
 def put_disk(monkeypatch: pytest.MonkeyPatch, **hooks: Any) -> Disk:
     """Puts a `Disk` in the place of the real one."""
     fake = Disk(**hooks)
-    monkeypatch.setattr(disk, "os", fake)
+    use_disk(monkeypatch, fake)
     return fake
+
+
+def use_disk(monkeypatch: pytest.MonkeyPatch, fake: Disk) -> None:
+    for module in (shard_file, store_module):
+        monkeypatch.setattr(module, "os", fake)

@@ -15,6 +15,7 @@ import pytest
 import collectives
 from collectives.communicator import Communicator
 from ddp.checkpoint import folder_lock, manifest
+from ddp.checkpoint.agreement import Agreement
 from ddp.checkpoint.saved import Saved, find, open_checkpoint
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
@@ -195,7 +196,7 @@ def test_anything_anywhere(folder: Path, outside: Path, count: Callable[[int, in
             assert found is not None
             assert found.step >= whole[0], done
         with contextlib.suppress(CheckpointError):
-            find(runs)
+            find(Agreement(), runs)
         refused = use(runs, lambda store, comm: check(open_checkpoint(write(store, comm, 7)), 7))
         assert not (locked and refused), (done, refused)
         assert content(outside) == before, done

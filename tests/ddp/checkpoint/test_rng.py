@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import ddp
-from ddp.checkpoint.encoding import decode, encode
 from ddp.checkpoint.state import derive_random, random_state, restore_random
+from ddp.serialization.structure import Decoder, encode
 
 
 def through_json(state: Any) -> Any:
@@ -19,7 +19,7 @@ def through_json(state: Any) -> Any:
         kept[name] = np.array(array)
         return name
 
-    return decode(encode(state, "random", keep), kept.__getitem__)
+    return Decoder(kept.__getitem__).decode(encode(state, "random", keep))
 
 
 def draw() -> list[Any]:

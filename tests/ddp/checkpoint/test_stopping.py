@@ -17,8 +17,8 @@ import pytest
 import collectives
 import ddp
 from collectives.world import STOPPED
-from ddp.checkpoint import Checkpointer, open_checkpoint, resume
-from ddp.checkpoint.resume import StopSignals
+from ddp.checkpoint import Checkpointer, open_checkpoint, signals
+from ddp.checkpoint.signals import StopSignals
 from ddp.optim import SGD
 from ddp.parallel.control import STOP, PendingRequests
 from tests.ddp.checkpoint.training import Loader, net
@@ -28,9 +28,9 @@ INPUTS = 6
 
 @pytest.fixture(autouse=True)
 def _handlers_are_put_back() -> Iterator[None]:
-    before = [signal.getsignal(number) for number in resume.SIGNALS]
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
     yield
-    assert [signal.getsignal(number) for number in resume.SIGNALS] == before
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
 def training(
@@ -172,7 +172,7 @@ def test_seconds_are_rank_0s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # -- signals
 
 
-@pytest.mark.parametrize("number", resume.SIGNALS)
+@pytest.mark.parametrize("number", signals.SIGNALS)
 def test_a_signal_is_a_wish(number: int) -> None:
     requests = PendingRequests()
     with StopSignals(requests):
@@ -181,7 +181,7 @@ def test_a_signal_is_a_wish(number: int) -> None:
 
 
 def test_the_second_ctrl_c_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_TWICE", 0.02)
+    monkeypatch.setattr(signals, "_TWICE", 0.02)
     with StopSignals(PendingRequests()):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, by another way
@@ -224,7 +224,7 @@ def test_handlers_are_put_back_whatever_happens() -> None:
 
 def test_two_loops_at_once_may_end_in_any_order() -> None:
     heard: list[int] = []
-    before = {number: signal.getsignal(number) for number in resume.SIGNALS}
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
         requests = PendingRequests(), PendingRequests()
@@ -284,7 +284,7 @@ for batch in ckpt.resume(Loader(), epochs=1):
 """
 
 
-@pytest.mark.parametrize("number", resume.SIGNALS)
+@pytest.mark.parametrize("number", signals.SIGNALS)
 def test_one_process_stops_by_a_signal(
     number: int, folder: Path, start_job: Callable[..., Any], tmp_path: Path
 ) -> None:

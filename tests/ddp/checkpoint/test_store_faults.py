@@ -19,7 +19,7 @@ from collectives.communicator import Communicator
 from ddp.checkpoint import folder_lock
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
-from tests.ddp.checkpoint.stores import Disk, check, leftovers, put_disk, write
+from tests.ddp.checkpoint.stores import Disk, check, leftovers, put_disk, use_disk, write
 
 GROWS = ("open", "mkdir", "write", "fsync", "close", "rename")  # what a full disk may refuse
 
@@ -41,7 +41,7 @@ def attempt(folder: Path, ranks: int, monkeypatch: pytest.MonkeyPatch, fake: Dis
         saved = True
         with monkeypatch.context() as patch:
             if comm.rank == 0:
-                patch.setattr("ddp.checkpoint.disk.os", fake)
+                use_disk(patch, fake)
             comm.barrier()
             try:
                 write(store, comm, 2)
@@ -289,7 +289,7 @@ def test_a_folder_that_is_removed_in_the_middle(tmp_path: Path, monkeypatch: pyt
             with monkeypatch.context() as patch:
                 comm.barrier()
                 if comm.rank == 0:
-                    patch.setattr("ddp.checkpoint.disk.os", fake)
+                    use_disk(patch, fake)
                 comm.barrier()
                 try:
                     write(store, comm, 1)
@@ -314,7 +314,7 @@ SLOW = """
 import os, sys, time
 import numpy as np
 import collectives
-from ddp.checkpoint import disk
+from ddp.checkpoint import shard_file
 from ddp.checkpoint.store import Store
 
 class Slow:
@@ -326,7 +326,7 @@ class Slow:
 
 comm = collectives.init(timeout=60).split(0, timeout=3.0)
 if comm.rank == 1:
-    disk.os = Slow()
+    shard_file.os = Slow()
 store = Store(sys.argv[1], comm)
 store.write(1, {f"x{comm.rank}": np.ones(3)}, None, None)
 print("step", store.newest().step)
