@@ -41,14 +41,14 @@ _FOREIGN = {
 }
 
 
-class Layout(NamedTuple):
+class FileLayout(NamedTuple):
     """begin: the first bytes of the file, with the length of its header; order: the names as their data follows."""
 
     begin: bytes
     order: list[str]
 
 
-def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Layout:
+def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> FileLayout:
     """The layout of a file. arrays: what has a dtype, a shape and nbytes, by name, in the order of the header."""
     # By size of element, so that every array is aligned; the header keeps the order that was given.
     order = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
@@ -61,7 +61,7 @@ def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Layout:
         start += arrays[name].nbytes
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    return Layout(len(header).to_bytes(8, "little") + header, order)
+    return FileLayout(len(header).to_bytes(8, "little") + header, order)
 
 
 class Span(NamedTuple):
