@@ -18,13 +18,15 @@ class Version:
     """How often the memory of a tensor and its views was written in place; shared by all of them.
 
     count: writes of any kind; epoch: those that autograd follows, after which the other tensors over this memory no
-    longer say where their values come from; base: a weak reference to the tensor that views were first made of
+    longer say where their values come from; base: a weak reference to the tensor that views were first made of;
+    saved_by: a weak reference to the node that made this memory and saved it as its own result
     """
 
     # Class attributes, so that making one for every tensor runs no __init__.
     count = 0
     epoch = 0
     base: Callable[[], Any] | None = None
+    saved_by: Callable[[], Node | None] | None = None
 
 
 class Differentiable(Protocol):

@@ -290,17 +290,24 @@ def _node(
     needs = tuple([edge is not None for edge in edges])
     saved: list[Any] = []
     versions: list[tuple[Version, int, int]] = []
+    saves_result = False
     for position in op.plan(needs):
         if position is None:
             saved.append(None)
             continue
-        x = inputs[position] if position < len(inputs) else result
+        if position < len(inputs):
+            x = inputs[position]
+        else:
+            x, saves_result = result, True
         if isinstance(x, TensorBase):
             versions.append((x.version, x.version.count, len(saved)))
             saved.append(x.array)
         else:
             saved.append(x)
-    return kind(run, xp, edges, needs, tuple(saved), versions, residual)
+    node = kind(run, xp, edges, needs, tuple(saved), versions, residual)
+    if saves_result and result is not None:
+        result.version.saved_by = weakref.ref(node)
+    return node
 
 
 def written_in_graph(x: TensorBase) -> None:

@@ -39,10 +39,7 @@ def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     if not modes.state.enabled or (
         x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands)
     ):
-        base = None if x.version.base is None else x.version.base()
-        for each in (x,) if base is None or base is x else (x, base):
-            if isinstance(each.edge, Node):
-                _keep_outputs(each)
+        _copy_saved_result(x)
         return False
     where = f"{name} on a tensor of shape {x.array.shape}"
     if x.edge is not None and not isinstance(x.edge, Node):
@@ -88,8 +85,8 @@ def assign(x: Self, name: str, result: TensorBase) -> Self:
     if isinstance(node, Leaf):  # the result is an operand itself
         node = apply(elementwise.clone, (result,)).edge
     if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
-        _own(node, x)
-    _keep_outputs(x)
+        _copy_saved(node, x)
+    _copy_saved_result(x)
     if values is not array:
         _written(x, values)
     written_in_graph(x)
@@ -103,18 +100,17 @@ def assign(x: Self, name: str, result: TensorBase) -> Self:
 _CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2}
 
 
-def _keep_outputs(x: TensorBase) -> None:
-    """Copies what the op that made `x` saved of its own result, of which `x` may be a view.
+def _copy_saved_result(x: TensorBase) -> None:
+    """Copies what the op that made the memory of `x` saved of its own result.
 
     PyTorch saves inputs at some of the ops that save their result here, such as division, so that a write does no harm.
     """
-    node = x.edge
-    while isinstance(node, Node):
-        _own(node, x)
-        node = node.edges[0] if getattr(node.op, "view", False) and node.edges else None
+    node = None if x.version.saved_by is None else x.version.saved_by()
+    if node is not None:
+        _copy_saved(node, x)
 
 
-def _own(node: Node, x: TensorBase) -> None:
+def _copy_saved(node: Node, x: TensorBase) -> None:
     """What `node` saved of `x`, which is about to be overwritten, becomes a copy of its own."""
     saved, versions = list(node.saved), []
     for counter, count, position in node.versions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -204,6 +205,9 @@ def _record(
     residual = (ctx, inputs, shapes, where)
     kind = Node if len(outputs) == 1 else MultiOutputNode
     node = kind(cls._op, where.xp, edges, ctx.needs_input_grad, saved, versions, residual)
+    for x in outputs:
+        if _among(x, ctx._to_save):
+            x.version.saved_by = weakref.ref(node)
     places: list[Node] = [node]
     if isinstance(node, MultiOutputNode):
         node.outputs = len(outputs)

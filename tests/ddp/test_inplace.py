@@ -129,7 +129,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-@pytest.mark.parametrize("way", ["no_grad", "detach", "detached view"])
+@pytest.mark.parametrize("way", ["no_grad", "detach", "detached view", "view of what is gone"])
 def test_a_write_past_autograd_into_a_result_leaves_backward_as_it_was(name: str, way: str) -> None:
     grads = []
     for write in (False, True):
@@ -139,6 +139,9 @@ def test_a_write_past_autograd_into_a_result_leaves_backward_as_it_was(name: str
         if write and way == "no_grad":
             with ddp.no_grad():
                 y.add_(1)
+        elif write and way == "view of what is gone":
+            y = y.reshape(-1).detach()
+            y.mul_(3)
         elif write:
             (y.detach() if way == "detach" else y.detach()[0]).mul_(3)
         loss.backward()
