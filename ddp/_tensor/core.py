@@ -19,7 +19,6 @@ from ddp._tensor.dtypes import get_default_dtype
 from ddp._tensor.elementwise import Elementwise
 from ddp._tensor.gradients import GradFn, Gradients
 from ddp._tensor.indexing import Indexing
-from ddp._tensor.inplace import InPlace
 from ddp._tensor.interop import Interop
 from ddp._tensor.legacy_constructors import constructed
 from ddp._tensor.linear_algebra import LinearAlgebra
@@ -44,7 +43,6 @@ class Tensor(
     Indexing,
     Sorting,
     Scatter,
-    InPlace,
     Making,
     Drawing,
     Interop,
@@ -196,10 +194,11 @@ class Tensor(
 
 def _name_after_tensor(kind: type) -> None:
     """Names the methods of a mixin after the class that users know: Python's errors show the name of the function."""
-    for function in vars(kind).values():
+    for name, function in vars(kind).items():
         while inspect.isfunction(function):
-            if function.__qualname__ == f"{kind.__name__}.{function.__name__}":
-                function.__module__, function.__qualname__ = Tensor.__module__, f"Tensor.{function.__name__}"
+            if function.__qualname__ == f"{kind.__name__}.{function.__name__}" or "<lambda>" in function.__qualname__:
+                function.__module__, function.__name__ = Tensor.__module__, function.__name__.replace("<lambda>", name)
+                function.__qualname__ = f"Tensor.{function.__name__}"
             function = getattr(function, "__wrapped__", None)
 
 
@@ -209,11 +208,12 @@ base._plain.append(Tensor)
 
 # What launches without `apply`.
 _LAUNCHING = (
-    "__contains__ __deepcopy__ __invert__ all allclose any argmax argmin argsort bernoulli bernoulli_ bincount clamp_ "
-    "count_nonzero cummax cummin equal exponential_ fill_diagonal_ gather histc index_add index_add_ index_copy "
-    "index_copy_ index_fill index_fill_ index_put index_put_ index_select isclose isfinite isinf isnan item kthvalue "
-    "logical_not masked_fill masked_fill_ masked_scatter masked_scatter_ max median min multinomial nonzero normal_ "
-    "random_ repeat_interleave scatter scatter_ scatter_add scatter_add_ sort take take_along_dim tensor_split tolist "
-    "topk uniform_ unique unique_consecutive"
+    "__contains__ __deepcopy__ __getitem__ __invert__ __setitem__ all allclose any argmax argmin argsort "
+    "bernoulli bernoulli_ bincount copy_ count_nonzero cummax cummin equal exponential_ fill_ fill_diagonal_ "
+    "gather histc index_add index_add_ index_copy index_copy_ index_fill index_fill_ index_put index_put_ "
+    "index_select isclose isfinite isinf isnan item kthvalue logical_not masked_fill masked_fill_ masked_scatter "
+    "masked_scatter_ max median min multinomial nonzero normal_ random_ repeat_interleave scatter scatter_ "
+    "scatter_add scatter_add_ sort take take_along_dim tensor_split tolist topk uniform_ unique "
+    "unique_consecutive"
 )
 _device.on_first_use.append(functools.partial(guard_methods, Tensor, _LAUNCHING))

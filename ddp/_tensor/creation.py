@@ -12,7 +12,7 @@ from ddp import _device
 from ddp._device import CPU, device_of, on, place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.dtypes import INTEGERS, float64, get_default_dtype, int64, is_float, of_number, parse
-from ddp._tensor.shapes import spread
+from ddp._tensor.operands import spread
 from ddp.errors import ArgumentError, DeviceError, ShapeError
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,211 +19,72 @@ from ddp._tensor.reductions import Dims
 from ddp._tensor.sorting import searchsorted
 from ddp.errors import DtypeError
 
+_form = functools.cache(function_form)  # aliases of one method are one function
+
+
+def _forms(names: str, number_first: bool = False) -> Iterator[Callable[..., Any]]:
+    """The methods of these names as functions. number_first: whose first operand may be a number."""
+    return (_form(getattr(Tensor, name), number_first=number_first) for name in names.split())
+
+
+# Arithmetic
+add, div, divide, floor_divide, fmod, mul = _forms("add div divide floor_divide fmod mul", number_first=True)
+multiply, remainder, rsub, sub, subtract = _forms("multiply remainder rsub sub subtract", number_first=True)
+true_divide, xlogy = _forms("true_divide xlogy", number_first=True)
+
 # Elementwise
-add = function_form(Tensor.add, number_first=True)
-sub = function_form(Tensor.sub, number_first=True)
-rsub = function_form(Tensor.rsub, number_first=True)
-mul = function_form(Tensor.mul, number_first=True)
-div = function_form(Tensor.div, number_first=True)
-floor_divide = function_form(Tensor.floor_divide, number_first=True)
-remainder = function_form(Tensor.remainder, number_first=True)
-fmod = function_form(Tensor.fmod, number_first=True)
-neg = function_form(Tensor.neg)
-positive = function_form(Tensor.positive)
-abs = function_form(Tensor.abs)
-reciprocal = function_form(Tensor.reciprocal)
-square = function_form(Tensor.square)
-addcmul = function_form(Tensor.addcmul)
-addcdiv = function_form(Tensor.addcdiv)
-lerp = function_form(Tensor.lerp)
-subtract, multiply, divide, true_divide = sub, mul, div, div
-negative, absolute = neg, abs
+abs, absolute, acos, acosh, addcdiv, addcmul, arccos = _forms("abs absolute acos acosh addcdiv addcmul arccos")
+arccosh, arcsin, arcsinh, arctan, arctan2, arctanh, asin = _forms("arccosh arcsin arcsinh arctan arctan2 arctanh asin")
+asinh, atan, atan2, atanh, ceil, cos, cosh, erf, erfc = _forms("asinh atan atan2 atanh ceil cos cosh erf erfc")
+erfinv, exp, exp2, expm1, fix, floor, frac, hypot, lerp = _forms("erfinv exp exp2 expm1 fix floor frac hypot lerp")
+log, log10, log1p, log2, logaddexp, logit, neg, negative = _forms("log log10 log1p log2 logaddexp logit neg negative")
+positive, reciprocal, round, rsqrt, sigmoid, sign, sin = _forms("positive reciprocal round rsqrt sigmoid sign sin")
+sinh, sqrt, square, tan, tanh, trunc = _forms("sinh sqrt square tan tanh trunc")
 
 # Choices
-maximum = function_form(Tensor.maximum)
-minimum = function_form(Tensor.minimum)
-fmax = function_form(Tensor.fmax)
-fmin = function_form(Tensor.fmin)
-clamp = function_form(Tensor.clamp)
-clamp_min = function_form(Tensor.clamp_min)
-clamp_max = function_form(Tensor.clamp_max)
-nan_to_num = function_form(Tensor.nan_to_num)
-relu = function_form(Tensor.relu)
-clip = clamp
+clamp, clamp_max, clamp_min, clip, fmax, fmin, maximum = _forms("clamp clamp_max clamp_min clip fmax fmin maximum")
+minimum, nan_to_num, relu = _forms("minimum nan_to_num relu")
 
 # Comparisons, logic and bits
-eq = function_form(Tensor.eq)
-ne = function_form(Tensor.ne)
-lt = function_form(Tensor.lt)
-le = function_form(Tensor.le)
-gt = function_form(Tensor.gt)
-ge = function_form(Tensor.ge)
-logical_and = function_form(Tensor.logical_and)
-logical_or = function_form(Tensor.logical_or)
-logical_xor = function_form(Tensor.logical_xor)
-logical_not = function_form(Tensor.logical_not)
-bitwise_and = function_form(Tensor.bitwise_and)
-bitwise_or = function_form(Tensor.bitwise_or)
-bitwise_xor = function_form(Tensor.bitwise_xor)
-bitwise_not = function_form(Tensor.bitwise_not)
-bitwise_left_shift = function_form(Tensor.bitwise_left_shift)
-bitwise_right_shift = function_form(Tensor.bitwise_right_shift)
-isnan = function_form(Tensor.isnan)
-isinf = function_form(Tensor.isinf)
-isfinite = function_form(Tensor.isfinite)
-equal = function_form(Tensor.equal)
-isclose = function_form(Tensor.isclose)
-allclose = function_form(Tensor.allclose)
-not_equal, less, less_equal, greater, greater_equal = ne, lt, le, gt, ge
+allclose, bitwise_and, bitwise_left_shift, bitwise_not = _forms("allclose bitwise_and bitwise_left_shift bitwise_not")
+bitwise_or, bitwise_right_shift, bitwise_xor, eq, equal = _forms("bitwise_or bitwise_right_shift bitwise_xor eq equal")
+ge, greater, greater_equal, gt, isclose, isfinite, isinf = _forms("ge greater greater_equal gt isclose isfinite isinf")
+isnan, le, less, less_equal, logical_and, logical_not = _forms("isnan le less less_equal logical_and logical_not")
+logical_or, logical_xor, lt, ne, not_equal = _forms("logical_or logical_xor lt ne not_equal")
 
 # Copies
-clone = function_form(Tensor.clone)
-detach = function_form(Tensor.detach)
+clone, detach = _forms("clone detach")
 
 # Indexing
-gather = function_form(Tensor.gather)
-take_along_dim = function_form(Tensor.take_along_dim)
-take = function_form(Tensor.take)
-index_select = function_form(Tensor.index_select)
-masked_select = function_form(Tensor.masked_select)
-nonzero = function_form(Tensor.nonzero)
-argwhere = function_form(Tensor.argwhere)
-scatter = function_form(Tensor.scatter)
-scatter_add = function_form(Tensor.scatter_add)
-index_add = function_form(Tensor.index_add)
-index_copy = function_form(Tensor.index_copy)
-index_fill = function_form(Tensor.index_fill)
-index_put = function_form(Tensor.index_put)
-masked_fill = function_form(Tensor.masked_fill)
-masked_scatter = function_form(Tensor.masked_scatter)
+argwhere, gather, index_add, index_copy, index_fill = _forms("argwhere gather index_add index_copy index_fill")
+index_put, index_select, masked_fill, masked_scatter = _forms("index_put index_select masked_fill masked_scatter")
+masked_select, nonzero, scatter, scatter_add = _forms("masked_select nonzero scatter scatter_add")
+take, take_along_dim = _forms("take take_along_dim")
 
 # Other orders
-tile = function_form(Tensor.tile)
-flip = function_form(Tensor.flip)
-fliplr = function_form(Tensor.fliplr)
-flipud = function_form(Tensor.flipud)
-rot90 = function_form(Tensor.rot90)
-roll = function_form(Tensor.roll)
-tril = function_form(Tensor.tril)
-triu = function_form(Tensor.triu)
-diag = function_form(Tensor.diag)
-diag_embed = function_form(Tensor.diag_embed)
-
-# Elementwise
-exp = function_form(Tensor.exp)
-exp2 = function_form(Tensor.exp2)
-expm1 = function_form(Tensor.expm1)
-log = function_form(Tensor.log)
-log2 = function_form(Tensor.log2)
-log10 = function_form(Tensor.log10)
-log1p = function_form(Tensor.log1p)
-sqrt = function_form(Tensor.sqrt)
-rsqrt = function_form(Tensor.rsqrt)
-sin = function_form(Tensor.sin)
-cos = function_form(Tensor.cos)
-tan = function_form(Tensor.tan)
-asin = function_form(Tensor.asin)
-acos = function_form(Tensor.acos)
-atan = function_form(Tensor.atan)
-sinh = function_form(Tensor.sinh)
-cosh = function_form(Tensor.cosh)
-asinh = function_form(Tensor.asinh)
-acosh = function_form(Tensor.acosh)
-atanh = function_form(Tensor.atanh)
-erf = function_form(Tensor.erf)
-erfc = function_form(Tensor.erfc)
-erfinv = function_form(Tensor.erfinv)
-tanh = function_form(Tensor.tanh)
-sigmoid = function_form(Tensor.sigmoid)
-floor = function_form(Tensor.floor)
-ceil = function_form(Tensor.ceil)
-trunc = function_form(Tensor.trunc)
-logit = function_form(Tensor.logit)
-atan2 = function_form(Tensor.atan2)
-logaddexp = function_form(Tensor.logaddexp)
-hypot = function_form(Tensor.hypot)
-xlogy = function_form(Tensor.xlogy, number_first=True)
-round = function_form(Tensor.round)
-frac = function_form(Tensor.frac)
-sign = function_form(Tensor.sign)
-arcsin, arccos, arctan = asin, acos, atan
-arcsinh, arccosh, arctanh = asinh, acosh, atanh
-arctan2, fix = atan2, trunc
+diag, diag_embed, flip, fliplr, flipud, roll, rot90 = _forms("diag diag_embed flip fliplr flipud roll rot90")
+tile, tril, triu = _forms("tile tril triu")
 
 # Products
-matmul = function_form(Tensor.matmul)
-mm = function_form(Tensor.mm)
-bmm = function_form(Tensor.bmm)
-mv = function_form(Tensor.mv)
-dot = function_form(Tensor.dot)
-outer = function_form(Tensor.outer)
-inner = function_form(Tensor.inner)
-trace = function_form(Tensor.trace)
-addmm = function_form(Tensor.addmm)
-addmv = function_form(Tensor.addmv)
-addr = function_form(Tensor.addr)
-baddbmm = function_form(Tensor.baddbmm)
+addmm, addmv, addr, baddbmm, bmm, dot, inner, matmul, mm = _forms("addmm addmv addr baddbmm bmm dot inner matmul mm")
+mv, outer, trace = _forms("mv outer trace")
 
 # Reductions
-sum = function_form(Tensor.sum)
-nansum = function_form(Tensor.nansum)
-mean = function_form(Tensor.mean)
-nanmean = function_form(Tensor.nanmean)
-var = function_form(Tensor.var)
-std = function_form(Tensor.std)
-prod = function_form(Tensor.prod)
-norm = function_form(Tensor.norm)
-amax = function_form(Tensor.amax)
-amin = function_form(Tensor.amin)
-aminmax = function_form(Tensor.aminmax)
-argmax = function_form(Tensor.argmax)
-argmin = function_form(Tensor.argmin)
-median = function_form(Tensor.median)
-logsumexp = function_form(Tensor.logsumexp)
-softmax = function_form(Tensor.softmax)
-log_softmax = function_form(Tensor.log_softmax)
-cumsum = function_form(Tensor.cumsum)
-cumprod = function_form(Tensor.cumprod)
-cummax = function_form(Tensor.cummax)
-cummin = function_form(Tensor.cummin)
-all = function_form(Tensor.all)
-any = function_form(Tensor.any)
-count_nonzero = function_form(Tensor.count_nonzero)
+all, amax, amin, aminmax, any, argmax, argmin = _forms("all amax amin aminmax any argmax argmin")
+count_nonzero, cummax, cummin, cumprod, cumsum = _forms("count_nonzero cummax cummin cumprod cumsum")
+log_softmax, logsumexp, mean, median, nanmean, nansum = _forms("log_softmax logsumexp mean median nanmean nansum")
+norm, prod, softmax, std, sum, var = _forms("norm prod softmax std sum var")
 
 # Shapes and views
-reshape = function_form(Tensor.reshape)
-ravel = function_form(Tensor.ravel)
-flatten = function_form(Tensor.flatten)
-unflatten = function_form(Tensor.unflatten)
-transpose = function_form(Tensor.transpose)
-swapaxes = function_form(Tensor.swapaxes)
-swapdims = function_form(Tensor.swapdims)
-t = function_form(Tensor.t)
-permute = function_form(Tensor.permute)
-movedim = function_form(Tensor.movedim)
-moveaxis = function_form(Tensor.moveaxis)
-squeeze = function_form(Tensor.squeeze)
-unsqueeze = function_form(Tensor.unsqueeze)
-broadcast_to = function_form(Tensor.broadcast_to)
-split_with_sizes = function_form(Tensor.split_with_sizes)
-chunk = function_form(Tensor.chunk)
-tensor_split = function_form(Tensor.tensor_split)
-unbind = function_form(Tensor.unbind)
-narrow = function_form(Tensor.narrow)
-select = function_form(Tensor.select)
-diagonal = function_form(Tensor.diagonal)
-as_strided = function_form(Tensor.as_strided)
+as_strided, broadcast_to, chunk, diagonal, flatten = _forms("as_strided broadcast_to chunk diagonal flatten")
+moveaxis, movedim, narrow, permute, ravel, reshape = _forms("moveaxis movedim narrow permute ravel reshape")
+select, split_with_sizes, squeeze, swapaxes, swapdims = _forms("select split_with_sizes squeeze swapaxes swapdims")
+t, tensor_split, transpose, unbind = _forms("t tensor_split transpose unbind")
+unflatten, unsqueeze = _forms("unflatten unsqueeze")
 
 # Sorting and searching
-sort = function_form(Tensor.sort)
-argsort = function_form(Tensor.argsort)
-msort = function_form(Tensor.msort)
-topk = function_form(Tensor.topk)
-kthvalue = function_form(Tensor.kthvalue)
-unique = function_form(Tensor.unique)
-unique_consecutive = function_form(Tensor.unique_consecutive)
-bincount = function_form(Tensor.bincount)
-histc = function_form(Tensor.histc)
+argsort, bincount, histc, kthvalue, msort, sort, topk = _forms("argsort bincount histc kthvalue msort sort topk")
+unique, unique_consecutive = _forms("unique unique_consecutive")
 
 
 @with_out
@@ -330,3 +192,9 @@ def result_type(tensor1: Any, tensor2: Any) -> np.dtype[Any]:
     raise DtypeError(
         f"result_type: expected tensors or numbers, got {type(tensor1).__name__} and {type(tensor2).__name__}"
     )
+
+
+# Not under its own name: type checkers take a list that is computed for an empty one.
+globals()["__all__"] = [
+    name for name, value in globals().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"
+]

@@ -9,9 +9,10 @@ import numpy as np
 
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, copy_if_needed, wrap
-from ddp._tensor.device_guard import guarded_run, needs_guard
+from ddp._tensor.inplace import assign, must_record
+from ddp._tensor.operands import Other, convert, refusal
 from ddp._tensor.reductions import axis
-from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing
 from ddp.ops import indexing as ops
 from ddp.ops import shape as shape_ops
@@ -220,18 +221,47 @@ def gatherable(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int
 
 
 class Indexing(TensorBase):
-    """Reading by index. Integers and slices give views, arrays and masks copies."""
+    """Reading and writing by index. Integers and slices give views, arrays and masks copies."""
 
     __slots__ = ()
 
     def __getitem__(self, where: Any) -> Tensor:
-        if self._device.watched and needs_guard(self._device):
-            return cast("Tensor", guarded_run("x[index]", self._device, (self.array,), lambda: self[where]))
         try:
             view, step = index_parts(self, where)
             return read(self if view is None else read(self, view), step)
         except (RangeError, IndexError) as error:
             raise RangeError(f"indexing a tensor of shape {self.array.shape}: {error}") from error
+
+    def __setitem__(self, where: Any, value: Other) -> None:
+        name = "x[index] = value"
+        try:
+            selects, rest = index_parts(self, where)
+            if must_record(self, name, value):
+                if isinstance(value, TensorBase):
+                    value = assignable(convert(value, self.array.dtype))
+                    if value._device is not self._device:
+                        value = cast(Any, value).to(self._device)
+                else:
+                    value = wrap(self._device.xp.asarray(value, self.array.dtype), self._device)
+                rest = kept(rest, self, value)
+                steps = (rest,) if selects is None else (selects, rest)
+                assign(self, name, apply(ops.setitem, (self, value), steps=steps, within=True))
+                return
+            source = place(assignable(value).array, self._device) if isinstance(value, TensorBase) else value
+            target = self.array if selects is None else self.array[selects]
+            ops.assign(self._device.xp, target, rest, source)
+            self.version.count += 1
+        except IndexError as error:
+            raise RangeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
+        except DdpError:
+            raise
+        except OverflowError as error:
+            raise refusal(name, error) from error
+        except (TypeError, ValueError) as error:
+            if isinstance(error, TypeError) and not getattr(value, "shape", ()):
+                raise refusal(name, error) from error
+            # NumPy calls it a TypeError if a mask is given more than a vector.
+            raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
 
     def __contains__(self, element: Any) -> bool:
         """Whether some element equals this number, or the tensor's element that it broadcasts to."""

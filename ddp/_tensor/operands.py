@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -163,6 +164,23 @@ def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
         shape = np.broadcast_shapes(shape, x.array.shape)
         dtype, dims = promote(dtype, dims, x.array.dtype, x.array.ndim), max(dims, x.array.ndim)
     return [convert(x, dtype) for x in tensors]
+
+
+def spread(sizes: tuple[Any, ...], named: Any = None) -> tuple[int, ...]:
+    """Sizes given one by one, or as one sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
+
+    Raises: DtypeError if they are no integers.
+    """
+    if named is not None:
+        if sizes:
+            raise ArgumentError(f"sizes {sizes} and, by name, {named}: expected one of them")
+        sizes = (named,)
+    if len(sizes) == 1 and not hasattr(type(sizes[0]), "__index__"):
+        sizes = sizes[0]
+    try:
+        return tuple(map(operator.index, sizes))
+    except TypeError:
+        raise DtypeError(f"expected integers, or a sequence of them, got {sizes!r}") from None
 
 
 F = TypeVar("F", bound=Callable[..., Any])

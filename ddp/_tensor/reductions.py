@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from ddp._tensor import results
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
+from ddp._tensor.inplace import in_place
 from ddp._tensor.operands import convert, floating, numpy_names
 from ddp.errors import ArgumentError, DtypeError, RangeError
 from ddp.ops import reduction, softmax_ops
@@ -264,6 +265,8 @@ class Reductions(TensorBase):
     def cumprod(self, dim: int, *, dtype: Any = None) -> Tensor:
         """The products of all elements up to each along `dim`; of integers and bool int64."""
         return along(reduction.cumprod, typed(self, dtype), dim)
+
+    cumsum_, cumprod_ = in_place(cumsum), in_place(cumprod)
 
     @numpy_names
     def cummax(self, dim: int) -> results.cummax:

@@ -31,7 +31,8 @@ from ddp._tensor.dtypes import (
     parse,
 )
 from ddp._tensor.inplace import must_record
-from ddp._tensor.shapes import spread
+from ddp._tensor.operands import spread
+from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.indexing import check_all
 
@@ -420,6 +421,23 @@ class Drawing(TensorBase):
             raise ArgumentError(told)
         drawn = _device.generator(self._device, generator).random(self.array.shape)
         return _overwritten(self, "bernoulli_", drawn < chance)
+
+    def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
+        """Random numbers, uniform in [low, high). Raises: ArgumentError if low > high; DtypeError unless floating."""
+        if low > high:
+            raise ArgumentError(f"uniform_: low {low} is above high {high}")
+        required_float(self, "uniform_")
+        # In float64, so that one seed gives the same weights, rounded, in every dtype.
+        drawn = _device.generator(self._device, generator).random(self.array.shape)
+        return _overwritten(self, "uniform_", drawn * (high - low) + low)
+
+    def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
+        """Random numbers, normally distributed. Raises: ArgumentError if std < 0; DtypeError unless floating."""
+        if std < 0:
+            raise ArgumentError(f"normal_: std is at least 0, not {std}")
+        required_float(self, "normal_")
+        drawn = _device.generator(self._device, generator).standard_normal(self.array.shape)
+        return _overwritten(self, "normal_", drawn * std + mean)
 
     def exponential_(self: Self, lambd: float = 1.0, *, generator: BaseGenerator | None = None) -> Self:
         """Random numbers, exponentially distributed with rate `lambd`. Raises: ArgumentError unless it is positive."""

@@ -9,7 +9,7 @@ import numpy as np
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, copy_if_needed, wrap
 from ddp._tensor.indexing import along, assignable, broadcast_shape, gatherable, index_parts, indices, kept
-from ddp._tensor.inplace import InPlace, assign, must_record
+from ddp._tensor.inplace import assign, must_record
 from ddp._tensor.operands import REFUSED, broadcast, convert, refusal
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
@@ -25,7 +25,7 @@ Self = TypeVar("Self", bound="Scatter")
 Call = tuple["Op", Any, dict[str, Any]]  # an op of x and a value, the value, and the op's parameters
 
 
-class Scatter(InPlace):
+class Scatter(TensorBase):
     """Where a place is named twice, sums add both up; what else is written there is one of both.
 
     Raises: ShapeError, RangeError, DtypeError; in place also InplaceError, where autograd cannot follow.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, alias, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.indexing import along
-from ddp._tensor.operands import numpy_names
+from ddp._tensor.inplace import become_view, in_place
+from ddp._tensor.operands import numpy_names, spread
 from ddp._tensor.reductions import axes, axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
@@ -21,21 +21,7 @@ if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
 
-def spread(sizes: tuple[Any, ...], named: Any = None) -> tuple[int, ...]:
-    """Sizes given one by one, or as one sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
-
-    Raises: DtypeError if they are no integers.
-    """
-    if named is not None:
-        if sizes:
-            raise ArgumentError(f"sizes {sizes} and, by name, {named}: expected one of them")
-        sizes = (named,)
-    if len(sizes) == 1 and not hasattr(type(sizes[0]), "__index__"):
-        sizes = sizes[0]
-    try:
-        return tuple(map(operator.index, sizes))
-    except TypeError:
-        raise DtypeError(f"expected integers, or a sequence of them, got {sizes!r}") from None
+Self = TypeVar("Self", bound="Shapes")
 
 
 def infer(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, ...]:
@@ -383,6 +369,11 @@ class Shapes(TensorBase):
         wide = x.unsqueeze(at + 1).expand(*shape[: at + 1], repeats, *shape[at + 1 :])
         return wide.reshape(*shape[:at], n * repeats, *shape[at + 1 :])
 
+    squeeze_, unsqueeze_, t_, transpose_ = (
+        in_place(method, become_view) for method in (squeeze, unsqueeze, t, transpose)
+    )
+    swapaxes_ = swapdims_ = transpose_
+
     def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
         """The order along `dims` reversed. Raises: RangeError, ArgumentError if one is named twice."""
         wanted = spread(order, dims)
@@ -432,6 +423,15 @@ class Shapes(TensorBase):
     def triu(self, diagonal: int = 0) -> Tensor:
         """Zero below the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
         return apply(shape.triu, (_matrix(self, "triu"),), diagonal=diagonal)
+
+    tril_, triu_ = in_place(tril), in_place(triu)
+
+    def fill_diagonal_(self: Self, fill_value: float) -> Self:
+        """The diagonal of a matrix becomes `fill_value`. Raises: ShapeError for other dimensions."""
+        if self.array.ndim != 2:
+            raise ShapeError(f"fill_diagonal_: expected a matrix, got shape {self.array.shape}")
+        diagonal = wrap(self._device.xp.eye(*self.array.shape, dtype=bool), self._device)
+        return cast(Any, self).masked_fill_(diagonal, fill_value)
 
     def diag(self, diagonal: int = 0) -> Tensor:
         """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal. Raises: ShapeError."""

@@ -11,7 +11,7 @@ import copy
 import gc
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from ddp._device import CPU, device, place
 from ddp._engine import Node, Version
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float
+from ddp._tensor.inplace import must_record, raw
+from ddp._tensor.operands import REFUSED, Other, refusal
 from ddp.errors import DtypeError, GraphError, ShapeError
 from ddp.ops import elementwise
 
@@ -35,7 +37,7 @@ _LINE = 64  # bytes: each piece of memory starts on a cache line of its block
 
 
 class Storage(TensorBase):
-    """Copies of a tensor, other tensors over its memory, and sharing it with other processes."""
+    """Copies of a tensor and into it, other tensors over its memory, and sharing it with other processes."""
 
     __slots__ = ()
 
@@ -77,6 +79,48 @@ class Storage(TensorBase):
         """Takes this tensor out of the graph: it becomes a leaf that does not require grad."""
         self.edge = None
         return self
+
+    def copy_(self: T, source: Other, non_blocking: bool = False) -> T:
+        """The elements of `source`, broadcast and cast to this dtype.
+
+        non_blocking: between a GPU and pinned memory of one shape and dtype nobody waits; see `to`.
+        """
+        if isinstance(source, TensorBase) and source._device is not self._device:
+            plain = not must_record(self, "copy_", source)
+            if plain and "cpu" in (source._device.type, self._device.type) and self.array.flags.c_contiguous:
+                from ddp._cuda import copies  # only where there is a GPU
+
+                if copies.straight(self.array, source.array, non_blocking):
+                    self.version.count += 1
+                    return self
+        value = raw(self, source, "copy_")
+        if must_record(self, "copy_", source):
+            cast(Any, self)[...] = source
+            return self
+        try:
+            self.array[...] = value
+        except REFUSED as error:
+            raise refusal("copy_", error) from error
+        self.version.count += 1
+        return self
+
+    def fill_(self: T, value: Any) -> T:
+        """Every element becomes `value`, a number or a tensor of one element."""
+        if isinstance(value, TensorBase) and value.array.size != 1:
+            raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {value.array.shape}")
+        if must_record(self, "fill_", value):
+            cast(Any, self)[...] = value
+            return self
+        try:
+            self.array.fill(value.array.item() if isinstance(value, TensorBase) else value)
+        except REFUSED as error:
+            raise refusal("fill_", error) from error
+        self.version.count += 1
+        return self
+
+    def zero_(self: T) -> T:
+        """Every element becomes 0."""
+        return self.fill_(0)
 
     def __copy__(self: T) -> T:
         return _twin(self, self.array, "copying", self)

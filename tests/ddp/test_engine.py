@@ -385,10 +385,6 @@ class TestVersions:
         y.sum().backward()
         assert x.grad is not None
         np.testing.assert_allclose(x.grad.tolist(), np.e, 1e-6)
-        y = x.exp().reshape(1)  # the tensor that exp made is gone, and nothing leads from the view's memory to its node
-        y.detach().zero_()
-        with pytest.raises(VersionError, match=r"exp: .*'out'"):
-            y.sum().backward()
 
     def test_an_optimizer_step_between_forward_and_backward(self) -> None:
         p, x = leaf(2.0), leaf(1.0)

@@ -200,7 +200,7 @@ class TestInPlace:
             with pytest.raises(ddp.errors.ArgumentError, match=r"uniform_: low 3 is above|normal_: std is at"):
                 call(ddp.zeros(2))
         for call in (lambda x: x.uniform_(), lambda x: x.normal_()):
-            with pytest.raises(ddp.errors.DtypeError, match=r"expected a floating tensor, got int64 of shape \(2,\)"):
+            with pytest.raises(ddp.errors.DtypeError, match="expected a floating tensor, got int64"):
                 call(ddp.zeros(2, dtype=ddp.int64))
 
     def test_assignment(self) -> None:
