@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any
 
-from ddp._engine.modes import state
+from ddp._engine.modes import Scope, Statement, state
 from ddp._engine.nodes import Node
 from ddp.errors import AnomalyError
 
-Fn = TypeVar("Fn", bound=Callable[..., Any])
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
@@ -32,7 +30,12 @@ def _trace(node: Node) -> None:
     node.ensure_metadata().trace = user_line()
 
 
-class set_detect_anomaly:
+def _settings(on: bool, check_nan: bool) -> dict[str, Any]:
+    others = tuple(observer for observer in state.observers if observer is not _trace)
+    return {"observers": (_trace, *others) if on else others, "anomaly": on and check_nan}
+
+
+class set_detect_anomaly(Statement):
     """Turns anomaly mode of this thread on or off: called as a statement, as a context manager or a decorator.
 
     With it, ops remember the line that ran them, and a backward whose op gives a nan gradient names that line and
@@ -43,49 +46,21 @@ class set_detect_anomaly:
 
     def __init__(self, mode: bool = True, check_nan: bool = True) -> None:
         self.mode, self.check_nan = mode, check_nan
-        self.before = state.observers, state.anomaly
-        self._turn()
+        super().__init__()
 
-    def _turn(self) -> None:
-        rest = tuple(observer for observer in state.observers if observer is not _trace)
-        state.observers = (_trace, *rest) if self.mode else rest
-        state.anomaly = self.mode and self.check_nan
-
-    def __enter__(self) -> None:
-        self._turn()
-
-    def __exit__(self, *exc: object) -> None:
-        state.observers, state.anomaly = self.before
-
-    def __call__(self, function: Fn) -> Fn:
-        state.observers, state.anomaly = self.before  # used as a decorator: only calls of the function are meant
-
-        @functools.wraps(function)
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            with type(self)(self.mode, self.check_nan):
-                return function(*args, **kwargs)
-
-        return cast(Fn, inner)
+    def settings(self) -> dict[str, Any]:
+        return _settings(self.mode, self.check_nan)
 
 
-class detect_anomaly(set_detect_anomaly):
+class detect_anomaly(Scope):
     """Anomaly mode for a `with` block or a decorated function: see `set_detect_anomaly`."""
 
     def __init__(self, check_nan: bool = True) -> None:
-        self.mode, self.check_nan = True, check_nan
-        self.before = state.observers, state.anomaly
+        super().__init__()
+        self.check_nan = check_nan
 
-    def __enter__(self) -> None:
-        self.before = state.observers, state.anomaly
-        self._turn()
-
-    def __call__(self, function: Fn) -> Fn:
-        @functools.wraps(function)
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            with detect_anomaly(self.check_nan):
-                return function(*args, **kwargs)
-
-        return cast(Fn, inner)
+    def settings(self) -> dict[str, Any]:
+        return _settings(True, self.check_nan)
 
 
 def check_gradients(node: Node, results: Sequence[Any]) -> None:

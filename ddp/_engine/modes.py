@@ -37,97 +37,9 @@ class Mode(threading.local):
 state = Mode()
 
 
-def _turn(mode: bool) -> None:
-    state.enabled = mode and not state.inference
-
-
 def is_grad_enabled() -> bool:
     """Whether ops of this thread are recorded for backward."""
     return state.enabled
-
-
-class set_grad_enabled:
-    """Turns recording on or off in this thread: as a context manager, a decorator, or called as a statement.
-
-    As in PyTorch, `set_grad_enabled(False)` takes effect at once; `with` restores what was before it.
-    """
-
-    def __init__(self, mode: bool) -> None:
-        self.mode = mode
-        self.before = state.enabled
-        _turn(mode)
-
-    def __enter__(self) -> None:
-        _turn(self.mode)
-
-    def __exit__(self, *exc: object) -> None:
-        state.enabled = self.before
-
-    def __call__(self, function: Fn) -> Fn:
-        state.enabled = self.before  # used as a decorator: only calls of the function are meant
-        return _decorated(function, self.mode)
-
-
-class _Scope:
-    """A grad mode for a `with` block or a decorated function; one object may be entered again inside itself."""
-
-    mode: bool
-
-    def __new__(cls, *arguments: Any, **options: Any) -> Any:
-        # `@no_grad` without the parentheses, as PyTorch has it.
-        return cls()(arguments[0]) if arguments and callable(arguments[0]) else super().__new__(cls)
-
-    def __init__(self) -> None:
-        self.before: list[bool] = []
-
-    def __enter__(self) -> None:
-        self.before.append(state.enabled)
-        _turn(self.mode)
-
-    def __exit__(self, *exc: object) -> None:
-        state.enabled = self.before.pop()
-
-    def __call__(self, function: Fn) -> Fn:
-        return _decorated(function, self.mode)
-
-
-class no_grad(_Scope):
-    """Ops inside are not recorded: `with no_grad(): ...` or `@no_grad()`. Per thread."""
-
-    mode = False
-
-
-class inference_mode(_Scope):
-    """As no_grad, and enable_grad inside does not turn recording on again. `mode=False` changes nothing."""
-
-    mode = False
-
-    def __init__(self, mode: bool = True) -> None:
-        super().__init__()
-        self.wanted = mode
-        self.outer: list[bool] = []
-
-    def __enter__(self) -> None:
-        self.outer.append(state.inference)
-        self.before.append(state.enabled)
-        if self.wanted:
-            state.inference, state.enabled = True, False
-
-    def __exit__(self, *exc: object) -> None:
-        state.inference = self.outer.pop()
-        state.enabled = self.before.pop()
-
-    def __call__(self, function: Fn) -> Fn:
-        wanted = self.wanted
-        if inspect.isgeneratorfunction(function):
-            return _stepped(function, lambda: inference_mode(wanted))
-
-        @functools.wraps(function)
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            with inference_mode(wanted):
-                return function(*args, **kwargs)
-
-        return cast(Fn, inner)
 
 
 def is_inference_mode_enabled() -> bool:
@@ -135,50 +47,130 @@ def is_inference_mode_enabled() -> bool:
     return state.inference
 
 
-class enable_grad(_Scope):
-    """Ops inside are recorded, also within no_grad: `with enable_grad(): ...` or `@enable_grad()`. Per thread."""
-
-    mode = True
-
-
-def _decorated(function: Fn, mode: bool) -> Fn:
-    if inspect.isgeneratorfunction(function):
-        return _stepped(function, enable_grad if mode else no_grad)
-
-    @functools.wraps(function)
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        before = state.enabled
-        _turn(mode)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            state.enabled = before
-
-    return cast(Fn, inner)
+def _change(settings: dict[str, Any]) -> dict[str, Any]:
+    """Changes attributes of `state`, and returns what they were."""
+    before = {name: getattr(state, name) for name in settings}
+    for name, value in settings.items():
+        setattr(state, name, value)
+    return before
 
 
-def _stepped(function: Fn, scope: Callable[[], Any]) -> Fn:
+class Scope:
+    """Settings of this thread for a `with` block or a decorated function; one object may be entered inside itself."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        # `@no_grad` without the parentheses, as PyTorch has it.
+        return cls()(arguments[0]) if arguments and callable(arguments[0]) else super().__new__(cls)
+
+    def __init__(self) -> None:
+        self.before: list[dict[str, Any]] = []
+
+    def settings(self) -> dict[str, Any]:
+        """What attributes of `state` become."""
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        self.before.append(_change(self.settings()))
+
+    def __exit__(self, *exc: object) -> None:
+        _change(self.before.pop())
+
+    def __call__(self, function: Fn) -> Fn:
+        return cast(Fn, _stepped(function, self) if inspect.isgeneratorfunction(function) else self._around(function))
+
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            before = _change(self.settings())
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _change(before)
+
+        return inner
+
+
+def _stepped(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     """A generator function whose steps run in `scope`; what its caller does between them does not."""
+
+    @scope
+    def step(resume: Callable[[Any], Any], value: Any) -> Any:
+        return resume(value)
 
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
         generator = function(*args, **kwargs)
-        resume, given = generator.send, None
+        resume, value = generator.send, None
         try:
             while True:
                 try:
-                    with scope():
-                        item = resume(given)
+                    item = step(resume, value)
                 except StopIteration as stop:
                     return stop.value
                 try:
-                    resume, given = generator.send, (yield item)
+                    resume, value = generator.send, (yield item)
                 except GeneratorExit:
                     raise
                 except BaseException as error:
-                    resume, given = generator.throw, error
+                    resume, value = generator.throw, error
         finally:
-            with scope():
-                generator.close()
+            scope(generator.close)()
 
-    return cast(Fn, inner)
+    return inner
+
+
+class Statement(Scope):
+    """Settings that hold from the call on; as a context manager, it restores what was before the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().__enter__()
+
+    def __enter__(self) -> None:
+        _change(self.settings())
+
+    def __exit__(self, *exc: object) -> None:
+        _change(self.before[0])
+
+    def __call__(self, function: Fn) -> Fn:
+        _change(self.before[0])  # used as a decorator: only calls of the function are meant
+        return super().__call__(function)
+
+
+class set_grad_enabled(Statement):
+    """Turns recording on or off in this thread: as a context manager, a decorator, or called as a statement.
+
+    As in PyTorch, `set_grad_enabled(False)` takes effect at once; `with` restores what was before it.
+    """
+
+    def __init__(self, mode: bool) -> None:
+        self.mode = mode
+        super().__init__()
+
+    def settings(self) -> dict[str, Any]:
+        return {"enabled": self.mode and not state.inference}
+
+
+class no_grad(Scope):
+    """Ops inside are not recorded: `with no_grad(): ...` or `@no_grad()`. Per thread."""
+
+    def settings(self) -> dict[str, Any]:
+        return {"enabled": False}
+
+
+class enable_grad(Scope):
+    """Ops inside are recorded, also within no_grad: `with enable_grad(): ...` or `@enable_grad()`. Per thread."""
+
+    def settings(self) -> dict[str, Any]:
+        return {"enabled": not state.inference}
+
+
+class inference_mode(Scope):
+    """As no_grad, and enable_grad inside does not turn recording on again. `mode=False` changes nothing."""
+
+    def __init__(self, mode: bool = True) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def settings(self) -> dict[str, Any]:
+        return {"inference": True, "enabled": False} if self.mode else {}

@@ -1,16 +1,17 @@
 """Reverse mode on a graph of nodes: count first, then run newest first, so that the last layers' gradients come first.
 
-A backward begins with a counting pre-pass over what the roots can reach. A node runs when every gradient it waits for
-has come, the newest of the ready ones first; a leaf is complete at the moment its own count reaches zero, and its
-watcher is told so while older layers are still computing: only so does communication overlap with backward.
+A backward begins with a counting pass over what the roots can reach. A node runs when every gradient that it waits for
+has arrived, the newest of the ready ones first. A leaf is complete when its own count reaches zero, and its
+gradient-ready hook is called while older layers still compute: that is how communication overlaps with backward.
 
 Nothing here recurses, and nothing here knows tensors: gradients are raw arrays. The graph holds no reference cycles
-(tensor → node → older nodes → leaf → slot), so memory goes by reference counting as backward passes.
+(tensor → node → older nodes → leaf → buffer), so memory falls by reference counting as backward proceeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, cast
 
@@ -30,43 +31,45 @@ def backward(
     retain_graph: bool = False,
     sinks: dict[Edge, Array | None] | None = None,
 ) -> None:
-    """Propagates `grads` from `roots` into the slots of all leaves they depend on.
+    """Propagates `grads` from `roots` into the gradient buffers of all leaves they depend on.
 
-    With `sinks`, the gradients of exactly those edges are put there instead, and no slot or watcher is touched; only
-    the nodes on the way to a sink run, and only they are freed.
-    Arrays of `grads` are borrowed: never written to.
+    With `sinks`, the gradients of exactly those edges are put there instead, and no buffer or gradient-ready hook is
+    touched; only the nodes on the way to a sink run, and only they are freed.
+    Arrays of `grads` are never written to.
 
-    Raises: GraphFreedError, VersionError; and whatever an op or a watcher raises.
+    Raises: GraphFreedError, VersionError; and whatever an op or a hook raises.
     """
-    leading = None if sinks is None else _leading(roots, sinks)
-    pending, watching = _count(roots, leading)
+    running = None if sinks is None else _nodes_before(roots, sinks)
+    pending = _count(roots, sinks, running)
+    leaves = [edge for edge in pending if type(edge) is Leaf]
     if state.reached is not None:
-        state.reached([edge for edge in pending if type(edge) is Leaf])
+        state.reached(leaves)
     groups: dict[int, tuple[GradReadyHook, list[Leaf]]] = {}
-    for leaf, watcher in watching.items():
-        groups.setdefault(id(watcher), (watcher, []))[1].append(leaf)
+    for leaf in leaves if sinks is None else ():
+        if (hook := leaf.ready_hook) is not None:
+            groups.setdefault(id(hook), (hook, []))[1].append(leaf)
     active: list[GradReadyHook] = []
     try:
-        for watcher, leaves in sorted(groups.values(), key=lambda group: group[0].turn):
-            active.append(watcher)
-            watcher.begin(leaves)
+        for hook, hooked in sorted(groups.values(), key=lambda group: group[0].turn):
+            active.append(hook)
+            hook.begin(hooked)
         with np.errstate(all="ignore"):  # infinities and nan are values here; anomaly mode looks for them
             if stream_sync.switch.on or (stream_sync.switch.several_gpus and stream_sync.on_other_gpu(grads)):
                 with stream_sync.StreamSync(pending) as sync:
-                    _run(roots, grads, retain_graph, sinks, leading, pending, watching, sync)
+                    _run(roots, grads, retain_graph, sinks, running, pending, sync)
             else:
-                _run(roots, grads, retain_graph, sinks, leading, pending, watching)
+                _run(roots, grads, retain_graph, sinks, running, pending)
         while active:
             active[0].end()
             del active[0]
     except BaseException as error:
-        for watcher in active:
-            watcher.abandon(error)
+        for hook in active:
+            hook.abandon(error)
         raise
 
 
-def _leading(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> tuple[set[Edge], set[Edge]]:
-    """The edges that are sinks or lead to one, and those of them whose own node must run.
+def _nodes_before(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> set[Edge]:
+    """The nodes that must run for their gradients to reach a sink.
 
     Raises: GraphFreedError if a sink was not found, and may lie behind a node that was freed.
     """
@@ -88,13 +91,11 @@ def _leading(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> tuple[set[E
             arrivals.extend(input for input in edge.edges if input is not None)
     if freed is not None and not found.issuperset(sinks):
         raise _freed(freed)
-    useful = {edge for edge in found if edge in sinks}
     running: set[Edge] = set()
     for node in sorted(nodes, key=lambda node: node.number):  # inputs are older than what was made of them
-        if not useful.isdisjoint(input for input in node.edges or () if input is not None):
-            useful.add(node)
+        if any(input in running or input in sinks for input in node.edges or () if input is not None):
             running.add(node)
-    return useful, running
+    return running
 
 
 def _freed(node: Node) -> GraphFreedError:
@@ -104,34 +105,25 @@ def _freed(node: Node) -> GraphFreedError:
     )
 
 
-def _count(
-    roots: Sequence[Edge], leading: tuple[set[Edge], set[Edge]] | None
-) -> tuple[dict[Edge, int], dict[Leaf, GradReadyHook]]:
-    """How many gradients each reachable edge waits for (a root waits for its own), and which leaves are watched.
+def _count(roots: Sequence[Edge], sinks: Mapping[Edge, object] | None, running: set[Edge] | None) -> dict[Edge, int]:
+    """How many gradients each reachable edge waits for; a root waits for its own.
 
-    leading: the edges to count and the nodes that run, where not all of them do; then no leaf is watched.
+    With `sinks`, only they and the `running` nodes count.
     """
     pending: dict[Edge, int] = {}
-    watching: dict[Leaf, GradReadyHook] = {}
     arrivals: list[Edge] = list(roots)
     while arrivals:
         edge = arrivals.pop()
-        if leading is not None and edge not in leading[0]:
+        if running is not None and sinks is not None and edge not in running and edge not in sinks:
             continue
         count = pending.get(edge, 0)
         pending[edge] = count + 1
-        if count:
-            continue
-        if isinstance(edge, Leaf):
-            if leading is None and edge.ready_hook is not None:
-                watching[edge] = edge.ready_hook
-            continue
-        if leading is not None and edge not in leading[1]:
+        if count or not isinstance(edge, Node) or (running is not None and edge not in running):
             continue
         if edge.edges is None:
             raise _freed(edge)
         arrivals.extend(input for input in edge.edges if input is not None)
-    return pending, watching
+    return pending
 
 
 def _run(
@@ -139,12 +131,11 @@ def _run(
     grads: Sequence[Array],
     retain_graph: bool,
     sinks: dict[Edge, Array | None] | None,
-    leading: tuple[set[Edge], set[Edge]] | None,
+    running: set[Edge] | None,
     pending: dict[Edge, int],
-    watching: dict[Leaf, GradReadyHook],
     sync: stream_sync.StreamSync | None = None,
 ) -> None:
-    incoming: dict[Edge, Any] = {}  # what has come for each node so far
+    incoming: dict[Edge, Any] = {}  # the gradient of each node so far
     owned: set[Edge] = set()  # nodes whose incoming array is our own, so that it may be added to in place
     ready: list[tuple[int, Node]] = []
 
@@ -155,7 +146,7 @@ def _run(
             elif sinks is None and type(edge) is Leaf and not edge.hooks:
                 edge.grad_buffer.accumulate(g)
             elif (before := incoming.get(edge)) is None:
-                # Borrowed: it may be broadcast, read-only, or somebody else's.
+                # Not copied: it may be broadcast, read-only, or in use elsewhere.
                 incoming[edge] = g
             elif edge in owned:
                 before += g
@@ -184,7 +175,7 @@ def _run(
         if isinstance(edge, Node):
             if edge.metadata is not None and edge.metadata.retained_grad is not None and edge in incoming:
                 edge.metadata.retained_grad.accumulate(incoming[edge])
-            if leading is None or edge in leading[1]:
+            if running is None or edge in running:
                 heappush(ready, (-edge.number, edge))
             else:
                 incoming.pop(edge, None)
@@ -196,16 +187,13 @@ def _run(
             if edge.after and edge.grad_buffer.full:
                 for after in [*edge.after]:
                     after()
-            if (watcher := watching.get(edge)) is not None:
-                watcher.ready(edge)
+            if edge.ready_hook is not None:
+                edge.ready_hook.ready(edge)
 
+    hand_on = deliver if sync is None else partial(sync.deliver, deliver, incoming)
     for root, g in zip(roots, grads, strict=True):
-        if leading is None or root in leading[0]:
-            if sync is not None:
-                sync.before_delivery(root, g)
-            deliver(root, g)
-            if sync is not None:
-                sync.after_delivery(root, incoming)
+        if root in pending:
+            hand_on(root, g)
     anomaly = state.anomaly
     while ready:
         node = heappop(ready)[1]
@@ -218,8 +206,10 @@ def _run(
             sync.enter(node, g)
         if g is None and type(node) is not CollectiveNode:  # every use gave None, and None is what its inputs get
             results = (None,) * len(edges)
-        elif leading is not None:
-            results = node.run(g, tuple([n and e in leading[0] for n, e in zip(node.needs, edges, strict=True)]))
+        elif running is not None:
+            results = node.run(
+                g, tuple([need and edge in pending for need, edge in zip(node.needs, edges, strict=True)])
+            )
         elif node.op.into and (sync is None or sync.on_home_stream):
             results = node.run(g, node.needs, _targets(edges, node.op.into == "adding"))
         else:
@@ -231,16 +221,9 @@ def _run(
         if not retain_graph:
             node.free()
         del g
-        if sync is None:
-            for edge, result in zip(edges, results, strict=True):
-                if edge is not None and (leading is None or edge in leading[0]):
-                    deliver(edge, result)
-        else:
-            for edge, result in zip(edges, results, strict=True):
-                if edge is not None and (leading is None or edge in leading[0]):
-                    sync.before_delivery(edge, result)
-                    deliver(edge, result)
-                    sync.after_delivery(edge, incoming)
+        for edge, result in zip(edges, results, strict=True):
+            if edge is not None and edge in pending:
+                hand_on(edge, result)
         del results, edges, node
         # `edge` and `result` are overwritten at the next node; they hold at most one gradient.
 

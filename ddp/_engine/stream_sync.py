@@ -9,7 +9,7 @@ Nothing here runs before a second stream, or a second GPU, is used, or CUDA_LAUN
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ddp import _device
@@ -59,8 +59,8 @@ def note_stream(node: Node) -> None:
 class StreamSync:
     """Runs each node of one backward on its stream, and orders gradients that cross; a context manager around it.
 
-    edges: all that this backward will come to. enter(node, g) and leave(node, g) go around a node's run, and
-    before_delivery(edge, result) and after_delivery(edge, …) around a delivery.
+    edges: all that this backward will reach. enter(node, g) and leave(node, g) go around a node's run; `deliver` hands
+    a gradient on.
     """
 
     def __init__(self, edges: Iterable[Edge]) -> None:
@@ -121,8 +121,10 @@ class StreamSync:
                 self._name_failed_op(error, node)
                 raise
 
-    def before_delivery(self, edge: Edge, result: Any) -> None:
-        """Before `result` is delivered: the stream of who gets it is the current one, and waits for it."""
+    def deliver(
+        self, deliver: Callable[[Edge, Any], None], incoming: Mapping[Edge, Any], edge: Edge, result: Any
+    ) -> None:
+        """Delivers `result` with the stream of its receiver as the current one, which waits for it."""
         stream = self._stream_of(edge, result)
         if result is not None and stream != self._source:
             if self._mark is None:
@@ -130,9 +132,8 @@ class StreamSync:
             stream.wait(self._mark)
             self._crossed.setdefault(edge, []).append(result)
         self._use(stream)
-
-    def after_delivery(self, edge: Edge, incoming: Mapping[Edge, Any]) -> None:
-        """After a delivery: a leaf has read what came, unless it still collects it."""
+        deliver(edge, result)
+        # A leaf has read what arrived, unless it still collects it.
         if type(edge) is Leaf and edge not in incoming and (arrays := self._crossed.pop(edge, None)) is not None:
             self._streams.hold(self._at, *arrays)
 
