@@ -15,6 +15,9 @@ from ddp._tensor.dtypes import INTEGERS, float64, get_default_dtype, int64, is_f
 from ddp._tensor.operands import spread
 from ddp.errors import ArgumentError, DeviceError, ShapeError
 
+__all__ = ["arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace"]
+__all__ += ["get_default_device", "ones", "ones_like", "set_default_device", "zeros", "zeros_like"]
+
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 

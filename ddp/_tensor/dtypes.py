@@ -14,6 +14,9 @@ import numpy as np
 
 from ddp.errors import DtypeError
 
+__all__ = ["bfloat16", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8"]
+__all__ += ["can_cast", "finfo", "get_default_dtype", "iinfo", "promote_types", "set_default_dtype"]
+
 bool_ = np.dtype("bool")
 uint8 = np.dtype("uint8")
 int8 = np.dtype("int8")

@@ -34,6 +34,8 @@ from ddp._tensor.dtypes import (
 )
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, GraphError, ShapeError
 
+__all__ = ["as_tensor", "asarray", "from_dlpack", "from_numpy", "frombuffer", "scalar_tensor", "tensor"]
+
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 

@@ -87,3 +87,4 @@ else:
     for _name, _dtype in dtypes.TYPES.items():
         globals()[_name] = TypedTensor("ddp", _name, _dtype, "cpu")
 ON_CUDA = {name: TypedTensor("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}
+__all__ = list(dtypes.TYPES)

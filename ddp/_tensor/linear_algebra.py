@@ -14,6 +14,8 @@ from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import products
 
+__all__ = ["cdist", "einsum", "kron", "tensordot"]
+
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 

@@ -36,6 +36,9 @@ from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.indexing import check_all
 
+__all__ = ["Generator", "bernoulli", "get_rng_state", "multinomial", "normal", "seed", "set_rng_state"]
+__all__ += ["rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"]
+
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 

@@ -16,6 +16,8 @@ from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing as ops
 from ddp.ops import reduction
 
+__all__ = ["isin", "searchsorted"]
+
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
