@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -196,5 +196,5 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     return tuple(grids)
 
 
-# The functions that are defined here, and that `ddp` offers.
-__all__ = [name for name, value in globals().items() if name[0] != "_" and getattr(value, "__module__", "") == __name__]
+if not TYPE_CHECKING:  # checkers know which names are defined here
+    __all__ = [n for n, f in globals().items() if n[0] != "_" and getattr(f, "__module__", "") == __name__]

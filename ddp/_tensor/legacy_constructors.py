@@ -86,5 +86,5 @@ if TYPE_CHECKING:
 else:
     for _name, _dtype in dtypes.TYPES.items():
         globals()[_name] = TypedTensor("ddp", _name, _dtype, "cpu")
+    __all__ = list(dtypes.TYPES)
 ON_CUDA = {name: TypedTensor("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}
-__all__ = list(dtypes.TYPES)

@@ -6,11 +6,20 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import ddp
 from ddp.nn import parameter
+
+if TYPE_CHECKING:  # a checker sees the types of the names, not Any
+    from typing_extensions import assert_type
+
+    assert_type(ddp.ones(1), ddp.Tensor)
+    assert_type(ddp.cat([ddp.ones(1)]), ddp.Tensor)
+    assert_type(ddp.nn.functional.relu(ddp.ones(1)), ddp.Tensor)
+    assert_type(ddp.nn.ReLU(), ddp.nn.ReLU)
 
 PUBLIC = (
     ddp,
