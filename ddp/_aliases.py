@@ -36,6 +36,16 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
 NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel"}
 
 
+def defined_in(package: str, modules: str, kind: type) -> dict[str, Any]:
+    """The public names that these modules of a package define, as functions or as classes."""
+    found = {}
+    for home in [f"{package}.{name}" for name in modules.split()]:
+        for name, value in vars(importlib.import_module(home)).items():
+            if isinstance(value, kind) and value.__module__ == home and name[0] != "_":
+                found[name] = value
+    return found
+
+
 def attribute(package: str) -> Callable[[str], Any]:
     """The `__getattr__` of a package: what the tables say of its names."""
 

@@ -1,117 +1,25 @@
 """Layers, under PyTorch's names. Each family is a file, which holds its functions too."""
 
+from typing import TYPE_CHECKING
+
 from ddp import _aliases
 from ddp.nn import functional as functional
 from ddp.nn import init as init
 from ddp.nn import parameter as parameter
 from ddp.nn import utils as utils
-from ddp.nn.activation import CELU as CELU
-from ddp.nn.activation import ELU as ELU
-from ddp.nn.activation import GELU as GELU
-from ddp.nn.activation import GLU as GLU
-from ddp.nn.activation import SELU as SELU
-from ddp.nn.activation import Hardsigmoid as Hardsigmoid
-from ddp.nn.activation import Hardswish as Hardswish
-from ddp.nn.activation import Hardtanh as Hardtanh
-from ddp.nn.activation import LeakyReLU as LeakyReLU
-from ddp.nn.activation import LogSigmoid as LogSigmoid
-from ddp.nn.activation import LogSoftmax as LogSoftmax
-from ddp.nn.activation import Mish as Mish
-from ddp.nn.activation import PReLU as PReLU
-from ddp.nn.activation import ReLU as ReLU
-from ddp.nn.activation import ReLU6 as ReLU6
-from ddp.nn.activation import Sigmoid as Sigmoid
-from ddp.nn.activation import SiLU as SiLU
-from ddp.nn.activation import Softmax as Softmax
-from ddp.nn.activation import Softmin as Softmin
-from ddp.nn.activation import Softplus as Softplus
-from ddp.nn.activation import Softsign as Softsign
-from ddp.nn.activation import Tanh as Tanh
-from ddp.nn.activation import Threshold as Threshold
-from ddp.nn.attention import MultiheadAttention as MultiheadAttention
-from ddp.nn.containers import ModuleDict as ModuleDict
-from ddp.nn.containers import ModuleList as ModuleList
-from ddp.nn.containers import ParameterDict as ParameterDict
-from ddp.nn.containers import ParameterList as ParameterList
-from ddp.nn.containers import Sequential as Sequential
-from ddp.nn.convolution import Conv1d as Conv1d
-from ddp.nn.convolution import Conv2d as Conv2d
-from ddp.nn.convolution import ConvTranspose1d as ConvTranspose1d
-from ddp.nn.convolution import ConvTranspose2d as ConvTranspose2d
-from ddp.nn.dropout import Dropout as Dropout
-from ddp.nn.dropout import Dropout1d as Dropout1d
-from ddp.nn.dropout import Dropout2d as Dropout2d
-from ddp.nn.embedding import Embedding as Embedding
-from ddp.nn.linear import Bilinear as Bilinear
-from ddp.nn.linear import Flatten as Flatten
-from ddp.nn.linear import Identity as Identity
-from ddp.nn.linear import Linear as Linear
-from ddp.nn.linear import Unflatten as Unflatten
-from ddp.nn.loss import BCELoss as BCELoss
-from ddp.nn.loss import BCEWithLogitsLoss as BCEWithLogitsLoss
-from ddp.nn.loss import CrossEntropyLoss as CrossEntropyLoss
-from ddp.nn.loss import KLDivLoss as KLDivLoss
-from ddp.nn.loss import NLLLoss as NLLLoss
-from ddp.nn.margin_loss import CosineEmbeddingLoss as CosineEmbeddingLoss
-from ddp.nn.margin_loss import CosineSimilarity as CosineSimilarity
-from ddp.nn.margin_loss import HingeEmbeddingLoss as HingeEmbeddingLoss
-from ddp.nn.margin_loss import MarginRankingLoss as MarginRankingLoss
-from ddp.nn.margin_loss import PairwiseDistance as PairwiseDistance
-from ddp.nn.margin_loss import SoftMarginLoss as SoftMarginLoss
-from ddp.nn.margin_loss import TripletMarginLoss as TripletMarginLoss
-from ddp.nn.margin_loss import TripletMarginWithDistanceLoss as TripletMarginWithDistanceLoss
 from ddp.nn.module import Module as Module
-from ddp.nn.normalization import BatchNorm1d as BatchNorm1d
-from ddp.nn.normalization import BatchNorm2d as BatchNorm2d
-from ddp.nn.normalization import GroupNorm as GroupNorm
-from ddp.nn.normalization import InstanceNorm1d as InstanceNorm1d
-from ddp.nn.normalization import InstanceNorm2d as InstanceNorm2d
-from ddp.nn.normalization import LayerNorm as LayerNorm
-from ddp.nn.normalization import RMSNorm as RMSNorm
-from ddp.nn.padding import CircularPad1d as CircularPad1d
-from ddp.nn.padding import CircularPad2d as CircularPad2d
-from ddp.nn.padding import ConstantPad1d as ConstantPad1d
-from ddp.nn.padding import ConstantPad2d as ConstantPad2d
-from ddp.nn.padding import ReflectionPad1d as ReflectionPad1d
-from ddp.nn.padding import ReflectionPad2d as ReflectionPad2d
-from ddp.nn.padding import ReplicationPad1d as ReplicationPad1d
-from ddp.nn.padding import ReplicationPad2d as ReplicationPad2d
-from ddp.nn.padding import ZeroPad1d as ZeroPad1d
-from ddp.nn.padding import ZeroPad2d as ZeroPad2d
 from ddp.nn.parameter import Buffer as Buffer
 from ddp.nn.parameter import Parameter as Parameter
-from ddp.nn.pooling import AdaptiveAvgPool1d as AdaptiveAvgPool1d
-from ddp.nn.pooling import AdaptiveAvgPool2d as AdaptiveAvgPool2d
-from ddp.nn.pooling import AvgPool1d as AvgPool1d
-from ddp.nn.pooling import AvgPool2d as AvgPool2d
-from ddp.nn.pooling import MaxPool1d as MaxPool1d
-from ddp.nn.pooling import MaxPool2d as MaxPool2d
-from ddp.nn.recurrent import GRU as GRU
-from ddp.nn.recurrent import LSTM as LSTM
-from ddp.nn.recurrent import RNN as RNN
-from ddp.nn.recurrent import GRUCell as GRUCell
-from ddp.nn.recurrent import LSTMCell as LSTMCell
-from ddp.nn.recurrent import RNNCell as RNNCell
-from ddp.nn.regression_loss import GaussianNLLLoss as GaussianNLLLoss
-from ddp.nn.regression_loss import HuberLoss as HuberLoss
-from ddp.nn.regression_loss import L1Loss as L1Loss
-from ddp.nn.regression_loss import MSELoss as MSELoss
-from ddp.nn.regression_loss import PoissonNLLLoss as PoissonNLLLoss
-from ddp.nn.regression_loss import SmoothL1Loss as SmoothL1Loss
-from ddp.nn.transformer import Transformer as Transformer
-from ddp.nn.transformer import TransformerDecoder as TransformerDecoder
-from ddp.nn.transformer import TransformerDecoderLayer as TransformerDecoderLayer
-from ddp.nn.transformer import TransformerEncoder as TransformerEncoder
-from ddp.nn.transformer import TransformerEncoderLayer as TransformerEncoderLayer
-from ddp.nn.vision import Fold as Fold
-from ddp.nn.vision import PixelShuffle as PixelShuffle
-from ddp.nn.vision import PixelUnshuffle as PixelUnshuffle
-from ddp.nn.vision import Unfold as Unfold
-from ddp.nn.vision import Upsample as Upsample
-from ddp.nn.vision import UpsamplingBilinear2d as UpsamplingBilinear2d
-from ddp.nn.vision import UpsamplingNearest2d as UpsamplingNearest2d
 
-_MODULES = ["functional", "init", "parameter", "utils"]
-__all__ = sorted([*_MODULES, *(name for name, value in globals().items() if isinstance(value, type))])
+if TYPE_CHECKING:
+    from ddp.nn.containers import *
+    from ddp.nn.functional import *
+    from ddp.nn.recurrent import *
+    from ddp.nn.transformer import *
+else:
+    _layers = _aliases.defined_in("ddp.nn", f"{functional.FAMILIES} containers recurrent transformer", type)
+    del _layers["BatchNorm"], _layers["NonDynamicallyQuantizableLinear"]  # a base, and a name for printing
+    globals().update(_layers)
+    __all__ = sorted([*_layers, "Buffer", "Module", "Parameter", "functional", "init", "parameter", "utils"])
 
 __getattr__ = _aliases.attribute(__name__)

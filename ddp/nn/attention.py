@@ -316,11 +316,11 @@ class MultiheadAttention(Module):
             return None
         if all(mask.dtype == bool_ for mask in masks):
             return ~(masks[0] if len(masks) == 1 else masks[0] | masks[1])
-        numbers = [as_additive_mask(mask, q) for mask in masks]
+        numbers = [_as_additive_mask(mask, q) for mask in masks]
         return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]
 
 
-def as_additive_mask(mask: Tensor, like: Tensor) -> Tensor:
+def _as_additive_mask(mask: Tensor, like: Tensor) -> Tensor:
     """A mask as numbers to add, in the dtype of `like`: -inf where a bool mask is True, which may not be seen."""
     if mask.dtype != bool_:
         return mask.to(dtype=like.dtype)

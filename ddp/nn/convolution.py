@@ -9,7 +9,7 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty
 from ddp.errors import ArgumentError, ShapeError
-from ddp.nn.linear import reset_affine
+from ddp.nn import init
 from ddp.nn.module import Module
 from ddp.nn.padding import pad
 from ddp.nn.parameter import Parameter
@@ -253,7 +253,7 @@ class _Convolution(Module):
 
     def reset_parameters(self) -> None:
         """Draws weight and bias anew."""
-        reset_affine(self.weight, self.bias)
+        init.reset_affine(self.weight, self.bias)
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"

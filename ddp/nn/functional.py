@@ -1,86 +1,34 @@
 """Layers as functions: shapes are checked here, once, before arrays reach an op. Each is defined beside its layer."""
 
+from __future__ import annotations
+
+from types import FunctionType
+from typing import TYPE_CHECKING
+
+from ddp._aliases import defined_in
 from ddp._tensor.functions import sigmoid as sigmoid
 from ddp._tensor.functions import tanh as tanh
-from ddp.nn.activation import celu as celu
-from ddp.nn.activation import celu_ as celu_
-from ddp.nn.activation import elu as elu
-from ddp.nn.activation import elu_ as elu_
-from ddp.nn.activation import gelu as gelu
-from ddp.nn.activation import glu as glu
-from ddp.nn.activation import gumbel_softmax as gumbel_softmax
-from ddp.nn.activation import hardsigmoid as hardsigmoid
-from ddp.nn.activation import hardswish as hardswish
-from ddp.nn.activation import hardtanh as hardtanh
-from ddp.nn.activation import hardtanh_ as hardtanh_
-from ddp.nn.activation import leaky_relu as leaky_relu
-from ddp.nn.activation import leaky_relu_ as leaky_relu_
-from ddp.nn.activation import log_softmax as log_softmax
-from ddp.nn.activation import logsigmoid as logsigmoid
-from ddp.nn.activation import mish as mish
-from ddp.nn.activation import prelu as prelu
-from ddp.nn.activation import relu as relu
-from ddp.nn.activation import relu6 as relu6
-from ddp.nn.activation import relu_ as relu_
-from ddp.nn.activation import selu as selu
-from ddp.nn.activation import selu_ as selu_
-from ddp.nn.activation import silu as silu
-from ddp.nn.activation import softmax as softmax
-from ddp.nn.activation import softmin as softmin
-from ddp.nn.activation import softplus as softplus
-from ddp.nn.activation import softsign as softsign
-from ddp.nn.activation import threshold as threshold
-from ddp.nn.activation import threshold_ as threshold_
-from ddp.nn.attention import scaled_dot_product_attention as scaled_dot_product_attention
-from ddp.nn.convolution import conv1d as conv1d
-from ddp.nn.convolution import conv2d as conv2d
-from ddp.nn.convolution import conv_transpose1d as conv_transpose1d
-from ddp.nn.convolution import conv_transpose2d as conv_transpose2d
-from ddp.nn.dropout import dropout as dropout
-from ddp.nn.dropout import dropout1d as dropout1d
-from ddp.nn.dropout import dropout2d as dropout2d
-from ddp.nn.embedding import embedding as embedding
-from ddp.nn.embedding import one_hot as one_hot
-from ddp.nn.linear import bilinear as bilinear
-from ddp.nn.linear import feed_forward as feed_forward
-from ddp.nn.linear import linear as linear
-from ddp.nn.linear import linear_act as linear_act
-from ddp.nn.loss import binary_cross_entropy as binary_cross_entropy
-from ddp.nn.loss import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
-from ddp.nn.loss import cross_entropy as cross_entropy
-from ddp.nn.loss import kl_div as kl_div
-from ddp.nn.loss import nll_loss as nll_loss
-from ddp.nn.margin_loss import cosine_embedding_loss as cosine_embedding_loss
-from ddp.nn.margin_loss import cosine_similarity as cosine_similarity
-from ddp.nn.margin_loss import hinge_embedding_loss as hinge_embedding_loss
-from ddp.nn.margin_loss import margin_ranking_loss as margin_ranking_loss
-from ddp.nn.margin_loss import pairwise_distance as pairwise_distance
-from ddp.nn.margin_loss import soft_margin_loss as soft_margin_loss
-from ddp.nn.margin_loss import triplet_margin_loss as triplet_margin_loss
-from ddp.nn.margin_loss import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss
-from ddp.nn.normalization import batch_norm as batch_norm
-from ddp.nn.normalization import group_norm as group_norm
-from ddp.nn.normalization import instance_norm as instance_norm
-from ddp.nn.normalization import layer_norm as layer_norm
-from ddp.nn.normalization import normalize as normalize
-from ddp.nn.normalization import rms_norm as rms_norm
-from ddp.nn.padding import pad as pad
-from ddp.nn.pooling import adaptive_avg_pool1d as adaptive_avg_pool1d
-from ddp.nn.pooling import adaptive_avg_pool2d as adaptive_avg_pool2d
-from ddp.nn.pooling import avg_pool1d as avg_pool1d
-from ddp.nn.pooling import avg_pool2d as avg_pool2d
-from ddp.nn.pooling import max_pool1d as max_pool1d
-from ddp.nn.pooling import max_pool2d as max_pool2d
-from ddp.nn.regression_loss import gaussian_nll_loss as gaussian_nll_loss
-from ddp.nn.regression_loss import huber_loss as huber_loss
-from ddp.nn.regression_loss import l1_loss as l1_loss
-from ddp.nn.regression_loss import mse_loss as mse_loss
-from ddp.nn.regression_loss import poisson_nll_loss as poisson_nll_loss
-from ddp.nn.regression_loss import smooth_l1_loss as smooth_l1_loss
-from ddp.nn.vision import fold as fold
-from ddp.nn.vision import interpolate as interpolate
-from ddp.nn.vision import pixel_shuffle as pixel_shuffle
-from ddp.nn.vision import pixel_unshuffle as pixel_unshuffle
-from ddp.nn.vision import unfold as unfold
 
-__all__ = sorted(name for name in globals() if not name.startswith("__"))
+if TYPE_CHECKING:
+    from ddp.nn.activation import *
+    from ddp.nn.attention import *
+    from ddp.nn.convolution import *
+    from ddp.nn.dropout import *
+    from ddp.nn.embedding import *
+    from ddp.nn.linear import *
+    from ddp.nn.loss import *
+    from ddp.nn.margin_loss import *
+    from ddp.nn.normalization import *
+    from ddp.nn.padding import *
+    from ddp.nn.pooling import *
+    from ddp.nn.regression_loss import *
+    from ddp.nn.vision import *
+else:
+    FAMILIES = (
+        "activation attention convolution dropout embedding linear loss margin_loss normalization padding pooling "
+        "regression_loss vision"
+    )
+    functions = defined_in("ddp.nn", FAMILIES, FunctionType)
+    del functions["running_stats_update"]  # for SyncBatchNorm
+    globals().update(functions)
+    __all__ = sorted([*functions, "sigmoid", "tanh"])

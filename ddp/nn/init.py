@@ -226,3 +226,12 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: BaseG
     kept = xp.ones((rows, columns), dtype="float32")
     kept[order[: math.ceil(sparsity * rows)], xp.arange(columns)] = 0
     return tensor.mul_(place(kept.astype(tensor.dtype), tensor.device))
+
+
+def reset_affine(weight: Tensor, bias: Tensor | None) -> None:
+    """PyTorch's default for weights and biases of linear and convolution layers: uniform within 1/sqrt(fan in)."""
+    if weight.numel():
+        kaiming_uniform_(weight, a=math.sqrt(5))
+    if bias is not None:
+        bound = 1 / math.sqrt(max(fans(weight)[0], 1))
+        uniform_(bias, -bound, bound)

@@ -161,15 +161,6 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     return out if bias is None else out + bias
 
 
-def reset_affine(weight: Tensor, bias: Tensor | None) -> None:
-    """PyTorch's default for weights and biases of linear and convolution layers: uniform within 1/sqrt(fan in)."""
-    if weight.numel():
-        init.kaiming_uniform_(weight, a=math.sqrt(5))
-    if bias is not None:
-        bound = 1 / math.sqrt(max(init.fans(weight)[0], 1))
-        init.uniform_(bias, -bound, bound)
-
-
 class Identity(Module):
     """Its input. Takes any arguments and ignores them, so that it can stand where any layer stood."""
 
@@ -199,7 +190,7 @@ class Linear(Module):
 
     def reset_parameters(self) -> None:
         """Draws weight and bias anew."""
-        reset_affine(self.weight, self.bias)
+        init.reset_affine(self.weight, self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (..., in_features); returns (..., out_features)."""

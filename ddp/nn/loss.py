@@ -5,7 +5,6 @@ All take reduction="mean", "sum" or "none", and PyTorch's deprecated size_averag
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,65 +14,21 @@ from ddp._engine import modes
 from ddp._tensor.base import apply, together
 from ddp._tensor.core import Tensor
 from ddp._tensor.device_guard import guarded_function
-from ddp._tensor.dtypes import is_float, promote
-from ddp._tensor.operands import broadcast, convert, floating
+from ddp._tensor.dtypes import is_float
+from ddp._tensor.operands import floating
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.nn.module import FunctionModule, Module
+from ddp.nn.module import FunctionModule
+from ddp.nn.validation import broadcast_pair, positional, reduce_losses
 from ddp.ops import indexing, losses
 
-_REDUCTIONS = ("mean", "sum", "none")
 
-
-def parse_reduction(
-    name: str, reduction: str, size_average: bool | None = None, reduce: bool | None = None, stacklevel: int = 3
-) -> str:
-    """The reduction, from its name or from PyTorch's old pair of flags. Raises: ArgumentError for another name."""
-    if size_average is not None or reduce is not None:
-        average, reduces = size_average is None or size_average, reduce is None or reduce
-        word = ("mean" if average else "sum") if reduces else "none"
-        warnings.warn(f"{name}: size_average and reduce are deprecated, use reduction={word!r}", stacklevel=stacklevel)
-        return word
-    if reduction not in _REDUCTIONS:
-        raise ArgumentError(f"{name}: reduction is 'mean', 'sum' or 'none', not {reduction!r}")
-    return reduction
-
-
-def reduce_losses(losses: Any, reduction: str) -> Any:
-    """The mean or the sum of the losses, or the losses."""
-    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
-
-
-def broadcast_pair(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:
-    """Both in one shape and one floating dtype. warn: says so if the shapes were not the same.
-
-    Raises: ShapeError if they do not broadcast.
-    """
-    a, b = input.array, target.array
-    x: Any = input
-    y: Any = target
-    if a.dtype != b.dtype:
-        dtype = promote(a.dtype, a.ndim, b.dtype, b.ndim)
-        x, y = convert(input, dtype), convert(target, dtype)
-    if a.shape != b.shape:
-        if warn:
-            warnings.warn(
-                f"{name}: the target's size {b.shape} is different to the input's {a.shape}: they are broadcast, "
-                "which is rarely what is meant; give them one size",
-                stacklevel=4,
-            )
-        broadcast(a.shape, b.shape, name)
-        shape = np.broadcast_shapes(a.shape, b.shape)
-        x, y = x.expand(shape), y.expand(shape)
-    return floating(x), floating(y)
-
-
+@positional("size_average ignore_index reduce reduction label_smoothing")
 def cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    size_average: bool | None = None,
+    *,
     ignore_index: int = -100,
-    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
@@ -86,15 +41,13 @@ def cross_entropy(
 
     Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
     """
-    reduction = parse_reduction("cross_entropy", reduction, size_average, reduce)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
     if is_float(target.array.dtype):
         return _soft_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
     if input.ndim == 1 and target.ndim == 0:
-        kept = cross_entropy(
-            input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction, label_smoothing
-        )
+        how: Any = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+        kept = cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, **how)
         return kept.squeeze(0) if reduction == "none" else kept
     classes, keep, weights = _check_classes("cross_entropy", input, target, weight, ignore_index)
     return apply(
@@ -129,22 +82,17 @@ def _soft_cross_entropy(
     return apply(losses.soft_cross_entropy, (x, wanted), reduction=reduction)
 
 
+@positional("size_average ignore_index reduce reduction")
 def nll_loss(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
     """-input[target], of logarithms of probabilities. Shapes and arguments as in cross_entropy.
 
     Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
     """
-    reduction = parse_reduction("nll_loss", reduction, size_average, reduce)
     if input.ndim == 1 and target.ndim == 0:
-        kept = nll_loss(input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction)
+        rows = input.unsqueeze(0), target.unsqueeze(0)
+        kept = nll_loss(*rows, weight, ignore_index=ignore_index, reduction=reduction)
         return kept.squeeze(0) if reduction == "none" else kept
     classes, keep, weights = _check_classes("nll_loss", input, target, weight, ignore_index)
     return apply(losses.nll_loss, (floating(input),), target=classes, keep=keep, weight=weights, reduction=reduction)
@@ -199,13 +147,9 @@ def _weights(name: str, input: Tensor, weight: Tensor | None, classes: int) -> A
 
 
 @guarded_function
+@positional("size_average reduce reduction")
 def binary_cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean"
 ) -> Tensor:
     """-target * log(input) - (1 - target) * log(1 - input), the logarithms no less than -100; all of one shape.
 
@@ -213,7 +157,6 @@ def binary_cross_entropy(
 
     Raises: ArgumentError for shapes that differ, or an input outside [0, 1].
     """
-    reduction = parse_reduction("binary_cross_entropy", reduction, size_average, reduce)
     _check_one_shape("binary_cross_entropy", input, target)
     array = input.array
     message = "binary_cross_entropy: input holds probabilities, all between 0 and 1"
@@ -228,12 +171,12 @@ def binary_cross_entropy(
 
 
 @guarded_function
+@positional("size_average reduce reduction pos_weight")
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
+    *,
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
@@ -245,7 +188,6 @@ def binary_cross_entropy_with_logits(
     Raises: ArgumentError for shapes that differ.
     """
     name = "binary_cross_entropy_with_logits"
-    reduction = parse_reduction(name, reduction, size_average, reduce)
     _check_one_shape(name, input, target)
     x, t = broadcast_pair(name, input, target)
     positive = None
@@ -270,14 +212,8 @@ def _check_one_shape(name: str, input: Tensor, target: Tensor) -> None:
         raise ShapeError(f"{name}: the target's size {target.shape} is not the input's {input.shape}")
 
 
-def kl_div(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    log_target: bool = False,
-) -> Tensor:
+@positional("size_average reduce reduction log_target", also="batchmean")
+def kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """target * (log(target) - input): how far the probabilities `target` are from those whose logarithm is `input`.
 
     log_target: `target` is a logarithm too. reduction: "batchmean" is the sum over input.shape[0], the divergence as
@@ -285,40 +221,30 @@ def kl_div(
 
     Raises: ArgumentError, ShapeError.
     """
-    per_sample = reduction == "batchmean" and size_average is None and reduce is None
-    reduction = "sum" if per_sample else parse_reduction("kl_div", reduction, size_average, reduce)
+    per_sample = reduction == "batchmean"
+    reduction = "sum" if per_sample else reduction
     x, t = broadcast_pair("kl_div", input, target)
     out = apply(losses.kl_div, (x, t), log_target=log_target, reduction=reduction)
     return out / input.shape[0] if per_sample and input.ndim else out
 
 
-class Loss(FunctionModule):
+class _Loss(FunctionModule):
     """A loss that is reduced over its elements: calls `_function` with the inputs and the settings."""
 
-    def __init__(self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> None:
-        self._init_loss(size_average, reduce, reduction)
+    _shown = ()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls._settings = tuple([name for name in cls._settings if name not in ("size_average", "reduce")])
+    @positional("size_average reduce reduction")
+    def __init__(self, *, reduction: str = "mean") -> None:
+        self._init(reduction=reduction)
 
-    def _init_loss(self, size_average: bool | None, reduce: bool | None, reduction: str, **settings: Any) -> None:
-        if size_average is not None or reduce is not None:
-            reduction = parse_reduction(type(self).__name__, reduction, size_average, reduce, stacklevel=4)
-        self._init(reduction=reduction, **settings)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # one more input
-        """input, target: of the shapes that the class gives."""
-        return self._call(input, target)
-
-    def _call(self, *inputs: Any) -> Tensor:
-        result: Tensor = self._function(*inputs, **{name: getattr(self, name) for name in self._settings})
-        return result
-
-    extra_repr = Module.extra_repr
+    def _init(self, **settings: Any) -> None:
+        weights = {name: settings.pop(name) for name in ("weight", "pos_weight") if name in settings}
+        super()._init(**settings)
+        for name, weight in weights.items():
+            self.register_buffer(name, weight)
 
 
-class CrossEntropyLoss(Loss):
+class CrossEntropyLoss(_Loss):
     """-log softmax(input)[target], from logits. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...) of
     classes, or probabilities of the input's shape. weight: (C,).
 
@@ -327,71 +253,52 @@ class CrossEntropyLoss(Loss):
 
     _function = staticmethod(cross_entropy)
 
+    @positional("size_average ignore_index reduce reduction label_smoothing")
     def __init__(
         self,
         weight: Tensor | None = None,
-        size_average: bool | None = None,
+        *,
         ignore_index: int = -100,
-        reduce: bool | None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        self._init_loss(size_average, reduce, reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
-        self.register_buffer("weight", weight)
+        how: Any = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+        self._init(weight=weight, **how)
 
 
-class NLLLoss(Loss):
+class NLLLoss(_Loss):
     """-input[target], of log-probabilities. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...)."""
 
     _function = staticmethod(nll_loss)
 
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        ignore_index: int = -100,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-    ) -> None:
-        self._init_loss(size_average, reduce, reduction, ignore_index=ignore_index)
-        self.register_buffer("weight", weight)
+    @positional("size_average ignore_index reduce reduction")
+    def __init__(self, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean") -> None:
+        self._init(weight=weight, ignore_index=ignore_index, reduction=reduction)
 
 
-class BCELoss(Loss):
+class BCELoss(_Loss):
     """-target * log(input) - (1 - target) * log(1 - input), the logarithms no less than -100. All of one shape."""
 
     _function = staticmethod(binary_cross_entropy)
 
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-    ) -> None:
-        self._init_loss(size_average, reduce, reduction)
-        self.register_buffer("weight", weight)
+    @positional("size_average reduce reduction")
+    def __init__(self, weight: Tensor | None = None, *, reduction: str = "mean") -> None:
+        self._init(weight=weight, reduction=reduction)
 
 
-class BCEWithLogitsLoss(Loss):
+class BCEWithLogitsLoss(_Loss):
     """BCELoss of sigmoid(input), without overflow. weight, pos_weight: broadcast to the losses."""
 
     _function = staticmethod(binary_cross_entropy_with_logits)
 
+    @positional("size_average reduce reduction pos_weight")
     def __init__(
-        self,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        pos_weight: Tensor | None = None,
+        self, weight: Tensor | None = None, *, reduction: str = "mean", pos_weight: Tensor | None = None
     ) -> None:
-        self._init_loss(size_average, reduce, reduction)
-        self.register_buffer("weight", weight)
-        self.register_buffer("pos_weight", pos_weight)
+        self._init(weight=weight, reduction=reduction, pos_weight=pos_weight)
 
 
-class KLDivLoss(Loss):
+class KLDivLoss(_Loss):
     """target * (log(target) - input), input being a logarithm, and with log_target the target too.
 
     reduction: "batchmean" (the sum over the batch size) is the divergence as mathematics has it.
@@ -399,11 +306,6 @@ class KLDivLoss(Loss):
 
     _function = staticmethod(kl_div)
 
-    def __init__(
-        self,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        log_target: bool = False,
-    ) -> None:
-        self._init_loss(size_average, reduce, reduction, log_target=log_target)
+    @positional("size_average reduce reduction log_target")
+    def __init__(self, *, reduction: str = "mean", log_target: bool = False) -> None:
+        self._init(reduction=reduction, log_target=log_target)

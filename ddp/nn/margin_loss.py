@@ -10,8 +10,9 @@ import numpy as np
 from ddp._tensor.core import Tensor
 from ddp._tensor.operands import broadcast, floating
 from ddp.errors import ArgumentError, ShapeError
-from ddp.nn.loss import Loss, parse_reduction, reduce_losses
-from ddp.nn.module import Module
+from ddp.nn.loss import _Loss
+from ddp.nn.module import FunctionModule, Module
+from ddp.nn.validation import positional, reduce_losses
 
 
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
@@ -37,20 +38,14 @@ def _at_least(length: Any, eps: float) -> Any:
     return length + (value.clamp(min=eps) - value)
 
 
+@positional("size_average reduce reduction")
 def cosine_embedding_loss(
-    input1: Tensor,
-    input2: Tensor,
-    target: Tensor,
-    margin: float = 0,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, *, reduction: str = "mean"
 ) -> Tensor:
     """1 - cos where target is 1, max(0, cos - margin) where it is -1. inputs: (N, d) or (d,); target: (N,) or ().
 
     Raises: ShapeError, ArgumentError.
     """
-    reduction = parse_reduction("cosine_embedding_loss", reduction, size_average, reduce)
     if target.ndim not in (0, 1) or input1.ndim != target.ndim + 1 or input2.ndim != target.ndim + 1:
         raise ShapeError(
             f"cosine_embedding_loss: inputs {input1.shape} and {input2.shape}, target {target.shape}: expected (N, d) "
@@ -65,31 +60,18 @@ def cosine_embedding_loss(
     return reduce_losses(losses, reduction)
 
 
-def hinge_embedding_loss(
-    input: Tensor,
-    target: Tensor,
-    margin: float = 1.0,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
+@positional("size_average reduce reduction")
+def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, *, reduction: str = "mean") -> Tensor:
     """input where target is 1, max(0, margin - input) where it is -1. Raises: ShapeError, ArgumentError."""
-    reduction = parse_reduction("hinge_embedding_loss", reduction, size_average, reduce)
     losses = (margin - input).clamp(min=0) * (target != 1) + input * (target != -1)
     return reduce_losses(losses, reduction)
 
 
+@positional("size_average reduce reduction")
 def margin_ranking_loss(
-    input1: Tensor,
-    input2: Tensor,
-    target: Tensor,
-    margin: float = 0,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, *, reduction: str = "mean"
 ) -> Tensor:
     """max(0, -target * (input1 - input2) + margin), target 1 or -1. Raises: ShapeError, ArgumentError."""
-    reduction = parse_reduction("margin_ranking_loss", reduction, size_average, reduce)
     if not input1.ndim == input2.ndim == target.ndim:
         raise ShapeError(
             f"margin_ranking_loss: {input1.shape}, {input2.shape} and {target.shape} need one number of dimensions"
@@ -97,21 +79,16 @@ def margin_ranking_loss(
     return reduce_losses((-target * (input1 - input2) + margin).clamp(min=0), reduction)
 
 
-def soft_margin_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
+@positional("size_average reduce reduction")
+def soft_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """log(1 + exp(-target * input)), target 1 or -1, without overflow. Raises: ShapeError, ArgumentError."""
-    reduction = parse_reduction("soft_margin_loss", reduction, size_average, reduce)
     broadcast(input.shape, target.shape, "soft_margin_loss")
     z: Any = -target * input
     losses = z.clamp(min=0) + ((-z.abs()).exp() + 1).log()
     return reduce_losses(losses, reduction)
 
 
+@positional("size_average reduce reduction")
 def triplet_margin_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -120,16 +97,14 @@ def triplet_margin_loss(
     p: float = 2,
     eps: float = 1e-6,
     swap: bool = False,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
+    *,
     reduction: str = "mean",
 ) -> Tensor:
     """max(0, distance(anchor, positive) - distance(anchor, negative) + margin), distances as in pairwise_distance.
 
     swap: the negative's distance is the smaller of those to anchor and positive. Raises: ShapeError, ArgumentError.
     """
-    if margin <= 0:
-        raise ArgumentError(f"triplet_margin_loss: margin is positive, not {margin}")
+    _check_margin("triplet_margin_loss", margin)
     return triplet_margin_with_distance_loss(
         anchor,
         positive,
@@ -137,10 +112,16 @@ def triplet_margin_loss(
         distance_function=lambda x, y: pairwise_distance(x, y, p, eps),
         margin=margin,
         swap=swap,
-        reduction=parse_reduction("triplet_margin_loss", reduction, size_average, reduce),
+        reduction=reduction,
     )
 
 
+def _check_margin(name: str, margin: float) -> None:
+    if margin <= 0:
+        raise ArgumentError(f"{name}: margin is positive, not {margin}")
+
+
+@positional("")
 def triplet_margin_with_distance_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -152,7 +133,6 @@ def triplet_margin_with_distance_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """triplet_margin_loss by any distance, pairwise_distance if none is given. Raises: ShapeError, ArgumentError."""
-    reduction = parse_reduction("triplet_margin_loss", reduction)
     if not anchor.ndim == positive.ndim == negative.ndim:
         raise ShapeError(
             f"triplet_margin_loss: {anchor.shape}, {positive.shape} and {negative.shape} need one number of dimensions"
@@ -164,83 +144,60 @@ def triplet_margin_with_distance_loss(
     return reduce_losses((far(anchor, positive) - apart + margin).clamp(min=0), reduction)
 
 
-class HingeEmbeddingLoss(Loss):
+class HingeEmbeddingLoss(_Loss):
     """input where the target is 1, max(0, margin - input) where it is -1."""
 
     _function = staticmethod(hinge_embedding_loss)
 
-    def __init__(
-        self,
-        margin: float = 1.0,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-    ) -> None:
-        self._init_loss(size_average, reduce, reduction, margin=margin)
+    @positional("size_average reduce reduction")
+    def __init__(self, margin: float = 1.0, *, reduction: str = "mean") -> None:
+        self._init(margin=margin, reduction=reduction)
 
 
-class _MarginLoss(Loss):
-    def __init__(
-        self,
-        margin: float = 0.0,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-    ) -> None:
-        self._init_loss(size_average, reduce, reduction, margin=margin)
+class _MarginLoss(_Loss):
+    @positional("size_average reduce reduction")
+    def __init__(self, margin: float = 0.0, *, reduction: str = "mean") -> None:
+        self._init(margin=margin, reduction=reduction)
 
 
 class CosineEmbeddingLoss(_MarginLoss):
-    """1 - cos(input1, input2) where the target is 1, max(0, cos - margin) where it is -1."""
+    """1 - cos(input1, input2) where the target is 1, max(0, cos - margin) where it is -1.
+
+    input1, input2: (N, d) or (d,); target: (N,) or ().
+    """
 
     _function = staticmethod(cosine_embedding_loss)
 
-    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
-        """inputs: (N, d) or (d,); target: (N,) or ()."""
-        return self._call(input1, input2, target)
-
 
 class MarginRankingLoss(_MarginLoss):
-    """max(0, -target * (input1 - input2) + margin), target 1 or -1."""
+    """max(0, -target * (input1 - input2) + margin), target 1 or -1. input1, input2, target: of one shape."""
 
     _function = staticmethod(margin_ranking_loss)
 
-    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
-        """All of one shape."""
-        return self._call(input1, input2, target)
 
-
-class SoftMarginLoss(Loss):
+class SoftMarginLoss(_Loss):
     """log(1 + exp(-target * input)), target 1 or -1."""
 
     _function = staticmethod(soft_margin_loss)
 
 
-class TripletMarginLoss(Loss):
-    """max(0, distance(anchor, positive) - distance(anchor, negative) + margin), by the p-norm."""
+class TripletMarginLoss(_Loss):
+    """max(0, distance(anchor, positive) - distance(anchor, negative) + margin), by the p-norm.
+
+    anchor, positive, negative: (N, d) or (d,).
+    """
 
     _function = staticmethod(triplet_margin_loss)
 
+    @positional("size_average reduce reduction")
     def __init__(
-        self,
-        margin: float = 1.0,
-        p: float = 2.0,
-        eps: float = 1e-6,
-        swap: bool = False,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
+        self, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, *, reduction: str = "mean"
     ) -> None:
-        if margin <= 0:
-            raise ArgumentError(f"TripletMarginLoss: margin is positive, not {margin}")
-        self._init_loss(size_average, reduce, reduction, margin=margin, p=p, eps=eps, swap=swap)
-
-    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
-        """All (N, d) or (d,)."""
-        return self._call(anchor, positive, negative)
+        _check_margin("TripletMarginLoss", margin)
+        self._init(margin=margin, p=p, eps=eps, swap=swap, reduction=reduction)
 
 
-class TripletMarginWithDistanceLoss(Loss):
+class TripletMarginWithDistanceLoss(_Loss):
     """TripletMarginLoss by any distance, pairwise_distance if none is given."""
 
     _function = staticmethod(triplet_margin_with_distance_loss)
@@ -253,27 +210,19 @@ class TripletMarginWithDistanceLoss(Loss):
         swap: bool = False,
         reduction: str = "mean",
     ) -> None:
-        if margin <= 0:
-            raise ArgumentError(f"TripletMarginWithDistanceLoss: margin is positive, not {margin}")
-        self._init(reduction=reduction, margin=margin, swap=swap)
+        _check_margin("TripletMarginWithDistanceLoss", margin)
+        self._init(margin=margin, swap=swap, reduction=reduction)
         self.distance_function: Any = PairwiseDistance() if distance_function is None else distance_function
 
-    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
-        """All (N, d) or (d,), or what the distance takes."""
-        return self._call(anchor, positive, negative)
 
+class CosineSimilarity(FunctionModule):
+    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`. x1, x2: broadcast; the result lacks `dim`."""
 
-class CosineSimilarity(Module):
-    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`."""
+    _function = staticmethod(cosine_similarity)
+    _shown = ()
 
     def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
-        super().__init__()
-        self.dim = dim
-        self.eps = eps
-
-    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """x1, x2: broadcast; the result lacks `dim`."""
-        return cosine_similarity(x1, x2, self.dim, self.eps)
+        self._init(dim=dim, eps=eps)
 
 
 class PairwiseDistance(Module):

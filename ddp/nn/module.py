@@ -391,16 +391,17 @@ class FunctionModule(Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "_function" in cls.__dict__:  # else it is a user's class, whose arguments are its own
-            code = cls.__init__.__code__
+            code = getattr(cls.__init__, "__wrapped__", cls.__init__).__code__
             cls._settings = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
     def _init(self, **settings: Any) -> None:
         Module.__init__(self)
         self.__dict__.update(settings)
 
-    def forward(self, input: Tensor) -> Any:
-        """input: of the shape that the class gives."""
-        return self._function(input, **{name: getattr(self, name) for name in self._settings})
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """inputs: of the shapes that the class gives."""
+        return self._function(*inputs, **named, **{name: getattr(self, name) for name in self._settings})
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)}" for name in self._shown or self._settings)
+        shown = self._settings if self._shown is None else self._shown
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)

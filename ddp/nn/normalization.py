@@ -10,26 +10,16 @@ from ddp._engine import no_grad
 from ddp._tensor.base import apply, together, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import ones, zeros
-from ddp._tensor.dtypes import is_float
 from ddp._tensor.reductions import axis, required_float
-from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Module
 from ddp.nn.parameter import Parameter
+from ddp.nn.validation import affine_dtype, check_channels
 from ddp.ops import normalization
 from ddp.ops.op import upcast
 
 _EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised in float32
-
-
-def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
-    """Raises: DtypeError unless `input` is floating, and weight and bias are of its dtype, or float32 beside a half."""
-    dtype = input.array.dtype
-    if not is_float(dtype):
-        raise DtypeError(f"{name}: expected a floating input, got {dtype}")
-    for each in parameters:
-        if each is not None and each.array.dtype != dtype and (dtype.itemsize > 2 or each.array.dtype != "float32"):
-            raise DtypeError(f"{name}: input is {dtype}, weight or bias {each.dtype}; they need one dtype")
 
 
 def _trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
@@ -85,17 +75,6 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
     if not p > 0:  # the op's formula for the gradient is that of a norm
         return input / input.norm(p, at, keepdim=True).clamp_min(eps)
     return apply(normalization.normalize, (input,), p=float(p), dim=at, eps=eps)
-
-
-def check_channels(name: str, input: Tensor, *per_channel: Tensor | None) -> None:
-    """Raises: ShapeError unless input is (N, C, ...) and the others are (C,)."""
-    if input.ndim < 2:
-        raise ShapeError(f"{name}: input {input.shape}: expected (N, C, ...)")
-    for each in per_channel:
-        if each is not None and tuple(each.shape) != (input.shape[1],):
-            raise ShapeError(
-                f"{name}: input {input.shape} has {input.shape[1]} channels, got one of shape {each.shape}"
-            )
 
 
 def batch_norm(

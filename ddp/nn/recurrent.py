@@ -21,7 +21,7 @@ from ddp.ops import recurrent
 GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
-def run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[Any], reverse: bool = False) -> Any:
+def _run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[Any], reverse: bool = False) -> Any:
     """One direction of one layer. x: (T, N, I); returns ((T, N, H), the last state, for LSTM the last cell state).
 
     Raises: DtypeError unless all have one dtype, or autocast is on.
@@ -38,7 +38,7 @@ def run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[Any
     return apply(recurrent.rnn, (x, *state, *weights[:4]), relu=mode == "RNN_RELU", reverse=reverse)
 
 
-class RNNBase(Module):
+class _RNNBase(Module):
     """What RNN, LSTM and GRU share, layer after layer in both directions.
 
     Parameters of layer k: weight_ih_lk (G*H, in), weight_hh_lk (G*H, out), bias_ih_lk and bias_hh_lk (G*H,), with
@@ -111,7 +111,7 @@ class RNNBase(Module):
 
     def reset_parameters(self) -> None:
         """Draws all weights and biases uniformly within 1/sqrt(hidden_size)."""
-        reset_uniform(self, self.hidden_size)
+        _reset_uniform(self, self.hidden_size)
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """input: (T, N, input_size), N first if batch_first, or (T, input_size); hx: the first state, zeros if None.
@@ -144,7 +144,7 @@ class RNNBase(Module):
             for direction in range(self._directions):
                 at = layer * self._directions + direction
                 state = tuple(each[at] for each in initial)
-                out, *last = run_layer(self.mode, x, state, self._op_weights(weights[at]), direction == 1)
+                out, *last = _run_layer(self.mode, x, state, self._op_weights(weights[at]), direction == 1)
                 outs.append(out)
                 lasts.append(tuple(last))
             x = outs[0] if len(outs) == 1 else cat(outs, dim=2)
@@ -195,14 +195,14 @@ class RNNBase(Module):
         return text
 
 
-def reset_uniform(module: Module, hidden_size: int) -> None:
+def _reset_uniform(module: Module, hidden_size: int) -> None:
     """PyTorch's default for recurrent layers: everything uniform within 1/sqrt(hidden_size)."""
     bound = 1 / math.sqrt(hidden_size) if hidden_size else 0.0
     for param in module.parameters():
         init.uniform_(param, -bound, bound)
 
 
-class RNN(RNNBase):
+class RNN(_RNNBase):
     """h_t = act(weight_ih @ x_t + bias_ih + weight_hh @ h_(t-1) + bias_hh), act by nonlinearity: "tanh" or "relu".
 
     RNN(input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, batch_first=False, dropout=0.0,
@@ -229,7 +229,7 @@ class RNN(RNNBase):
         self.nonlinearity = nonlinearity
 
 
-class LSTM(RNNBase):
+class LSTM(_RNNBase):
     """Long short-term memory: gates i, f, g, o; c_t = f*c_(t-1) + i*g, h_t = o*tanh(c_t), or weight_hr @ that.
 
     LSTM(input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
@@ -253,7 +253,7 @@ class LSTM(RNNBase):
         super().__init__("LSTM", input_size, hidden_size, *options, device=device, dtype=dtype)
 
 
-class GRU(RNNBase):
+class GRU(_RNNBase):
     """Gated recurrent units: gates r, z, n; h_t = (1 - z)*n + z*h_(t-1).
 
     GRU(input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False).
@@ -276,7 +276,7 @@ class GRU(RNNBase):
         super().__init__("GRU", input_size, hidden_size, *options, device=device, dtype=dtype)
 
 
-class RNNCellBase(Module):
+class _RNNCellBase(Module):
     """What the cells share. weight_ih: (G*H, input_size), weight_hh: (G*H, H), bias_ih, bias_hh: (G*H,)."""
 
     def __init__(
@@ -295,7 +295,7 @@ class RNNCellBase(Module):
 
     def reset_parameters(self) -> None:
         """Draws all weights and biases uniformly within 1/sqrt(hidden_size)."""
-        reset_uniform(self, self.hidden_size)
+        _reset_uniform(self, self.hidden_size)
 
     def _step(self, mode: str, input: Tensor, states: list[Tensor | None]) -> list[Tensor]:
         """The next states, (N, H) or (H,). Raises: ShapeError."""
@@ -313,14 +313,14 @@ class RNNCellBase(Module):
                 raise ShapeError(f"{name}: state {tuple(state.shape)} for input {tuple(input.shape)}: expected {shape}")
             initial.append(state if input.ndim == 2 else state.unsqueeze(0))
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, None]
-        _, *found = run_layer(mode, rows, tuple(initial), weights)
+        _, *found = _run_layer(mode, rows, tuple(initial), weights)
         return found if input.ndim == 2 else [x.squeeze(0) for x in found]
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else f", bias={self.bias}")
 
 
-class RNNCell(RNNCellBase):
+class RNNCell(_RNNCellBase):
     """act(weight_ih @ input + bias_ih + weight_hh @ hx + bias_hh), act by nonlinearity: "tanh" or "relu"."""
 
     def __init__(
@@ -346,7 +346,7 @@ class RNNCell(RNNCellBase):
         return super().extra_repr() + ("" if usual else f", nonlinearity={self.nonlinearity}")
 
 
-class _GatedCell(RNNCellBase):
+class _GatedCell(_RNNCellBase):
     _mode: ClassVar[str]
 
     def __init__(

@@ -9,7 +9,8 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.device_guard import guarded_function
 from ddp.errors import ArgumentError, ShapeError
-from ddp.nn.loss import Loss, broadcast_pair, parse_reduction, reduce_losses
+from ddp.nn.loss import _Loss
+from ddp.nn.validation import broadcast_pair, positional, reduce_losses
 from ddp.ops import losses
 from ddp.ops.indexing import check_all
 
@@ -29,51 +30,30 @@ def _difference_loss(
     return reduce_losses(weighted, reduction)
 
 
-def mse_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    weight: Tensor | None = None,
-) -> Tensor:
+@positional("size_average reduce reduction weight")
+def mse_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
     """(input - target)^2. weight: of the input's shape; the mean is then the weighted one.
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
-    reduction = parse_reduction("mse_loss", reduction, size_average, reduce)
     return _difference_loss(losses.mse_loss, input, target, reduction, weight)
 
 
-def l1_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    weight: Tensor | None = None,
-) -> Tensor:
+@positional("size_average reduce reduction weight")
+def l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
     """|input - target|. weight: of the input's shape; the mean is then the weighted one.
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
-    reduction = parse_reduction("l1_loss", reduction, size_average, reduce)
     return _difference_loss(losses.l1_loss, input, target, reduction, weight)
 
 
-def smooth_l1_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    beta: float = 1.0,
-) -> Tensor:
+@positional("size_average reduce reduction beta")
+def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """d^2 / (2 * beta) where |d| < beta, else |d| - beta / 2, d = input - target. A beta of 0 is l1_loss.
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
-    reduction = parse_reduction("smooth_l1_loss", reduction, size_average, reduce)
     if beta < 0:
         raise ArgumentError(f"smooth_l1_loss: beta is not negative, got {beta}")
     if beta == 0:
@@ -81,6 +61,7 @@ def smooth_l1_loss(
     return _difference_loss(losses.smooth_l1_loss, input, target, reduction, bound=beta)
 
 
+@positional("")
 def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Tensor:
@@ -88,20 +69,19 @@ def huber_loss(
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
-    reduction = parse_reduction("huber_loss", reduction)
     if delta <= 0:
         raise ArgumentError(f"huber_loss: delta is positive, got {delta}")
     return _difference_loss(losses.huber_loss, input, target, reduction, weight, bound=delta)
 
 
+@positional("size_average eps reduce reduction")
 def poisson_nll_loss(
     input: Tensor,
     target: Tensor,
     log_input: bool = True,
     full: bool = False,
-    size_average: bool | None = None,
+    *,
     eps: float = 1e-8,
-    reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """-log of Poisson's probability of `target`: exp(input) - target * input, or, without `log_input`,
@@ -109,7 +89,6 @@ def poisson_nll_loss(
 
     Raises: ShapeError, ArgumentError.
     """
-    reduction = parse_reduction("poisson_nll_loss", reduction, size_average, reduce)
     x, t = broadcast_pair("poisson_nll_loss", input, target)
     losses = x.exp() - t * x if log_input else x - t * (x + eps).log()
     if full:
@@ -120,6 +99,7 @@ def poisson_nll_loss(
 
 
 @guarded_function
+@positional("")
 def gaussian_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -135,7 +115,6 @@ def gaussian_nll_loss(
 
     Raises: ArgumentError for a negative variance; ShapeError.
     """
-    reduction = parse_reduction("gaussian_nll_loss", reduction)
     spread: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
     message = "gaussian_nll_loss: var has a negative entry"
     check_all(spread.device.xp, ~(spread.array < 0), ArgumentError, message)
@@ -153,34 +132,29 @@ def gaussian_nll_loss(
     return reduce_losses(losses, reduction)
 
 
-class MSELoss(Loss):
+class MSELoss(_Loss):
     """(input - target)^2. input, target: of one shape."""
 
     _function = staticmethod(mse_loss)
 
 
-class L1Loss(Loss):
+class L1Loss(_Loss):
     """|input - target|. input, target: of one shape."""
 
     _function = staticmethod(l1_loss)
 
 
-class SmoothL1Loss(Loss):
+class SmoothL1Loss(_Loss):
     """d^2 / (2 * beta) where |d| < beta, else |d| - beta / 2, d = input - target."""
 
     _function = staticmethod(smooth_l1_loss)
 
-    def __init__(
-        self,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        beta: float = 1.0,
-    ) -> None:
-        self._init_loss(size_average, reduce, reduction, beta=beta)
+    @positional("size_average reduce reduction beta")
+    def __init__(self, *, reduction: str = "mean", beta: float = 1.0) -> None:
+        self._init(reduction=reduction, beta=beta)
 
 
-class HuberLoss(Loss):
+class HuberLoss(_Loss):
     """d^2 / 2 where |d| <= delta, else delta * (|d| - delta / 2), d = input - target."""
 
     _function = staticmethod(huber_loss)
@@ -189,33 +163,25 @@ class HuberLoss(Loss):
         self._init(reduction=reduction, delta=delta)
 
 
-class PoissonNLLLoss(Loss):
+class PoissonNLLLoss(_Loss):
     """-log of Poisson's probability of the target, whose rate, or its logarithm (log_input), is the input."""
 
     _function = staticmethod(poisson_nll_loss)
 
+    @positional("size_average eps reduce reduction")
     def __init__(
-        self,
-        log_input: bool = True,
-        full: bool = False,
-        size_average: bool | None = None,
-        eps: float = 1e-8,
-        reduce: bool | None = None,
-        reduction: str = "mean",
+        self, log_input: bool = True, full: bool = False, *, eps: float = 1e-8, reduction: str = "mean"
     ) -> None:
-        self._init_loss(size_average, reduce, reduction, log_input=log_input, full=full, eps=eps)
+        self._init(log_input=log_input, full=full, eps=eps, reduction=reduction)
 
 
-class GaussianNLLLoss(Loss):
-    """(log(var) + (input - target)^2 / var) / 2; full: with log(2 * pi) / 2. var is no less than eps."""
+class GaussianNLLLoss(_Loss):
+    """(log(var) + (input - target)^2 / var) / 2; full: with log(2 * pi) / 2. var is no less than eps.
+
+    input, target: of one shape; var: a number, of that shape, or with its last dimension missing or 1.
+    """
 
     _function = staticmethod(gaussian_nll_loss)
 
     def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
-        self._init(reduction=reduction, full=full, eps=eps)
-
-    def forward(  # type: ignore[override]  # one more input
-        self, input: Tensor, target: Tensor, var: Tensor | float
-    ) -> Tensor:
-        """input, target: of one shape; var: a number, of that shape, or with its last dimension missing or 1."""
-        return self._call(input, target, var)
+        self._init(full=full, eps=eps, reduction=reduction)

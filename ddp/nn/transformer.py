@@ -180,7 +180,7 @@ class TransformerEncoder(Module):
         is_causal: bool | None = None,
     ) -> Tensor:
         """src and masks: as TransformerEncoderLayer has them. is_causal: None looks whether the mask is causal."""
-        causal = is_causal_mask(mask) if is_causal is None else is_causal
+        causal = _is_causal_mask(mask) if is_causal is None else is_causal
         for layer in self.layers:
             src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
         return src if self.norm is None else self.norm(src)
@@ -207,7 +207,7 @@ class TransformerDecoder(Module):
         memory_is_causal: bool = False,
     ) -> Tensor:
         """As TransformerDecoderLayer has them. tgt_is_causal: None looks whether tgt_mask is causal."""
-        causal = is_causal_mask(tgt_mask) if tgt_is_causal is None else tgt_is_causal
+        causal = _is_causal_mask(tgt_mask) if tgt_is_causal is None else tgt_is_causal
         masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, causal, memory_is_causal)
         for layer in self.layers:
             tgt = layer(tgt, memory, *masks)
@@ -291,7 +291,7 @@ class Transformer(Module):
         return full((sz, sz), -math.inf, device=device, dtype=dtype).triu(1)
 
 
-def is_causal_mask(mask: Tensor | None) -> bool:
+def _is_causal_mask(mask: Tensor | None) -> bool:
     """Whether `mask` hides from each of L queries exactly the keys after it, so that it need not be read."""
     if mask is None or mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
         return False

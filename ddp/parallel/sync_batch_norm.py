@@ -20,7 +20,8 @@ from ddp._tensor.base import check_current, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
-from ddp.nn.normalization import BatchNorm, affine_dtype, check_channels, running_stats_update
+from ddp.nn.normalization import BatchNorm, running_stats_update
+from ddp.nn.validation import affine_dtype, check_channels
 from ddp.ops.normalization import BatchRows, batch_norm
 from ddp.ops.op import BFLOAT16
 from ddp.parallel.collectives import Array, CollectiveCall

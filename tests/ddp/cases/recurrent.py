@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import ddp
-from ddp.nn.recurrent import GATES, run_layer
+from ddp.nn.recurrent import GATES, _run_layer
 from tests.ddp.cases.table import Case, draw, spaced
 
 
@@ -31,7 +31,7 @@ def run(mode: str, both: bool = False, bias: bool = True, only: str = "") -> Cal
             for d in range(directions):
                 own = weights[d * count : (d + 1) * count]
                 own = [*own[:2], *(own[2:4] if bias else (None, None)), own[-1] if count % 2 else None]
-                parts.append(run_layer(mode, x, tuple(each[d] for each in first), own, d == 1))
+                parts.append(_run_layer(mode, x, tuple(each[d] for each in first), own, d == 1))
             out = (
                 ddp.cat([p[0] for p in parts], dim=2),
                 *(ddp.stack(last) for last in zip(*(p[1:] for p in parts), strict=True)),
