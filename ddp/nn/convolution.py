@@ -13,8 +13,9 @@ from ddp.nn import init
 from ddp.nn.module import Module
 from ddp.nn.padding import pad
 from ddp.nn.parameter import Parameter
-from ddp.nn.validation import Size, numbers, one_dtype, pair, walk
+from ddp.nn.validation import Size, numbers, one_dtype, walk
 from ddp.ops import convolution
+from ddp.ops.convolution import Pair
 
 Padding = Size | str
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -37,7 +38,7 @@ def conv1d(
 
     Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
     """
-    return _conv(1, input, weight, bias, stride, padding, dilation, groups)
+    return _conv("conv1d", (input, weight, bias), stride, padding, dilation, groups)
 
 
 def conv2d(
@@ -56,7 +57,7 @@ def conv2d(
 
     Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
     """
-    return _conv(2, input, weight, bias, stride, padding, dilation, groups)
+    return _conv("conv2d", (input, weight, bias), stride, padding, dilation, groups)
 
 
 def conv_transpose1d(
@@ -75,7 +76,7 @@ def conv_transpose1d(
 
     Raises: ShapeError, DtypeError; ArgumentError for steps that are too small, or too large an output_padding.
     """
-    return _conv_transpose(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _conv("conv_transpose1d", (input, weight, bias), stride, padding, dilation, groups, output_padding)
 
 
 def conv_transpose2d(
@@ -95,109 +96,83 @@ def conv_transpose2d(
 
     Raises: ShapeError, DtypeError; ArgumentError for steps that are too small, or too large an output_padding.
     """
-    return _conv_transpose(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _conv("conv_transpose2d", (input, weight, bias), stride, padding, dilation, groups, output_padding)
 
 
 def _conv(
-    dims: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    name: str,
+    tensors: tuple[Tensor, Tensor, Tensor | None],
     stride: Size,
     padding: Padding,
     dilation: Size,
     groups: int,
+    output_padding: Size | None = None,
 ) -> Tensor:
+    """A convolution of lines or images, or its transpose, which has an output_padding. tensors: input, weight, bias."""
+    input, weight, bias = tensors
+    dims, transposed = int(name[-2]), output_padding is not None
     if input.ndim == dims + 1:
-        return _conv(dims, input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-    name = f"conv{dims}d"
+        batch = input.unsqueeze(0), weight, bias
+        return _conv(name, batch, stride, padding, dilation, groups, output_padding).squeeze(0)
     shapes = f"{name}: input {tuple(input.shape)}, weight {tuple(weight.shape)}, groups {groups}"
     if input.ndim != dims + 2 or weight.ndim != dims + 2:
         lengths, window = _SIZES[dims]
-        raise ShapeError(f"{shapes}: expected (N, C, {lengths}) and (O, C/groups, {window})")
+        layout = "(C, O/groups" if transposed else "(O, C/groups"
+        raise ShapeError(f"{shapes}: expected (N, C, {lengths}) and {layout}, {window})")
     one_dtype(name, input, weight, bias)
-    out, channels = weight.shape[:2]
-    if groups < 1 or out % groups or input.shape[1] != channels * groups:
-        raise ShapeError(f"{shapes}: input has {input.shape[1]} channels, weight takes {channels} in each group")
-    if bias is not None and tuple(bias.shape) != (out,):
-        raise ShapeError(f"{shapes}: bias {tuple(bias.shape)}, expected {(out,)}")
-    step, spread = _as_pair(dims, stride, "stride", 1), _as_pair(dims, dilation, "dilation", 1)
-    images, filters = (input, weight) if dims == 2 else (input.unsqueeze(-2), weight.unsqueeze(-2))
-    kernel = (filters.shape[2], filters.shape[3])
-    if isinstance(padding, str):
-        images, padding = _named_padding(name, images, kernel, step, padding, spread)
-    else:
-        padding = _as_pair(dims, padding, "padding", 0)
-    how = walk(name, (images.shape[2], images.shape[3]), kernel, step, padding, spread)
-    steps = {"stride": how.stride, "padding": how.padding, "dilation": how.dilation}
-    result: Tensor = apply(convolution.conv2d, (images, filters, bias), **steps, groups=groups)
-    return result if dims == 2 else result.squeeze(-2)
-
-
-def _conv_transpose(
-    dims: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Size,
-    padding: Size,
-    output_padding: Size,
-    groups: int,
-    dilation: Size,
-) -> Tensor:
-    if input.ndim == dims + 1:
-        options = stride, padding, output_padding, groups, dilation
-        return _conv_transpose(dims, input.unsqueeze(0), weight, bias, *options).squeeze(0)
-    name = f"conv_transpose{dims}d"
-    shapes = f"{name}: input {tuple(input.shape)}, weight {tuple(weight.shape)}, groups {groups}"
-    if input.ndim != dims + 2 or weight.ndim != dims + 2:
-        lengths, window = _SIZES[dims]
-        raise ShapeError(f"{shapes}: expected (N, C, {lengths}) and (C, O/groups, {window})")
-    one_dtype(name, input, weight, bias)
-    channels, out = weight.shape[0], weight.shape[1] * groups
-    if groups < 1 or channels % groups or input.shape[1] != channels:
+    first, second = weight.shape[0], weight.shape[1] * groups
+    channels, out = (first, second) if transposed else (second, first)
+    if groups < 1 or first % groups or input.shape[1] != channels:
         raise ShapeError(f"{shapes}: input has {input.shape[1]} channels, weight takes {channels}")
     if bias is not None and tuple(bias.shape) != (out,):
         raise ShapeError(f"{shapes}: bias {tuple(bias.shape)}, expected {(out,)}")
-    steps = (
-        _as_pair(dims, stride, "stride", 1),
-        _as_pair(dims, padding, "padding", 0),
-        _as_pair(dims, dilation, "dilation", 1),
-    )
-    extra = _as_pair(dims, output_padding, "output_padding", 0)
     images, filters = (input, weight) if dims == 2 else (input.unsqueeze(-2), weight.unsqueeze(-2))
-    kernel = tuple(filters.shape[2:])
-    if min(*steps[0], *steps[2], *kernel) < 1 or min(*steps[1], *extra) < 0:
-        raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {output_padding=}, {dilation=}")
-    if any(e >= max(s, d) for e, s, d in zip(extra, steps[0], steps[2], strict=True)):
-        raise ArgumentError(
-            f"{name}: output_padding {output_padding} is not less than stride {stride} or dilation {dilation}"
-        )
-    size = tuple(
-        (n - 1) * s - 2 * p + d * (k - 1) + e + 1
-        for n, k, s, p, d, e in zip(images.shape[2:], kernel, *steps, extra, strict=True)
-    )
-    if min(size) < 1:
-        raise ShapeError(f"{shapes}, padding {padding}: the output would be {size}")
-    how: dict[str, Any] = dict(zip(("stride", "padding", "dilation"), steps, strict=True))
-    result: Tensor = apply(convolution.conv_transpose2d, (images, filters, bias), size=size, **how, groups=groups)
+    kernel = (filters.shape[2], filters.shape[3])
+    steps, spread = _as_pair(dims, stride, "stride", 1), _as_pair(dims, dilation, "dilation", 1)
+    if isinstance(padding, str):
+        images, around = _named_padding(name, images, kernel, steps, padding, spread)
+    else:
+        around = _as_pair(dims, padding, "padding", 0)
+    options: dict[str, Any] = {"stride": steps, "padding": around, "dilation": spread, "groups": groups}
+    if output_padding is None:
+        walk(name, (images.shape[2], images.shape[3]), kernel, steps, around, spread)
+        result: Tensor = apply(convolution.conv2d, (images, filters, bias), **options)
+    else:
+        extra = _as_pair(dims, output_padding, "output_padding", 0)
+        if min(*steps, *spread, *kernel) < 1 or min(*around, *extra) < 0:
+            raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {output_padding=}, {dilation=}")
+        if any(e >= max(s, d) for e, s, d in zip(extra, steps, spread, strict=True)):
+            raise ArgumentError(
+                f"{name}: output_padding {output_padding} is not less than stride {stride} or dilation {dilation}"
+            )
+        least = _transposed_size(images.shape[2:], kernel, steps, around, spread)
+        size = tuple(n + e for n, e in zip(least, extra, strict=True))
+        if min(size) < 1:
+            raise ShapeError(f"{shapes}, padding {padding}: the output would be {size}")
+        result = apply(convolution.conv_transpose2d, (images, filters, bias), size=size, **options)
     return result if dims == 2 else result.squeeze(-2)
 
 
-def _as_pair(dims: int, value: Size, name: str, fill: int) -> tuple[int, int]:
+def _transposed_size(image: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:
+    """The size that a transposed convolution gives without output_padding."""
+    each = zip(image, kernel, stride, padding, dilation, strict=True)
+    return tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in each)
+
+
+def _as_pair(dims: int, value: Size, name: str, fill: int) -> Pair:
     """The numbers of both dimensions of an image; those of lines after `fill`."""
     values = numbers(value, dims, name)
-    return (values[0], values[1]) if dims == 2 else (fill, values[0])
+    return (fill, *values)[-2:]  # type: ignore[return-value]  # two numbers
 
 
 def _named_padding(
-    name: str, input: Tensor, kernel: tuple[int, int], stride: Size, padding: str, dilation: tuple[int, int]
-) -> tuple[Tensor, Size]:
+    name: str, input: Tensor, kernel: Pair, stride: Pair, padding: str, dilation: Pair
+) -> tuple[Tensor, Pair]:
     if padding == "valid":
-        return input, 0
+        return input, (0, 0)
     if padding != "same":
         raise ArgumentError(f"{name}: padding is a number, 'valid' or 'same', not {padding!r}")
-    if pair(stride, "stride") != (1, 1):
+    if stride != (1, 1):
         raise ArgumentError(f"{name}: padding='same' needs stride 1, got {stride}")
     total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     if total[0] % 2 or total[1] % 2:  # what cannot be halved goes to the end
@@ -205,9 +180,7 @@ def _named_padding(
     return input, (total[0] // 2, total[1] // 2)
 
 
-class _Convolution(Module):
-    """What all have: sizes per dimension, weight and bias."""
-
+class _Conv(Module):
     dims: ClassVar[int]
     transposed: ClassVar[bool] = False
 
@@ -216,15 +189,16 @@ class _Convolution(Module):
         in_channels: int,
         out_channels: int,
         kernel_size: Size,
-        stride: Size,
-        padding: Size | str,
-        output_padding: Size,
-        dilation: Size,
-        groups: int,
-        bias: bool,
-        padding_mode: str,
-        device: Any,
-        dtype: Any,
+        stride: Size = 1,
+        padding: Padding = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        _output_padding: Size = 0,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -242,7 +216,7 @@ class _Convolution(Module):
             raise ArgumentError(f"{name}: padding='same' needs stride 1, got {self.stride}")
         self.padding: Any = padding if isinstance(padding, str) else numbers(padding, self.dims, "padding")
         self.dilation = numbers(dilation, self.dims, "dilation")
-        self.output_padding = numbers(output_padding, self.dims, "output_padding")
+        self.output_padding = numbers(_output_padding, self.dims, "output_padding")
         self.groups = groups
         self.padding_mode = padding_mode
         first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
@@ -258,22 +232,22 @@ class _Convolution(Module):
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         zeros, ones = (0,) * self.dims, (1,) * self.dims
-        if self.padding != zeros:
-            text += f", padding={self.padding}"
-        if self.dilation != ones:
-            text += f", dilation={self.dilation}"
-        if self.output_padding != zeros:
-            text += f", output_padding={self.output_padding}"
-        if self.groups != 1:
-            text += f", groups={self.groups}"
-        if self.bias is None:
-            text += ", bias=False"
+        for name, usual in (("padding", zeros), ("dilation", ones), ("output_padding", zeros), ("groups", 1)):
+            if getattr(self, name) != usual:
+                text += f", {name}={getattr(self, name)}"
+        text += "" if self.bias is not None else ", bias=False"
         return text if self.padding_mode == "zeros" else f"{text}, padding_mode={self.padding_mode}"
 
-    def _pad_input(self, input: Tensor) -> tuple[Tensor, tuple[int, ...] | str]:
-        """`input` padded by `padding_mode` unless that is zeros, and the padding that is left to the convolution."""
-        if self.padding_mode == "zeros":
-            return input, self.padding
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (N, C, L) or (C, L) in one dimension, (N, C, H, W) or (C, H, W) in two."""
+        padding: Any = self.padding
+        if self.padding_mode != "zeros":
+            input, padding = pad(input, self._widths(), mode=self.padding_mode), 0
+        tensors = input, self.weight, self.bias
+        return _conv(f"conv{self.dims}d", tensors, self.stride, padding, self.dilation, self.groups)
+
+    def _widths(self) -> list[int]:
+        """The padding before and after each dimension, the last first."""
         widths: list[int] = []
         for axis in reversed(range(self.dims)):
             if isinstance(self.padding, str):
@@ -281,31 +255,7 @@ class _Convolution(Module):
                 widths += total // 2, total - total // 2
             else:
                 widths += self.padding[axis], self.padding[axis]
-        return pad(input, widths, mode=self.padding_mode), (0,) * self.dims
-
-
-class _Conv(_Convolution):
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size = 1,
-        padding: Size | str = 0,
-        dilation: Size = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        steps = kernel_size, stride, padding, 0, dilation
-        super().__init__(in_channels, out_channels, *steps, groups, bias, padding_mode, device, dtype)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, L) or (C, L) in one dimension, (N, C, H, W) or (C, H, W) in two."""
-        input, padding = self._pad_input(input)
-        return _conv(self.dims, input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return widths
 
 
 class Conv1d(_Conv):
@@ -332,7 +282,7 @@ class Conv2d(_Conv):
     dims = 2
 
 
-class _Transposed(_Convolution):
+class _Transposed(_Conv):
     transposed = True
 
     def __init__(
@@ -350,32 +300,28 @@ class _Transposed(_Convolution):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        steps = kernel_size, stride, padding, output_padding, dilation
-        super().__init__(in_channels, out_channels, *steps, groups, bias, padding_mode, device, dtype)
+        steps = kernel_size, stride, padding, dilation, groups
+        rest = bias, padding_mode, device, dtype
+        super().__init__(in_channels, out_channels, *steps, *rest, _output_padding=output_padding)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """input: as Conv1d or Conv2d. output_size: (..., OL) or (..., OH, OW), instead of output_padding."""
-        extra = self._extra_padding(input, output_size)
-        steps = self.stride, self.padding, extra, self.groups, self.dilation
-        return _conv_transpose(self.dims, input, self.weight, self.bias, *steps)
+        """input: as Conv1d or Conv2d. output_size: (..., OL) or (..., OH, OW), instead of output_padding.
 
-    def _extra_padding(self, input: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
-        """The output_padding that gives `output_size`. Raises: ShapeError if none does."""
-        if output_size is None:
-            return self.output_padding
-        wanted = tuple(output_size)[-self.dims :]
-        steps = self.stride, self.padding, self.dilation, self.kernel_size
-        least = tuple(
-            (n - 1) * s - 2 * p + d * (k - 1) + 1
-            for n, s, p, d, k in zip(input.shape[-self.dims :], *steps, strict=True)
-        )
-        most = tuple(n + s - 1 for n, s in zip(least, self.stride, strict=True))
-        if len(output_size) < self.dims or any(not a <= n <= b for a, n, b in zip(least, wanted, most, strict=True)):
-            raise ShapeError(
-                f"{type(self).__name__}: output_size {tuple(output_size)} for input {tuple(input.shape)}: "
-                f"expected {least} to {most}"
-            )
-        return tuple(n - a for a, n in zip(least, wanted, strict=True))
+        Raises: ShapeError if no output_padding gives that size.
+        """
+        extra = self.output_padding
+        if output_size is not None:
+            steps = self.kernel_size, self.stride, self.padding, self.dilation
+            least = _transposed_size(input.shape[-self.dims :], *steps)
+            most = tuple(n + s - 1 for n, s in zip(least, self.stride, strict=True))
+            extra = tuple(n - a for a, n in zip(least, tuple(output_size)[-self.dims :], strict=False))
+            if len(extra) < self.dims or any(not 0 <= e < s for e, s in zip(extra, self.stride, strict=True)):
+                raise ShapeError(
+                    f"{type(self).__name__}: output_size {tuple(output_size)} for input {tuple(input.shape)}: "
+                    f"expected {least} to {most}"
+                )
+        tensors, name = (input, self.weight, self.bias), f"conv_transpose{self.dims}d"
+        return _conv(name, tensors, self.stride, self.padding, self.dilation, self.groups, extra)
 
 
 class ConvTranspose1d(_Transposed):
