@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ddp._tensor.base import apply
@@ -11,7 +11,6 @@ from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.module import FunctionModule
 from ddp.nn.validation import Size, numbers, pair, walk
 from ddp.ops import pooling
-from ddp.ops.convolution import Window
 
 
 def max_pool1d(
@@ -29,7 +28,8 @@ def max_pool1d(
 
     Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
     """
-    return _max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    op = pooling.max_pool2d_with_indices if return_indices else pooling.max_pool2d
+    return _pool("max_pool1d", op, input, (kernel_size, stride, padding, dilation, ceil_mode))
 
 
 def max_pool2d(
@@ -49,15 +49,8 @@ def max_pool2d(
 
     Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
     """
-    return _max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def _max_pool(
-    dims: int, input: Tensor, kernel: Size, stride: Any, padding: Size, dilation: Size, ceil: bool, indices: bool
-) -> Any:
-    name, op = f"max_pool{dims}d", pooling.max_pool2d_with_indices if indices else pooling.max_pool2d
-    window = kernel, stride, padding, dilation, ceil
-    return _as_images(name, dims, input, lambda x: apply(op, (x,), walk=_window(name, dims, x, *window)))
+    op = pooling.max_pool2d_with_indices if return_indices else pooling.max_pool2d
+    return _pool("max_pool2d", op, input, (kernel_size, stride, padding, dilation, ceil_mode))
 
 
 def avg_pool1d(
@@ -72,7 +65,9 @@ def avg_pool1d(
 
     Raises: ShapeError, DtypeError, ArgumentError as avg_pool2d.
     """
-    return _avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+    window = kernel_size, stride, padding, 1, ceil_mode
+    counting = {"count_include_pad": count_include_pad, "divisor_override": None}
+    return _pool("avg_pool1d", pooling.avg_pool2d, input, window, **counting)
 
 
 def avg_pool2d(
@@ -94,27 +89,9 @@ def avg_pool2d(
     """
     if divisor_override == 0:
         raise ArgumentError("avg_pool2d: divisor_override is not 0")
-    return _avg_pool(2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-def _avg_pool(
-    dims: int,
-    input: Tensor,
-    kernel: Size,
-    stride: Any,
-    padding: Size,
-    ceil: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Tensor:
-    name, counting = f"avg_pool{dims}d", {"count_include_pad": count_include_pad, "divisor_override": divisor}
-
-    def run(x: Tensor) -> Tensor:
-        _check_floating(name, x)
-        window = _window(name, dims, x, kernel, stride, padding, 1, ceil)
-        return apply(pooling.avg_pool2d, (x,), walk=window, **counting)
-
-    return _as_images(name, dims, input, run)
+    window = kernel_size, stride, padding, 1, ceil_mode
+    counting = {"count_include_pad": count_include_pad, "divisor_override": divisor_override}
+    return _pool("avg_pool2d", pooling.avg_pool2d, input, window, **counting)
 
 
 def adaptive_avg_pool1d(input: Tensor, output_size: Size) -> Tensor:
@@ -138,32 +115,35 @@ def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] |
 
 def _adaptive_avg_pool(dims: int, input: Tensor, sizes: Sequence[int | None]) -> Tensor:
     name = f"adaptive_avg_pool{dims}d"
-
-    def run(x: Tensor) -> Tensor:
-        _check_floating(name, x)
-        size = tuple(n if want is None else want for want, n in zip(sizes, x.shape[2:], strict=True))
-        if min(size) < 0:
-            raise ArgumentError(f"{name}: output_size {tuple(sizes)} is negative")
-        if min(x.shape[1:]) < 1:
-            raise ShapeError(f"{name}: input {tuple(x.shape)} has no elements in a sample")
-        return apply(pooling.adaptive_avg_pool2d, (x,), size=size)
-
-    return _as_images(name, dims, input, run)
+    x = _as_images(name, dims, input)
+    _check_floating(name, x)
+    size = tuple(n if want is None else want for want, n in zip(sizes, x.shape[2:], strict=True))
+    if min(size) < 0:
+        raise ArgumentError(f"{name}: output_size {tuple(sizes)} is negative")
+    if min(x.shape[1:]) < 1:
+        raise ShapeError(f"{name}: input {tuple(x.shape)} has no elements in a sample")
+    return _restored(apply(pooling.adaptive_avg_pool2d, (x,), size=size), dims, input)
 
 
-def _window(
-    name: str, dims: int, images: Tensor, kernel: Size, stride: Any, padding: Size, dilation: Size, ceil: bool
-) -> Window:
-    """How the window walks over the images, of which lines are one high."""
+def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting: Any) -> Any:
+    """The op on what a moving window sees. window: kernel_size, stride, padding, dilation, ceil_mode."""
+    dims = int(name[-2])
+    images = _as_images(name, dims, input)
+    if op is pooling.avg_pool2d:
+        _check_floating(name, images)
+    kernel, stride, padding, dilation, ceil = window
     size = numbers(kernel, dims, "kernel_size")
     step = size if stride is None or stride == () or stride == [] else numbers(stride, dims, "stride")
     around, spread = numbers(padding, dims, "padding"), numbers(dilation, dims, "dilation")
-    if dims == 1:
+    if dims == 1:  # lines are images one line high
         size, step, around, spread = (1, *size), (1, *step), (0, *around), (1, *spread)
     found = walk(name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), step, around, spread, ceil)
     if any(2 * p > k for p, k in zip(found.padding, size, strict=True)):
         raise ArgumentError(f"{name}: padding {found.padding} is more than half of kernel {size}")
-    return found
+    result = apply(op, (images,), walk=found, **counting)
+    if isinstance(result, tuple):
+        return tuple([_restored(each, dims, input) for each in result])
+    return _restored(result, dims, input)
 
 
 def _check_floating(name: str, input: Tensor) -> None:
@@ -171,20 +151,19 @@ def _check_floating(name: str, input: Tensor) -> None:
         raise DtypeError(f"{name}: a mean of {input.dtype} is not defined: convert to a floating dtype")
 
 
-def _as_images(name: str, dims: int, input: Tensor, run: Callable[[Tensor], Any]) -> Any:
-    """What `run` makes of the input as (N, C, H, W), in the input's number of dimensions. Raises: ShapeError."""
+def _as_images(name: str, dims: int, input: Tensor) -> Tensor:
+    """The input as (N, C, H, W). Raises: ShapeError."""
     if input.ndim not in (dims + 1, dims + 2):
         expected = "(N, C, L) or (C, L)" if dims == 1 else "(N, C, H, W) or (C, H, W)"
         raise ShapeError(f"{name}: input {tuple(input.shape)}: expected {expected}")
-    batched = input.ndim == dims + 2
-    images = input if batched else input.unsqueeze(0)
+    images = input if input.ndim == dims + 2 else input.unsqueeze(0)
+    return images.unsqueeze(-2) if dims == 1 else images
 
-    def restored(y: Tensor) -> Tensor:
-        y = y.squeeze(-2) if dims == 1 else y
-        return y if batched else y.squeeze(0)
 
-    found = run(images.unsqueeze(-2) if dims == 1 else images)
-    return tuple([restored(y) for y in found]) if isinstance(found, tuple) else restored(found)
+def _restored(images: Tensor, dims: int, input: Tensor) -> Tensor:
+    """The result in the input's number of dimensions."""
+    y = images.squeeze(-2) if dims == 1 else images
+    return y if input.ndim == dims + 2 else y.squeeze(0)
 
 
 class _MaxPool(FunctionModule):
@@ -222,29 +201,6 @@ class MaxPool2d(_MaxPool):
     _function = staticmethod(max_pool2d)
 
 
-class AvgPool1d(FunctionModule):
-    """The mean under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
-
-    Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool1d.
-    """
-
-    _function = staticmethod(avg_pool1d)
-    _shown = ("kernel_size", "stride", "padding")
-
-    def __init__(
-        self,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] | None = None,
-        padding: int | tuple[int] = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-    ) -> None:
-        sizes = kernel_size, kernel_size if stride is None else stride, padding
-        size, step, around = ((n,) if isinstance(n, int) else n for n in sizes)
-        counting = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
-        self._init(kernel_size=size, stride=step, padding=around, **counting)
-
-
 class AvgPool2d(FunctionModule):
     """The mean under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
@@ -263,9 +219,31 @@ class AvgPool2d(FunctionModule):
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> None:
-        step = kernel_size if stride is None else stride
+        window = {"kernel_size": kernel_size, "stride": kernel_size if stride is None else stride, "padding": padding}
         counting = {"count_include_pad": count_include_pad, "divisor_override": divisor_override}
-        self._init(kernel_size=kernel_size, stride=step, padding=padding, ceil_mode=ceil_mode, **counting)
+        self._init(**window, ceil_mode=ceil_mode, **counting)
+
+
+class AvgPool1d(FunctionModule):
+    """The mean under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
+
+    Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool1d.
+    """
+
+    _function = staticmethod(avg_pool1d)
+    _shown = ("kernel_size", "stride", "padding")
+
+    def __init__(
+        self,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> None:
+        sizes = {"kernel_size": kernel_size, "stride": kernel_size if stride is None else stride, "padding": padding}
+        window = {name: numbers(size, 1, name) for name, size in sizes.items()}
+        self._init(**window, ceil_mode=ceil_mode, count_include_pad=count_include_pad)
 
 
 class _AdaptiveAvgPool(FunctionModule):
