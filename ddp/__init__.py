@@ -43,7 +43,10 @@ from ddp._tensor.printing import set_printoptions as set_printoptions
 from ddp._tensor.results import Size as Size
 from ddp._tensor.sampling import *
 from ddp._tensor.sorting import *
-from ddp.ops.memory_formats import *
+from ddp.ops.memory_formats import channels_last as channels_last
+from ddp.ops.memory_formats import contiguous_format as contiguous_format
+from ddp.ops.memory_formats import memory_format as memory_format
+from ddp.ops.memory_formats import preserve_format as preserve_format
 
 _heap.keep_freed()
 _cuda.install()

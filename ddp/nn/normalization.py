@@ -95,8 +95,7 @@ def batch_norm(
     Raises: ShapeError, also for one value a channel in training; DtypeError; DeviceError; ArgumentError without running
     statistics out of training. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """
-    check_channels("batch_norm", input, running_mean, running_var, weight, bias)
-    affine_dtype("batch_norm", input, weight, bias)
+    check_channels("batch_norm", input, weight, bias, statistics=(running_mean, running_var))
     if not training:
         if running_mean is None or running_var is None:
             raise ArgumentError("batch_norm: running_mean and running_var are needed out of training")
@@ -140,7 +139,6 @@ def group_norm(
     DtypeError. Source: Wu and He 2018, arXiv:1803.08494.
     """
     check_channels("group_norm", input, weight, bias)
-    affine_dtype("group_norm", input, weight, bias)
     channels = input.shape[1]
     if num_groups < 1 or channels % num_groups:
         raise ArgumentError(f"group_norm: {num_groups} groups do not divide the {channels} channels of {input.shape}")
@@ -169,8 +167,7 @@ def instance_norm(
     """
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    check_channels("instance_norm", input, running_mean, running_var, weight, bias)
-    affine_dtype("instance_norm", input, weight, bias)
+    check_channels("instance_norm", input, weight, bias, statistics=(running_mean, running_var))
     if math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"instance_norm: input {input.shape} has one position: its own statistics need more")
     tell = running_stats_update(running_mean, running_var, momentum) if input.numel() else None

@@ -67,15 +67,16 @@ def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
             raise DtypeError(f"{name}: input is {dtype}, weight or bias {each.dtype}; they need one dtype")
 
 
-def check_channels(name: str, input: Tensor, *per_channel: Tensor | None) -> None:
-    """Raises: ShapeError unless input is (N, C, ...) and the others are (C,)."""
+def check_channels(name: str, input: Tensor, *affine: Tensor | None, statistics: Sequence[Tensor | None] = ()) -> None:
+    """Raises: ShapeError unless input is (N, C, ...) and the others are (C,); DtypeError as `affine_dtype`."""
     if input.ndim < 2:
         raise ShapeError(f"{name}: input {input.shape}: expected (N, C, ...)")
-    for each in per_channel:
+    for each in (*affine, *statistics):
         if each is not None and tuple(each.shape) != (input.shape[1],):
             raise ShapeError(
                 f"{name}: input {input.shape} has {input.shape[1]} channels, got one of shape {each.shape}"
             )
+    affine_dtype(name, input, *affine)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

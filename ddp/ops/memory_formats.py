@@ -12,8 +12,6 @@ from typing import Any
 
 from ddp.ops.op import Array
 
-__all__ = ["channels_last", "contiguous_format", "memory_format", "preserve_format"]
-
 
 class memory_format(enum.Enum):
     """In which order elements lie in memory; PyTorch's names."""

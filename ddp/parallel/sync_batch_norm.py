@@ -21,7 +21,7 @@ from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
 from ddp.nn.normalization import BatchNorm, running_stats_update
-from ddp.nn.validation import affine_dtype, check_channels
+from ddp.nn.validation import check_channels
 from ddp.ops.normalization import BatchRows, batch_norm
 from ddp.ops.op import BFLOAT16
 from ddp.parallel.collectives import Array, CollectiveCall
@@ -213,7 +213,6 @@ def _check_together(inputs: tuple[Tensor, Tensor | None, Tensor | None]) -> None
     """What `apply` asks of tensors that meet in an op. Raises: ShapeError, DtypeError, DeviceError, InplaceError."""
     input, *affine = inputs
     check_channels("SyncBatchNorm", input, *affine)
-    affine_dtype("SyncBatchNorm", input, *affine)
     for x in affine:
         if x is not None and x.device is not input.device:
             raise DeviceError(f"SyncBatchNorm: one tensor is on {input.device}, another on {x.device}")
