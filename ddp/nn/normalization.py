@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ddp._engine import no_grad
 from ddp._tensor.base import apply, together, wrap
@@ -181,6 +181,13 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 class _Norm(Module):
     """What all have: a weight and a bias."""
 
+    _shown: ClassVar[tuple[str, str]]  # the settings in the layer's text: without, and with their names
+
+    def extra_repr(self) -> str:
+        plain, named = ([(name, getattr(self, name)) for name in names.split()] for names in self._shown)
+        texts = [f"{name}={value is not None if name == 'bias' else value}" for name, value in named]
+        return ", ".join([*(str(value) for _, value in plain), *texts])
+
     def _register_affine(
         self, shape: tuple[int, ...], weight: bool, bias: bool | None, device: Any, dtype: Any
     ) -> None:
@@ -204,6 +211,8 @@ class LayerNorm(_Norm):
     weight, bias: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.layer_norm.
     """
 
+    _shown = ("normalized_shape", "eps elementwise_affine bias")
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -223,18 +232,14 @@ class LayerNorm(_Norm):
         """input: (..., *normalized_shape)."""
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, "
-            f"bias={self.bias is not None}"
-        )
-
 
 class RMSNorm(_Norm):
     """Root mean square 1 over the last axes of every sample, then weight. input: (..., *normalized_shape).
 
     weight: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.rms_norm.
     """
+
+    _shown = ("normalized_shape", "eps elementwise_affine")
 
     def __init__(
         self,
@@ -254,9 +259,6 @@ class RMSNorm(_Norm):
         """input: (..., *normalized_shape)."""
         return rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
-    def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
-
 
 class GroupNorm(_Norm):
     """Mean 0 and variance 1 over groups of channels of every sample, then weight and bias. input: (N, C, ...).
@@ -264,6 +266,8 @@ class GroupNorm(_Norm):
     weight, bias: (num_channels,). Raises: ArgumentError unless num_groups divides num_channels; ShapeError, DtypeError
     when called; see functional.group_norm.
     """
+
+    _shown = ("num_groups num_channels", "eps affine bias")
 
     def __init__(
         self,
@@ -289,28 +293,24 @@ class GroupNorm(_Norm):
         """input: (N, C, ...)."""
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, "
-            f"bias={self.bias is not None}"
-        )
-
 
 class _ChannelNorm(_Norm):
     """Parameters and running statistics, (C,) each; these are buffers, as is how many batches they have seen."""
 
     ranks: tuple[int, ...]  # numbers of dimensions that an input may have
+    _shown = ("num_features", "eps momentum affine bias track_running_stats")
 
     def __init__(
         self,
         num_features: int,
-        eps: float,
-        momentum: float | None,
-        affine: bool,
-        track_running_stats: bool,
-        device: Any,
-        dtype: Any,
-        bias: bool,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.num_features = num_features
@@ -343,29 +343,9 @@ class _ChannelNorm(_Norm):
             wanted = " or ".join(f"{rank}-d" for rank in self.ranks)
             raise ShapeError(f"{type(self).__name__}: expected {wanted} input, got shape {input.shape}")
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
-        )
-
 
 class BatchNorm(_ChannelNorm):
     """What the layers of the name have in common."""
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        bias: bool = True,
-    ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, ...), normalised by its own statistics in training or where none are kept."""
@@ -373,16 +353,8 @@ class BatchNorm(_ChannelNorm):
         momentum = self._count_batch() if self.training else 0.0
         own = self.training or self.running_mean is None
         keep = not own or (self.training and self.track_running_stats)
-        return batch_norm(
-            input,
-            self.running_mean if keep else None,
-            self.running_var if keep else None,
-            self.weight,
-            self.bias,
-            own,
-            momentum,
-            self.eps,
-        )
+        mean, var = (self.running_mean, self.running_var) if keep else (None, None)
+        return batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
 
     def _count_batch(self) -> float:
         """Counts one more batch; how far running statistics move towards its own."""
@@ -429,7 +401,7 @@ class _InstanceNorm(_ChannelNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, ...) or (C, ...)."""
@@ -440,16 +412,9 @@ class _InstanceNorm(_ChannelNorm):
             raise ShapeError(
                 f"{type(self).__name__}: input {input.shape} has {batch.shape[1]} channels, not {self.num_features}"
             )
-        out = instance_norm(
-            batch,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training or not self.track_running_stats,
-            0.0 if self.momentum is None else self.momentum,
-            self.eps,
-        )
+        own, momentum = self.training or not self.track_running_stats, self.momentum or 0.0
+        kept = self.running_mean, self.running_var
+        out = instance_norm(batch, *kept, self.weight, self.bias, own, momentum, self.eps)
         return out.squeeze(0) if single else out
 
 
