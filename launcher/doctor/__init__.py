@@ -1,12 +1,10 @@
 """`ddp-doctor`: whether this machine, or these hosts, can train, what is wrong and what fixes it; and what ranks do.
 
     checkup    which checks there are, and the order in which they are made
-    findings   what a check has found, and what follows from all of it; as text and as JSON
-    probe      asks a question in a process of its own, which may crash or hang; probes: the questions
+    machine    Python, threads, memory, limits, and `ddp-doctor sweep`; mpi, gpu, hosts: a check each
     ranks      starts ranks that call every collective; trial is one of them
-    hosts      what other machines answer
-    shm_cleanup  `ddp-doctor sweep`
-    calls      `ddp-doctor calls`: what running ranks did last, seen from outside
+    findings   what a check has found, and what follows from all of it; as text and as JSON
+    probes     asks a question in a process of its own, which may crash or hang
 
-Each check is a module: it gathers facts, which depend on the machine, and judges them, which does not.
+A check gathers facts, which depend on the machine, and judges them, which does not.
 """

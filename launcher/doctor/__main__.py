@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 
 _LAST = 10
@@ -26,11 +28,9 @@ def run(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         if args.command == "calls":
-            from launcher.doctor.calls import calls
-
             return calls(args.pids, args.last, args.json)
         if args.command == "sweep":
-            from launcher.doctor.shm_cleanup import sweep
+            from launcher.doctor.machine import sweep
 
             return sweep()
         from launcher.doctor.checkup import checkup
@@ -39,6 +39,36 @@ def run(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"ddp-doctor: {error}", file=sys.stderr)
         return 2
+
+
+def calls(pids: Sequence[int], last: int, as_json: bool) -> int:
+    """Prints the `last` calls of each process, read from outside; returns 1 if one could not be read, else 0."""
+    from collectives.errors import RecordError
+    from collectives.flight.report import read, table
+
+    records, errors = [], {}
+    for pid in dict.fromkeys(pids):
+        try:
+            records.append(read(pid))
+        except RecordError as error:
+            errors[pid] = str(error)
+    now = time.monotonic_ns()
+    if as_json:
+        plain = [
+            {
+                **record._asdict(),
+                "calls": [call._asdict() for call in record.calls[-last:]],
+                "position": record.position and record.position._asdict(),
+            }
+            for record in records
+        ]
+        print(json.dumps({"now": now, "processes": plain, "errors": errors}, indent=1))
+    elif records:
+        print(table(records, now, last))
+    sys.stdout.flush()
+    for text in errors.values():
+        print(f"ddp-doctor: {text}", file=sys.stderr)
+    return 1 if errors else 0
 
 
 def _parser() -> argparse.ArgumentParser:

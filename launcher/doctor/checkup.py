@@ -13,7 +13,7 @@ from functools import partial
 
 from launcher.doctor import findings as report
 from launcher.doctor.findings import Finding, Level, exit_code, note, verdict, warning
-from launcher.doctor.probe import end_all
+from launcher.doctor.probes import end_all
 from launcher.network import Host
 
 Check = Callable[[], list[Finding]]
@@ -48,24 +48,24 @@ def checkup(*, hosts: str | None, hostfile: str | None, as_json: bool) -> int:
 
 
 def _all(machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
-    from launcher.doctor import gpu, limits, memory, mpi, python, threads
+    from launcher.doctor import gpu, machine, mpi
 
     facts = gpu.look()
     found: list[Finding] = []
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)) + 1) as pool:
         inquiry = pool.submit(gpu.inquire, facts)
         quick: list[tuple[str, Check]] = [
-            (python.CHECK, python.check),
-            (threads.CHECK, threads.check),
-            (mpi.CHECK, mpi.check),
-            (memory.CHECK, memory.check),
-            (limits.CHECK, limits.check),
-            (gpu.CHECK, lambda: gpu.judge(facts, inquiry.result())),
+            ("python", machine.python),
+            ("threads", machine.threads),
+            ("mpi", mpi.check),
+            ("memory", machine.memory),
+            ("limits", machine.limits),
+            ("gpu", lambda: gpu.judge(facts, inquiry.result())),
         ]
         if machines:
             from launcher.doctor import hosts
 
-            quick.append((hosts.CHECK, lambda: hosts.check(machines)))
+            quick.append(("hosts", lambda: hosts.check(machines)))
         try:
             for each in [pool.submit(_guarded, name, check) for name, check in quick]:
                 findings = each.result()

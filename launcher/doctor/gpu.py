@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launcher.doctor.findings import Finding, Level, error, install, note, ok, pip, warning
-from launcher.doctor.memory import size
-from launcher.doctor.probe import Answer, ask
-from launcher.doctor.python import version
+from launcher.doctor.machine import size, version
+from launcher.doctor.probes import Answer, ask
 
 CHECK = "gpu"
 _LIMIT = 60.0  # s; CuPy compiles a kernel, and a GPU that slept wakes up

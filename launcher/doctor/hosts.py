@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from launcher import network
 from launcher.doctor.findings import Finding, error, note, ok, warning
-from launcher.doctor.probe import run
-from launcher.doctor.python import NEEDED, version
+from launcher.doctor.machine import NEEDED, version
+from launcher.doctor.probes import run
 from launcher.engines import mpiexec
 from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI
 from launcher.errors import UsageError

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from launcher import engines
 from launcher.doctor.findings import Finding, error, install, note, ok, pip, warning
-from launcher.doctor.probe import Answer, ask, outside_a_job
-from launcher.doctor.python import version
+from launcher.doctor.machine import version
+from launcher.doctor.probes import Answer, ask, outside_a_job
 from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI, find_mpiexec_for, mpi_family
 from launcher.errors import UsageError
 from launcher.job import Job

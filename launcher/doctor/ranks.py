@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from launcher.doctor.findings import Finding, error, ok, warning
-from launcher.doctor.probe import Answer, ask, outside_a_job
+from launcher.doctor.probes import Answer, ask, outside_a_job
 from launcher.network import Host
 
 CHECK = "ranks"

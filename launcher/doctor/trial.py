@@ -13,7 +13,7 @@ from collectives import Communicator, init
 from launcher.bench.collective_table import KINDS
 from launcher.bench.settings import Settings
 from launcher.bench.worker import run
-from launcher.doctor.probe import answer
+from launcher.doctor.probes import answer
 
 _HOST_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 _DEVICE_DTYPES = ("float32", "float16", "int32")

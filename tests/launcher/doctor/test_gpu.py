@@ -8,7 +8,7 @@ import pytest
 
 from launcher.doctor import gpu
 from launcher.doctor.findings import Level, install, pip
-from launcher.doctor.probe import Answer, ask
+from launcher.doctor.probes import Answer, ask
 
 OK, NOTE, WARNING, ERROR = Level
 
@@ -183,14 +183,6 @@ CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
 )
 def test_gpus(facts: gpu.Gpus, answers: gpu.Answers, expected: list[tuple[Level, str, str]], assert_found: Any) -> None:
     assert_found(gpu.judge(facts, answers), *expected)
-
-
-@pytest.mark.parametrize(
-    ("answers", "count"),
-    [(gpu.Answers(), 0), (gpu.Answers(Answer(None, "died")), 0), (gpu.Answers(driver(H100, H100)), 2)],
-)
-def test_how_many_can_be_used(answers: gpu.Answers, count: int) -> None:
-    assert gpu.devices(answers) == count
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.doctor import mpi
 from launcher.doctor.findings import Level, install, pip
-from launcher.doctor.probe import Answer
+from launcher.doctor.probes import Answer
 
 OK, NOTE, WARNING, ERROR = Level
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.doctor import ranks
 from launcher.doctor.findings import Level
-from launcher.doctor.probe import Answer
+from launcher.doctor.probes import Answer
 from launcher.doctor.ranks import Trial
 from launcher.network import Host
 
