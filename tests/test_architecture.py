@@ -439,7 +439,7 @@ def test_rule(rule: Rule) -> None:
 
 # Libraries, and the modules that may import them: each is loaded only where it is used.
 HEAVY = {
-    "mpi4py": ("collectives.backends.mpi", "launcher.bench.timing", "launcher.doctor.probes"),
+    "mpi4py": ("collectives.backends.mpi", "launcher.bench.implementations", "launcher.doctor.probes"),
     "cupy": (
         "ddp._device",
         "ddp._cuda",
@@ -450,7 +450,7 @@ HEAVY = {
     "cudnn": ("ddp._cuda",),
     "pynccl": ("collectives.backends.nccl.library",),
     "torch": ("launcher.bench.implementations",),
-    "matplotlib": ("ddp.tracing.step_picture", "launcher.bench.plot"),
+    "matplotlib": ("ddp.tracing.step_picture", "launcher.bench.report"),
 }
 
 

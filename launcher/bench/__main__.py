@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from collectives import world
 from launcher.bench import report
 from launcher.bench.report import Outcome
-from launcher.bench.settings import ALONE, HELP, Settings, available_memory, check_environment, parse
+from launcher.bench.settings import ALONE, Settings, available_memory, check_environment, help_text, parse
 from launcher.errors import UsageError
 from launcher.job import Job
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     place = world.promised()
     try:
         if "--help" in argv or "-h" in argv:
-            text = HELP
+            text = help_text()
         elif "--version" in argv:
             from collectives.version import __version__
 
@@ -57,22 +57,20 @@ def _start(settings: Settings) -> int:
         for backend in settings.backend:
             result = os.path.join(folder, backend)
             n = settings.world(backend)
-            # An option of this process alone: a rank's stderr is a pipe, and what is behind it only we can see.
-            bar = str(int(sys.stderr.isatty()))
             job = Job(
                 module="launcher.bench.worker",
-                args=(settings.encode(), backend, str(n), bar, result),
+                args=(settings.encode(), backend, str(n), result),
                 n=1 if backend in ALONE else n,
                 grace=_GRACE,
                 prefix=False,  # rank 0 alone has something to say
             )
             if (code := launch(job)) != 0:
                 return code
-            with open(result) as file:
-                document = json.load(file)
-            if "error" in document:
-                raise UsageError(document["error"])
-            outcomes.append(Outcome.decode(document))
+            with open(result, "rb") as file:
+                outcome = pickle.load(file)
+            if isinstance(outcome, UsageError):
+                raise outcome
+            outcomes.append(outcome)
     return _finish(settings, outcomes)
 
 
@@ -88,8 +86,7 @@ def _take_part(settings: Settings, place: world.World) -> int:
     check_environment(settings, None)
     from launcher.bench.worker import join
 
-    bar = place.rank == 0 and sys.stderr.isatty()
-    outcome = join(settings, settings.backend[0], place.size, bar=bar)
+    outcome = join(settings, settings.backend[0], place.size)
     if place.rank == 0:
         return _finish(settings, [outcome])
     return 1 if outcome.wrong else 0
@@ -101,10 +98,8 @@ def _finish(settings: Settings, outcomes: Sequence[Outcome]) -> int:
     if settings.json is not None:
         report.save(settings.json, report.report(settings, outcomes, now))
     if settings.plot is not None:
-        from launcher.bench import plot
-
         ranks = " and ".join(dict.fromkeys(str(outcome.ranks) for outcome in outcomes))
-        if not plot.save(settings.plot, outcomes, f"{ranks} ranks, {report.cpu()}, {now:%Y-%m-%d}"):
+        if not report.save_plot(settings.plot, outcomes, f"{ranks} ranks, {report.cpu()}, {now:%Y-%m-%d}"):
             print("ddp-bench: nothing to plot: no collective that was measured has a size", file=sys.stderr)
     if wrong := sum(outcome.wrong for outcome in outcomes):
         print(f"ddp-bench: {wrong} elements were wrong", file=sys.stderr)

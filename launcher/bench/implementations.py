@@ -16,10 +16,64 @@ import numpy as np
 from collectives import Communicator, DtypeError
 from launcher.bench.collective_table import ROOT, Kind, partner
 from launcher.bench.expected import Array
-from launcher.bench.timing import MPISync
 from launcher.errors import UsageError
 
 Call = Callable[[], Any]
+
+
+class Sync(Protocol):
+    """How ranks meet outside of what is measured."""
+
+    def barrier(self) -> None:
+        """Returns on all ranks at about the same moment."""
+
+    def slowest(self, seconds: Array) -> Array:
+        """The largest of all ranks, element by element: (...) float64."""
+
+    def total(self, number: int) -> int:
+        """The sum over all ranks."""
+
+
+class CommSync:
+    """Ranks that are threads, or one alone, meet by the communicator itself."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def slowest(self, seconds: Array) -> Array:
+        worst: Array = self._comm.all_reduce(seconds, "max")
+        return worst
+
+    def total(self, number: int) -> int:
+        return int(self._comm.all_reduce(np.array([number], np.int64))[0])
+
+
+class MPISync:
+    """Ranks meet by blocking MPI calls, which spin: they leave its barrier within a microsecond of each other."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.MPI: Any = MPI
+        self._comm = MPI.COMM_WORLD.Dup()
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+    def slowest(self, seconds: Array) -> Array:
+        worst = np.empty_like(seconds)
+        self._comm.Allreduce(seconds, worst, self.MPI.MAX)
+        return worst
+
+    def total(self, number: int) -> int:
+        return int(self._comm.allreduce(number))
+
+    def tell(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+        return str(self._comm.bcast(text, 0))
 
 
 class Implementation(Protocol):

@@ -1,4 +1,4 @@
-"""What is printed and kept of a run: rows and columns as nccl-tests has them, a fitted line, JSON, and progress."""
+"""What is printed and kept of a run: rows and columns as nccl-tests has them, a fitted line, JSON, a picture."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A implementation's latency and bandwidth for one collective."""
+    """An implementation's latency and bandwidth for one collective."""
 
     collective: str
     by: str
@@ -107,7 +107,7 @@ def heading(several: bool) -> list[str]:
 
 
 def row_line(row: Row, several: bool) -> str:
-    """One row. What a implementation cannot do is "-"; what nobody checked is "N/A"."""
+    """One row. What an implementation cannot do is "-"; what nobody checked is "N/A"."""
     left = (row.size, row.count, row.dtype, row.op, row.root)
     words = "".join(f"{value:>{width}}" for value, (*_, width) in zip(left, _LEFT, strict=True))
     words += f" {row.by:<{_BY - 1}}" * several
@@ -166,7 +166,7 @@ def _number(value: float) -> str:
 class Outcome:
     """What one job, the ranks of one backend, brought.
 
-    unsupported: what a implementation could not do, a sentence each; versions: of what it ran on
+    unsupported: what an implementation could not do, a sentence each; versions: of what it ran on
     """
 
     backend: str
@@ -188,20 +188,7 @@ class Outcome:
         for fitted, each in zip(document["fits"], self.fits, strict=True):
             latency, slope = each.line
             fitted |= {"latency_us": latency * 1e6, "bandwidth_gbs": 1e-9 / slope if slope else None}
-            fitted["line"] = list(each.line)
         return document
-
-    @staticmethod
-    def decode(document: dict[str, Any]) -> Outcome:
-        """What `encode` took apart."""
-        rows = []
-        for row in document["rows"]:
-            cells = {place: Cell(**{**cell, "rounds": tuple(cell["rounds"])}) for place, cell in row["cells"].items()}
-            rows.append(Row(**{**row, "cells": cells}))
-        fields = ("collective", "by", "dtype", "place")
-        fits = [Fitted(**{name: each[name] for name in fields}, line=Line(*each["line"])) for each in document["fits"]]
-        unsupported = tuple(document["unsupported"])
-        return Outcome(**{**document, "rows": tuple(rows), "fits": tuple(fits), "unsupported": unsupported})
 
 
 def report(settings: Settings, outcomes: Sequence[Outcome], now: datetime.datetime) -> dict[str, Any]:
@@ -262,46 +249,89 @@ def save(path: str, document: dict[str, Any]) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
-class Progress:
-    """shown: this is rank 0; bar: stderr is a terminal, in the end; steps: how many `step`s make the whole."""
-
-    def __init__(self, *, shown: bool, bar: bool, steps: int = 1) -> None:
-        self._shown = shown
-        self._bar = shown and bar
-        self._steps = steps
-        self._done = 0
-        self._start = time.monotonic()
-        self._text = ""
-
-    def lines(self, texts: list[str]) -> None:
-        """Prints them above the bar."""
-        if not self._shown or not texts:
-            return
-        self._paint("")
-        print("\n".join(texts), flush=True)
-
-    def doing(self, what: str) -> None:
-        """Says what is measured now."""
-        if self._bar:
-            self._paint(progress(self._done, self._steps, time.monotonic() - self._start, what))
-
-    def step(self) -> None:
-        """One more is done."""
-        self._done += 1
-
-    def close(self) -> None:
-        """Leaves nothing of the bar."""
-        self._paint("")
-
-    def _paint(self, text: str) -> None:
-        if self._bar and text != self._text:
-            sys.stderr.write("\r" + text.ljust(len(self._text)) + ("" if text else "\r"))
-            sys.stderr.flush()
-            self._text = text
+# -- the picture: bus bandwidth against size, a panel for each collective, a line for each implementation
 
 
-def progress(done: int, steps: int, seconds: float, what: str) -> str:
-    """`progress(3, 12, 6.0, "reduce 1024 B") == "[=====               ]  25%  18 s left  reduce 1024 B"`."""
-    full = 20 * done // steps
-    left = f"{seconds / done * (steps - done):.0f} s left" if done else "starting"
-    return f"[{'=' * full:<20}] {100 * done // steps:3d}%  {left}  {what}"
+def save_plot(path: str, outcomes: Sequence[Outcome], title: str) -> bool:
+    """Writes a PNG; False if nothing that was measured has a size.
+
+    Raises: UsageError if the file cannot be written after all.
+    """
+    rows = [row for outcome in outcomes for row in outcome.rows if row.size]
+    if not rows:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")  # a file, wherever this runs
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(row.collective for row in rows))
+    columns = min(3, len(names))
+    lines = math.ceil(len(names) / columns)
+    # A single panel is as wide as a page's column; many share a page.
+    shape = (9.0, 5.5) if len(names) == 1 else (5.2 * columns, 3.8 * lines + 1.2)
+    figure, axes = pyplot.subplots(lines, columns, figsize=shape, squeeze=False, layout="constrained")
+    styles = Styles(rows)
+    for panel, name in zip(axes.flat, names, strict=False):
+        _draw(panel, name, [row for row in rows if row.collective == name], styles)
+    for panel in axes.flat[len(names) :]:
+        panel.set_visible(False)
+    figure.suptitle(title)
+    handles = {line.get_label(): line for panel in axes.flat for line in panel.get_lines()}
+    ordered = [handles[label] for label in styles.labels() if label in handles]
+    figure.legend(handles=ordered, loc="outside lower center", ncols=columns + 1, fontsize=9)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        pyplot.close(figure)
+    return True
+
+
+class Styles:
+    """Which line is whose: a colour for each implementation, a dash for each place, a marker for each dtype."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._by = list(dict.fromkeys(row.by for row in rows))
+        self._dtypes = list(dict.fromkeys(row.dtype for row in rows))
+
+    def of(self, by: str, dtype: str, place: str) -> dict[str, Any]:
+        """Arguments of `plot`."""
+        dtypes = f" {dtype}" if len(self._dtypes) > 1 else ""
+        return {
+            "color": f"C{self._by.index(by)}",
+            "marker": "osv^D*PX"[self._dtypes.index(dtype) % 8],
+            "markersize": 3.5,
+            "linestyle": "--" if place == "out" else "-",
+            "label": f"{by}{dtypes}, {'out of place' if place == 'out' else 'in place'}",
+        }
+
+    def labels(self) -> list[str]:
+        """All that there can be, those of one implementation together."""
+        return [self.of(by, dtype, place)["label"] for by in self._by for dtype in self._dtypes for place in PLACES]
+
+
+def _draw(panel: Any, name: str, rows: Sequence[Row], styles: Styles) -> None:
+    lines = dict.fromkeys((row.by, row.dtype, place) for row in rows for place in PLACES if place in row.cells)
+    for by, dtype, place in lines:
+        mine = [row for row in rows if (row.by, row.dtype) == (by, dtype) and place in row.cells]
+        # The bus of a rank that is alone carries nothing.
+        bandwidths = [row.cells[place].busbw or row.cells[place].algbw for row in mine]
+        panel.plot([row.size for row in mine], bandwidths, **styles.of(by, dtype, place))
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.xaxis.set_major_formatter(lambda value, _: size_text(value))
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.set_title(name)
+    panel.set_xlabel("size (bytes)")
+    panel.set_ylabel("bus bandwidth (GB/s)")
+    panel.grid(True, which="major", alpha=0.3)
+
+
+def size_text(value: float) -> str:
+    """`size_text(65536) == "64K"`: as sizes are written on the command line."""
+    for unit, text in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
+        if value >= unit:
+            return f"{value / unit:g}{text}"
+    return f"{value:g}"

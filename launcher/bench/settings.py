@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import dataclasses
 import importlib.util
 import json
@@ -159,35 +158,9 @@ def parse_size(text: str) -> int:
     return int(match[1]) << _UNITS[match[2]]
 
 
-HELP = f"""\
-usage: ddp-bench COLLECTIVE... [OPTIONS]        ddp-bench --config FILE [OPTIONS]
-
-Measures collectives for a range of sizes, on ranks of its own or on those of the launcher that started it.
-COLLECTIVE: all, or {", ".join([*KINDS][:5])},
-            {", ".join([*KINDS][5:])}
-
-  -n, --ranks N         number of ranks (2)
-  -b, --minbytes SIZE   smallest size (8); K, M and G are powers of 1024
-  -e, --maxbytes SIZE   largest size (32M)
-  -f, --stepfactor F    each size is F times the last (2), or
-  -i, --stepbytes SIZE  larger by SIZE
-  -d, --dtype A,B       float32, bfloat16, int8, ... (float32)
-  -o, --op OP           {", ".join(OPS)} (sum)
-  --place P             both, out (of place) or in (place) (both)
-  --backend A,B         {", ".join(BACKENDS)} (auto); several are measured in turn
-  --vs A,B              baselines, in the same job on the same ranks: {", ".join(BASELINES)}
-  --empty               ours a second time, on arrays of comm.empty
-  --check               compare every element with what it must be; exit code 1 if any is wrong
-  --iters N             calls measured for each size, instead of --budget
-  --budget S            seconds for each size, implementation and place (0.1)
-  --warmup N            calls before that (5)
-  --json FILE           settings, machine, versions and results
-  --plot FILE.png       bandwidth against size
-  --config FILE         these options in TOML, without dashes: maxbytes = "128M"; the command line wins
-  --version, --help
-
-Exit code: 0; 1 if an element was wrong; 2 for wrong use; 130 after Ctrl-C; else that of the first rank that failed.
-"""
+def help_text() -> str:
+    """What --help prints."""
+    return _parser().format_help()
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -232,26 +205,40 @@ def words(table: dict[str, Any]) -> list[str]:
     return found
 
 
+_DESCRIPTION = f"""\
+Measures collectives for a range of sizes, on ranks of its own or on those of the launcher that started it.
+
+COLLECTIVE: all, or some of {", ".join([*KINDS][:6])},
+            {", ".join([*KINDS][6:])}
+"""
+_EPILOG = "Exit code: 0; 1 if an element was wrong; 2 for wrong use; 130 after Ctrl-C; else that of a failed rank."
+
+
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser("ddp-bench")
-    parser.add_argument("collectives", nargs="*")
+    usage = "ddp-bench COLLECTIVE... [OPTIONS]"
+    parser = ArgumentParser("ddp-bench", usage=usage, description=_DESCRIPTION, epilog=_EPILOG)
     count, size = _value(int, "a whole number"), _value(parse_size, "a number of bytes, as 512, 64K, 128M or 1G")
-    parser.add_argument("-n", "--ranks", type=count)
-    parser.add_argument("-b", "--minbytes", type=size)
-    parser.add_argument("-e", "--maxbytes", type=size)
-    parser.add_argument("-f", "--stepfactor", type=count)
-    parser.add_argument("-i", "--stepbytes", type=size)
-    parser.add_argument("-d", "--dtype", type=_names)
-    parser.add_argument("-o", "--op")
-    for name in ("--backend", "--vs"):
-        parser.add_argument(name, type=_names)
-    for name in ("--iters", "--warmup"):
-        parser.add_argument(name, type=count)
-    parser.add_argument("--budget", type=_value(float, "a number of seconds"))
-    for name in ("--place", "--json", "--plot", "--config"):
-        parser.add_argument(name)
-    for name in ("--check", "--empty"):
-        parser.add_argument(name, action="store_true")
+    seconds = _value(float, "a number of seconds")
+    add = parser.add_argument
+    add("collectives", nargs="*", metavar="COLLECTIVE", help="what is measured")
+    add("-n", "--ranks", type=count, metavar="N", help="number of ranks (2)")
+    add("-b", "--minbytes", type=size, metavar="SIZE", help="smallest size (8); K, M and G are powers of 1024")
+    add("-e", "--maxbytes", type=size, metavar="SIZE", help="largest size (32M)")
+    add("-f", "--stepfactor", type=count, metavar="F", help="each size is F times the last (2), or")
+    add("-i", "--stepbytes", type=size, metavar="SIZE", help="larger by SIZE")
+    add("-d", "--dtype", type=_names, metavar="A,B", help="float32, bfloat16, int8, ... (float32)")
+    add("-o", "--op", help=f"{', '.join(OPS)} (sum)")
+    add("--place", metavar="P", help="both, out (of place) or in (place) (both)")
+    add("--backend", type=_names, metavar="A,B", help=f"{', '.join(BACKENDS)} (auto); several are measured in turn")
+    add("--vs", type=_names, metavar="A,B", help=f"baselines, on the same ranks: {', '.join(BASELINES)}")
+    add("--empty", action="store_true", help="ours a second time, on arrays of comm.empty")
+    add("--check", action="store_true", help="compare every element with what it must be")
+    add("--iters", type=count, metavar="N", help="calls measured for each size, instead of --budget")
+    add("--budget", type=seconds, metavar="S", help="seconds for each size, implementation and place (0.1)")
+    add("--warmup", type=count, metavar="N", help="calls before that (5)")
+    add("--json", metavar="FILE", help="settings, machine, versions and results")
+    add("--plot", metavar="FILE.png", help="bandwidth against size")
+    add("--config", metavar="FILE", help="these options in TOML, without dashes; the command line wins")
     return parser
 
 
@@ -272,7 +259,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def check_environment(settings: Settings, memory: int | None) -> None:
-    """Checks that baselines, matplotlib and a GPU are there if they are needed, and that files can be written.
+    """Checks that baselines and matplotlib are installed if they are needed, and that files can be written.
 
     memory: bytes available for all ranks together; None: unknown
     Raises: UsageError, in one sentence.
@@ -289,12 +276,6 @@ def check_environment(settings: Settings, memory: int | None) -> None:
     for path in (settings.json, settings.plot):
         if path is not None:
             _check_writable(path)
-    if "nccl" in settings.backend:
-        if importlib.util.find_spec("cupy") is None:
-            extras = "pip install 'ddp-runtime[cuda12]', or [cuda13]"
-            raise UsageError(f"backend nccl needs CuPy, which is not installed: {extras}")
-        if not gpus():
-            raise UsageError("backend nccl needs a GPU, and no CUDA device can be used here")
     for backend in settings.backend:
         need = footprint(settings, settings.world(backend))
         if memory is not None and need > memory:
@@ -317,17 +298,6 @@ def available_memory() -> int | None:
     except OSError:  # not on this system
         pass
     return None
-
-
-def gpus() -> int:
-    """The number of CUDA devices that the driver would give us."""
-    count = ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    usable = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-    return count.value if usable else 0
 
 
 def _check_writable(path: str) -> None:

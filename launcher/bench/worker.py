@@ -1,13 +1,22 @@
 """One rank of a job that `ddp-bench` has started: measures each collective, dtype and size in the same order as all
-others; rank 0 prints, and leaves the outcome in a file."""
+others; rank 0 prints, and writes the outcome to a file.
+
+A batch is some calls in a row after a barrier; its time is that of the slowest rank, divided by the calls. The
+implementations' batches alternate, so that noise of the machine hits all alike. Times are medians over rounds.
+"""
 
 from __future__ import annotations
 
-import json
+import gc
+import math
+import pickle
 import signal
+import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,43 +25,140 @@ from collectives import BackendError, Communicator, init, run_threads, world
 from launcher.bench import report
 from launcher.bench.collective_table import KINDS, PLACES, ROOT, Kind, Place, algbw, carve
 from launcher.bench.expected import dtype_of, poison, result, source, wrong
-from launcher.bench.implementations import Gloo, Implementation, Ours, OursOnDevice, OursShared, RawMPI
-from launcher.bench.report import Cell, Fitted, Outcome, Progress, Row
+from launcher.bench.implementations import (
+    CommSync,
+    Gloo,
+    Implementation,
+    MPISync,
+    Ours,
+    OursOnDevice,
+    OursShared,
+    RawMPI,
+    Sync,
+)
+from launcher.bench.report import Cell, Fitted, Outcome, Row
 from launcher.bench.settings import DTYPES, Settings
-from launcher.bench.timing import CommSync, Entry, MPISync, Sync, Timing, measure, ratio
 from launcher.errors import UsageError
 
+# Enough rounds for a median, few enough that a batch of a fast call is long beside the barrier's skew.
+_ROUNDS = 20
+_LEAST_ROUNDS = 5
+_MOST_CALLS = 100_000
 _DAY = 86_400.0  # s; the time limit of a whole run between threads
 
 
 def main(argv: Sequence[str]) -> None:
-    """argv: settings, backend, number of ranks, 1 for a progress bar, and the path that rank 0 writes to."""
+    """argv: settings, backend, number of ranks, and the path that rank 0 writes its outcome to, or a `UsageError`."""
     # A baseline's call may block where Python cannot be interrupted; nothing is lost with a rank.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    text, backend, ranks, bar, path = argv
+    text, backend, ranks, path = argv
+    outcome: Outcome | UsageError
     try:
-        outcome = join(Settings.decode(text), backend, int(ranks), bar=bar == "1")
-        document = outcome.encode()
+        outcome = join(Settings.decode(text), backend, int(ranks))
     except UsageError as error:
-        document = {"error": str(error)}
+        outcome = error
     ranks_world = world.promised()
     if ranks_world is None or ranks_world.rank == 0:
-        with open(path, "w") as file:
-            json.dump(document, file)
+        with open(path, "wb") as file:
+            pickle.dump(outcome, file)
 
 
-def join(settings: Settings, backend: str, ranks: int, *, bar: bool) -> Outcome:
+def join(settings: Settings, backend: str, ranks: int) -> Outcome:
     """Measures with the other ranks, or with `ranks` threads; what was found.
 
-    Raises: UsageError, on every rank, if the backend or a implementation is not to be had.
+    Raises: UsageError, on every rank, if the backend or an implementation is not to be had.
     """
     if backend == "threads":
-        return run_threads(lambda comm: run(comm, settings, bar=bar), ranks, timeout=_DAY)[0]
+        return run_threads(lambda comm: run(comm, settings), ranks, timeout=_DAY)[0]
     try:
         comm = init(backend)
     except BackendError as error:
         raise UsageError(str(error)) from None
-    return run(comm, settings, bar=bar)
+    return run(comm, settings)
+
+
+# -- timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is timed. settle: waits until calls that returned early have ended (on a GPU)."""
+
+    call: Callable[[], Any]
+    settle: Callable[[], None]
+    trips: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What one entry took.
+
+    rounds: seconds of one call on the slowest rank, for each round; seconds: their median; calls: measured in all
+    """
+
+    seconds: float
+    rounds: tuple[float, ...]
+    calls: int
+
+
+def plan(estimates: Sequence[float], budget: float, iters: int | None) -> tuple[int, list[int]]:
+    """Number of rounds, and each entry's calls a round, for calls that take about `estimates` seconds.
+
+    budget: seconds for each entry; iters: calls of each entry, whatever they take
+    """
+    if iters is not None:
+        rounds = min(iters, _ROUNDS)
+        return rounds, [math.ceil(iters / rounds)] * len(estimates)
+    calls = [min(_MOST_CALLS, max(1.0, budget / estimate)) for estimate in estimates]
+    rounds = int(min(_ROUNDS, max(_LEAST_ROUNDS, min(calls))))
+    return rounds, [max(1, int(each / rounds)) for each in calls]
+
+
+def measure(entries: Sequence[Entry], sync: Sync, *, warmup: int, budget: float, iters: int | None) -> list[Timing]:
+    """Times all entries. Collective: every rank brings the same entries in the same order."""
+    estimates = []
+    for entry in entries:
+        _batch(entry, 1)  # the first call touches memory and makes connections
+        sync.barrier()
+        estimates.append(_batch(entry, warmup))
+    # All ranks must make the same calls: the slowest's estimate is everybody's.
+    agreed = sync.slowest(np.array(estimates))
+    rounds, calls = plan([max(float(each), 1e-8) for each in agreed], budget, iters)
+    seconds = np.zeros((rounds, len(entries)))
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            for position in range(len(entries)):
+                which = (turn + position) % len(entries)  # nobody always follows the same one
+                sync.barrier()
+                seconds[turn, which] = _batch(entries[which], calls[which])
+    finally:
+        if collecting:
+            gc.enable()
+    slow = sync.slowest(seconds)
+    found = []
+    for which, entry in enumerate(entries):
+        times = [float(each) / entry.trips for each in slow[:, which]]
+        found.append(Timing(seconds=statistics.median(times), rounds=tuple(times), calls=rounds * calls[which]))
+    return found
+
+
+def ratio(other: Timing, ours: Timing) -> float:
+    """How many times as long the other one takes: the median over rounds, of which each saw the same machine."""
+    return statistics.median(theirs / mine for theirs, mine in zip(other.rounds, ours.rounds, strict=True))
+
+
+def _batch(entry: Entry, calls: int) -> float:
+    call = entry.call
+    start = time.perf_counter()
+    for _ in repeat(None, calls):
+        call()
+    entry.settle()
+    return (time.perf_counter() - start) / calls
+
+
+# -- one job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +170,12 @@ class _Measured:
     second: Any
 
 
-def run(comm: Communicator, settings: Settings, *, bar: bool) -> Outcome:
+def run(comm: Communicator, settings: Settings) -> Outcome:
     """Measures all that `settings` asks for on the ranks of `comm`, and prints tables on rank 0. Collective.
 
-    Raises: UsageError on every rank if a implementation is not to be had.
+    Raises: UsageError on every rank if an implementation is not to be had.
     """
-    bench = _Bench(comm, settings, bar)
+    bench = _Bench(comm, settings)
     try:
         for name in settings.collectives:
             for dtype in settings.dtype:
@@ -83,11 +189,9 @@ def run(comm: Communicator, settings: Settings, *, bar: bool) -> Outcome:
 class _Bench:
     """One job: its implementations, and what has been found so far."""
 
-    def __init__(self, comm: Communicator, settings: Settings, bar: bool) -> None:
+    def __init__(self, comm: Communicator, settings: Settings) -> None:
         self.comm = comm
         self.settings = settings
-        steps = len(settings.collectives) * len(settings.dtype) * len(settings.sizes())
-        self.progress = Progress(shown=comm.rank == 0, bar=bar, steps=steps)
         self.sync, implementations = _implementations(comm, settings)
         # The largest element times the ranks, where the largest size is smaller than that.
         nbytes = max(settings.maxbytes, comm.size * max(DTYPES[name] for name in settings.dtype))
@@ -107,23 +211,20 @@ class _Bench:
             return
         if dtype_name == self.settings.dtype[0]:
             where = report.place_text(self.comm.backend, self.comm.size, self.nodes)
-            self.progress.lines(report.opening(kind, self.comm.size, where, self.several))
-            self.progress.lines(report.heading(self.several))
+            self._print(report.opening(kind, self.comm.size, where, self.several))
+            self._print(report.heading(self.several))
         elif kind.empty:
             return  # nothing of it has a dtype
         counts = [kind.count(size, self.comm.size, DTYPES[dtype_name]) for size in sizes]
         for count in dict.fromkeys(counts):
-            self.progress.doing(f"{kind.name} {kind.size(count, self.comm.size, DTYPES[dtype_name])} B")
             for row in self._rows(kind, dtype_name, count):
                 self.rows.append(row)
-                self.progress.lines([report.row_line(row, self.several)])
-            for _ in range(counts.count(count)):
-                self.progress.step()
+                self._print([report.row_line(row, self.several)])
 
     def finish(self, kind: Kind) -> None:
         """What is known of a collective when its last row is there."""
         if self.comm.size < kind.least_ranks:
-            self.progress.lines([f"# {kind.name}: needs at least {kind.least_ranks} ranks", ""])
+            self._print([f"# {kind.name}: needs at least {kind.least_ranks} ranks", ""])
         rows = [row for row in self.rows if row.collective == kind.name]
         fits = []
         for by, dtype in dict.fromkeys((row.by, row.dtype) for row in rows):
@@ -135,7 +236,7 @@ class _Bench:
         self.fits += fits
         refused = [f"# {text}" for (name, *_), text in self.unsupported.items() if name == kind.name]
         if rows:
-            self.progress.lines([*report.fit_lines(fits), *report.closing(rows), *refused, ""])
+            self._print([*report.fit_lines(fits), *report.closing(rows), *refused, ""])
 
     def outcome(self) -> Outcome:
         """Everything."""
@@ -149,9 +250,12 @@ class _Bench:
             unsupported=tuple(self.unsupported.values()),
         )
 
+    def _print(self, lines: list[str]) -> None:
+        if self.comm.rank == 0 and lines:
+            print("\n".join(lines), flush=True)
+
     def close(self) -> None:
-        """The end of all implementations."""
-        self.progress.close()
+        """Ends all implementations."""
         for each in self.measured:
             each.who.close()
 

@@ -45,7 +45,7 @@ def look(comm: Communicator) -> dict[str, Any]:
     checked = Settings(
         collectives=names, dtype=dtypes, minbytes=_CHECKED, maxbytes=_CHECKED, check=True, iters=1, warmup=1
     )
-    outcome = run(comm, checked, bar=False)
+    outcome = run(comm, checked)
     wrong = [
         [row.collective, row.dtype, cell.wrong] for row in outcome.rows for cell in row.cells.values() if cell.wrong
     ]
@@ -54,7 +54,7 @@ def look(comm: Communicator) -> dict[str, Any]:
         one = Settings(
             collectives=("all_reduce",), place="in", minbytes=nbytes, maxbytes=nbytes, warmup=2, budget=_BUDGET
         )
-        (row,) = run(comm, one, bar=False).rows
+        (row,) = run(comm, one).rows
         timed.append([row.size, row.cells["in"].seconds])
     return {
         "wrong": wrong,

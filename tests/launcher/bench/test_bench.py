@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
-import pty
-import re
 import signal
 import sys
 import time
@@ -20,7 +17,7 @@ import numpy as np
 import pytest
 
 from launcher.bench import __main__ as command
-from launcher.bench import implementations, plot, report, settings, worker
+from launcher.bench import implementations, report, settings, worker
 from launcher.bench.collective_table import KINDS
 from launcher.bench.implementations import Ours, OursOnDevice, OursShared
 from launcher.bench.report import Outcome
@@ -34,7 +31,7 @@ QUICK = ["-b", "64", "-e", "512", "-f", "8", "--iters", "2", "--warmup", "1", "-
 def threads(*args: str, ranks: int = 2) -> Outcome:
     """What is measured between threads of this process."""
     settings = parse([*args, *QUICK, "-n", str(ranks), "--backend", "threads"])
-    return worker.join(settings, "threads", ranks, bar=False)
+    return worker.join(settings, "threads", ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -62,7 +59,7 @@ _MEANINGLESS = {("bool", "sum"), ("bool", "mean"), ("bool", "prod"), ("complex64
 
 @pytest.mark.parametrize(
     ("dtype", "op"),
-    sorted(set(product(["float64", "bfloat16", "uint16", "complex64", "bool"], OPS)) - _MEANINGLESS),
+    sorted(set(product(["bfloat16", "uint16", "complex64", "bool"], OPS)) - _MEANINGLESS),
 )
 def test_every_op_of_every_kind_of_number(dtype: str, op: str) -> None:
     outcome = threads("all_reduce", "reduce", "reduce_scatter", "-d", dtype, "-o", op)
@@ -70,7 +67,7 @@ def test_every_op_of_every_kind_of_number(dtype: str, op: str) -> None:
     assert len(outcome.rows) == 6
 
 
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.empty])
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "scatter"])
 def test_one_wrong_element_is_found(name: str, monkeypatch: Any, capsys: Any) -> None:
     bind = Ours.bind
 
@@ -173,8 +170,6 @@ def test_ping_pong(rank: int, other: int | None, order: list[str]) -> None:
         (["--vs", "mpi4py"], "mpi4py", "baseline mpi4py needs mpi4py, which is not installed"),
         (["--plot", "a.png"], "matplotlib", "--plot needs matplotlib, which is not installed"),
         (["--plot", "a.pdf"], "", "the plot is a PNG, so its name should end in .png: a.pdf"),
-        (["--backend", "nccl"], "cupy", "backend nccl needs CuPy, which is not installed"),
-        (["--backend", "nccl"], "", "backend nccl needs a GPU, and no CUDA device can be used here"),
         (["--json", "."], "", ". is a directory, not a file to be written"),
         (["--json", "no/where.json"], "", "there is no folder no for where.json"),
         (["--json", "locked.json"], "", "locked.json cannot be written"),
@@ -189,7 +184,6 @@ def test_what_cannot_work_is_told_before_anything_starts(
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != "locked.json" and access(path, mode))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
-    monkeypatch.setattr(settings, "gpus", lambda: 0)
     monkeypatch.setattr(command, "available_memory", lambda: 10**9)
     assert command.main(["all_reduce", *args]) == 2
     said = capsys.readouterr()
@@ -239,6 +233,7 @@ def test_a_picture_has_a_line_for_each(tmp_path: Path, monkeypatch: Any) -> None
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
+    assert not report.save_plot(str(tmp_path / "bench.png"), [threads("barrier")], "title")
     outcome = threads("all_reduce", "broadcast", "barrier")
     figures = []
     savefig = Figure.savefig
@@ -246,7 +241,7 @@ def test_a_picture_has_a_line_for_each(tmp_path: Path, monkeypatch: Any) -> None
         Figure, "savefig", lambda self, *args, **more: figures.append(self) or savefig(self, *args, **more)
     )
     path = tmp_path / "bench.png"
-    assert plot.save(str(path), [outcome], "title")
+    assert report.save_plot(str(path), [outcome], "title")
     assert path.read_bytes().startswith(b"\x89PNG")
     (figure,) = figures
     panels = {panel.get_title(): panel for panel in figure.axes if panel.get_visible()}
@@ -257,28 +252,6 @@ def test_a_picture_has_a_line_for_each(tmp_path: Path, monkeypatch: Any) -> None
     assert [*lines["ours threads, in place"].get_xdata()] == [64, 512]
     assert [*lines["ours threads, in place"].get_ydata()] == [row.cells["in"].busbw for row in rows]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lines)
-
-
-@pytest.mark.parametrize("collectives", [["all_reduce"], ["all_reduce", "reduce"], ["all_reduce", "reduce", "gather"]])
-def test_a_legend_of_long_names_fits(collectives: list[str], tmp_path: Path, monkeypatch: Any) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    outcome = threads(*collectives, "-d", "float32,bfloat16,complex128,int8")
-    rows = [dataclasses.replace(row, by="ours threads empty") for row in outcome.rows]
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **more: figures.append(self))
-    assert plot.save("bench.png", [dataclasses.replace(outcome, rows=(*outcome.rows, *rows))], "title")
-    (figure,) = figures
-    figure.canvas.draw()
-    box = figure.legends[0].get_window_extent()
-    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
-    assert figure.bbox.y0 <= box.y0
-
-
-def test_no_picture_of_a_barrier(tmp_path: Path) -> None:
-    assert not plot.save(str(tmp_path / "bench.png"), [threads("barrier")], "title")
-    assert not (tmp_path / "bench.png").exists()
 
 
 # Ranks that are processes --------------------------------------------------------------------------------------
@@ -297,16 +270,14 @@ def test_on_ranks_of_its_own(run_job: Any, tmp_path: Path) -> None:
     assert document["machine"]["cores"] == os.cpu_count()
     (job,) = document["jobs"]
     assert {"python", "numpy", "mpi4py", "ddp-runtime"} <= set(job["versions"])
-    outcome = Outcome.decode({**job})
-    assert outcome.wrong == 0
     by_whom = ("ours mpi", "ours mpi empty", "mpi4py")
-    measured = {(row.collective, row.by, place) for row in outcome.rows for place in row.cells}
+    measured = {(row["collective"], row["by"], place) for row in job["rows"] for place in row["cells"]}
+    assert not any(cell["wrong"] for row in job["rows"] for cell in row["cells"].values())
     refused = {("reduce_scatter", "mpi4py", "in")}
     everything = {(name, by, place) for name, kind in KINDS.items() for by in by_whom for place in kind.places}
     assert measured == everything - refused
-    assert {(each.collective, each.by, each.place) for each in outcome.fits} == {
-        each for each in measured if each[0] != "barrier"
-    }
+    fitted = {(each["collective"], each["by"], each["place"]) for each in job["fits"]}
+    assert fitted == {each for each in measured if each[0] != "barrier"}
 
 
 @pytest.mark.mpi
@@ -318,13 +289,12 @@ def test_beside_gloo(run_job: Any, tmp_path: Path) -> None:
     done = run_job([*BENCH, *collectives, *once, "-d", "float32,bfloat16", "--vs", "torch-gloo", "--json", path])
     assert done.returncode == 0, done.stderr
     (job,) = json.loads(path.read_text())["jobs"]
-    outcome = Outcome.decode(job)
-    assert outcome.wrong == 0
-    gloo = [row for row in outcome.rows if row.by == "torch-gloo"]
-    assert {row.collective for row in gloo if row.dtype != "bfloat16"} == set(collectives)
+    gloo = [row for row in job["rows"] if row["by"] == "torch-gloo"]
+    assert not any(cell["wrong"] for row in gloo for cell in row["cells"].values())
+    assert {row["collective"] for row in gloo if row["dtype"] != "bfloat16"} == set(collectives)
     reason = "torch-gloo has no all_reduce of float32 out-of-place: torch.distributed reduces in place"
-    assert reason in outcome.unsupported
-    assert all(cell.ratio is not None for row in gloo for place, cell in row.cells.items())
+    assert reason in job["unsupported"]
+    assert all(cell["ratio"] is not None for row in gloo for cell in row["cells"].values())
 
 
 @pytest.mark.mpi
@@ -368,45 +338,6 @@ def test_ctrl_c(backend: str, start_job: Any) -> None:
     assert done.returncode == 130
     assert done.stderr == "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"
     assert time.monotonic() - start < 10
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("backend", ["mpi", "single"])
-def test_a_progress_bar_on_a_terminal_only(backend: str, start_job: Any) -> None:
-    master, slave = pty.openpty()
-    # Long enough that what is painted is seen before it is erased.
-    args = [
-        *BENCH,
-        "all_reduce",
-        "--backend",
-        backend,
-        "-b",
-        "64",
-        "-e",
-        "512",
-        "-f",
-        "8",
-        "--budget",
-        "0.25",
-        "--check",
-    ]
-    job = start_job(args, stdout=slave, stderr=slave, env={"TERM": "xterm"})
-    os.close(slave)
-    seen = b""
-    while True:
-        try:
-            data = os.read(master, 1 << 16)
-        except OSError:
-            break  # all have closed it
-        seen += data
-    os.close(master)
-    assert job.process.wait(20) == 0
-    text = seen.decode()
-    # On a busy machine ddp-launch may skip a state, never both.
-    assert re.search(r"\[ {20}\]   0%  starting  all_reduce 64 B|\[={10} {10}\]  50%  .* all_reduce 512 B", text)
-    left = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
-    assert not any("%" in line for line in left)
-    assert len(left) == 14
 
 
 def test_a_named_pipe_without_a_reader_is_an_error(tmp_path: Path) -> None:

@@ -17,33 +17,14 @@ from launcher.doctor.probes import Answer
 MIB, GIB = 1 << 20, 1 << 30
 OK, NOTE, WARNING, ERROR = Level
 PACKAGES = {"numpy": "2.4.6", "ml_dtypes": "0.6.0", "mpi4py": "4.1.2"}
-GOOD: dict[Callable[..., list[Finding]], dict[str, Any]] = {
-    machine.judge_python: {
-        "python": (3, 11, 7),
-        "executable": "/venv/bin/python",
-        "system": "Linux",
-        "machine": "x86_64",
-        "packages": PACKAGES,
-    },
-    machine.judge_threads: {"cores": 8, "machine": 8, "quota": None, "load": 0.5, "chosen": {}},
-    machine.judge_memory: {
-        "total": 16 * GIB,
-        "available": 8 * GIB,
-        "limit": None,
-        "used": 0,
-        "shm": 8 * GIB,
-        "shm_free": 8 * GIB,
-        "container": False,
-    },
-    machine.judge_limits: {
-        "files": 1024,
-        "files_hard": 4096,
-        "processes": None,
-        "locked": 8 * MIB,
-        "infiniband": False,
-        "folder": "/tmp",
-        "room": GIB,
-    },
+PYTHON_FACTS = {"python": (3, 11, 7), "executable": "/venv/bin/python", "system": "Linux", "machine": "x86_64"}
+MEMORY_FACTS = {"total": 16 * GIB, "available": 8 * GIB, "limit": None, "used": 0, "shm": 8 * GIB, "shm_free": 8 * GIB}
+LIMITS_FACTS = {"files": 1024, "files_hard": 4096, "processes": None, "locked": 8 * MIB, "infiniband": False}
+GOOD: dict[str, dict[str, Any]] = {
+    "python": {**PYTHON_FACTS, "packages": PACKAGES},
+    "threads": {"cores": 8, "machine": 8, "quota": None, "load": 0.5, "chosen": {}},
+    "memory": {**MEMORY_FACTS, "container": False},
+    "limits": {**LIMITS_FACTS, "folder": "/tmp", "room": GIB},
 }
 HAS = (OK, "numpy 2.4.6, ml_dtypes 0.6.0, mpi4py 4.1.2", "")
 PYTHON = (OK, "Python 3.11.7, /venv/bin/python", "")
@@ -105,7 +86,7 @@ FILES, TMP = (OK, "1024 files open", ""), (OK, "/tmp has 1.0 GiB free", "")
 )
 def test_facts_are_judged(check: str, change: dict[str, Any], expected: list[Any], assert_found: Any) -> None:
     judge = getattr(machine, f"judge_{check}")
-    assert_found(judge(**{**GOOD[judge], **change}), *expected)
+    assert_found(judge(**{**GOOD[check], **change}), *expected)
 
 
 BLAS = {"name": "scipy-openblas", "version": "0.3.31", "threads": 2, "right": True}
