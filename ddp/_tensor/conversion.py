@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddp import _engine
@@ -10,7 +11,7 @@ from ddp._engine import Node
 from ddp._tensor import dtypes
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import TYPES, parse
-from ddp._tensor.operands import convert
+from ddp._tensor.operands import as_method, convert
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from ddp.ops import elementwise
 from ddp.ops.memory_formats import channels_last, is_channels_last, memory_format, preserve_format
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
 
 Flag = bool  # the names, where a method `bool` or a parameter `device` hides them
 _Device = device
-_convert: Any = convert  # returns a Tensor, which it knows only as its base
 
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
+
+
+def _as(dtype: Any) -> Callable[[Any], Tensor]:
+    """The method that converts to `dtype`, under PyTorch's name for it: that of the type of tensors, such as "Long"."""
+    name = _NAMES[dtype].removesuffix("Tensor").lower()
+    return as_method(lambda self: convert(self, dtype), name, f"As {dtype.name}.")
 
 
 class Conversion(TensorBase):
@@ -147,45 +153,10 @@ class Conversion(TensorBase):
         """In the dtype and on the device of `other`."""
         return self.to(other)
 
-    def half(self) -> Tensor:
-        """As float16."""
-        return _convert(self, dtypes.float16)
-
-    def bfloat16(self) -> Tensor:
-        """As bfloat16."""
-        return _convert(self, dtypes.bfloat16)
-
-    def float(self) -> Tensor:
-        """As float32."""
-        return _convert(self, dtypes.float32)
-
-    def double(self) -> Tensor:
-        """As float64."""
-        return _convert(self, dtypes.float64)
-
-    def byte(self) -> Tensor:
-        """As uint8."""
-        return _convert(self, dtypes.uint8)
-
-    def char(self) -> Tensor:
-        """As int8."""
-        return _convert(self, dtypes.int8)
-
-    def short(self) -> Tensor:
-        """As int16."""
-        return _convert(self, dtypes.int16)
-
-    def int(self) -> Tensor:
-        """As int32."""
-        return _convert(self, dtypes.int32)
-
-    def long(self) -> Tensor:
-        """As int64."""
-        return _convert(self, dtypes.int64)
-
-    def bool(self) -> Tensor:
-        """As bool: whether each element is non-zero."""
-        return _convert(self, dtypes.bool_)
+    half, bfloat16, float = _as(dtypes.float16), _as(dtypes.bfloat16), _as(dtypes.float32)
+    double, byte, char = _as(dtypes.float64), _as(dtypes.uint8), _as(dtypes.int8)
+    short, int, long = _as(dtypes.int16), _as(dtypes.int32), _as(dtypes.int64)
+    bool = _as(dtypes.bool_)
 
 
 def _named(text: str) -> Any:

@@ -87,17 +87,13 @@ class Tensor(
         """The number of dimensions."""
         return self.array.ndim
 
-    def ndimension(self) -> int:
-        """The number of dimensions."""
-        return self.array.ndim
+    ndimension = dim
 
     def numel(self) -> int:
         """The number of elements."""
         return self.array.size
 
-    def nelement(self) -> int:
-        """The number of elements."""
-        return self.array.size
+    nelement = numel
 
     @property
     def dtype(self) -> np.dtype[Any]:

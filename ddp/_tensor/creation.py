@@ -12,7 +12,7 @@ from ddp import _device
 from ddp._device import CPU, device_of, on, place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.dtypes import INTEGERS, float64, get_default_dtype, int64, is_float, of_number, parse
-from ddp._tensor.operands import spread
+from ddp._tensor.operands import as_method, spread
 from ddp.errors import ArgumentError, DeviceError, ShapeError
 
 __all__ = ["arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace"]
@@ -88,63 +88,46 @@ def pinned(x: Tensor) -> Tensor:
 def _new(
     make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool, pin_memory: bool = False
 ) -> Tensor:
-    """What `make(xp, dtype)` returns, as a tensor. The array is made where it will live."""
+    """What `make(xp, dtype)` returns, as a tensor on the device; what the dtype cannot hold is infinite."""
     kind = get_default_dtype() if dtype is None else parse(dtype)
     where = target(device)
-    if pin_memory:
-        return pinned(made(make(np, kind), where, requires_grad))
-    if where is CPU:
-        return made(make(np, kind), where, requires_grad)
-    with on(where):
-        array = make(where.xp, kind)
+    with np.errstate(all="ignore"):
+        if pin_memory:
+            return pinned(made(make(np, kind), where, requires_grad))
+        with on(where):
+            array = make(where.xp, kind)
     return made(array, where, requires_grad)
 
 
-def _computed(
-    make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool, pin_memory: bool = False
-) -> Tensor:
-    """As _new, where numbers are computed or cast: what the dtype does not hold is infinite."""
-    with np.errstate(all="ignore"):
-        return _new(make, dtype, device, requires_grad, pin_memory)
+def named(function: Any, name: str, doc: str) -> Any:
+    """`function`, which stands in its module under this name."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
 
 
-def zeros(
-    *sizes_: Size,
-    size: Size | None = None,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
-    """Zeros: zeros(2, 3) or zeros((2, 3)). pin_memory: in page-locked memory, where there is a GPU to copy to."""
-    shape = sizes(sizes_, size, "zeros")
-    return _new(lambda xp, dtype: xp.zeros(shape, dtype), dtype, device, requires_grad, pin_memory)
+def _of_shape(name: str, doc: str) -> Callable[..., Tensor]:
+    """The function that makes a tensor by the array module's function of this name, of a shape and a dtype."""
+
+    def make(
+        *sizes_: Size,
+        size: Size | None = None,
+        dtype: Any = None,
+        device: Where = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> Tensor:
+        shape = sizes(sizes_, size, name)
+        return _new(lambda xp, dtype: getattr(xp, name)(shape, dtype), dtype, device, requires_grad, pin_memory)
+
+    return named(make, name, doc)
 
 
-def ones(
-    *sizes_: Size,
-    size: Size | None = None,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
-    """Ones: ones(2, 3) or ones((2, 3))."""
-    shape = sizes(sizes_, size, "ones")
-    return _new(lambda xp, dtype: xp.ones(shape, dtype), dtype, device, requires_grad, pin_memory)
-
-
-def empty(
-    *sizes_: Size,
-    size: Size | None = None,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
-    """Memory as it comes: every element is to be written before it is read."""
-    shape = sizes(sizes_, size, "empty")
-    return _new(lambda xp, dtype: xp.empty(shape, dtype), dtype, device, requires_grad, pin_memory)
+zeros = _of_shape(
+    "zeros", "Zeros: zeros(2, 3) or zeros((2, 3)). pin_memory: in page-locked memory, where there is a GPU to copy to."
+)
+ones = _of_shape("ones", "Ones: ones(2, 3) or ones((2, 3)).")
+empty = _of_shape("empty", "Uninitialized memory: every element is to be written before it is read.")
 
 
 def full(
@@ -166,7 +149,7 @@ def full(
     if kind in INTEGERS and isinstance(value, float) and math.isfinite(value):
         value = int(value)
     try:
-        return _computed(lambda xp, dtype: xp.full(shape, value, dtype), kind, device, requires_grad, pin_memory)
+        return _new(lambda xp, dtype: xp.full(shape, value, dtype), kind, device, requires_grad, pin_memory)
     except (OverflowError, ValueError) as error:
         raise ArgumentError(f"full: {value} does not fit {kind}") from error
 
@@ -211,7 +194,7 @@ def arange(
         steps = xp.arange(count, dtype=float64 if is_float(dtype) else int64)
         return (first + steps * stride).astype(dtype)
 
-    return _computed(make, kind, device, requires_grad, pin_memory)
+    return _new(make, kind, device, requires_grad, pin_memory)
 
 
 def linspace(
@@ -219,7 +202,7 @@ def linspace(
 ) -> Tensor:
     """`steps` numbers at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "linspace")
-    return _computed(lambda xp, dtype: points(xp, dtype).astype(dtype), dtype, device, requires_grad)
+    return _new(lambda xp, dtype: points(xp, dtype).astype(dtype), dtype, device, requires_grad)
 
 
 def logspace(
@@ -234,7 +217,7 @@ def logspace(
 ) -> Tensor:
     """base ** x for `steps` numbers x at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "logspace")
-    return _computed(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype), dtype, device, requires_grad)
+    return _new(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype), dtype, device, requires_grad)
 
 
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dtype[Any]], Any]:
@@ -259,7 +242,7 @@ def eye(
 ) -> Tensor:
     """Ones on the diagonal: (n, m or n)."""
     sizes((n, n if m is None else m), None, "eye")
-    return _computed(lambda xp, dtype: xp.eye(n, m, dtype=dtype), dtype, device, requires_grad)
+    return _new(lambda xp, dtype: xp.eye(n, m, dtype=dtype), dtype, device, requires_grad)
 
 
 def alike(x: TensorBase, dtype: Any, device: Where) -> dict[str, Any]:
@@ -267,27 +250,43 @@ def alike(x: TensorBase, dtype: Any, device: Where) -> dict[str, Any]:
     return {"dtype": x.array.dtype if dtype is None else dtype, "device": x._device if device is None else device}
 
 
-def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`make` with the shape, dtype and device of another tensor."""
 
-    def like(input: TensorBase, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-        return make(input.array.shape, **alike(input, dtype, device), requires_grad=requires_grad)
+    def of_input(
+        input: TensorBase,
+        *arguments: Any,
+        dtype: Any = None,
+        device: Where = None,
+        requires_grad: bool = False,
+        **options: Any,
+    ) -> Tensor:
+        options |= alike(input, dtype, device)
+        return make(input.array.shape, *arguments, requires_grad=requires_grad, **options)
 
-    like.__name__ = like.__qualname__ = f"{make.__name__}_like"
-    like.__doc__ = f"{make.__name__}() in the shape, dtype and device of `input`, unless given."
-    return like
+    name = make.__name__
+    of_input.__module__ = make.__module__
+    return named(of_input, f"{name}_like", f"{name}() in the shape, dtype and device of `input`, unless given.")
 
 
-zeros_like = _like(zeros)
-ones_like = _like(ones)
-empty_like = _like(empty)
+zeros_like, ones_like, empty_like, full_like = like(zeros), like(ones), like(empty), like(full)
 
 
-def full_like(
-    input: TensorBase, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
-) -> Tensor:
-    """`fill_value` everywhere, in the shape, dtype and device of `input`, unless given."""
-    return full(input.array.shape, fill_value, **alike(input, dtype, device), requires_grad=requires_grad)
+def _method(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`make` with the dtype and device of this tensor."""
+    name = f"new_{make.__name__}"
+
+    def method(
+        self: TensorBase,
+        *sizes_: Size,
+        size: Size | None = None,
+        dtype: Any = None,
+        device: Where = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        return make(sizes(sizes_, size, name), **alike(self, dtype, device), requires_grad=requires_grad)
+
+    return as_method(method, name, f"{make.__name__}() in the dtype and on the device of this tensor, unless given.")
 
 
 class Making(TensorBase):
@@ -295,41 +294,7 @@ class Making(TensorBase):
 
     __slots__ = ()
 
-    def new_zeros(
-        self,
-        *sizes_: Size,
-        size: Size | None = None,
-        dtype: Any = None,
-        device: Where = None,
-        requires_grad: bool = False,
-    ) -> Tensor:
-        """Zeros of the given shape."""
-        shape = sizes(sizes_, size, "new_zeros")
-        return zeros(shape, **alike(self, dtype, device), requires_grad=requires_grad)
-
-    def new_ones(
-        self,
-        *sizes_: Size,
-        size: Size | None = None,
-        dtype: Any = None,
-        device: Where = None,
-        requires_grad: bool = False,
-    ) -> Tensor:
-        """Ones of the given shape."""
-        shape = sizes(sizes_, size, "new_ones")
-        return ones(shape, **alike(self, dtype, device), requires_grad=requires_grad)
-
-    def new_empty(
-        self,
-        *sizes_: Size,
-        size: Size | None = None,
-        dtype: Any = None,
-        device: Where = None,
-        requires_grad: bool = False,
-    ) -> Tensor:
-        """Memory of the given shape, as it comes."""
-        shape = sizes(sizes_, size, "new_empty")
-        return empty(shape, **alike(self, dtype, device), requires_grad=requires_grad)
+    new_zeros, new_ones, new_empty = _method(zeros), _method(ones), _method(empty)
 
     def new_full(
         self, size: Size, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False

@@ -12,9 +12,10 @@ import numpy as np
 
 from ddp._tensor.base import TensorBase, apply, together, wrap
 from ddp._tensor.dtypes import bfloat16, finfo, is_float, promote_scalar
-from ddp._tensor.inplace import as_method, assign, in_place_forms, update, with_in_place
+from ddp._tensor.inplace import assign, in_place_forms, update, with_in_place
 from ddp._tensor.operands import (
     Other,
+    as_method,
     binary,
     broadcast,
     compare,

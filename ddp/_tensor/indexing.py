@@ -263,10 +263,6 @@ class Indexing(TensorBase):
             # NumPy calls it a TypeError if a mask is given more than a vector.
             raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
 
-    def __contains__(self, element: Any) -> bool:
-        """Whether some element equals this number, or the tensor's element that it broadcasts to."""
-        return bool((cast(Any, self) == element).any())
-
     def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
         """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, nowhere larger than this but along `dim`.
 

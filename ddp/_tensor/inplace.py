@@ -18,7 +18,7 @@ from ddp._engine import Leaf, Node, modes
 from ddp._tensor.base import TensorBase, apply, written_in_graph
 from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.interop import array_of
-from ddp._tensor.operands import Other, broadcast, convert, refusal
+from ddp._tensor.operands import Other, as_method, broadcast, convert, refusal
 from ddp.errors import DeviceError, DtypeError, InplaceError, ShapeError
 from ddp.ops import elementwise
 
@@ -186,15 +186,6 @@ def in_place_forms(*methods: Callable[..., Any]) -> Iterator[Callable[..., Tenso
 def with_in_place(method: F) -> tuple[F, Callable[..., Tensor]]:
     """`method`, and its form in place."""
     return method, in_place(method)
-
-
-def as_method(function: Any, name: str, doc: str | None, wrapped: Any = None) -> Any:
-    """`function` under the name that users know, which is also that by which it is pickled."""
-    function.__name__, function.__qualname__, function.__module__ = name, f"Tensor.{name}", "ddp._tensor.core"
-    function.__doc__ = doc
-    if wrapped is not None:
-        function.__wrapped__ = wrapped
-    return function
 
 
 def become_view(x: T, name: str, view: TensorBase) -> T:

@@ -358,10 +358,9 @@ def from_foreign(value: Any) -> Any:
     return from_dlpack(value.detach() if hasattr(value, "detach") else value)
 
 
-_POINTERS: dict[str, Any] = {
-    "numpy": lambda array: array.__array_interface__["data"][0],
-    "cupy": lambda array: array.data.ptr,
-}
+def _address(array: Any) -> int:
+    """The address of the first element: of an array of NumPy, or of CuPy."""
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
 
 
 class Interop(TensorBase):
@@ -476,15 +475,14 @@ class Interop(TensorBase):
 
     def data_ptr(self) -> int:
         """The address of the first element; 0 for a tensor of none."""
-        return _POINTERS[self._device.xp.__name__](self.array) if self.array.size else 0
+        return _address(self.array) if self.array.size else 0
 
     def storage_offset(self) -> int:
         """How many elements lie before the first one in the memory that this tensor is a view of."""
         root = self.array
         while isinstance(root.base, self._device.xp.ndarray):
             root = root.base
-        at = _POINTERS[self._device.xp.__name__]
-        return (at(self.array) - at(root)) // self.array.itemsize
+        return (_address(self.array) - _address(root)) // self.array.itemsize
 
     def stride(self, dim: int | None = None) -> Any:
         """How many elements to step over for the next index, in each dimension or in one."""

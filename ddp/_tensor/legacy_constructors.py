@@ -52,15 +52,6 @@ class TypedTensor(type):
     dtype: np.dtype[Any]  # by which NumPy, and so parse(), takes the type for its dtype
     device_type: str
 
-    def __new__(cls, module: str, name: str, dtype: np.dtype[Any], device_type: str) -> TypedTensor:
-        doc = f"Tensors of {dtype} on {device_type}; called with sizes or data, it makes one."
-        made = super().__new__(cls, name, (), {"__module__": module, "__doc__": doc, "__slots__": ()})
-        made.dtype, made.device_type = dtype, device_type
-        return made
-
-    def __init__(cls, *_: Any) -> None:
-        super().__init__(cls.__name__, (), {})
-
     def __call__(cls, *given: Any, device: Where = None) -> Tensor:
         where = cls.device_type if device is None and cls.device_type != "cpu" else device
         return constructed(cls.__name__, cls.dtype, given, where)
@@ -72,19 +63,15 @@ class TypedTensor(type):
         return f"{cls.__module__}.{cls.__name__}"
 
 
+def _typed(module: str, name: str, dtype: np.dtype[Any], device_type: str) -> TypedTensor:
+    doc = f"Tensors of {dtype} on {device_type}; called with sizes or data, it makes one."
+    return TypedTensor(name, (), {"__module__": module, "__doc__": doc, "dtype": dtype, "device_type": device_type})
+
+
 if TYPE_CHECKING:
-    BFloat16Tensor = Tensor
-    BoolTensor = Tensor
-    ByteTensor = Tensor
-    CharTensor = Tensor
-    DoubleTensor = Tensor
-    FloatTensor = Tensor
-    HalfTensor = Tensor
-    IntTensor = Tensor
-    LongTensor = Tensor
-    ShortTensor = Tensor
+    BFloat16Tensor = BoolTensor = ByteTensor = CharTensor = DoubleTensor = Tensor
+    FloatTensor = HalfTensor = IntTensor = LongTensor = ShortTensor = Tensor
 else:
-    for _name, _dtype in dtypes.TYPES.items():
-        globals()[_name] = TypedTensor("ddp", _name, _dtype, "cpu")
+    globals().update({name: _typed("ddp", name, dtype, "cpu") for name, dtype in dtypes.TYPES.items()})
     __all__ = list(dtypes.TYPES)
-ON_CUDA = {name: TypedTensor("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}
+ON_CUDA = {name: _typed("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}

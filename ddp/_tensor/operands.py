@@ -122,7 +122,7 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     xp = where.xp
     operands = a.array, b.array if isinstance(b, TensorBase) else b
     try:
-        if xp is not np and a.array.dtype is BFLOAT16:  # CuPy may lack its loops; a number is rounded as the tensor
+        if a.array.dtype is BFLOAT16:  # CuPy may lack its loops; a number is rounded as the tensor
             operands = upcast(operands[0]), upcast(operands[1]) if hasattr(b, "dtype") else float(BFLOAT16.type(b))
         with np.errstate(invalid="ignore"):  # a nan compares
             one, other = operands[::-1] if swap else operands
@@ -181,6 +181,15 @@ def spread(sizes: tuple[Any, ...], named: Any = None) -> tuple[int, ...]:
         return tuple(map(operator.index, sizes))
     except TypeError:
         raise DtypeError(f"expected integers, or a sequence of them, got {sizes!r}") from None
+
+
+def as_method(function: Any, name: str, doc: str | None, wrapped: Any = None) -> Any:
+    """`function` under the name that users know, which is also that by which it is pickled."""
+    function.__name__, function.__qualname__, function.__module__ = name, f"Tensor.{name}", "ddp._tensor.core"
+    function.__doc__ = doc
+    if wrapped is not None:
+        function.__wrapped__ = wrapped
+    return function
 
 
 F = TypeVar("F", bound=Callable[..., Any])

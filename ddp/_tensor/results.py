@@ -42,60 +42,19 @@ class Size(tuple[int, ...]):
         return format(str(tuple(self)), spec)  # in messages a shape is (2, 3)
 
 
-class max(NamedTuple):
-    """The largest elements along a dimension, and where each was found (int64)."""
+def _text(result: Any) -> str:
+    fields = ",\n".join(f"{name}={value!r}" for name, value in zip(result._fields, result, strict=True))
+    return f"ddp.return_types.{type(result).__name__}(\n{fields})"
+
+
+class ValuesAndIndices(NamedTuple):
+    """Elements of a tensor, and where each was found along a dimension (int64)."""
 
     values: Tensor
     indices: Tensor
 
-
-class min(NamedTuple):
-    """The smallest elements along a dimension, and where each was found (int64)."""
-
-    values: Tensor
-    indices: Tensor
-
-
-class median(NamedTuple):
-    """The medians along a dimension, and where each was found (int64)."""
-
-    values: Tensor
-    indices: Tensor
-
-
-class cummax(NamedTuple):
-    """The largest elements so far along a dimension, and the last place of each (int64)."""
-
-    values: Tensor
-    indices: Tensor
-
-
-class cummin(NamedTuple):
-    """The smallest elements so far along a dimension, and the last place of each (int64)."""
-
-    values: Tensor
-    indices: Tensor
-
-
-class sort(NamedTuple):
-    """The elements in order along a dimension, and where each was (int64)."""
-
-    values: Tensor
-    indices: Tensor
-
-
-class topk(NamedTuple):
-    """The k largest or smallest elements along a dimension, and where each was found (int64)."""
-
-    values: Tensor
-    indices: Tensor
-
-
-class kthvalue(NamedTuple):
-    """The k-th smallest elements along a dimension, and where each was found (int64)."""
-
-    values: Tensor
-    indices: Tensor
+    def __repr__(self) -> str:
+        return _text(self)
 
 
 class aminmax(NamedTuple):
@@ -104,11 +63,37 @@ class aminmax(NamedTuple):
     min: Tensor
     max: Tensor
 
-
-def _text(result: Any) -> str:
-    fields = ",\n".join(f"{name}={value!r}" for name, value in zip(result._fields, result, strict=True))
-    return f"ddp.return_types.{type(result).__name__}(\n{fields})"
+    def __repr__(self) -> str:
+        return _text(self)
 
 
-for _kind in (max, min, median, cummax, cummin, sort, topk, kthvalue, aminmax):
-    setattr(_kind, "__repr__", _text)  # noqa: B010  # NamedTuples have no base that could define it
+class max(ValuesAndIndices):
+    """The largest elements along a dimension, and where each was found (int64)."""
+
+
+class min(ValuesAndIndices):
+    """The smallest elements along a dimension, and where each was found (int64)."""
+
+
+class median(ValuesAndIndices):
+    """The medians along a dimension, and where each was found (int64)."""
+
+
+class cummax(ValuesAndIndices):
+    """The largest elements so far along a dimension, and the last place of each (int64)."""
+
+
+class cummin(ValuesAndIndices):
+    """The smallest elements so far along a dimension, and the last place of each (int64)."""
+
+
+class sort(ValuesAndIndices):
+    """The elements in order along a dimension, and where each was (int64)."""
+
+
+class topk(ValuesAndIndices):
+    """The k largest or smallest elements along a dimension, and where each was found (int64)."""
+
+
+class kthvalue(ValuesAndIndices):
+    """The k-th smallest elements along a dimension, and where each was found (int64)."""

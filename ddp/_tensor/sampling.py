@@ -15,7 +15,7 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, BaseGenerator, generator, on, stream
 from ddp._tensor.base import TensorBase, together, wrap
-from ddp._tensor.creation import Size, Where, alike, made, pinned, sizes, target
+from ddp._tensor.creation import Size, Where, alike, like, made, named, pinned, sizes, target
 from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.dtypes import (
     HALVES,
@@ -120,42 +120,40 @@ def origin(device: Where, source: BaseGenerator | None) -> _device.device:
     return target(device) if source is None or device is not None else source.device
 
 
-def _drawn(
-    method: str, shape: tuple[int, ...], source: BaseGenerator | None, dtype: Any, device: Where, requires_grad: bool
+def _sampled(
+    sample: Callable[[Any], Any], kind: Any, source: BaseGenerator | None, device: Where, requires_grad: bool
 ) -> Tensor:
-    kind = get_default_dtype() if dtype is None else parse(dtype)
+    """What `sample` draws from the generator of the device, as a tensor."""
     where = origin(device, source)
     with on(where):
-        array = where.xp.asarray(draw(generator(where, source), method, shape, kind))
+        array = where.xp.asarray(sample(generator(where, source))).astype(kind, copy=False)
     return made(array, where, requires_grad)
 
 
-def rand(
-    *sizes_: Size,
-    size: Size | None = None,
-    generator: BaseGenerator | None = None,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
-    """Uniform random numbers in [0, 1): rand(2, 3) or rand((2, 3))."""
-    x = _drawn("random", sizes(sizes_, size, "rand"), generator, dtype, device, requires_grad)
-    return pinned(x) if pin_memory else x
+def _floats(name: str, method: str, doc: str) -> Callable[..., Tensor]:
+    """The function that makes a tensor of random floats by the generator's `method`."""
+
+    def make(
+        *sizes_: Size,
+        size: Size | None = None,
+        generator: BaseGenerator | None = None,
+        dtype: Any = None,
+        device: Where = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> Tensor:
+        shape, kind = sizes(sizes_, size, name), get_default_dtype() if dtype is None else parse(dtype)
+        x = _sampled(lambda source: draw(source, method, shape, kind), kind, generator, device, requires_grad)
+        return pinned(x) if pin_memory else x
+
+    return named(make, name, doc)
 
 
-def randn(
-    *sizes_: Size,
-    size: Size | None = None,
-    generator: BaseGenerator | None = None,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
-    """Normally distributed random numbers of mean 0 and deviation 1: randn(2, 3) or randn((2, 3))."""
-    x = _drawn("standard_normal", sizes(sizes_, size, "randn"), generator, dtype, device, requires_grad)
-    return pinned(x) if pin_memory else x
+rand = _floats("rand", "random", "Uniform random numbers in [0, 1): rand(2, 3) or rand((2, 3)).")
+randn = _floats(
+    "randn", "standard_normal", "Normal random numbers of mean 0 and deviation 1: randn(2, 3) or randn((2, 3))."
+)
+rand_like, randn_like = like(rand), like(randn)
 
 
 def randint(
@@ -198,16 +196,7 @@ def _integers(
     if high <= low:
         raise ArgumentError(f"randint: no integer is in [{low}, {high})")
     kind = parse(int64 if dtype is None else dtype)
-    where = origin(device, source)
-    with on(where):
-        array = where.xp.asarray(generator(where, source).integers(low, high, shape)).astype(kind, copy=False)
-    return made(array, where, requires_grad)
-
-
-_PERMUTATIONS: dict[str, Any] = {
-    "numpy": lambda source, n: source.permutation(n),
-    "cupy": lambda source, n: source.random(n).argsort(),  # its generators have no permutation
-}
+    return _sampled(lambda random: random.integers(low, high, shape), kind, source, device, requires_grad)
 
 
 def randperm(
@@ -222,34 +211,12 @@ def randperm(
     if n < 0:
         raise ArgumentError(f"randperm({n}): expected a count")
     kind = parse(int64 if dtype is None else dtype)
-    where = origin(device, generator)
-    with on(where):
-        drawn = _PERMUTATIONS[where.xp.__name__](_device.generator(where, generator), n)
-        array = where.xp.asarray(drawn).astype(kind, copy=False)
-    return made(array, where, requires_grad)
 
+    def sample(source: Any) -> Any:
+        # CuPy's generators have no permutation.
+        return source.permutation(n) if hasattr(source, "permutation") else source.random(n).argsort()
 
-def _like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`make` with the shape, dtype and device of another tensor."""
-
-    def like(
-        input: TensorBase,
-        *,
-        generator: BaseGenerator | None = None,
-        dtype: Any = None,
-        device: Where = None,
-        requires_grad: bool = False,
-    ) -> Tensor:
-        options = alike(input, dtype, device)
-        return make(input.array.shape, generator=generator, **options, requires_grad=requires_grad)
-
-    like.__name__ = like.__qualname__ = f"{make.__name__}_like"
-    like.__doc__ = f"{make.__name__}() in the shape, dtype and device of `input`, unless given."
-    return like
-
-
-rand_like = _like(rand)
-randn_like = _like(randn)
+    return _sampled(sample, kind, generator, device, requires_grad)
 
 
 def randint_like(
@@ -322,15 +289,21 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGener
     x, xp = input.array, input._device.xp
     if p is None and not is_float(x.dtype):
         raise DtypeError(f"bernoulli: probabilities are floating, not {x.dtype}")
-    chance = x if p is None else p
-    told = "bernoulli: a probability is outside [0, 1]"
-    if p is None:
-        check_all(xp, (x >= 0) & (x <= 1), ArgumentError, told)
-    elif not 0 <= p <= 1:
-        raise ArgumentError(told)
+    chance = _probability(input if p is None else p, "bernoulli")
     with on(input._device):
         drawn = _device.generator(input._device, generator).random(x.shape, dtype=float64)
     return wrap(xp.asarray(drawn < chance).astype(x.dtype), input._device)
+
+
+def _probability(p: Any, name: str) -> Any:
+    """The array or number of `p`. Raises: ArgumentError if one is outside [0, 1]."""
+    message = f"{name}: a probability is outside [0, 1]"
+    if not isinstance(p, TensorBase):
+        if not 0 <= p <= 1:
+            raise ArgumentError(message)
+        return float(p)
+    check_all(p._device.xp, (p.array >= 0) & (p.array <= 1), ArgumentError, message)
+    return p.array
 
 
 @guarded_function
@@ -416,12 +389,7 @@ class Drawing(TensorBase):
 
         Raises: ArgumentError for a probability outside [0, 1].
         """
-        chance = p.array if isinstance(p, TensorBase) else float(p)
-        told = "bernoulli_: a probability is outside [0, 1]"
-        if isinstance(p, TensorBase):
-            check_all(p._device.xp, (chance >= 0) & (chance <= 1), ArgumentError, told)
-        elif not 0 <= chance <= 1:
-            raise ArgumentError(told)
+        chance = _probability(p, "bernoulli_")
         drawn = _device.generator(self._device, generator).random(self.array.shape)
         return _overwritten(self, "bernoulli_", drawn < chance)
 

@@ -13,7 +13,6 @@ from ddp._tensor.inplace import assign, must_record
 from ddp._tensor.operands import REFUSED, broadcast, convert, refusal
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
-from ddp.ops import indexing
 from ddp.ops import indexing as ops
 
 if TYPE_CHECKING:
@@ -183,16 +182,19 @@ def _scatter(x: TensorBase, name: str, dim: int, index: TensorBase, src: Any, va
     if not where.size:  # names no place, whatever its shape
         where, v = where.reshape((0,) * x.array.ndim), 0
     if reduce != "add":
-        return indexing.scatter, v, {"index": where, "dim": at}
+        return ops.scatter, v, {"index": where, "dim": at}
     if not isinstance(v, TensorBase):
         v = wrap(x._device.xp.full(where.shape, v, x.array.dtype), x._device)
-    return indexing.scatter_add, v, {"index": where, "dim": at}
+    return ops.scatter_add, v, {"index": where, "dim": at}
 
 
-def _vector(x: TensorBase, name: str, dim: int, index: TensorBase) -> tuple[Any, tuple[Any, ...], int]:
+def _vector(
+    x: TensorBase, name: str, dim: int, index: TensorBase, negative: bool = False
+) -> tuple[Any, tuple[Any, ...], int]:
     """The array of `index`, a vector along `dim`; the places it names in `x`; and the non-negative dim."""
     at = axis(x, dim, name)
-    where = indices(x, index, x.array.shape[at] if x.array.ndim else 1, name)
+    n = x.array.shape[at] if x.array.ndim else 1
+    where = indices(x, index, n, name, low=-n if negative else 0)
     if where.ndim > 1 or not x.array.ndim:
         raise ShapeError(
             f"{name}: an index of shape {where.shape} for a tensor of shape {x.array.shape}: expected a vector"
@@ -218,7 +220,7 @@ def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: An
     where, places, at = _vector(x, name, dim, index)
     source = _slices(x, name, where, at, source)
     value = source if alpha == 1 else cast(Any, source) * alpha
-    return indexing.index_add, value, {"places": kept(places, x, value)}
+    return ops.index_add, value, {"places": kept(places, x, value)}
 
 
 def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any) -> Call:
@@ -228,15 +230,9 @@ def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: A
 
 
 def _index_fill(x: TensorBase, name: str, dim: int, index: TensorBase, value: Any) -> Call:
-    at = axis(x, dim, name)
-    n = x.array.shape[at] if x.array.ndim else 1
-    where = indices(x, index, n, name, low=-n)
-    if where.ndim > 1 or not x.array.ndim:
-        raise ShapeError(
-            f"{name}: an index of shape {where.shape} for a tensor of shape {x.array.shape}: expected a vector"
-        )
+    _, places, _ = _vector(x, name, dim, index, negative=True)
     value = _number(x, name, value)
-    return ops.setitem, value, {"steps": (kept(along(x, at, where.reshape(-1)), x, value),)}
+    return ops.setitem, value, {"steps": (kept(places, x, value),)}
 
 
 def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bool) -> Call:
@@ -250,12 +246,12 @@ def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bo
         return ops.setitem, values, {"steps": (places,) if view is None else (view, places)}
     if view is not None or not any(hasattr(place, "dtype") for place in places):
         raise ArgumentError(f"{name}: accumulate=True needs tensors of one dimension or more as indices")
-    return indexing.index_add, values, {"places": places}
+    return ops.index_add, values, {"places": places}
 
 
 def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
     value = _number(x, name, value)
-    return indexing.masked_fill, value, {"mask": copy_if_needed(_mask(x, name, mask), x, value)}
+    return ops.masked_fill, value, {"mask": copy_if_needed(_mask(x, name, mask), x, value)}
 
 
 def _mask(x: TensorBase, name: str, mask: TensorBase) -> Any:
@@ -273,9 +269,9 @@ def _scattered(x: TensorBase, name: str, where: Any, source: Any) -> Call:
         raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {x.array.shape}")
     which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
     told = f"{name}: more places than the {{limit}} elements of the source"
-    which = indexing.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, told)
+    which = ops.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, told)
     value = apply(ops.index, (value,), places=(which,)).reshape(x.array.shape)
-    return indexing.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
+    return ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
 
 
 def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> Call:

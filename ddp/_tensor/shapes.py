@@ -16,6 +16,7 @@ from ddp._tensor.operands import numpy_names, spread
 from ddp._tensor.reductions import axes, axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
+from ddp.ops.indexing import check_all
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
@@ -43,20 +44,6 @@ def inserted(x: TensorBase, dim: int, name: str) -> int:
 
 
 Dims = int | Sequence[int]
-
-
-def _by_repeat(xp: Any, times: Any, size: int | None) -> Any:
-    return xp.repeat(xp.arange(len(times)), times)
-
-
-def _by_search(xp: Any, times: Any, size: int | None) -> Any:
-    # CuPy's repeat takes no array.
-    ends = xp.cumsum(times)
-    total = int(ends[-1]) if size is None and len(times) else size or 0
-    return xp.searchsorted(ends, xp.arange(total), side="right")
-
-
-_PLACES = {"numpy": _by_repeat, "cupy": _by_search}
 
 
 class Shapes(TensorBase):
@@ -132,13 +119,7 @@ class Shapes(TensorBase):
             dims[a], dims[b] = dims[b], dims[a]
         return _permuted(self, tuple(dims))
 
-    def swapaxes(self, axis0: int, axis1: int) -> Tensor:
-        """Two dimensions exchanged: transpose under NumPy's name."""
-        return self.transpose(axis0, axis1)
-
-    def swapdims(self, dim0: int, dim1: int) -> Tensor:
-        """Two dimensions exchanged: transpose under another name."""
-        return self.transpose(dim0, dim1)
+    swapaxes = swapdims = transpose
 
     def permute(self, *order: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
         """The dimensions in another order. Raises: ArgumentError unless each is named once."""
@@ -158,9 +139,7 @@ class Shapes(TensorBase):
         back = dict(zip(places, taken, strict=True))
         return _permuted(self, tuple([back[i] if i in back else next(rest) for i in range(self.array.ndim)]))
 
-    def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-        """Dimensions moved to other places: movedim under NumPy's name."""
-        return self.movedim(source, destination)
+    moveaxis = movedim
 
     @property
     def T(self) -> Tensor:
@@ -361,7 +340,11 @@ class Shapes(TensorBase):
                 raise DtypeError(f"repeat_interleave: repeats are int64, not {times.dtype}")
             if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
                 raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {at}")
-            where = _PLACES[xp.__name__](xp, xp.broadcast_to(times, (n,)), output_size)
+            check_all(xp, times >= 0, ArgumentError, "repeat_interleave: a number of repeats is negative")
+            # By search: CuPy's repeat takes no array.
+            ends = xp.cumsum(xp.broadcast_to(times, (n,)))
+            total = output_size if output_size is not None else int(ends[-1]) if n else 0
+            where = xp.searchsorted(ends, xp.arange(total), side="right")
             return apply(indexing.index, (x,), places=along(x, at, where))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
