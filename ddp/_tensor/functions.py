@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -194,7 +194,5 @@ def result_type(tensor1: Any, tensor2: Any) -> np.dtype[Any]:
     )
 
 
-# Not under its own name: type checkers take a list that is computed for an empty one.
-globals()["__all__"] = [
-    name for name, value in globals().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"
-]
+if not TYPE_CHECKING:  # checkers know which names are defined here
+    __all__ = [n for n, f in globals().items() if n[0] != "_" and getattr(f, "__module__", "") == __name__]
